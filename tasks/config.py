@@ -274,7 +274,10 @@ class Config(BaseModel):
     @field_validator("template_date")
     @classmethod
     def _check_date(cls, value: str) -> str:
-        date.fromisoformat(value)
+        try:
+            date.fromisoformat(value)
+        except ValueError:  # its words are others in each version of Python
+            raise ValueError("must be a day of the calendar") from None
         return value
 
     @model_validator(mode="after")

@@ -236,7 +236,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         ("name: ''", "name: "),
         ("tokenizer: ''", "tokenizer: "),
         ("template: 5", "template: must be a string, found 5"),
-        ("template_date: 2026-02-30", "template_date: day is out of range for month, found '2026-02-30'"),
+        ("template_date: 2026-02-30", "template_date: must be a day of the calendar, found '2026-02-30'"),
         ("template_date: tomorrow", "template_date: "),
         ("engine: fast", "engine: must be 'auto', 'gigatoken' or 'reference', found 'fast'"),
         ("part_size: 10", "part_size: "),

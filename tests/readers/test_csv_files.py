@@ -203,7 +203,8 @@ def test_a_damaged_file_in_utf8_stays_one(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_in_its_encoding_at_all(tmp_path: Path) -> None:
     for data, encoding, problem in (
-        (b"text\nx", "utf-16", "UTF-16 stream does not start with BOM; use utf-16-le or utf-16-be"),
+        (b"text\nx", "utf-16", "no byte order mark; use utf-16-le or utf-16-be"),
+        (b"text", "utf-32", "no byte order mark; use utf-32-le or utf-32-be"),
         ("text\nx".encode("utf-16-le") + b"\n", "utf-16-le", "truncated data"),
     ):
         expected = f"a.csv: is not {encoding}: {problem}; set another encoding"

@@ -198,7 +198,10 @@ def test_tools_are_described_once_whatever_the_family(template: str) -> None:
         ("NaN", '"NaN"'),
         ("1e999", '"1e999"'),
         ('"\\ud800"', '"\\"\\\\ud800\\""'),
-        ("[" * 9999 + "]" * 9999, '"' + "[" * 9999 + "]" * 9999 + '"'),
+        ("[" * 99999 + "]" * 99999, '"' + "[" * 99999 + "]" * 99999 + '"'),
+        ("[" * 801 + "]" * 801, '"' + "[" * 801 + "]" * 801 + '"'),
+        ("[" * 800 + '"[{", 1]' + "]" * 799 + " ", "[" * 800 + '"[{", 1]' + "]" * 799),
+        (f"[{'[],' * 999}0]", f"[{'[], ' * 999}0]"),
     ],
 )
 def test_json_that_python_would_change_stays_a_string(text: str, expected: str) -> None:
@@ -206,5 +209,7 @@ def test_json_that_python_would_change_stays_a_string(text: str, expected: str) 
 
 
 def test_arguments_that_are_nested_too_deeply_are_rejected() -> None:
-    with pytest.raises(Reject, match="nested too deeply"):
-        spaced("[" * 99999 + "]" * 99999)
+    for depth in (801, 99999):
+        with pytest.raises(Reject, match="nested too deeply"):
+            spaced("[" * depth + "]" * depth)
+    assert spaced("[" * 800 + "]" * 800) == "[" * 800 + "]" * 800

@@ -98,7 +98,9 @@ def _decoding(encoding: str, name: str) -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:
-        reason = getattr(error, "reason", f"{error}; use utf-16-le or utf-16-be")
+        reason = getattr(error, "reason", str(error))
+        if "BOM" in reason:  # the words before it are others in each version of Python
+            reason = f"no byte order mark; use {encoding}-le or {encoding}-be"
         raise DataError("wrong_encoding", f"{name}: is not {encoding}: {reason}; set another encoding") from None
 
 

@@ -2,15 +2,22 @@
 
     {"a":1,"b":"\\u00fc"}  ──▶  {"a": 1, "b": "ü"}      a space after each comma and colon, no unneeded escapes
 
-Templates write `tojson` of values that were read with Python; the digits of a number are therefore Python's, too.
+Templates write `tojson` of values that were read with Python; the digits of a number are therefore Python's, too. How
+deep Python reads is not the same in all its versions; `DEEPEST` is.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from tasks.core.errors import Reject
+
+# Brackets within each other. Python 3.11 reads 992, less what its own stack holds; later versions read more.
+DEEPEST = 800
+
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
 
 
 def json_string(text: str) -> str:
@@ -21,7 +28,9 @@ def json_string(text: str) -> str:
 def spaced(text: str) -> str:
     """Return a JSON text with the spaces that templates write."""
     try:
-        return json.dumps(json.loads(text), ensure_ascii=False)
+        value = json.loads(text)
+        _check_depth(text)
+        return json.dumps(value, ensure_ascii=False)
     except RecursionError:
         raise Reject("too_deep", "a tool, or the arguments of a tool call, are nested too deeply") from None
 
@@ -32,7 +41,9 @@ def value_or_string(text: str) -> str:
     JSON that cannot be written again without a loss, such as an object with the same key twice, is any other text.
     """
     try:
-        written = json.dumps(json.loads(text, object_pairs_hook=_unique), ensure_ascii=False, allow_nan=False)
+        value = json.loads(text, object_pairs_hook=_unique)
+        _check_depth(text)
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
         written.encode()  # no lone surrogate
         return written
     except (ValueError, RecursionError):
@@ -44,3 +55,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("duplicate key")
     return found
+
+
+def _check_depth(text: str) -> None:
+    """Raise RecursionError if a text that is valid JSON is nested deeper than `DEEPEST`."""
+    if text.count("[") + text.count("{") <= DEEPEST:
+        return
+    depth = 0
+    for token in _STRING_OR_BRACKET.finditer(text):
+        depth += (token.group() in "[{") - (token.group() in "]}")
+        if depth > DEEPEST:
+            raise RecursionError
