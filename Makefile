@@ -22,12 +22,14 @@ help:  ## list the targets
 	@echo "  CONFIG=$(CONFIG) WORKERS=$(WORKERS)"
 
 .venv/.created:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "packcorpus needs Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + "; name another with make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15) and "packcorpus needs Python 3.11 to 3.14, $(PYTHON) is " + sys.version.split()[0] + "; name another with make PYTHON=python3.12")'
 	@echo 'setting up .venv'; $(PYTHON) -m venv .venv
 	@touch $@
 
+# Luigi 3.8 says that it needs Python 3.13 or an older one, but it runs on 3.14.
 .venv/.setup: .venv/.created pyproject.toml constraints.txt
-	@echo 'installing the packing core'; $(PIP) --editable .
+	@echo 'installing the packing core'; $(PIP) --no-deps --ignore-requires-python luigi
+	@$(PIP) --editable .
 	@touch $@
 
 .venv/.test: .venv/.setup
@@ -37,7 +39,7 @@ help:  ## list the targets
 # Every file is compared with its digest in requirements.lock. The second command installs packcorpus itself and, with
 # another Python than CI's, torch.
 locked: .venv/.created
-	@echo 'installing requirements.lock'; $(PIP) --require-hashes --no-deps --requirement requirements.lock
+	@echo 'installing requirements.lock'; $(PIP) --require-hashes --no-deps --ignore-requires-python --requirement requirements.lock
 	@$(PIP) --no-build-isolation --editable '.[test]'
 	@touch .venv/.setup .venv/.test
 
