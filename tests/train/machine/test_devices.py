@@ -303,7 +303,8 @@ def test_wsl_is_detected_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_facts_of_this_machine(tmp_path: Path) -> None:
-    assert devices.version_of("torch") == torch.__version__
+    found = devices.version_of("torch")
+    assert found in (torch.__version__, torch.__version__.partition("+")[0])  # the wheels of PyPI name no build
     assert devices.version_of("no-such-package") is None
     assert devices.cpus() >= 1
     assert 0 < devices.free_disk(tmp_path / "not" / "there") == devices.free_disk(tmp_path)
