@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from jinja2 import runtime
 from support.profiles import examples
 
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment
@@ -108,18 +106,9 @@ SOURCES = st.builds(
 )
 
 
-def joined(parts: Iterable[object]) -> str:
-    """Join what a template does with ~, unless a loop has doubled it too often."""
-    text = "".join(map(str, parts))
-    if len(text) > 1000:
-        raise ValueError("too long")
-    return text
-
-
 def template_of(source: str, remembers: bool) -> ChatTemplate:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "LEAST", 0)
-        patch.setattr(runtime, "str_join", joined)
         return ChatTemplate(chat_environment(datetime(2026, 1, 1)), source, {"option": "o"}, remembers)
 
 
