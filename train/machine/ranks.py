@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ STEP, PREPARATION = timedelta(minutes=30), timedelta(days=7)
 
 _preparing: Any = None  # the group of ranks that prepare; None if `start` was not called, or there is one rank
 _agreed: list[Exception] = []  # the error that all ranks stop for
+
+# Seconds in which gloo's thread frees its last operation. It needs the interpreter's lock for that, which is held where
+# destroying the group waits for the thread: on a loaded machine, one of 25 runs never ended (torch 2.13).
+SETTLING = 0.5
 
 # What torch raises on the other ranks when one has ended.
 _LOST = re.compile(r"gloo/|NCCL|Connection (closed|reset|refused)")
@@ -189,5 +194,6 @@ def leave(together: bool) -> None:
     if torch.distributed.is_initialized():
         if together:
             torch.distributed.barrier()
+        time.sleep(SETTLING)
         torch.distributed.destroy_process_group()
     _preparing = None
