@@ -362,8 +362,9 @@ def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
 
     For machines that share the files and do not know of each other: what all of them need, the trained tokenizer and
     the plan, is made by the first one, while the others wait. Groups are planned by all of them, each by the first one
-    that is free. Returns how many stages this share has, and how many of them were done before. Raises Busy if a shard
-    is asked for before all parts are tokenized.
+    that is free. With a root in a bucket, none knows of the others: each makes what was not there when it began.
+    Returns how many stages this share has, and how many of them were done before. Raises Busy if a shard is asked for
+    before all parts are tokenized.
     """
     parts, plan = _parts(recipe), Plan(recipe)
     refresh(recipe)

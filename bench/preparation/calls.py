@@ -16,6 +16,8 @@ The conversations are generated: one to three rounds with one or two calls, JSON
 N`, each conversation has one to three tools out of N, which have one to four parameters of six types. The more tools
 there are, the less two conversations have in common; "rendered" is how many could not be filled in. The default is
 that every conversation has tools of its own. `--data` reads records of the format `messages` instead.
+`--write` only writes the conversations, for whole commands: conversations.jsonl, and text.jsonl with JSON text for
+datasets_map.py.
 """
 
 from __future__ import annotations
@@ -204,11 +206,18 @@ def main() -> None:
     parser.add_argument("--tools", type=int, default=0, help="tools of all conversations; 0: each has its own")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--data", type=Path, help="JSON lines of the format messages, instead of generated ones")
+    parser.add_argument("--write", type=Path, help="folder to write the conversations to, instead of measuring")
     given = parser.parse_args()
     if given.data:
         records = [orjson.loads(line) for line in given.data.read_bytes().splitlines()][: given.count]
     else:
         records = generated(given.count, given.tools)
+    if given.write:
+        given.write.mkdir(parents=True, exist_ok=True)
+        texts = [{key: json.dumps(value) for key, value in record.items()} for record in records]
+        for name, found in (("conversations", records), ("text", texts)):
+            (given.write / f"{name}.jsonl").write_bytes(b"\n".join(map(orjson.dumps, found)) + b"\n")
+        return
     size = len(b"\n".join(map(orjson.dumps, records)))
     print(f"{len(records):,} conversations, {size / 1e6:.1f} MB as JSON lines, {given.rounds} rounds\n")
     columns = "rendered | not used | prepared | encoded | transformers | × prepared | × encoded"

@@ -2,7 +2,7 @@
 
     python bench/preparation/datasets_map.py CONVERSATIONS.jsonl TOKENIZER_FOLDER OUTPUT_FOLDER
 
-`tools` of a conversation may be a list, or JSON text of one.
+`messages` and `tools` of a conversation may be lists, or JSON text of them: a table gives all tools the same keys.
 
 Prints one JSON object. The seconds include loading the conversations, and exclude the imports.
 """
@@ -26,9 +26,10 @@ def main(conversations: str, folder: str, output: str) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
 
     def encode(record: dict[str, Any]) -> dict[str, Any]:
-        tools = record.get("tools") or None
+        messages, tools = record["messages"], record.get("tools") or None
+        messages = json.loads(messages) if isinstance(messages, str) else messages
         tools = json.loads(tools) if isinstance(tools, str) else tools
-        ids = tokenizer.apply_chat_template(record["messages"], tools=tools, tokenize=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=False)
         return {"input_ids": ids}
 
     start = time.perf_counter()
