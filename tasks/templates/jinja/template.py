@@ -187,10 +187,11 @@ class JinjaTemplate(Template):
     @cached_property
     def _composer(self) -> Composer:
         reads = self._reasoning_form is not ReasoningForm.NONE or self.adjust.drop_reasoning
-        eos = self._encoder.control_strings.get(self._encoder.eos_id, "")
-        return Composer(
-            self._encoder, lambda job, placeholders: self._filled(job, self._broken(placeholders)), eos, reads
-        )
+
+        def job_of(job: Job, placeholders: Conversation) -> Job:
+            return self._filled(job, self._broken(placeholders))
+
+        return Composer(self._encoder, self._breaker, self._neutral, job_of, reads)
 
     def _require_own_controls(
         self, found: list[list[str]], job: Job, conversation: Conversation

@@ -42,10 +42,18 @@ Composing = Generator[Job | Pieces, Any, Rendering | None]
 class Composer:
     """Compose renderings of one template. `job_of` returns a job with the messages and tools of a conversation."""
 
-    def __init__(self, encoder: Encoder, job_of: Callable[[Job, Conversation], Job], eos: str, inline: bool):
+    def __init__(
+        self,
+        encoder: Encoder,
+        breaker: Breaker,
+        neutral: Neutral,
+        job_of: Callable[[Job, Conversation], Job],
+        inline: bool,
+    ):
         """`inline`: the template reads reasoning, which may be in a content."""
-        self._encoder, self._job_of, self._eos, self._inline = encoder, job_of, eos, inline
-        self._neutral, self._breaker = Neutral(encoder), Breaker(encoder, "")
+        self._encoder, self._job_of, self._inline = encoder, job_of, inline
+        self._breaker, self._neutral = breaker, neutral
+        self._eos = encoder.control_strings.get(encoder.eos_id, "")
         self._compositions: dict[tuple[ConversationShape, str], Composition | None] = {}
         self._seen: set[int] = set()  # hashes of shapes
         self._texts = 0
