@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from functools import lru_cache
@@ -32,6 +32,10 @@ _TEXT, _OBJECT, _EMPTY = range(3)
 
 # A value with more brackets may be nested too deeply to be sent to the template: rendering it gives the error.
 _MOST_BRACKETS = 200
+
+# Of the conversations that are filled into what a template writes around placeholders, one in so many is rendered as
+# well and compared. Their digests decide which, so that the result does not depend on parts or workers.
+COMPARED = 256
 
 # What a message has, and whether it is trained on: role, content, reasoning, name, tool_call_id, calls.
 _Turn = tuple[str, bool, bool, bool, bool, bool, tuple[tuple[Any, bool], ...]]
@@ -191,6 +195,19 @@ def with_values(value: Any, values: Sequence[Any]) -> Any:
 def is_placeholder(arguments: str) -> bool:
     """Return whether the arguments of a call in a `blank` conversation are the same for all conversations, as text."""
     return arguments == "{}" or GAP.fullmatch(arguments) is not None or _OBJECT_TEXT.fullmatch(arguments) is not None
+
+
+def can_be_filled(
+    values: Sequence[str], objects: frozenset[int], unusual: Callable[[Sequence[str]], bool] | None
+) -> bool:
+    """Return whether a template writes around these values what it does around placeholders.
+
+    `unusual` says which it may write differently. Of an object, a template sees nothing but its JSON.
+    """
+    if any(not value or value.isspace() or "\0" in value for value in values):
+        return False
+    seen = ["{}" if number in objects else value for number, value in enumerate(values)]
+    return not (unusual and unusual(seen))
 
 
 def as_json(text: str, is_object: bool, form: Sequence[Any]) -> str:

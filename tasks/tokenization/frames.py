@@ -31,16 +31,23 @@ from tasks.conversations.model import (
 )
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
-from tasks.templates.placeholders import GAP, ConversationShape, Reads, as_json, blank, has_tools, is_plain, shape_of
+from tasks.templates.placeholders import (
+    COMPARED,
+    GAP,
+    ConversationShape,
+    Reads,
+    as_json,
+    blank,
+    can_be_filled,
+    has_tools,
+    is_plain,
+    shape_of,
+)
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import Segments, segments_of
 
 # The maximum number of shapes that a template is tried with, if it can be filled for none of them.
 MOST_FAILURES = 8
-
-# Of the conversations that are filled into what a Jinja template writes around placeholders, one in so many is rendered
-# as well and compared. Their digests decide which, so that the result does not depend on parts or workers.
-COMPARED = 256
 
 # The maximum number of shapes. Conversations of more shapes are rendered, and so are those of more messages than this.
 MOST_SHAPES = 1024
@@ -155,11 +162,7 @@ class Filling:
 
     def fill_values(self, values: list[str], conversation: Conversation) -> list[Prepared] | None:
         """Return the samples of any conversation with these values."""
-        if any(not value or value.isspace() or "\0" in value for value in values):
-            return None
-        # Of an object, a template sees nothing but its JSON.
-        seen = ["{}" if number in self._objects else value for number, value in enumerate(values)]
-        if self.unusual and self.unusual(seen):
+        if not can_be_filled(values, self._objects, self.unusual):
             return None
         whole = whole_text(conversation)
         # A shape with a layout says what the strings are; other strings begin with it.

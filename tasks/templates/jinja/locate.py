@@ -215,12 +215,18 @@ def _reasoning(message: Any) -> str:
 
 def _common(one: str, other: str) -> int:
     """Return the length of the common start of two texts, which does not end within a marker."""
+    same = common_start(one, other)
+    cut = _MARKUP.search(one, max(0, same - 80), same)
+    return cut.start() if cut else same
+
+
+def common_start(one: str, other: str) -> int:
+    """Return the length of the common start of two texts."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if one.startswith(other[:middle]) else (low, middle - 1)
-    cut = _MARKUP.search(one, max(0, low - 80), low)
-    return cut.start() if cut else low
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def _difference(one: str, other: str) -> str:

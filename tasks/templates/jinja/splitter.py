@@ -13,6 +13,7 @@ from math import inf
 
 from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.breaker import escaped
+from tasks.templates.jinja.locate import common_start
 from tasks.templates.spans import TEXT, Span
 
 Ranges = Sequence[tuple[int, int]]
@@ -65,7 +66,7 @@ class Splitter:
         other, its_breaker, its_edge, spans, ends = self._last
         if not self._is_local or breaker != its_breaker or not ends:
             return [], []
-        same = min(_common(text, other) - self._ahead, edge, its_edge)
+        same = min(common_start(text, other) - self._ahead, edge, its_edge)
         count = len(ends)
         while count and not (ends[count - 1] <= same and spans[count - 1].token != TEXT):
             count -= 1
@@ -79,12 +80,3 @@ class Splitter:
             string = written if written in controls else written.strip()
             if len(string) > 1 or text[stop : stop + 2] != breaker * 2:
                 yield (first, stop), string, first + written.index(string)
-
-
-def _common(one: str, other: str) -> int:
-    """Return the length of the common start of two texts."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return low

@@ -141,12 +141,12 @@ class JinjaTemplate(Template):
         breaker = broken.breaker
         turns = [k for k, flag in enumerate(trained) if flag != self._all]
         job = Job([], None, self._marked and not self._all, turns, "others" if self._all else self._turns)
-        composed = rendering = yield from self._composed(job, conversation, trained, broken)
-        rendering = rendering or (yield self._filled(job, broken))
+        composed = yield from self._composed(job, conversation, trained, broken)
+        rendering = composed or (yield self._filled(job, broken))
         if job.method == "auto" and not self._is_read_alike(rendering, breaker):
             job = job._replace(method="apart")
-            composed = rendering = yield from self._composed(job, conversation, trained, broken)
-            rendering = rendering or (yield self._filled(job, broken))
+            composed = yield from self._composed(job, conversation, trained, broken)
+            rendering = composed or (yield self._filled(job, broken))
         if not composed:
             job = self._filled(job, broken)
         turns, trained = _prompted(rendering, turns, trained)

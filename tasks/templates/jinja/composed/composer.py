@@ -20,7 +20,7 @@ from tasks.templates.jinja.neutral import Neutral
 from tasks.templates.jinja.sandbox.limits import MOST_CHARACTERS
 from tasks.templates.jinja.sandbox.requests import Job, Pieces, Rendering
 from tasks.templates.jinja.unusual import Unusual
-from tasks.templates.placeholders import ConversationShape, blank, shape_of
+from tasks.templates.placeholders import COMPARED, ConversationShape, blank, shape_of
 
 # The maximum number of shapes, and of texts between gaps of one shape and of all.
 MOST_SHAPES = 1024
@@ -31,10 +31,6 @@ MOST_TURNS = 100
 
 # The maximum number of characters of pieces that are remembered.
 MOST_REMEMBERED = 4 << 20
-
-# One conversation in so many is rendered as well and compared. Digests decide which, so that the result does not depend
-# on parts or workers.
-COMPARED = 256
 
 Composing = Generator[Job | Pieces, Any, Rendering | None]
 
@@ -89,10 +85,8 @@ class Composer:
         rendering = composition.rendered(written, pieces)
         if rendering is None or not (yield from self._are_own(found_pieces, pieces, breaker)):
             return None
-        if (
-            max(len(text) for text in (rendering.text, *(sample.text for sample in rendering.samples)))
-            > MOST_CHARACTERS
-        ):
+        texts = [rendering.text, *(sample.text for sample in rendering.samples)]
+        if any(len(text) > MOST_CHARACTERS for text in texts):
             return None
         if content_digest(whole_text(conversation).encode()) % COMPARED == 0:
             other = yield whole()

@@ -22,7 +22,7 @@ from tasks.templates.jinja.locate import Located, Range
 from tasks.templates.jinja.sandbox.requests import Rendering
 from tasks.templates.jinja.traced import GAP_OF_PIECE
 from tasks.templates.jinja.unusual import Unusual
-from tasks.templates.placeholders import GAP, as_json, with_values
+from tasks.templates.placeholders import GAP, as_json, can_be_filled, with_values
 
 _ANY_GAP = re.compile(f"{GAP.pattern}|{GAP_OF_PIECE.pattern}")
 
@@ -34,7 +34,7 @@ class _Text:
         """`edges` are places in the text to find once it is filled. Raises ValueError if one is in a gap."""
         self.parts = [""]
         self.gaps: list[str] = []
-        end, literal = 0, 0
+        end = 0
         starts: list[int] = []
         for gap in _ANY_GAP.finditer(text):
             self.parts[-1] = text[end : gap.start()]
@@ -78,9 +78,7 @@ class Composition:
 
     def written(self, values: Sequence[str]) -> dict[str, str] | None:
         """Return what is written of each value, by its gap; None if the conversation is to be rendered."""
-        if any(not value or value.isspace() or "\0" in value for value in values):
-            return None
-        if self._unusual(["{}" if number in self.objects else value for number, value in enumerate(values)]):
+        if not can_be_filled(values, self.objects, self._unusual):
             return None
         written = {}
         for gap in self._gaps:
@@ -97,10 +95,12 @@ class Composition:
         return [with_values(piece, seen) for piece, *_ in self._pieces]
 
     def rendered(self, written: dict[str, str], pieces: Sequence[tuple[str, State] | None]) -> Rendering | None:
-        """Return the rendering with what was written; None if it is not what the conversation is rendered as."""
+        """Return the rendering with what was written; None if it is not what the conversation is rendered as.
+
+        What pieces write is added to `written`.
+        """
         if not all(map(_is_as_expected, pieces, self._pieces)):
             return None
-        written = dict(written)
         for gap in self._gaps:
             if piece := GAP_OF_PIECE.fullmatch(gap):
                 text, state = pieces[int(piece[1])]  # type: ignore[misc]
