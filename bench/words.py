@@ -19,6 +19,7 @@ PLACES = (
     "*",
     ".ci/*",
     "bench/**/*",
+    "data/sample/*",
     "docs/**/*",
     "pipeline/**/*",
     "tasks/**/*",

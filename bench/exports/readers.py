@@ -203,6 +203,11 @@ def olmo_core(folder: Path, split: str, facts: dict[str, Any]) -> Read:
             labels = get_labels({name: row[name][None] for name in ("input_ids", "label_mask")})[0].tolist()
             ids, at = row["input_ids"].tolist(), 0
             for size in row["doc_lens"].tolist():
+                end = at + size
+                # Where BOS marks the bounds, padding belongs to the last document of its row. EOS comes before it.
+                while end == len(ids) and size > 1 and ids[at + size - 1] == facts["pad"] == ids[at + size - 2]:
+                    ids.pop()
+                    size, end = size - 1, end - 1
                 if any(target != IGNORED for target in labels[at : at + size - 1]):
                     yield piece(ids[at : at + size], labels[at : at + size - 1])
                 at += size
