@@ -12,6 +12,7 @@ import pyarrow as pa
 from tasks.config import Config
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
+from tasks.packing.balance.waiting import RowsOfLength
 from tasks.recipe import Recipe
 from tasks.sources.sampling.sample import Sample
 from tasks.storage.facts.inputs import MixtureFacts
@@ -73,7 +74,7 @@ class Packed:
     """Rows and tokens. Each conversation of the sample represents several, so that sums are floats."""
 
     rows: dict[str, int]  # by split
-    squares: np.ndarray  # Σn² of rows of the training split, int64
+    costs: list[RowsOfLength]  # of the training split, by length; without trained tokens
     trained: dict[str, float]  # tokens, by split
     trained_of_sources: list[float]
     pieces: float
@@ -119,7 +120,7 @@ class Prediction:
     giving_all: list[str]  # sources that limit the others, by token_share
     pieces: float
     rows: dict[str, int]  # by split
-    squares: np.ndarray  # Σn² of rows of the training split, int64
+    costs: list[RowsOfLength]  # of the training split, by length; without trained tokens
     trained: dict[str, float]  # tokens, by split
     tokens: dict[str, float]
     efficiency: float | None

@@ -51,6 +51,7 @@ def find_warnings(found: Prediction) -> list[str]:
     warnings += found.recipe.notes
     warnings += [*flag_hints(found.unused_keys), *loss_weight_hints(found.unused_keys)]
     warnings += _overlong(found)
+    warnings += _unbalanced(found)
     warnings += _repeated(found)
     warnings += _markers_in_content(found)
     short = [source.sample.file.name for source in found.sources if source.sample.reach < 1]
@@ -68,6 +69,17 @@ def _overlong(found: Prediction) -> list[str]:
     if found.cut and config.overlong == "truncate":
         return [f"overlong: {_conversations(found.cut, found)} {length}, to be cut; {keep}"]
     return [f"overlong: {_conversations(dropped, found)} {length}, to be left out; {keep}"] if dropped else []
+
+
+def _unbalanced(found: Prediction) -> list[str]:
+    """Say that there are too few rows for `balance`."""
+    balance, rows = found.config.balance, sum(train_rows(found.rows).values())
+    if balance is None or rows >= balance.ranks * balance.rows_per_rank:
+        return []
+    return [
+        f"balance: {about(rows, found)} rows are too few for one step of {balance.ranks:,} ranks × "
+        f"{balance.rows_per_rank:,} rows, so it has no effect; lower ranks or rows_per_rank"
+    ]
 
 
 def _conversations(count: float, found: Prediction) -> str:

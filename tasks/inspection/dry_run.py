@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tasks.core.error_codes import CODES
 from tasks.core.printable import counted
 from tasks.dry_run.model import Prediction, conversations_per_row, steps, train_rows
@@ -19,7 +17,7 @@ from tasks.dry_run.model import Source as PredictedSource
 from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS
 from tasks.inspection.token_runs import Span, spans_of
 from tasks.packing.balance.cost import HIDDEN_SIZE
-from tasks.packing.balance.waiting import Waiting, forecast
+from tasks.packing.balance.waiting import Waiting, forecast_rows
 from tasks.storage.facts.inputs import MixtureFacts
 from tasks.storage.schemas import IGNORED
 
@@ -160,13 +158,7 @@ def summarize(found: Prediction, config_file: Path, batches: list[int], hidden_s
         seconds=round(found.seconds, 1),
         workers=found.workers,
         steps=[_steps(found, rows) for rows in batches or BATCH_ROWS],
-        waiting=forecast(
-            found.squares,
-            np.zeros(len(found.squares), np.int32),
-            found.config.sequence_length,
-            found.config.balance,
-            hidden_size,
-        ),
+        waiting=forecast_rows(found.costs, found.config.balance, hidden_size),
         hidden_size=hidden_size,
         run_fails=found.fails,
         failures=found.failures,

@@ -103,20 +103,30 @@ SHARE_NOTE = "share: of all tokens read, before the mixture"
 TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant turn", "all": "all turns"}
 
 
-def waiting_note(balance: Mapping[str, Any], hidden_size: int) -> str:
+def waiting_note(waiting: Sequence[Waiting], balance: Mapping[str, Any], hidden_size: int) -> str:
     """Explain a table of forecasts of waiting; `balance` is the setting of the corpus."""
     order = f"the rows are ordered for {balance['ranks']:,} ranks, or any divisor of it"
+    if balance["ranks"] not in (one.ranks for one in waiting):
+        order = f"the rows are too few for one step of {balance_of_step(balance)}, so their order is random"
     return f"By the work of attention in a model with a hidden size of {hidden_size:,}; {order}."
+
+
+def balance_of_step(balance: Mapping[str, Any]) -> str:
+    """Return the rows of a step that `balance` is for, in words."""
+    return f"{balance['ranks']:,} ranks with {counted(balance['rows_per_rank'], 'row')} each"
 
 
 def waiting_line(waiting: Sequence[Waiting], hidden_size: int) -> str:
     """Return the forecasts of waiting in a sentence, for a corpus that is not ordered for ranks; "" without any."""
     if not waiting:
         return ""
-    first, *others = waiting
-    shares = [f"{first.ranks:,} ranks {first.random:.2f} % of the time (with balance {first.balanced:.2f} %)"]
-    shares += [f"{one.ranks:,} ranks {one.random:.2f} % ({one.balanced:.2f} %)" for one in others]
+    shares: list[str] = []
+    for one in waiting:
+        share = f"{one.ranks:,} ranks {one.random:.2f} %{'' if shares else ' of the time'}"
+        after = "" if one.balanced is None else f" ({'' if shares else 'with balance '}{one.balanced:.2f} %)"
+        shares.append(share + after)
+    only = "" if waiting[0].balanced is not None else " `balance` is for rows with padding, of one length."
     return (
         f"On several GPUs, ranks wait for the slowest one of each step: {', '.join(shares)}; hidden size "
-        f"{hidden_size:,}. One GPU never waits."
+        f"{hidden_size:,}. One GPU never waits.{only}"
     )

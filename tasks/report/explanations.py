@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.core.printable import counted
+from tasks.inspection.labels import balance_of_step
 from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.manifest import Manifest
 
@@ -34,12 +34,10 @@ def explain_rows(manifest: Manifest) -> list[str]:
         )
     if shape.padding == "none":
         found.append(f"Rows end {_end(shape)}, and are therefore of different lengths (padding: none).")
-    if balance := manifest.config.get("balance"):
-        rows = counted(balance["rows_per_rank"], "row")
-        found.append(
-            "Rows are ordered so that the ranks of a step have about the same work: for "
-            f"{balance['ranks']:,} ranks with {rows} each (balance)."
-        )
+    balance = manifest.config.get("balance")
+    if balance and manifest.splits["train"].rows >= balance["ranks"] * balance["rows_per_rank"]:
+        step = balance_of_step(balance)
+        found.append(f"Rows are ordered so that the ranks of a step have about the same work: for {step} (balance).")
     if company := COMPANY.get(str(manifest.config.get("company"))):
         found.append(company)
     return found

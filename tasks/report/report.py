@@ -94,7 +94,7 @@ def _pages(manifest: Manifest, folder: Path, hidden_size: int) -> Iterator[bytes
     balance = manifest.config.get("balance")
     facts["balance"] = balance
     facts["waiting_note"] = (
-        waiting_note(balance, hidden_size) if balance else waiting_line(facts["waiting"], hidden_size)
+        waiting_note(facts["waiting"], balance, hidden_size) if balance else waiting_line(facts["waiting"], hidden_size)
     )
     for budget in BUDGETS:
         yield render(samples=list(samples(manifest, folder, figures.drawn, budget)), **facts).encode()

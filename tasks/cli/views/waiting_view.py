@@ -30,4 +30,4 @@ def print_waiting(
         shares = (f"{one.random:.2f} %", f"{one.balanced:.2f} %")
         table.add_row(f"{one.ranks:,}", f"{one.rows_per_rank:,}", *shares)
     indented(console, table)
-    indented(console, single(Text(waiting_note(balance, hidden_size), "dim")))
+    indented(console, single(Text(waiting_note(waiting, balance, hidden_size), "dim")))

@@ -1,15 +1,18 @@
 """Forecast for how long the ranks of a step wait for the slowest one.
 
     Σn² of rows in their order ─idle_share─▶ share of the time of all ranks          ─forecast─▶ one Waiting per number
+    rows of each length, or without padding ─────────────────────────────────forecast_rows─▶ the same, in random order
 
 Only work is counted, as cost.py has it: no exchange of gradients, and no differences between devices. A step is one of
-`ranks` × `rows_per_rank` rows, of which rank r takes every `ranks`-th from row r on.
+`ranks` × `rows_per_rank` rows, of which rank r takes every `ranks`-th from row r on. If rows have several lengths, a
+step has as many tokens of rows of one length, as in training (train/data/mixed_rows.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,13 +33,58 @@ STEPS, TRIALS = 2000, 50
 class Waiting:
     """The share of the time in which ranks wait for the slowest of a step, in percent.
 
-    In random order, and in the order of `balance: {ranks: …, rows_per_rank: …}`.
+    In random order, and in the order of `balance: {ranks: …, rows_per_rank: …}`; None for rows that it cannot order.
     """
 
     ranks: int
-    rows_per_rank: int
+    rows_per_rank: int  # of the longest rows
     random: float
-    balanced: float
+    balanced: float | None
+
+
+class RowsOfLength(NamedTuple):
+    """Rows of a split, at most MOST_ROWS of `all_rows`. Without padding, each has `tokens`, at most `length`."""
+
+    squares: np.ndarray  # Σn², int64
+    trained: np.ndarray  # tokens
+    length: int
+    all_rows: int
+    tokens: np.ndarray | None = None
+
+
+def forecast_rows(
+    parts: Sequence[RowsOfLength], balance: Balance | None, hidden_size: int = HIDDEN_SIZE
+) -> list[Waiting]:
+    """Forecast the waiting for the rows of each length, as `forecast` does for rows of one length."""
+    if len(parts) == 1 and parts[0].tokens is None:
+        [one] = parts
+        return forecast(one.squares, one.trained, one.length, balance, hidden_size)
+    shares = {ranks: _share_of_random_steps(parts, ranks, hidden_size) for ranks in RANKS}
+    return [Waiting(ranks, 1, round(100 * share, 2), None) for ranks, share in shares.items() if share is not None]
+
+
+def _share_of_random_steps(parts: Sequence[RowsOfLength], ranks: int, hidden_size: int) -> float | None:
+    """Return the share of the time in which ranks wait; None if the rows fill no step.
+
+    Steps of one length are as many as all of its rows fill. A rank takes one of the longest rows, or several others.
+    """
+    work = slowest = 0.0
+    longest = max((part.length for part in parts), default=0)
+    for part in parts:
+        size = ranks * longest // part.length
+        if not (steps := len(part.squares) // size):
+            continue
+        tokens = np.array(part.length) if part.tokens is None else part.tokens
+        costs = part.squares + linear_cost(tokens, hidden_size)
+        firsts = size * np.arange(ranks) // ranks
+        trials = min(TRIALS, -(-STEPS // steps))
+        share = part.all_rows / len(part.squares) / trials
+        for trial in range(trials):
+            dealt = costs[shuffle(len(costs), trial, 0)[: steps * size]].reshape(steps, size)
+            of_ranks = np.add.reduceat(dealt, firsts, axis=1)
+            work += share * float(of_ranks.sum())
+            slowest += share * float(of_ranks.max(axis=1).sum())
+    return 1 - work / (ranks * slowest) if slowest else None
 
 
 def idle_share(squares: np.ndarray, ranks: int, rows_per_rank: int, length: int, hidden_size: int) -> float:
