@@ -42,6 +42,7 @@ CORPORA: dict[str, dict[str, Any]] = {
     "eos pads": {"tokenizer": str(kind_path("hf_metaspace")), "template": "mistral", "sequence_length": 96},
     "lists": {"padding": "none", "overlong": "split", "sequence_length": 32},
     "gaps": {"align": 16, "overlong": "split", "sequence_length": 96, "epochs": 2},
+    "gaps in lists": {"align": 16, "padding": "none", "overlong": "split", "sequence_length": 96, "epochs": 2},
     "no bos": {"tokenizer": str(kind_path("hf_unigram")), "template": "zephyr", "sequence_length": 256},
 }
 
@@ -72,7 +73,7 @@ def test_an_export_holds_every_conversation(name: str, to: str, corpora: dict[st
     found = export(manifest, to, tmp_path / "export")
     splits = load_manifest(manifest).splits
     assert list(found.record["splits"]) == [split for split, facts in splits.items() if facts.rows]
-    assert len(splits) == 2 + (name in ("epochs", "gaps"))
+    assert len(splits) == 2 + ("epochs" in CORPORA[name])
     keeps = next(format for format in EXPORTS if format.name == to).rows_kept
     for split, figures in found.record["splits"].items():
         rows, wanted = read(found, manifest, split), expected(folder_of(manifest), split)
@@ -94,10 +95,13 @@ def test_an_export_holds_every_conversation(name: str, to: str, corpora: dict[st
 
 
 @pytest.mark.parametrize("to", NAMES)
-def test_rows_without_padding_are_exported_as_those_with_it(to: str, corpora: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [("split", "lists"), ("gaps", "gaps in lists")])
+def test_rows_without_padding_are_exported_as_those_with_it(
+    names: tuple[str, str], to: str, corpora: dict[str, Path], tmp_path: Path
+) -> None:
     padded, lists = (
         {p.relative_to(found.folder): p for p in found.folder.rglob("*") if p.is_file()}
-        for found in (export(corpora[name], to, tmp_path / name) for name in ("split", "lists"))
+        for found in (export(corpora[name], to, tmp_path / name) for name in names)
     )
     assert padded.keys() == lists.keys()
     differ = {path.name for path in padded if padded[path].read_bytes() != lists[path].read_bytes()}
@@ -218,19 +222,21 @@ def test_what_a_format_cannot_hold_is_noted(corpora: dict[str, Path], tmp_path: 
     own = {"trl": ["isolation"], "megatron": ["alignment", "labels"], "axolotl": ["rows"], "llama-factory": [],
            "xtuner": ["paths", "last_step"], "mds": ["labels"], "automodel": ["alignment"]}  # fmt: skip
     for (name, to), found in notes.items():
-        wanted = own[to] if to in own else ["isolation"] * (name in ("no bos", "gaps"))
-        lost = ["align"] * (name == "gaps" and to in ("trl", "megatron", "axolotl"))
-        assert found == [*wanted, *lost, *["epochs"] * (name in ("epochs", "gaps"))], (name, to)
+        wanted = own[to] if to in own else ["isolation"] * (name == "no bos" or "align" in CORPORA[name])
+        lost = ["align"] * ("align" in CORPORA[name] and to in ("trl", "megatron", "axolotl"))
+        assert found == [*wanted, *lost, *["epochs"] * ("epochs" in CORPORA[name])], (name, to)
 
 
 def test_olmo_core_finds_bounds_by_eos_only_where_that_is_exact(corpora: dict[str, Path], tmp_path: Path) -> None:
     found = {name: export(manifest, "olmo-core", tmp_path / name).record for name, manifest in corpora.items()}
     settings = {name: record["settings"] for name, record in found.items()}
     assert {name: own["NumpyFSLDatasetConfig"]["generate_doc_lengths"] for name, own in settings.items()} == {
-        "epochs": True, "split": True, "eos pads": True, "lists": True, "gaps": False, "no bos": False,
+        "epochs": True, "split": True, "eos pads": True, "lists": True, "gaps": False,
+        "gaps in lists": False, "no bos": False,
     }  # fmt: skip
     assert {name: own["TokenizerConfig"]["bos_token_id"] for name, own in settings.items()} == {
-        "epochs": None, "split": None, "eos pads": 1, "lists": None, "gaps": None, "no bos": None,
+        "epochs": None, "split": None, "eos pads": 1, "lists": None, "gaps": None,
+        "gaps in lists": None, "no bos": None,
     }  # fmt: skip
     [note] = found["no bos"]["notes"]
     pieces = list(flat(expected(folder_of(corpora["no bos"]), "train")))

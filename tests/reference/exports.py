@@ -37,12 +37,26 @@ class Facts(NamedTuple):
 def expected(corpus: Path, split: str) -> list[Row]:
     rows = []
     for path in sorted(corpus.glob(f"{split}-*.arrow")):
+        align = alignment(path)
         for row in stream(path):
             rows.append([])
-            for start, end in runs(row["position_ids"]):
+            for start, end in runs(row["position_ids"]) if "attention_mask" in row else places(row["seq_lens"], align):
                 if row.get("attention_mask", [1] * end)[start]:
                     rows[-1] += pieces(row["input_ids"], row["labels"], [start, end])
     return rows
+
+
+def alignment(path: Path) -> int:
+    """Return the multiple that the conversations of a shard start at."""
+    with pa.memory_map(str(path)) as file:
+        facts = pa.ipc.open_stream(file).schema.metadata
+    return int(facts.get(b"align", 1))
+
+
+def places(lengths: Sequence[int], align: int) -> list[tuple[int, int]]:
+    """Return where conversations of a row start and end; each starts at the next multiple."""
+    starts = sums([-(-length // align) * align for length in lengths])
+    return [(start, start + length) for start, length in zip(starts, lengths, strict=False)]
 
 
 def runs(positions: Sequence[int]) -> list[tuple[int, int]]:
