@@ -20,7 +20,17 @@ import orjson
 from tasks.core.errors import Busy, DataError, UsageError
 from tasks.core.suggest import suggest
 from tasks.exports.export_formats import EXPORTS
-from tasks.exports.model import FOLDER, ExportFormat, OutputFolder, Part, ShardJob, note_on_alignment, note_on_epochs
+from tasks.exports.model import (
+    FOLDER,
+    ExportFormat,
+    OutputFolder,
+    Part,
+    ShardJob,
+    note_on_alignment,
+    note_on_epochs,
+    note_on_mix,
+    note_on_order,
+)
 from tasks.exports.rows import Rows, read_rows
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.facts.outputs import FileFacts, Shard
@@ -163,7 +173,10 @@ def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: Ou
                     out.files.append(file.model_copy(update={"path": f"{length}/{file.path}"}))
         values = {
             "settings": {length: _within(own["settings"], length) for length, own in found.items()},
-            "notes": notes_of({length: own["notes"] for length, own in found.items()}),
+            "notes": [
+                *notes_of({length: own["notes"] for length, own in found.items()}),
+                asdict(note_on_mix(manifest)),
+            ],
             "splits": {f"{kind}-{n}": figures for n, own in found.items() for kind, figures in own["splits"].items()},
         }
     _check_counts(manifest, parts)
@@ -215,7 +228,12 @@ def _write_rows(
     for name, own in of_split.items():
         format.close_split(manifest, name, own, out)
     format.close(manifest, list(splits), out)
-    notes = [*format.notes(manifest, parts), *note_on_alignment(manifest, format), *note_on_epochs(list(splits))]
+    notes = [
+        *format.notes(manifest, parts),
+        *note_on_alignment(manifest, format),
+        *note_on_order(manifest, format),
+        *note_on_epochs(list(splits)),
+    ]
     return {
         "settings": format.settings(manifest, parts),
         "notes": [asdict(note) for note in notes],

@@ -109,6 +109,7 @@ class ExportFormat:
     rows_kept: bool  # the rows of the plan stay rows
     aligned: bool = False  # pieces start where they do in the rows of the plan
     weighted: bool = False  # holds `loss_weight`, for a trainer that honors it
+    ordered: bool = False  # the trainer takes the rows in their order, rank by rank
     shifted: str  # who shifts labels: "the export" or "the trainer"
     bounds: str  # what marks the bounds of pieces
     layout: str  # the files of a split, for the documentation
@@ -140,6 +141,31 @@ def note_on_alignment(manifest: Manifest, format: ExportFormat) -> list[Note]:
         return []
     text = f"align: {align} is lost: the padding between conversations is left out, and they start at any token"
     return [Note("align", text)]
+
+
+def is_balanced(manifest: Manifest) -> bool:
+    """Return whether the order of the rows is one for ranks."""
+    return manifest.config.get("balance") is not None
+
+
+def note_on_order(manifest: Manifest, format: ExportFormat) -> list[Note]:
+    """Return what to know about a corpus with `balance` in a format whose trainer decides on the order of rows."""
+    if format.ordered or not is_balanced(manifest):
+        return []
+    ranks = manifest.config["balance"]["ranks"]
+    text = f"the order for {ranks} ranks is lost: {format.trainer} packs again"
+    if format.rows_kept:
+        text = (
+            f"rows are in the order for {ranks} ranks, or a divisor of it: the trainer must not shuffle them, and has "
+            "to deal them to the ranks in turn, one by one; otherwise ranks wait as in random order"
+        )
+    return [Note("balance", text)]
+
+
+def note_on_mix(manifest: Manifest) -> Note:
+    """Return what to know about rows of several lengths, which are an export each."""
+    text = f"the order of the steps (mix: {manifest.row_shape.mix}) is lost: the rows of each length are a folder"
+    return Note("mix", f"{text} of their own, and a trainer reads one of them; each step must have rows of one length")
 
 
 def note_on_epochs(splits: Sequence[str]) -> list[Note]:

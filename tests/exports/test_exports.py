@@ -43,6 +43,7 @@ CORPORA: dict[str, dict[str, Any]] = {
     "lists": {"padding": "none", "overlong": "split", "sequence_length": 32},
     "gaps": {"align": 16, "overlong": "split", "sequence_length": 96, "epochs": 2},
     "gaps in lists": {"align": 16, "padding": "none", "overlong": "split", "sequence_length": 96, "epochs": 2},
+    "balanced": {"balance": {"ranks": 2}},
     "no bos": {"tokenizer": str(kind_path("hf_unigram")), "template": "zephyr", "sequence_length": 256},
 }
 
@@ -224,7 +225,30 @@ def test_what_a_format_cannot_hold_is_noted(corpora: dict[str, Path], tmp_path: 
     for (name, to), found in notes.items():
         wanted = own[to] if to in own else ["isolation"] * (name == "no bos" or "align" in CORPORA[name])
         lost = ["align"] * ("align" in CORPORA[name] and to in ("trl", "megatron", "axolotl"))
-        assert found == [*wanted, *lost, *["epochs"] * ("epochs" in CORPORA[name])], (name, to)
+        order = ["balance"] * (name == "balanced" and to != "xtuner")
+        assert found == [*wanted, *lost, *order, *["epochs"] * ("epochs" in CORPORA[name])], (name, to)
+
+
+def test_the_order_of_balanced_rows_is_kept_or_its_loss_is_noted(corpora: dict[str, Path], tmp_path: Path) -> None:
+    """Settings that the trainers have for it are set, and only for such rows."""
+    found = {}
+    for name in ("balanced", "split"):
+        records = {to: export(corpora[name], to, tmp_path / f"{name} {to}").record for to in NAMES}
+        found[name] = {
+            "trl": records["trl"]["settings"]["SFTConfig"].get("train_sampling_strategy"),
+            "llama-factory": records["llama-factory"]["settings"].get("disable_shuffling"),
+            "mds": records["mds"]["settings"]["StreamingDataset"]["shuffle"],
+        }
+        texts = {
+            to: [note["text"] for note in record["notes"] if note["name"] == "balance"]
+            for to, record in records.items()
+        }
+        if name == "balanced":
+            assert texts.pop("xtuner") == []
+            assert texts.pop("axolotl") == ["the order for 2 ranks is lost: axolotl packs again"]
+            assert all("in the order for 2 ranks, or a divisor" in text for [text] in texts.values())
+    assert found["balanced"] == {"trl": "sequential", "llama-factory": True, "mds": False}
+    assert found["split"] == {"trl": None, "llama-factory": None, "mds": True}
 
 
 def test_olmo_core_finds_bounds_by_eos_only_where_that_is_exact(corpora: dict[str, Path], tmp_path: Path) -> None:
@@ -232,11 +256,11 @@ def test_olmo_core_finds_bounds_by_eos_only_where_that_is_exact(corpora: dict[st
     settings = {name: record["settings"] for name, record in found.items()}
     assert {name: own["NumpyFSLDatasetConfig"]["generate_doc_lengths"] for name, own in settings.items()} == {
         "epochs": True, "split": True, "eos pads": True, "lists": True, "gaps": False,
-        "gaps in lists": False, "no bos": False,
+        "gaps in lists": False, "balanced": True, "no bos": False,
     }  # fmt: skip
     assert {name: own["TokenizerConfig"]["bos_token_id"] for name, own in settings.items()} == {
         "epochs": None, "split": None, "eos pads": 1, "lists": None, "gaps": None,
-        "gaps in lists": None, "no bos": None,
+        "gaps in lists": None, "balanced": None, "no bos": None,
     }  # fmt: skip
     [note] = found["no bos"]["notes"]
     pieces = list(flat(expected(folder_of(corpora["no bos"]), "train")))

@@ -344,6 +344,8 @@ def test_exports_have_a_folder_for_each_length(tmp_path: Path, format: str) -> N
     assert sum(written.values()) == manifest.packing_metadata.rows
     notes = [note["text"] for note in export.record["notes"]]
     assert len(notes) == len({*notes})
+    [mix] = [note for note in export.record["notes"] if note["name"] == "mix"]
+    assert mix["text"].startswith("the order of the steps (mix: tokens) is lost: ")
 
 
 def test_a_note_that_is_not_about_all_lengths_names_its_own() -> None:

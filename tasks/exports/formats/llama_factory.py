@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.exports.formats.dataset_folder import DatasetFolder, lists
-from tasks.exports.model import FOLDER, Part, Reader, Settings
+from tasks.exports.model import FOLDER, Part, Reader, Settings, is_balanced
 from tasks.exports.rows import Rows
 from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.storage.manifest import Manifest
@@ -63,6 +63,7 @@ class LlamaFactory(DatasetFolder):
             "cutoff_len": manifest.sequence_length,
             "packing": True,
             "neat_packing": True,
+            **({"disable_shuffling": True, "per_device_train_batch_size": 1} if is_balanced(manifest) else {}),
         }
 
 

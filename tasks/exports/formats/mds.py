@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob
+from tasks.exports.model import (
+    FOLDER,
+    ExportFormat,
+    Note,
+    OutputFolder,
+    Part,
+    Reader,
+    Settings,
+    ShardJob,
+    is_balanced,
+)
 from tasks.exports.rows import Rows
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import LOSS_WEIGHT
@@ -58,7 +68,14 @@ class Mds(ExportFormat):
         out.write(f"{split}/index.json", json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode())
 
     def settings(self, manifest: Manifest, parts: Sequence[Part]) -> Settings:
-        return {"StreamingDataset": {"local": FOLDER, "split": "train", "shuffle": True, "batch_size": 1}}
+        return {
+            "StreamingDataset": {
+                "local": FOLDER,
+                "split": "train",
+                "shuffle": not is_balanced(manifest),
+                "batch_size": 1,
+            }
+        }
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
         text = (

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.exports.formats.dataset_folder import DatasetFolder, lists
-from tasks.exports.model import FOLDER, Note, Part, Reader, Settings
+from tasks.exports.model import FOLDER, Note, Part, Reader, Settings, is_balanced
 from tasks.exports.rows import Rows
 from tasks.storage.manifest import Manifest
 
@@ -31,6 +31,7 @@ class Trl(DatasetFolder):
         }
 
     def settings(self, manifest: Manifest, parts: Sequence[Part]) -> Settings:
+        in_turn = {"train_sampling_strategy": "sequential", "per_device_train_batch_size": 1}
         return {
             "train_dataset": f"datasets.load_from_disk('{FOLDER}')['train']",
             "SFTConfig": {
@@ -38,6 +39,7 @@ class Trl(DatasetFolder):
                 "packing": False,
                 "max_length": None,
                 "dataset_kwargs": {"skip_prepare_dataset": True},
+                **(in_turn if is_balanced(manifest) else {}),
             },
         }
 

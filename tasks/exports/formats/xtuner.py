@@ -34,6 +34,7 @@ class Xtuner(ExportFormat):
     trainer = "XTuner V1"
     rows_kept = True
     aligned = True
+    ordered = True  # rank r of n takes every n-th row of order.npy, from row r on
     shifted = "the trainer"
     bounds = "a slice per piece, and one for the padding after it"
     layout = "`samples/*.jsonl`, `pack/` (`boundaries.npy`, `samples.npy`, `paths.json`), `order.npy`"

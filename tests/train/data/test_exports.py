@@ -13,6 +13,7 @@ from datasets import DatasetDict, load_from_disk
 from reference.exports import Piece, expected, flat, pieces
 from support.commands import ROOT
 from support.packed_rows import folder_of, pack_small
+from trl import SFTConfig
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tasks.exports.export import export_corpus
@@ -48,6 +49,14 @@ def test_trl_reads_every_conversation(corpus: Path, tmp_path: Path) -> None:
             columns = [batch[name][0].tolist() for name in ("input_ids", "labels")]
             got += pieces(*columns, batch["cu_seq_lens_q"].tolist())
         assert got == list(flat(expected(folder_of(corpus), split)))
+
+
+def test_trl_takes_the_settings_of_a_balanced_corpus(tmp_path: Path) -> None:
+    balanced = pack_small(tmp_path, balance={"ranks": 2})
+    given = export_corpus(balanced, "trl", tmp_path / "export", Path()).record["settings"]["SFTConfig"]
+    config = SFTConfig(str(tmp_path / "run"), report_to="none", use_cpu=True, bf16=False, **given)
+    assert config.train_sampling_strategy == "sequential"
+    assert config.per_device_train_batch_size == 1
 
 
 @pytest.mark.parametrize("to", ["axolotl", "llama-factory", "automodel"])
