@@ -21,6 +21,7 @@ from tasks.core.printable import in_bytes
 from tasks.corpus import push as push_module
 from tasks.corpus.push import Push, push_corpus
 from tasks.storage.manifest import load_manifest
+from tasks.storage.splits import kind_of
 from tasks.verification.verify import verify
 
 needs_remote()
@@ -310,21 +311,35 @@ def test_a_damaged_corpus_is_not_sent(hub: HubStandIn, tmp_path: Path) -> None:
 LOAD = """
 import sys
 import datasets
-found = datasets.load_dataset(sys.argv[1])
-for split in found:
-    found[split].save_to_disk(f"{sys.argv[2]}/{split}")
+for name in datasets.get_dataset_config_names(sys.argv[1]):
+    found = datasets.load_dataset(sys.argv[1], name)
+    for split in found:
+        found[split].save_to_disk(f"{sys.argv[2]}/{name}/{split}")
 """
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"sequence_length": [48, 96], "epochs": 2, "loss_weight": "conversation"},
+    {"padding": "none", "align": 16, "epochs": 2},
+    {"packing": False},
+]
 
 
-def test_load_dataset_gives_the_rows_from_the_hub(hub: HubStandIn, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", SHAPES)
+def test_load_dataset_gives_the_rows_from_the_hub(given: dict[str, Any], hub: HubStandIn, tmp_path: Path) -> None:
+    """Rows of each length are a configuration of their own."""
     datasets = pytest.importorskip("datasets")
+    corpus = pack_small(tmp_path / "corpus", **given)
     push_corpus(corpus, REPO)
     place = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-    done = process(tmp_path, sys.executable, "-c", LOAD, REPO, str(tmp_path), **place)
+    done = process(tmp_path, sys.executable, "-c", LOAD, REPO, str(tmp_path / "loaded"), **place)
     assert done.returncode == 0, done.stderr
-    for split in ("train", "validation"):
-        shards = [datasets.Dataset.from_file(str(shard)) for shard in shards_of(corpus, split)]
-        found = datasets.load_from_disk(str(tmp_path / split))
+    splits = {name: facts for name, facts in load_manifest(corpus).splits.items() if facts.rows}
+    loaded = {f"{folder.parent.name}/{folder.name}": folder for folder in (tmp_path / "loaded").glob("*/*")}
+    assert len(loaded) == len(splits) >= 2
+    assert {facts.sequence_length for facts in splits.values()} == {*(given.get("sequence_length") or [None])}
+    for name, facts in splits.items():
+        shards = [datasets.Dataset.from_file(str(shard)) for shard in shards_of(corpus, name)]
+        found = datasets.load_from_disk(str(loaded[f"{facts.sequence_length or 'default'}/{kind_of(name)}"]))
         assert found[:] == datasets.concatenate_datasets(shards)[:]
         assert found.features == shards[0].features
 
