@@ -141,6 +141,13 @@ has rows of one length, and steps of all lengths have equally many tokens: of sh
 `manifest.json`, `shape.mix: {mix}` is the order of the steps.
 """
 
+BALANCED = """\
+
+Rows are in an order for {ranks:,} ranks, or a divisor of it, in which the ranks of a step have about the same work.
+Shuffling rows loses it, so `shuffle` is false above. With several ranks, deal the rows to them in turn, as
+`torch.utils.data.DistributedSampler(rows, shuffle=False)` does with batches of one row.
+"""
+
 COPIED = "`tokens` counts each conversation once; `trained on` counts all rows, including further copies.\n\n"
 
 
@@ -234,6 +241,8 @@ def _body(manifest: Manifest) -> str:
     if manifest.row_shape.padding == "none":
         kind, form = "lists", f"{rows} of up to {length:,} tokens ({packing.packing_efficiency:.2f} % full)"
     training = TRAINING[kind].format(split=first, length=f"{length:,}", trained_on=trained_on)
+    if balance := manifest.config.get("balance"):
+        training = training.replace("shuffle=True", "shuffle=False") + BALANCED.format(ranks=balance["ranks"])
     config = f', "{manifest.row_lengths[-1]}"' if several else ""
     if several:
         training = training.replace('"path/to/this/folder", split', f'"path/to/this/folder"{config}, split')

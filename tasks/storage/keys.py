@@ -25,7 +25,7 @@ import orjson
 # index, and plan do not depend on it. groups: takes the place of `corpus` for a corpus that may have several groups.
 # jinja: of what is located in the rendering of a Jinja template, and of `reasoning: drop`; it is in the keys of the
 # tokens of such corpora only.
-VERSIONS = {"tokenizer": 1, "tokens": 9, "jinja": 1, "texts": 3, "engine": 3, "plan": 6, "corpus": 8, "groups": 9}
+VERSIONS = {"tokenizer": 1, "tokens": 9, "jinja": 1, "texts": 4, "engine": 3, "plan": 6, "corpus": 8, "groups": 9}
 
 
 PACKED, WHOLE, SHAPED = "3.0", "2.0", "3.1"  # rows of tokens, one conversation per row, rows of another shape

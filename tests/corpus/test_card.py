@@ -99,9 +99,19 @@ def test_a_size_lies_within_its_category(rows: int) -> None:
 def test_golden_text(tmp_card: Any) -> None:
     """Without figures, which the tokenizer of the test decides."""
     text = re.sub(r"[0-9a-f]{64}|\d[\d,.]*", "#", dataset_card(tmp_card.manifest).decode())
-    assert (VERSIONS["texts"], hashlib.sha256(text.encode()).hexdigest()[:16]) == (3, "582d3b22d42ddef8"), (
+    assert (VERSIONS["texts"], hashlib.sha256(text.encode()).hexdigest()[:16]) == (4, "582d3b22d42ddef8"), (
         "the card changed: raise VERSIONS['texts'] in tasks/storage/keys.py, then this digest"
     )
+
+
+def test_the_card_of_balanced_rows_does_not_shuffle_them(tmp_path: Path) -> None:
+    """The code of the card is what people copy."""
+    for ranks in (2, None):
+        given = {} if ranks is None else {"balance": {"ranks": ranks}}
+        card = (folder_of(pack_small(tmp_path / str(ranks), **given)) / CARD).read_text()
+        assert f"shuffle={ranks is None}" in card
+        assert f"shuffle={ranks is not None}" not in card.replace("DistributedSampler(rows, shuffle=False)", "")
+        assert ("Rows are in an order for 2 ranks, or a divisor of it" in card) == (ranks == 2)
 
 
 # -- load_dataset ----------------------------------------------------------------------------------------------------
