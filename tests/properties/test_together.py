@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.corpus import expected
 from reference.rows import Piece, pieces_of, weights_of
+from reference.tokens import Encoded
 from support.differential.comparison import library_of
 from support.packed_rows import folder_of
 from support.profiles import examples
@@ -33,6 +35,7 @@ from tasks.verification.repair import repair
 from tasks.verification.verify import verify
 
 Given = dict[str, Any]
+Message = dict[str, str]
 
 OPTIONS: Given = {
     "sequence_length": st.sampled_from([64, 96, [64], [48, 96], [32, 64, 128]]),
@@ -50,11 +53,15 @@ OPTIONS: Given = {
     "duplicates": st.sampled_from(["keep", "drop"]),
     "plan_group": st.sampled_from([12, 1_000_000]),
     "seed": st.integers(0, 9),
+    "train_on": st.sampled_from(["assistant", "last", "all"]),
+    "turns": st.sampled_from(["auto", "apart"]),
+    "sources": st.sampled_from([[{"path": "chat.jsonl"}], [{"path": "chat.jsonl", "weight": 2}]]),
 }
 UNUSUAL: Given = {
     "sequence_length": [48, 96], "mix": "blocks", "align": 16, "padding": "none", "loss_weight": "both",
     "balance": {"ranks": 2}, "company": "apart", "company_by": "embedding", "overlong": "split", "packing": False,
     "validation": 0.3, "epochs": 2, "duplicates": "drop", "plan_group": 12, "seed": 1,
+    "train_on": "last", "turns": "apart", "sources": [{"path": "chat.jsonl", "weight": 2}],
 }  # fmt: skip
 TOGETHER = st.fixed_dictionaries({}, optional=OPTIONS)
 
@@ -121,7 +128,6 @@ def records_of(count: int) -> list[Given]:
 
 RECORDS = records_of(40)
 READ = [(number, record) for number, record in enumerate(RECORDS, 1)]
-SAMPLES = expected(RECORDS, "messages", "chatml", library_of("sp_bpe_chatml"))
 EOS = library_of("sp_bpe_chatml").eos
 
 
@@ -133,7 +139,36 @@ def packed_settings(draw: st.DrawFn) -> Given:
         for name in refused:
             del chosen[name]
         chosen.setdefault("sequence_length", 64)
+    if chosen.get("train_on") == "all":  # a sample for each turn of a user, too
+        chosen.pop("turns", None)
     return chosen
+
+
+@cache
+def samples_of(train_on: str, apart: bool) -> list[list[tuple[list[Message], Encoded]]]:
+    """Return the samples of each record: their messages, and what the corpus must hold of them.
+
+    Apart, they end with one of the trained turns each, which is the only one that is trained on.
+    """
+    found = []
+    for record in RECORDS:
+        messages = record["messages"]
+        ends = [len(messages)]
+        if apart and train_on == "assistant":
+            ends = [at for at, message in enumerate(messages, 1) if message["role"] == "assistant"]
+        found.append([messages[:end] for end in ends])
+    trained = "last" if apart else train_on
+    flat = [{"messages": messages} for own in found for messages in own]
+    encoded = iter(expected(flat, "messages", "chatml", library_of("sp_bpe_chatml"), trained))
+    return [[(messages, sample) for messages in own for sample in next(encoded) or [([], [])]] for own in found]
+
+
+def samples_for(chosen: Given) -> list[list[tuple[list[Message], Encoded]]]:
+    return samples_of(chosen.get("train_on", "assistant"), chosen.get("turns") == "apart")
+
+
+def copies(chosen: Given) -> int:
+    return int(chosen.get("sources", [{}])[0].get("weight", 1))
 
 
 def pack(folder: Path, chosen: Given, **other: Any) -> Path:
@@ -196,8 +231,12 @@ def wanted_pieces(chosen: Given) -> dict[int, list[Piece]]:
     longest = max(lengths) if isinstance(lengths, list) else lengths
     found = {}
     for number in kept(chosen):
-        [sample] = SAMPLES[number - 1] or [([], [])]
-        found[number] = pieces_of(sample, longest, chosen.get("overlong", "truncate"), EOS)
+        pieces = [
+            piece
+            for _, sample in samples_for(chosen)[number - 1]
+            for piece in pieces_of(sample, longest, chosen.get("overlong", "truncate"), EOS)
+        ]
+        found[number] = sorted(pieces)
     return {number: pieces for number, pieces in found.items() if pieces}
 
 
@@ -224,7 +263,8 @@ def check_pieces(found: Shaped, chosen: Given) -> None:
     assert {*held_out} | {*packings["train"]} == {*wanted}
     for name, own in packings.items():
         assert name == "validation" or {*own} == {*packings["train"]}, "every packing has the same conversations"
-        there = {number: wanted[number] for number in own}
+        often = 1 if name == "validation" else copies(chosen)
+        there = {number: sorted(wanted[number] * often) for number in own}
         weights_there = weights_of(there, of_data, mode)
         for number, pieces in own.items():
             assert [piece for piece, _ in sorted(pieces)] == there[number]
@@ -240,13 +280,21 @@ def check_conversations(path: Path, chosen: Given) -> None:
     """Check a corpus of format 2.0: every conversation is a row, whole."""
     longest = chosen["sequence_length"] if chosen.get("overlong") == "drop" else 1 << 20
     longest = longest[0] if isinstance(longest, list) else longest
-    wanted = [RECORDS[number - 1]["messages"] for number in kept(chosen) if len(SAMPLES[number - 1][0][0]) <= longest]
-    found = []
-    for split in load_manifest(path).splits.values():
+    samples = [sample for number in kept(chosen) for sample in samples_for(chosen)[number - 1]]
+    wanted = [messages for messages, (ids, _) in samples if len(ids) <= longest]
+    found: dict[str, list[list[Message]]] = {}
+    for name, split in load_manifest(path).splits.items():
+        found[name] = []
         for shard in split.shards:
             rows = pa.ipc.open_stream((folder_of(path) / shard.path).read_bytes()).read_all().to_pylist()
-            found += [[{name: each[name] for name in ("role", "content")} for each in row["messages"]] for row in rows]
-    assert sorted(map(json.dumps, found)) == sorted(map(json.dumps, wanted))
+            found[name] += [
+                [{key: each[key] for key in ("role", "content")} for each in row["messages"]] for row in rows
+            ]
+    held_out = [messages for messages in wanted if messages in found["validation"]]
+    in_train = [messages for messages in wanted if messages not in held_out] * copies(chosen)
+    assert bool(held_out) == bool(chosen.get("validation"))
+    for name, expected_there in (("validation", held_out), ("train", in_train)):
+        assert sorted(map(json.dumps, found[name])) == sorted(map(json.dumps, expected_there))
 
 
 def check_ledger(manifest: Manifest) -> None:
