@@ -276,6 +276,24 @@ def test_format_2_has_a_row_for_each_sample(tmp_path: Path) -> None:
     assert found[1]["text"].startswith(found[0]["text"].removesuffix("</s>"))
 
 
+@pytest.mark.parametrize("turns", ["together", "apart"])
+def test_format_2_has_the_messages_that_its_text_is_made_of(tmp_path: Path, turns: str) -> None:
+    """Trainers that tokenize themselves see no reasoning that was dropped, and the system message that was added."""
+    said = [("user", "2+2?"), ("assistant", "<think>\neasy\n</think>\n\n4"), ("user", "3+3?"), ("assistant", "6")]
+    record: dict[str, Any] = {"messages": [{"role": role, "content": content} for role, content in said]}
+    record["messages"][3]["reasoning_content"] = "simple"
+    settings = {"turns": turns, "packing": False, "reasoning": "drop", "default_system": "Be brief."}
+    path = pack_corpus(make_recipe(tmp_path, [record], **settings))
+    verify(path)
+    expected = [("system", "Be brief."), ("user", "2+2?"), ("assistant", "4"), ("user", "3+3?"), ("assistant", "6")]
+    pieces = as_object(path, at="chat.jsonl:1")["pieces"]
+    found = [[(message["role"], message["content"]) for message in piece["messages"]] for piece in pieces]
+    assert found == ([expected] if turns == "together" else [expected[:3], expected])
+    assert not re.search("easy|simple", str(pieces))
+    weights = [message["weight"] for message in pieces[-1]["messages"]]
+    assert weights == ([0, 1, 1, 1, 1] if turns == "together" else [0, 0, 0, 0, 1])
+
+
 @pytest.mark.slow
 def test_the_report_names_turns(apart: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -24,8 +24,12 @@ import orjson
 # of the tokens, whose receipts hold reject messages, and in the manifest. It is not in the key of the corpus: shards,
 # index, and plan do not depend on it. groups: takes the place of `corpus` for a corpus that may have several groups.
 # jinja: of what is located in the rendering of a Jinja template, and of `reasoning: drop`; it is in the keys of the
-# tokens of such corpora only.
-VERSIONS = {"tokenizer": 1, "tokens": 9, "jinja": 1, "texts": 4, "engine": 3, "plan": 6, "corpus": 8, "groups": 9}
+# tokens of such corpora only. adjusted: takes the place of `corpus` and `groups` for format 2.0 with `reasoning: drop`
+# or default_system: its messages are adjusted, as its text is.
+VERSIONS = {
+    "tokenizer": 1, "tokens": 9, "jinja": 1, "texts": 4, "engine": 3, "plan": 6,
+    "corpus": 8, "groups": 9, "adjusted": 10,
+}  # fmt: skip
 
 
 PACKED, WHOLE, SHAPED = "3.0", "2.0", "3.1"  # rows of tokens, one conversation per row, rows of another shape

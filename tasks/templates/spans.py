@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from tasks.conversations.model import ROLES, Conversation, is_blank
 from tasks.core.errors import PackError, Reject
+from tasks.templates.adjust import Adjust
 
 TrainOn = Literal["assistant", "all", "last"]
 
@@ -49,6 +50,7 @@ class Template(Protocol):
 
     name: str
     markers_as_text: tuple[str, ...]
+    adjust: Adjust
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation. Raises Reject if this template cannot render it."""

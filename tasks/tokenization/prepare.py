@@ -168,6 +168,7 @@ class Preparer:
         if not self._packing:
             text = "".join(span.text for span in sample.spans)
             shown = conversation if sample.turn is None else up_to(conversation, sample.turn)[0]
+            shown, _, _ = self._template.adjust.of(shown, [False] * len(shown.messages))
             prepared.row = (turns_json(shown), tools_json(shown), text)
         return prepared
 
