@@ -165,7 +165,8 @@ class Remote(Mirror):
     @staticmethod
     def _data_of(receipt: Path) -> list[Path]:
         if receipt.name == "plan.json":
-            return [path for path in receipt.parent.glob("*") if path.suffix != ".json"]
+            # Not hidden files: those are being written, by the threads that fetch the receipts of shards, or are locks.
+            return [path for path in receipt.parent.glob("[!.]*") if path.suffix != ".json"]
         return [receipt.with_suffix(".arrow")]
 
     def _is_whole(self, sizes: dict[Path, Any]) -> bool:

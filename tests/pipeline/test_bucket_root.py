@@ -22,7 +22,7 @@ from tasks.core.errors import Busy, PackError, StorageError
 from tasks.recipe import Recipe, resolve
 from tasks.sources.remote_blocks import open_holes
 from tasks.stages import Plan, Publish, TokenizePart, refresh
-from tasks.storage.files import read_receipt
+from tasks.storage.files import atomic_file, locked, read_receipt
 from tasks.stores import mirror
 from tasks.stores.bucket import open_bucket
 from tasks.stores.mirror import Remote, mirror_of
@@ -162,6 +162,24 @@ def test_what_the_bucket_has_lost_is_made_again(tmp_path: Path, root: str, expec
         assert tree_of(root) == expected, lost
     store.delete(next(key for key in expected if key.endswith("of-00001.arrow")))
     assert not Publish(recipe).is_done(), "also if only a shard is gone"
+
+
+def test_a_plan_that_arrives_leaves_alone_what_is_being_written(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Receipts of shards arrive at the same time, in the same folder; another process may hold a lock there."""
+    pack_corpus(recipe_of(tmp_path, root))
+    own_scratch(monkeypatch, tmp_path / "another")
+    recipe = recipe_of(tmp_path, root)
+    lock, damaged = recipe.plan_folder / ".plan.json.lock", recipe.plan_folder / "plan.arrow"
+    with locked(lock), atomic_file(recipe.plan_folder / "shard-00099.json") as out:
+        out.write(b"{}")
+        damaged.write_bytes(b"of a plan whose receipt is gone")
+        refresh(recipe)
+        assert lock.is_file()
+    assert (recipe.plan_folder / "shard-00099.json").is_file()
+    assert (recipe.plan_folder / "plan.json").is_file()
+    assert not damaged.exists()
 
 
 def test_a_damaged_object_is_found_when_it_is_fetched(
