@@ -19,10 +19,13 @@ BUCKET = "bucket"
 
 
 class MotoBucket:
-    """An empty bucket; `read` counts the bytes that were sent of each object, listings as that of the bucket itself."""
+    """An empty bucket; `read` counts the bytes that were sent of each object, listings as that of the bucket itself.
+
+    `written` counts the bytes that have arrived of each.
+    """
 
     def __init__(self, address: str):
-        self.address, self.read = address, Counter[str]()
+        self.address, self.read, self.written = address, Counter[str](), Counter[str]()
         with urllib.request.urlopen(urllib.request.Request(f"{address}/{BUCKET}", method="PUT")):  # noqa: S310
             pass
 
@@ -86,9 +89,12 @@ def moto_bucket() -> Iterator[MotoBucket]:
 
     def counted(application: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
         def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+            key = environ["PATH_INFO"].removeprefix(f"/{BUCKET}").strip("/")
+            if environ["REQUEST_METHOD"] == "PUT" and counts:
+                counts[0].written[key] += int(environ.get("CONTENT_LENGTH") or 0)
+
             def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
                 if environ["REQUEST_METHOD"] == "GET" and counts:
-                    key = environ["PATH_INFO"].removeprefix(f"/{BUCKET}").strip("/")
                     counts[0].read[key] += int(dict(headers).get("Content-Length", 0))
                 return start_response(status, headers, *rest)
 

@@ -1,4 +1,4 @@
-"""Count what machines read from a bucket that has the sources and the root, beside what they write.
+"""Count what machines read from a bucket that has the sources and the root, and what they write to it.
 
     python bench/store_bytes.py CONFIG [--times 10] [--machines 3] [--start together] [--file-mb 8]
 
@@ -6,12 +6,13 @@
 
 Each machine has a scratch folder of its own, on this machine. They start together, or one after the other, which
 changes who hashes and plans. The bucket is moto's; sources are enlarged first (bench/enlarge.py), and with --file-mb
-cut into files of that size.
+cut into files of that size. CPU seconds are those of the machines, without the server.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,12 @@ def finish(running: subprocess.Popen[bytes]) -> None:
         sys.exit(f"{running.args} has ended with {running.returncode}")
 
 
+def cpu() -> float:
+    """Return the CPU seconds of all machines that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def by_kind(sizes: Counter[str] | dict[str, int]) -> dict[str, float]:
     """Return megabytes by kind of object; receipts are apart from what they describe."""
     found = dict.fromkeys(KINDS, 0.0)
@@ -65,10 +72,12 @@ def main() -> None:
         folder = Path(name)
         enlarge(options.config.resolve(), folder, options.times)
         bucket.take_sources(folder / "config.yaml", options.file_mb)
+        bucket.written.clear()
         read: dict[str, dict[str, float]] = {}
+        seconds: dict[str, float] = {}
         for stage in ("tokenize", "pack", "publish"):
             bucket.read.clear()
-            running = []
+            running, before = [], cpu()
             for machine in range(1, options.machines + 1 if stage != "publish" else 2):
                 part = ["part", "config.yaml", "--stage", stage, "--part", f"{machine}/{options.machines}"]
                 words = ["pack", "config.yaml", "--quiet"] if stage == "publish" else part
@@ -77,15 +86,18 @@ def main() -> None:
                     finish(running[-1])
             for each in running:
                 finish(each)
-            read[stage] = by_kind(bucket.read)
-        stored = by_kind(bucket.size())
-    print("| MB | size | read to tokenize | to pack | to publish | read in all |\n|---|---:|---:|---:|---:|---:|")
+            read[stage], seconds[stage] = by_kind(bucket.read), cpu() - before
+        stored, written = by_kind(bucket.size()), by_kind(bucket.written)
+    print("| MB | size | written | read to tokenize | to pack | to publish | read in all |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     for kind in KINDS:
         own = [read[stage][kind] for stage in read]
-        print(f"| {kind} | {stored[kind]:.1f} | {' | '.join(f'{each:.1f}' for each in own)} | {sum(own):.1f} |")
+        cells = [stored[kind], written[kind], *own, sum(own)]
+        print(f"| {kind} | {' | '.join(f'{each:.1f}' for each in cells)} |")
     total = sum(sum(of_stage.values()) for of_stage in read.values())
     print(f"\n{total:.1f} MB read: {total / stored['shards']:.2f} times the shards, ", end="")
-    print(f"{total / stored['token files']:.2f} times the token files")
+    print(f"{total / stored['token files']:.2f} times the token files; CPU seconds: ", end="")
+    print(", ".join(f"{stage} {each:.1f}" for stage, each in seconds.items()))
 
 
 if __name__ == "__main__":

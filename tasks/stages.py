@@ -42,12 +42,12 @@ from tasks.storage.files import (
     acquire_lock,
     digest_of,
     has_listed,
-    locked,
     read_receipt,
     sync_folder,
     write_receipt,
 )
 from tasks.storage.manifest import load_manifest
+from tasks.stores.claims import make_once
 from tasks.stores.mirror import LOCAL, Mirror, mirror_of
 from tasks.tokenization import engine_check
 from tasks.tokenization.train_tokenizer import train_tokenizer
@@ -70,6 +70,10 @@ class Stage(ABC):
     @abstractmethod
     def is_done(self, check_content: bool = False) -> bool:
         """Return whether every output exists at its recorded size and, with `check_content`, has its checksum."""
+
+    def is_stored(self) -> bool:
+        """Return the same, asked of the bucket: another machine may have run this since the last refresh."""
+        return mirror_of(self.recipe.layout.root).adopt(self.outputs()[-1]) and self.is_done()
 
     def prepare(self) -> None:  # noqa: B027 - most stages have nothing to drop
         """Drop what an interrupted run left and what was damaged since, before the required stages are asked."""
@@ -96,6 +100,13 @@ class TrainTokenizer(Stage):
 
     def is_done(self, check_content: bool = False) -> bool:
         return self.recipe.has_tokenizer
+
+    def is_stored(self) -> bool:
+        mirror, (model, receipt) = mirror_of(self.recipe.layout.root), self.outputs()
+        if not mirror.is_stored(model, receipt):
+            return False
+        mirror.fetch((model, receipt))
+        return self.is_done()
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         recipe, config = self.recipe, self.recipe.config
@@ -216,6 +227,9 @@ class Plan(Stage):
         if check_content or not has_plan(self.recipe.plan_folder, mirror_of(self.recipe.layout.root)):
             return False
         return all(stage.is_done() for stage in self.requires())
+
+    def is_stored(self) -> bool:
+        return mirror_of(self.recipe.layout.root).has_listed(self.outputs()[-1]) and self.is_done()
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         recipe, mirror, plan = self.recipe, mirror_of(self.recipe.layout.root), self.recipe.plan_folder
@@ -360,11 +374,10 @@ def run_all(target: Stage, progress: Progress = SILENT, check_content: bool = Fa
 def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
     """Run a share of the stages of a kind, "tokenize" or "pack".
 
-    For machines that share the files and do not know of each other: what all of them need, the trained tokenizer and
-    the plan, is made by the first one, while the others wait. Groups are planned by all of them, each by the first one
-    that is free. With a root in a bucket, none knows of the others: each makes what was not there when it began.
-    Returns how many stages this share has, and how many of them were done before. Raises Busy if a shard is asked for
-    before all parts are tokenized.
+    For machines that share files or a bucket and do not know of each other: what all of them need, the trained
+    tokenizer and the plan, is made by the first one, while the others wait. Groups are planned by all of them, each by
+    the first one that is free. Returns how many stages this share has, and how many of them were done before. Raises
+    Busy if a shard is asked for before all parts are tokenized.
     """
     parts, plan = _parts(recipe), Plan(recipe)
     refresh(recipe)
@@ -381,8 +394,9 @@ def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
         if recipe.most_groups > 1:
             _run_once(DealParts(recipe))
         groups = [stage for stage in plan.requires() if isinstance(stage, PlanGroup)]
-        for number in dict.fromkeys([*own.of([1] * len(groups)), *range(len(groups))]):
-            _run_once(groups[number])
+        unplanned = [groups[number] for number in dict.fromkeys([*own.of([1] * len(groups)), *range(len(groups))])]
+        for wait in (False, True):  # for those that other machines are planning, only when no other is left
+            unplanned = [group for group in unplanned if not _run_once(group, wait)]
         _run_once(plan)
     every, costs = parts, sizes_of(recipe.parts)
     if kind == "pack":
@@ -395,12 +409,15 @@ def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
     return len(share), len(share) - len(left)
 
 
-def _run_once(stage: Stage) -> None:
-    """Run a stage unless it is done, or wait for another machine that runs it."""
-    commit = stage.outputs()[-1]
-    with locked(commit.with_name(f".{commit.name}.lock")):
-        if not stage.is_done():
-            stage.run()
+def _run_once(stage: Stage, wait: bool = True) -> bool:
+    """Run a stage unless it is done, or wait for another machine that runs it; without `wait`, return False then."""
+
+    def run() -> bool:
+        stage.run()
+        return True
+
+    mirror, commit = mirror_of(stage.recipe.layout.root), stage.outputs()[-1]
+    return bool(make_once(mirror, commit, lambda: stage.is_stored() or None, run, wait=wait))
 
 
 # What an engine asks before it starts, and what exists on disk

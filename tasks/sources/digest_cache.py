@@ -38,7 +38,7 @@ from tasks.sources.sent_digests import blocks_in, is_large
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
 from tasks.stores.claims import make_once
-from tasks.stores.mirror import Mirror, mirror_of
+from tasks.stores.mirror import LOCAL, Mirror, mirror_of
 from tasks.stores.urls import is_url
 
 VERSION = 2  # of how files are hashed and split into ranges, and of the entries
@@ -90,7 +90,7 @@ class DigestCache:
 
         Without `wait`, the result is None while another machine hashes it. `check` may end the wait.
         """
-        if self._fresh or file.bytes < WORTH_A_CLAIM:
+        if self._fresh or file.bytes < WORTH_A_CLAIM or self._mirror is LOCAL:
             return self.find(file, part_size) or hashed()
         path, find = self._entry(file, part_size), partial(self.find, file, part_size)
         return make_once(self._mirror, path, find, hashed, wait=wait, check=check)

@@ -5,6 +5,7 @@
 
 A claim decides who works, and never what is right: what is made twice is the same. So if a claim is not renewed for
 EXPIRY seconds, by the clock of the one who waits, its machine is taken for lost, and the work is done without it.
+Machines that share the files of a local root have a lock instead, which ends with its process.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from threading import Event, Thread
 from typing import TypeVar
 
 from tasks.core.errors import PackError
+from tasks.storage.files import locked
 from tasks.stores.mirror import Mirror, Remote
 from tasks.stores.store import Store
 
@@ -41,14 +43,14 @@ def make_once(
 ) -> Made | None:
     """Return what `find` finds, or make it, unless another machine does: then wait for it.
 
-    `file` is what is made, in the mirror's root; a local root has no claims. Without `wait`, the result is None while
-    another machine works. `check` is called before each pause, and may end the wait. Raises what `find`, `make`, and
-    stores raise.
+    `file` is what is made, in the mirror's root: the claim or lock is next to it. `find` asks the root itself: what it
+    finds may have been made since the last refresh. Without `wait`, the result is None while another machine works.
+    `check` is called before each pause, and may end the wait. Raises what `find`, `make`, and stores raise.
     """
     if (found := find()) is not None:
         return found
     if not isinstance(mirror, Remote):
-        return make()
+        return _make_locked(file, find, make, wait, check)
     store, key = mirror.store, mirror.key(file.with_suffix(".claim"))
     seen, since, pause = None, time.monotonic(), SHORTEST
     while found is None:
@@ -67,6 +69,26 @@ def make_once(
         pause = min(2 * pause, LONGEST)
         found = find()
     return found
+
+
+def _make_locked(
+    file: Path, find: Callable[[], Made | None], make: Callable[[], Made], wait: bool, check: Callable[[], None]
+) -> Made | None:
+    def waiting() -> None:
+        if not wait:
+            raise _MadeElsewhere
+        check()
+
+    try:
+        with locked(file.with_name(f".{file.name}.lock"), waiting):
+            found = find()
+            return make() if found is None else found
+    except _MadeElsewhere:
+        return None
+
+
+class _MadeElsewhere(Exception):
+    """Another process has the lock, and this one does not wait."""
 
 
 def _mark() -> bytes:

@@ -55,11 +55,11 @@ class Mirror:
         return has_artifact(file, receipt, checksum=checksum, refused=refused)
 
     def is_stored(self, file: Path, receipt: Path, refused: str = "") -> bool:
-        """Return the same, asked of the bucket: for a step, whose process knows nothing of the run."""
+        """Return the same, asked of the bucket: for what other processes may have written since the last refresh."""
         return self.has(file, receipt, refused=refused)
 
     def has_listed(self, receipt: Path) -> bool:
-        """Return whether the root has a receipt and the `files` that it lists, next to it. For a step, as is_stored."""
+        """Return whether the root has a receipt and the `files` that it lists, next to it; asked as by is_stored."""
         return has_listed(receipt)
 
     def has_size(self, file: Path, size: int) -> bool:
@@ -153,14 +153,13 @@ class Remote(Mirror):
             elif again or not (path.is_file() and path.stat().st_size == facts.size):
                 wanted.append(path)
 
-        def pull(path: Path) -> None:
-            if not again and path.suffix == ".json":
-                # Data whose receipt was dropped here may be damaged.
-                for data in self._data_of(path):
-                    data.unlink(missing_ok=True)
-            write_bytes(path, self.store.get(self.key(path)))
+        run_all(lambda path: self._take(path, is_new=not again), wanted, REQUESTS, lambda: None)
 
-        run_all(pull, wanted, REQUESTS, lambda: None)
+    def _take(self, path: Path, is_new: bool = True) -> None:
+        """Fetch a small object. If it is a receipt that is not here yet, data here may be damaged, and is removed."""
+        for data in self._data_of(path) if is_new else ():
+            data.unlink(missing_ok=True)
+        write_bytes(path, self.store.get(self.key(path)))
 
     @staticmethod
     def _data_of(receipt: Path) -> list[Path]:
@@ -183,14 +182,20 @@ class Remote(Mirror):
         if not self.adopt(receipt):
             return False
         found, data = _values(receipt), self.store.head(self.key(file))
-        return bool(data and data.size == found.get("bytes") and not (refused and found.get("engine") == refused))
+        if not (data and data.size == found.get("bytes")):
+            receipt.unlink(missing_ok=True)  # as `refresh` does
+            return False
+        return not (refused and found.get("engine") == refused)
 
     def has_listed(self, receipt: Path) -> bool:
         if not self.adopt(receipt):
             return False
         found = {receipt.parent / name: size for name, size in _values(receipt).get("files", {"": -1}).items()}
         heads = {file: self.store.head(self.key(file)) for file in found}
-        return all(facts and facts.size == found[file] for file, facts in heads.items())
+        if not all(facts and facts.size == found[file] for file, facts in heads.items()):
+            receipt.unlink(missing_ok=True)  # as above
+            return False
+        return True
 
     def has_size(self, file: Path, size: int) -> bool:
         return self._is_whole({file: size})
@@ -328,7 +333,7 @@ class Remote(Mirror):
         if (facts := self.store.head(self.key(file))) is None:
             return False
         if not (file.is_file() and file.stat().st_size == facts.size):
-            write_bytes(file, self.store.get(self.key(file)))
+            self._take(file)
         return True
 
     def _missing(self, file: Path) -> InputMissing:

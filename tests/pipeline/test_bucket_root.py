@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +21,15 @@ from support.servers.remote import SECRET, environment, failing_store, needs_rem
 from support.small_corpus import conversations, pack_corpus, write_project
 
 from tasks import recipe as recipe_module
+from tasks import stages, steps
 from tasks.core.error_messages import as_text
 from tasks.core.errors import Busy, PackError, StorageError
 from tasks.recipe import Recipe, resolve
 from tasks.sources.remote_blocks import open_holes
-from tasks.stages import Plan, Publish, TokenizePart, refresh
+from tasks.sources.shares import WHOLE, Share
+from tasks.stages import Plan, Publish, TokenizePart, refresh, run_share
 from tasks.storage.files import atomic_file, locked, read_receipt
-from tasks.stores import mirror
+from tasks.stores import claims, mirror
 from tasks.stores.bucket import open_bucket
 from tasks.stores.mirror import Remote, mirror_of
 from tasks.stores.scratch import local_path_of, root_of, url_of
@@ -71,15 +77,21 @@ def test_a_bucket_gets_what_a_folder_gets(
     assert not list(tmp_path.rglob(".staged/*")), "nothing is left"
 
 
-def test_groups_are_planned_in_a_bucket_as_in_a_folder(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each group on a machine of its own, and shares of the work."""
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Small groups, so that the corpus has several."""
     monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
     monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
     for name in ("plan_group", "plan_chunk"):
         monkeypatch.setitem(SETTINGS, name, 10)
     assert recipe_of(tmp_path, tmp_path / "root").most_groups > 3
+
+
+@pytest.mark.usefixtures("groups")
+def test_groups_are_planned_in_a_bucket_as_in_a_folder(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group on a machine of its own, and shares of the work."""
     pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
     machines = iter(range(100))
     for number, way in enumerate((on_other_machines, in_shares)):
@@ -119,6 +131,149 @@ def test_the_commands_take_urls(tmp_path: Path, root: str, expected: Tree) -> No
     assert (tmp_path / "project" / command("report", url).strip()).is_file()
     assert json.loads(command("list", "--root", root, "--json"))["manifests"][0]["name"] == "small"
     assert not (tmp_path / "project" / "s3:").exists()
+
+
+# -- machines that start together --------------------------------------------------------------------------------------
+
+MAKERS = [(stages, "train_tokenizer"), (stages, "make_plan"), (stages, "deal_parts"), (steps, "plan_group")]
+MAKERS += [(stages, "join_groups")]
+
+
+@pytest.mark.parametrize("one_plan", [True, False], ids=["one plan", "groups"])
+def test_machines_that_start_together_make_each_thing_once(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, one_plan: bool
+) -> None:
+    """Two processes, each with a scratch folder of its own. All that they make takes long enough that both want it."""
+    if not one_plan:
+        request.getfixturevalue("groups")
+    pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
+    context, made = multiprocessing.get_context("fork"), tmp_path / "made"
+    barrier = context.Barrier(2, timeout=120)
+
+    def slowly(make: Callable[..., Any], *args: Any) -> Any:
+        is_group = make.__name__ == "plan_group"
+        with made.open("a") as out:
+            out.write(f"{make.__name__} {args[-1] if is_group else ''} by {os.getpid()}\n")
+        time.sleep(0.1 if is_group else 1.0)
+        return make(*args)
+
+    for module, name in MAKERS:
+        monkeypatch.setattr(module, name, partial(slowly, getattr(module, name)))
+
+    def machine(number: int) -> None:
+        own_scratch(monkeypatch, tmp_path / f"machine-{number}")
+        recipe = recipe_of(tmp_path / str(number), root)
+        for stage in ("tokenize", "pack"):
+            barrier.wait()
+            run_share(recipe, stage, Share(number, 2))
+
+    running = [context.Process(target=machine, args=(number,)) for number in (1, 2)]
+    for each in running:
+        each.start()
+    for each in running:
+        each.join()
+    assert [each.exitcode for each in running] == [0, 0]
+    found = [line.split(" by ") for line in made.read_text().splitlines()]
+    planned = ["deal_parts ", *(f"plan_group {group}" for group in range(recipe_of(tmp_path, root).most_groups))]
+    planned = ["make_plan "] if one_plan else [*planned, "join_groups "]
+    assert sorted(name for name, _ in found) == sorted(["train_tokenizer ", *planned])
+    if not one_plan:
+        assert len({by for name, by in found if name.startswith("plan_group")}) == 2, "groups are planned by both"
+    pack_corpus(recipe_of(tmp_path, root))
+    assert tree_of(root) == tree_of(tmp_path / "root")
+
+
+OF_PLAN = r"plans/.*/(plan|index|rows|rejects)\.\w+"
+OF_GROUP = r"plans/.*/(plan|index|rows|rejects|group)-00000\.\w+"
+WAITED = [  # whether there is one plan, what another machine is making, its objects, and what makes it
+    (True, "tokenizers/*/receipt.json", "tokenizers/.*", "train_tokenizer"),
+    (True, "plans/*/plan.json", OF_PLAN, "make_plan"),
+    (False, "plans/*/deal.json", "plans/.*/deal.json", "deal_parts"),
+    (False, "plans/*/group-00000.json", OF_GROUP, "plan_group"),
+    (False, "plans/*/plan.json", OF_PLAN, "join_groups"),
+]
+
+
+@pytest.mark.parametrize(("one_plan", "file", "objects", "maker"), WAITED, ids=[each[3] for each in WAITED])
+def test_a_machine_that_waits_reads_what_the_other_one_has_made(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
+    one_plan: bool, file: str, objects: str, maker: str,
+) -> None:  # fmt: skip
+    """Also if its scratch folder has damaged files of an earlier plan; and it does first what nobody else does."""
+    if not one_plan:
+        request.getfixturevalue("groups")
+    pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
+    recipe, store, expected = recipe_of(tmp_path, root), open_store(root), tree_of(tmp_path / "root")
+    [commit] = [key for key in expected if Path(key).match(f"data/{file}")]
+    claim, waits = commit.replace(".json", ".claim"), 0
+    if maker != "train_tokenizer":
+        run_share(recipe, "tokenize", WHOLE)
+    for key in [key for key in expected if maker == "make_plan" and re.search(OF_PLAN, key) and key != commit]:
+        (recipe.layout.root / key).parent.mkdir(parents=True, exist_ok=True)
+        (recipe.layout.root / key).write_bytes(bytes(len(expected[key])))
+    store.put(claim, b"theirs")
+
+    def finish(_: float) -> None:
+        nonlocal waits
+        waits += 1
+        if maker == "plan_group":
+            others = {key for key in expected if "/group-" in key and key != commit}
+            assert {key for key, _ in store.list("data/plans") if re.search("group-.*json", key)} == others
+        for key in sorted(expected, key=lambda key: key.endswith(".json")):
+            if re.search(objects, key):
+                store.put(key, expected[key])
+        store.delete(claim)
+
+    monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=finish, monotonic=time.monotonic))
+    module = next(module for module, name in MAKERS if name == maker)
+    make = getattr(module, maker)
+
+    def not_again(*args: Any) -> Any:
+        assert maker == "plan_group", "made again"
+        assert args[-1], "made again"
+        return make(*args)
+
+    monkeypatch.setattr(module, maker, not_again)
+    run_share(recipe, "pack" if maker != "train_tokenizer" else "tokenize", WHOLE)
+    assert waits == 1
+    monkeypatch.setattr(module, maker, make)
+    pack_corpus(recipe)
+    assert tree_of(root) == expected
+
+
+def test_what_a_machine_that_was_lost_has_claimed_is_made_by_another_one(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
+) -> None:
+    recipe, store, now = recipe_of(tmp_path, root), open_store(root), 0.0
+    of_plan = recipe.plan_folder.relative_to(recipe.layout.root).as_posix()
+    store.put(f"data/tokenizers/{str(recipe.tokenizer_key)[:12]}/receipt.claim", b"lost")
+    store.put(f"{of_plan}/plan.claim", b"lost")
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        assert now < 3 * claims.EXPIRY, "waits forever"
+
+    monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=pause, monotonic=lambda: now))
+    for number, stage in enumerate(("tokenize", "pack"), start=1):
+        run_share(recipe, stage, WHOLE)
+        assert number * claims.EXPIRY <= now < number * (claims.EXPIRY + 2 * claims.LONGEST)
+    pack_corpus(recipe)
+    assert tree_of(root) == expected, "without claims"
+
+
+def test_a_share_makes_again_what_the_bucket_has_lost_of_a_plan(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
+) -> None:
+    pack_corpus(recipe_of(tmp_path, root))
+    store = open_store(root)
+    for lost in ("plan.arrow", "tokenizer.model", "plan.json"):
+        for key in expected:
+            if key.endswith(lost) and "corpora" not in key:
+                store.delete(key)
+        own_scratch(monkeypatch, tmp_path / lost)
+        run_share(recipe_of(tmp_path, root), "pack", WHOLE)
+        assert tree_of(root) == expected
 
 
 # -- what ends early, and what was damaged -----------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ from support.bucket_roots import own_scratch
 from support.servers.remote import needs_remote, new_bucket, s3, use
 
 from tasks.core.errors import DataError
+from tasks.storage.files import locked
 from tasks.stores import claims
 from tasks.stores.claims import EXPIRY, make_once
 from tasks.stores.mirror import LOCAL, Mirror, mirror_of
@@ -54,7 +57,10 @@ class Machines:
 def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machines:
     use(monkeypatch, s3())
     own_scratch(monkeypatch, tmp_path)
-    url = f"s3://{new_bucket()}/root"
+    return machines_at(f"s3://{new_bucket()}/root", monkeypatch)
+
+
+def machines_at(url: str, monkeypatch: pytest.MonkeyPatch) -> Machines:
     return Machines(mirror_of(root_of(url)), open_store(url), monkeypatch)
 
 
@@ -132,6 +138,27 @@ def test_a_claim_is_renewed_while_the_work_is_done(machines: Machines, monkeypat
     assert machines.bucket.head(CLAIM) is None, "and is not renewed afterwards"
 
 
-def test_a_local_root_has_no_claims(tmp_path: Path) -> None:
-    assert make_once(LOCAL, tmp_path / "x.json", lambda: None, lambda: 1) == 1
-    assert not [*tmp_path.iterdir()]
+def test_a_local_root_has_a_lock_in_the_place_of_a_claim(tmp_path: Path) -> None:
+    """It ends with its process; who does not wait gets nothing while it is held."""
+    file, made, asked = tmp_path / "data" / "x.json", list[int](), list[None]()
+    lock = file.with_name(".x.json.lock")
+
+    def make() -> int:
+        assert lock.is_file()
+        time.sleep(0.2)
+        made.append(len(made))
+        return made[0]
+
+    def once(wait: bool = True) -> int | None:
+        find = lambda: made[0] if made else None  # noqa: E731
+        return make_once(LOCAL, file, find, make, wait=wait, check=lambda: asked.append(None))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(lambda _: once(), range(4))] == [0] * 4
+    assert made == [0]
+    assert asked, "those who wait may end that"
+    made.clear()
+    with locked(lock):
+        assert once(wait=False) is None
+    assert once(wait=False) == 0
+    assert not [*file.parent.iterdir()], "the lock is gone"
