@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TypeVar
 
-from tasks.core.errors import PackError
+from tasks.core.errors import InputMissing, PackError
 from tasks.storage.files import locked
 from tasks.stores.mirror import Mirror, Remote
 from tasks.stores.store import Store
@@ -58,7 +58,7 @@ def make_once(
         if claim != seen:
             seen, since = claim, time.monotonic()
         is_lost = claim is not None and time.monotonic() - since >= EXPIRY
-        if (claim is None or is_lost) and store.put(key, _mark(), absent=not is_lost):
+        if (claim is None or is_lost) and _put_claim(store, key, absent=not is_lost):
             with _renewed(store, key):
                 found = find()  # who had the claim before may have ended since
                 return make() if found is None else found
@@ -89,6 +89,16 @@ def _make_locked(
 
 class _MadeElsewhere(Exception):
     """Another process has the lock, and this one does not wait."""
+
+
+def _put_claim(store: Store, key: str, absent: bool) -> bool:
+    mark = _mark()
+    if store.put(key, mark, absent=absent):
+        return True
+    # A store that writes an object and answers with an error is asked again, and then refuses what it has written.
+    with suppress(InputMissing):
+        return store.get(key) == mark
+    return False
 
 
 def _mark() -> bytes:

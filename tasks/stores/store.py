@@ -70,7 +70,8 @@ class Store(Reading, Protocol):
         """Write an object from a finished file, completely or not at all.
 
         With `absent`, return False and write nothing if the object exists, also if another writer is just faster. The
-        content is then held in memory: this is for receipts and manifests.
+        content is then held in memory: this is for receipts and manifests. False after an error of the server may mean
+        that the first attempt has written it: compare the content.
         """
 
     def delete(self, key: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.bucket_roots import WAYS, Tree, in_shares, on_other_machines, own_scratch, tree_of
 from support.commands import packcorpus
-from support.servers.remote import SECRET, environment, failing_store, needs_remote, new_bucket, s3, use
+from support.servers.remote import SECRET, environment, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, pack_corpus, write_project
 
 from tasks import recipe as recipe_module
@@ -375,6 +375,22 @@ def test_another_manifest_is_never_replaced(tmp_path: Path, root: str, expected:
     store.delete(key)
     pack_corpus(recipe)
     assert tree_of(root) == expected
+
+
+@pytest.mark.parametrize("fault", ["500", "late"])
+def test_a_manifest_that_the_store_answers_with_an_error_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: Tree, fault: str
+) -> None:
+    """Also if it was written before that error, and the second attempt finds it: it is not that of another run."""
+    own_scratch(monkeypatch, tmp_path / "scratch")
+    with faulty_s3() as store:
+        use(monkeypatch, store.address)
+        root = f"s3://{new_bucket()}/some/where"
+        recipe = recipe_of(tmp_path, root)
+        store.fails("PUT", "/manifests/", fault, times=1)
+        pack_corpus(recipe)
+        assert store.met == 1
+        assert tree_of(root) == expected
 
 
 @pytest.mark.parametrize(("mode", "code"), [("403", "E687"), ("429", "E689"), ("503", "E689"), ("500", "E690")])

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.bucket_roots import own_scratch
-from support.servers.remote import needs_remote, new_bucket, s3, use
+from support.servers.remote import faulty_s3, needs_remote, new_bucket, s3, use
 
 from tasks.core.errors import DataError
 from tasks.storage.files import locked
@@ -112,6 +112,22 @@ def test_what_another_machine_finishes_before_the_claim_is_not_made_again(machin
     file = root_of(machines.bucket.url_of("")) / MADE
     assert make_once(machines.mirror, file, lambda: looks.pop(0), machines.make) == b"theirs"
     assert machines.bucket.head(CLAIM) is None
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "late"])
+def test_a_claim_that_the_store_answers_with_an_error_is_put_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Also if it was written before that error: it is not taken for that of another machine."""
+    own_scratch(monkeypatch, tmp_path)
+    with faulty_s3() as store:
+        use(monkeypatch, store.address)
+        machines = machines_at(f"s3://{new_bucket()}/root", monkeypatch)
+        store.fails("PUT", CLAIM, fault, times=1)
+        assert machines.make_once() == b"ours"
+        assert store.met == 1
+        assert machines.bucket.head(CLAIM) is None
+    assert not machines.pauses
 
 
 def test_work_that_fails_leaves_no_claim(machines: Machines) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.servers.remote import SECRET, failing_store, needs_remote, new_bucket, s3, use
+from support.servers.remote import SECRET, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
 
 from tasks.core.error_messages import as_text
 from tasks.core.errors import PackError, UsageError
@@ -150,6 +150,21 @@ def test_only_one_of_several_writers_puts_what_is_absent(store: Store) -> None:
         done = list(threads.map(lambda number: store.put("manifest", b"%d" % number, absent=True), range(16)))
     assert done.count(True) == 1
     assert store.get("manifest") == b"%d" % done.index(True)
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "late"])
+def test_what_is_absent_is_put_again_after_an_error_of_the_server(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """If it was written before the error, the second attempt finds it: only its content shows whose it is."""
+    with faulty_s3() as s3_that_fails:
+        use(monkeypatch, s3_that_fails.address)
+        store = open_store(f"s3://{new_bucket()}")
+        s3_that_fails.fails("PUT", "manifest", fault, times=1)
+        assert store.put("manifest", b"ours", absent=True) is (fault != "late")
+        assert s3_that_fails.met == 1
+        assert store.get("manifest") == b"ours"
+        s3_that_fails.fails("PUT", "manifest", fault, times=1)
+        assert store.put("manifest", b"theirs", absent=True) is False
+        assert store.get("manifest") == b"ours"
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -137,7 +137,9 @@ class _Faulty(Answers):
         content, headers = found.read(), {name.replace("-", "_"): value for name, value in found.getheaders()}
         for name in ("Content_Length", "Connection", "Server", "Date", "Transfer_Encoding"):
             headers.pop(name, None)
-        if fault == "cut":
+        if fault == "late":
+            self.answer(500, b"<Error><Code>InternalError</Code></Error>")
+        elif fault == "cut":
             self.answer(found.status, content[: len(content) // 2], promised=len(content), **headers)
         else:
             promised = int(found.headers.get("Content-Length") or 0) if self.command == "HEAD" else None
@@ -156,7 +158,7 @@ class FaultyS3:
         self._rule, self._left = ("", "", ""), 0
 
     def fails(self, method: str, what: str, fault: str, times: int = 1 << 30) -> None:
-        """Answer with a status of HTTP, or "cut": a body of which one half arrives."""
+        """Answer with a status of HTTP, or "cut": a body of which one half arrives; or "late": done, then a 500."""
         self._rule, self._left, self.met = (method, what, fault), times, 0
 
     def recovers(self) -> None:
