@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import Busy, InputMissing, PackError, StorageError
+from tasks.core.errors import Busy, DataError, InputMissing, PackError, StorageError
 from tasks.core.printable import show_as
 from tasks.storage import corpus_folder
 from tasks.storage.files import digest_of, has_artifact, has_listed, locked, make_folder, read_receipt, write_bytes
@@ -35,6 +35,8 @@ SCRATCH_BYTES = 20 << 30  # of a scratch folder, after a run; what one run needs
 SEVERAL = 4  # folders next to each other that are listed one by one
 
 REQUESTS = 16  # small objects that are fetched at once
+
+ATTEMPTS = 3  # to fetch an object that others write again at the same time
 
 STAGED = ".staged"  # the folder of what is being written; a folder in it for each writer
 
@@ -277,11 +279,7 @@ class Remote(Mirror):
         with locked(file.with_name(f".{file.name}.lock")):
             if file.is_file() and size in (-1, file.stat().st_size):
                 return
-            key = self.key(file)
-            facts = self.store.head(key)
-            if facts is None:
-                raise self._missing(file)
-            found = self.store.fetch(key, file, facts)
+            facts, found = self._fetch_whole(file)
             differs = size not in (-1, facts.size) or sha256 not in ("", found)
             if differs or (xxh3 and digest_of(file, "xxh3") != xxh3):
                 file.unlink()
@@ -289,6 +287,25 @@ class Remote(Mirror):
                     "damaged_artefact",
                     f"{self.shown(file)}: damaged: it is not what was recorded; pack the corpus again to rebuild it",
                 )
+
+    def _fetch_whole(self, file: Path) -> tuple[Facts, str]:
+        """Fetch the object of a file, and return its facts and its SHA-256.
+
+        An object that changes meanwhile is fetched again: another machine may have written the same bytes, which have
+        another ETag in some stores. If they are others, their digest shows it.
+        """
+        key = self.key(file)
+        left = ATTEMPTS
+        while True:
+            left -= 1
+            facts = self.store.head(key)
+            if facts is None:
+                raise self._missing(file)
+            try:
+                return facts, self.store.fetch(key, file, facts)
+            except DataError as error:
+                if error.reason != "object_changed" or not left:
+                    raise
 
     def fetch_manifest(self, path: Path) -> None:
         """Fetch a manifest of the bucket, its other copy, and the record of the run, or remove them if they are gone.

@@ -30,10 +30,10 @@ from tasks.sources.shares import WHOLE, Share
 from tasks.stages import Plan, Publish, TokenizePart, refresh, run_share
 from tasks.storage.files import atomic_file, locked, read_receipt
 from tasks.stores import claims, mirror
-from tasks.stores.bucket import open_bucket
+from tasks.stores.bucket import Bucket, open_bucket
 from tasks.stores.mirror import Remote, mirror_of
 from tasks.stores.scratch import local_path_of, root_of, url_of
-from tasks.stores.store import open_store
+from tasks.stores.store import Facts, open_store
 
 needs_remote()
 
@@ -357,6 +357,31 @@ def test_a_damaged_object_is_found_when_it_is_fetched(
     assert found.value.code == "E703"
     pack_corpus(other)
     assert tree_of(root) == expected
+
+
+def test_an_object_that_is_written_again_while_it_is_fetched(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
+) -> None:
+    """By a machine that makes the same: with the same bytes, which have another ETag in some stores."""
+    recipe, head = recipe_of(tmp_path, root), Bucket.head
+    pack_corpus(recipe)
+    [key] = [key for key in expected if key.endswith("plan.arrow")]
+    own_scratch(monkeypatch, tmp_path / "another")
+    remote, asked, always = mirror_of(root_of(root)), 0, False
+
+    def before_it_is_written(store: Bucket, key: str) -> Facts | None:
+        nonlocal asked
+        asked += 1
+        facts = head(store, key)
+        return facts and (facts._replace(identity='"another"') if asked == 1 or always else facts)
+
+    monkeypatch.setattr(Bucket, "head", before_it_is_written)
+    remote.fetch_file(root_of(root) / key)
+    assert (root_of(root) / key).read_bytes() == expected[key]
+    assert asked == 2
+    always = True
+    with pytest.raises(PackError, match="changed since it was listed"):
+        remote.fetch_file(root_of(root) / key.replace("plan.arrow", "index.arrow"))
 
 
 def test_another_manifest_is_never_replaced(tmp_path: Path, root: str, expected: Tree) -> None:
