@@ -206,20 +206,21 @@ class Remote(Mirror):
 
     @contextmanager
     def writing(self, file: Path, receipt: Path, keep: bool = True) -> Iterator[Artifact]:
-        own = self.root / STAGED / f"{os.getpid()}-{secrets.token_hex(4)}"
+        own = self.root / STAGED / secrets.token_hex(8)
         staged = own / self.key(file), own / self.key(receipt)
-        try:
-            yield staged
-            for path, target in zip(staged, (file, receipt), strict=True):
-                self._put(path, self.key(target))
-            for path, target in zip(staged, (file, receipt), strict=True):
-                if keep or target == receipt:
-                    make_folder(target.parent)
-                    os.replace(path, target)
-                else:
-                    target.unlink(missing_ok=True)
-        finally:
-            shutil.rmtree(own, ignore_errors=True)
+        with locked(_lock_of(own)):
+            try:
+                yield staged
+                for path, target in zip(staged, (file, receipt), strict=True):
+                    self._put(path, self.key(target))
+                for path, target in zip(staged, (file, receipt), strict=True):
+                    if keep or target == receipt:
+                        make_folder(target.parent)
+                        os.replace(path, target)
+                    else:
+                        target.unlink(missing_ok=True)
+            finally:
+                shutil.rmtree(own, ignore_errors=True)
 
     def push(self, files: Iterable[Path]) -> None:
         for path in files:
@@ -383,13 +384,24 @@ class Remote(Mirror):
                 size -= each
 
     def _remove_abandoned(self) -> None:
-        """Remove what writers that were killed have left."""
-        for folder in (self.root / STAGED).glob("*-*"):
-            with suppress(OSError, ValueError):
-                try:
-                    os.kill(int(folder.name.partition("-")[0]), 0)
-                except ProcessLookupError:
-                    shutil.rmtree(folder)
+        """Remove what writers that were killed have left, on any machine that has this folder, as a shared home."""
+
+        def in_use() -> None:
+            raise _InUse
+
+        for path in (self.root / STAGED).glob("*"):  # a folder, or its lock
+            folder = path.with_name(path.name.removeprefix(".").removesuffix(".lock"))
+            with suppress(_InUse), locked(_lock_of(folder), in_use):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock_of(staged: Path) -> Path:
+    """Return the lock that the writer of a folder holds. It ends with its process, whose number others cannot judge."""
+    return staged.with_name(f".{staged.name}.lock")
+
+
+class _InUse(Exception):
+    """A writer is at work."""
 
 
 class _Damaged(StorageError):

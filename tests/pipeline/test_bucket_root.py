@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.bucket_roots import WAYS, Tree, in_shares, on_other_machines, own_scratch, tree_of
-from support.commands import packcorpus
+from support.commands import ROOT, packcorpus
 from support.servers.remote import SECRET, environment, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, pack_corpus, write_project
 
@@ -466,13 +467,35 @@ def test_what_a_killed_writer_has_left_is_removed_by_the_next_one(
 ) -> None:
     """On the nodes of a cluster, too, which start no run."""
     own_scratch(monkeypatch, tmp_path)
-    folder, ended = root_of("s3://b/abandoned"), subprocess.Popen(["true"])
-    ended.wait()
-    left, written = (folder / ".staged" / f"{process}-0a" for process in (ended.pid, os.getpid()))
-    for each in (left, written):
-        (each / "data").mkdir(parents=True)
-    mirror_of(folder)
-    assert (left.exists(), written.exists()) == (False, True)
+    folder = root_of("s3://b/abandoned")
+    script = """
+import os, sys
+from pathlib import Path
+from tasks.stores.mirror import Remote
+folder = Path(sys.argv[1])
+with Remote(folder, "s3://b/abandoned").writing(folder / "data" / "a", folder / "data" / "a.json") as (file, _):
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"a part")
+    print("writes", flush=True)
+    sys.stdin.read()
+    os._exit(9)
+"""
+    words = [sys.executable, "-c", script, str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as writer:
+        assert writer.stdin
+        assert writer.stdout
+        assert writer.stdout.readline() == b"writes\n"
+        monkeypatch.setattr(os, "kill", no_such_process)
+        mirror_of(folder)
+        assert [path.read_bytes() for path in (folder / ".staged").rglob("a")] == [b"a part"]
+        writer.stdin.close()
+    Remote(folder, "s3://b/abandoned")
+    assert not [*(folder / ".staged").iterdir()]
+
+
+def no_such_process(*_: int) -> None:
+    """Answer as on another machine that has the same folder."""
+    raise ProcessLookupError
 
 
 def test_the_scratch_folder_is_bounded(tmp_path: Path, root: str, expected: Tree) -> None:
