@@ -484,6 +484,18 @@ def test_check_predicts_rejects_of_weights(tmp_path: Path) -> None:
     assert "loss_weight: data" in " ".join(said.split())
 
 
+@pytest.mark.parametrize(("mode", "instead"), [("data", "none"), ("both", "conversation"), ("conversation", "")])
+def test_check_names_data_without_weights(mode: str, instead: str, tmp_path: Path) -> None:
+    """The setting would have no effect: the key has another name, for example."""
+    records: list[dict[str, Any]] = [{**record, "importance": 2} for record in conversations(20)]
+    own = [{"path": "chat.jsonl", "columns": {"loss_weight": "importance"}}]
+    for settings_of_source, warns in (({}, bool(instead)), ({"sources": own}, False)):
+        make_recipe(tmp_path, records, loss_weight=mode, **(settings_of_source if instead else {}))
+        said = " ".join(packcorpus(tmp_path, "check", "corpus.yaml").stdout.split())
+        assert (f"loss_weight: {mode}: no record of the sample has a weight other than 1" in said) == warns
+        assert (f"the effect is that of {instead};" in said) == warns
+
+
 @given(st.lists(st.floats(0, 1e6, width=32), max_size=50))
 def test_a_sum_does_not_depend_on_the_order(values: list[float]) -> None:
     weights = np.array(values, np.float32)

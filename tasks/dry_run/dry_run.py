@@ -96,6 +96,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         cut_off=cut_off,
         noticed=noticed_in([each.noticed for each in sampled]),
         unused_keys={each.sample.file.name: each.unused_keys for each in sampled if each.unused_keys},
+        weighs_alike=_weighs_alike(selection),
         packed=float(chosen @ weights),
         too_long=float(group.most(_is_too_long(selection)) @ weights),
         dropped=dropped,
@@ -239,6 +240,13 @@ def _count_rejects(sampled: list[SampleTokens], selection: Selection) -> tuple[d
 def _is_rejected(selection: Selection) -> np.ndarray:
     """Return, at its first sample, whether a conversation was left without a trained token: bool[samples]."""
     return selection.pieces.accepted.samples.only_first(selection.reason == REJECTED)
+
+
+def _weighs_alike(selection: Selection) -> bool:
+    """Return whether the weights of the loss are read, and are 1 everywhere."""
+    if not selection.recipe.config.reads_loss_weights:
+        return False
+    return all((chunk.flatten().to_numpy() == 1).all() for _, chunk in selection.tokens.chunks("weights"))
 
 
 def _sources(sampled: list[SampleTokens], selection: Selection, packed: Packed) -> list[Source]:

@@ -112,6 +112,7 @@ class Prediction:
     cut_off: Rejects  # those of `rejects` that the overlong policy left without a trained token
     noticed: dict[str, Any]
     unused_keys: dict[str, dict[str, int]]  # of the sample, by source
+    weighs_alike: bool  # loss_weight reads the data, and all weights of the sample are 1
     packed: float  # conversations
     too_long: float  # conversations longer than a row
     dropped: dict[str, float]  # by reason

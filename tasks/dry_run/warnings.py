@@ -50,6 +50,7 @@ def find_warnings(found: Prediction) -> list[str]:
         warnings.append("duplicates: drop: duplicates are only found within the sample; the run may drop more")
     warnings += found.recipe.notes
     warnings += [*flag_hints(found.unused_keys), *loss_weight_hints(found.unused_keys)]
+    warnings += _weighs_alike(found)
     warnings += _overlong(found)
     warnings += _unbalanced(found)
     warnings += _repeated(found)
@@ -69,6 +70,17 @@ def _overlong(found: Prediction) -> list[str]:
     if found.cut and config.overlong == "truncate":
         return [f"overlong: {_conversations(found.cut, found)} {length}, to be cut; {keep}"]
     return [f"overlong: {_conversations(dropped, found)} {length}, to be left out; {keep}"] if dropped else []
+
+
+def _weighs_alike(found: Prediction) -> list[str]:
+    """Say that the data has no weights, though `loss_weight` reads them."""
+    if not found.weighs_alike:
+        return []
+    instead = "none" if found.config.loss_weight == "data" else "conversation"
+    return [
+        f"loss_weight: {found.config.loss_weight}: no record of the sample has a weight other than 1, so the effect is "
+        f"that of {instead}; if the key has another name, map it with columns: {{loss_weight: KEY}}"
+    ]
 
 
 def _unbalanced(found: Prediction) -> list[str]:
