@@ -155,7 +155,7 @@ def test_machines_that_start_together_make_each_thing_once(
         is_group = make.__name__ == "plan_group"
         with made.open("a") as out:
             out.write(f"{make.__name__} {args[-1] if is_group else ''} by {os.getpid()}\n")
-        time.sleep(0.1 if is_group else 1.0)
+        time.sleep(0.1 if is_group else 0.5)
         return make(*args)
 
     for module, name in MAKERS:
