@@ -8,11 +8,12 @@ so that those of one length differ in Σn² alone.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
+if TYPE_CHECKING:  # `check --help` takes HIDDEN_SIZE from here, and must not wait for numpy
+    import numpy as np
 
-Tokens = TypeVar("Tokens", int, np.ndarray)
+Tokens = TypeVar("Tokens", int, "np.ndarray")
 
 # That of models of 8B parameters, such as Llama 3 and Qwen3. Smaller models spend more of their time on attention.
 HIDDEN_SIZE = 4096
