@@ -12,8 +12,9 @@ from tasks.storage.manifest import Manifest
 from tasks.storage.row_statistics import statistics_of_split
 from tasks.storage.shards import open_shard, sizes_of
 from tasks.storage.splits import splits_of
+from tasks.stores.mirror import remote_with
 
-# Rows without padding whose tokens are counted: enough for 16 steps of 512 ranks. Their shards are read, or fetched.
+# Rows without padding whose tokens are counted: enough for 16 steps of 512 ranks. In a bucket, those of one shard.
 MOST_COUNTED = 1 << 13
 
 
@@ -40,7 +41,7 @@ def _tokens_of_rows(manifest: Manifest, folder: Path, split: str) -> np.ndarray 
     if manifest.row_shape.padding == "row":
         return None
     sizes = [np.zeros(0, np.int64)]
-    for shard in manifest.splits[split].shards:
+    for shard in manifest.splits[split].shards[: 1 if remote_with(folder) else None]:
         if sum(map(len, sizes)) < MOST_COUNTED:
             with open_shard(manifest, folder, shard) as batches:
                 sizes += [sizes_of(batch, "input_ids") for batch in batches]

@@ -102,6 +102,9 @@ def test_tokens_of_rows_without_padding_are_those_of_the_shards(
         assert waiting_module._tokens_of_rows(manifest, folder, "train").tolist() == sizes[:most]
     shards = manifest.splits["train"].shards
     assert len(shards) > 2
+    with monkeypatch.context() as patch:  # of a bucket, whole shards are fetched
+        patch.setattr(waiting_module, "remote_with", lambda folder: True)
+        assert waiting_module._tokens_of_rows(manifest, folder, "train").tolist() == sizes[: shards[0].rows]
     (folder / shards[-1].path).unlink()
     monkeypatch.setattr(waiting_module, "MOST_COUNTED", shards[0].rows)
     assert waiting_of(manifest, folder, 4096)
