@@ -264,11 +264,34 @@ def torchtune(folder: Path, split: str, facts: dict[str, Any]) -> Read:
         yield from found[: -1 if all(label == IGNORED for label in found[-1][1]) else None]
 
 
+def torchtitan(folder: Path, split: str, facts: dict[str, Any]) -> Read:
+    """Read the rows of the corpus with the recipe of the guide: there is no export."""
+    for name in ("", ".components", ".models", ".models.common"):
+        bare(f"torchtitan{name}")
+    stubs_for("torchtitan.components.dataloader")
+    stubs_for("torchtitan.models.common.attention")
+    from torchtitan.components.dataloader import ParallelAwareDataloader
+    from torchtitan.models.common.attention import create_varlen_metadata_for_document
+
+    values: dict[str, Any] = {}
+    exec(recipe("torchtitan"), values)  # noqa: S102 - our own documentation
+    for inputs, labels in ParallelAwareDataloader(values["TorchtitanRows"](folder, split), 0, 1, batch_size=1):
+        bounds = create_varlen_metadata_for_document(inputs["positions"]).cu_seq_q.tolist()
+        found = [piece(inputs["input"][0, s:e], labels[0, s : e - 1]) for s, e in pairwise(bounds)]
+        yield from found[: -1 if all(label == IGNORED for label in found[-1][1]) else None]
+
+
 READERS: dict[str, Callable[[Path, str, dict[str, Any]], Read]] = {
     "trl": trl, "megatron": megatron, "axolotl": axolotl, "llama-factory": llama_factory, "xtuner": xtuner,
     "olmo-core": olmo_core, "mds": mds, "automodel": automodel, "torchtune": torchtune,
+    "torchtitan": torchtitan,
 }  # fmt: skip
-RECIPES = {"torchtune": {"package": "torchtune", "version": "0.6.1", "code": "torchtune.data.padded_collate_packed"}}
+RECIPES = {
+    "torchtune": {"package": "torchtune", "version": "0.6.1", "code": "torchtune.data.padded_collate_packed"},
+    "torchtitan": {
+        "package": "torchtitan", "version": "0.3.0", "code": "torchtitan.components.dataloader.ParallelAwareDataloader",
+    },
+}  # fmt: skip
 
 
 def by_positions(ids: Any, labels: Any, positions: Any) -> Read:
