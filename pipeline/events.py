@@ -195,10 +195,11 @@ def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
         return
     full = packing["packing_efficiency"]
     counters.put(task.task_id, fill=full, rows=packing["rows"])
-    needed = counted(packing["lower_bound_rows"], "row")
+    rows, needed = counted(packing["rows"], "row"), counted(packing["lower_bound_rows"], "row")
     if "lower_bound_places" in packing:
-        needed = f"{packing['lower_bound_places']:,} of the {packing['places']:,} places"
-    message = f"planned {counted(packing['rows'], 'row')}, {full:.2f} % full; no plan can use fewer than {needed}"
+        rows += f" with {packing['places']:,} places"
+        needed = f"{packing['lower_bound_places']:,} places"
+    message = f"planned {rows}, {full:.2f} % full; no plan can use fewer than {needed}"
     display.show(
         message, planned={"rows": packing["rows"], "fill": full, "lower_bound_rows": packing["lower_bound_rows"]}
     )

@@ -234,7 +234,10 @@ class Config(BaseModel):
     def _take_lengths(cls, values: Any, check: ModelWrapValidatorHandler[Config]) -> Config:
         """Accept several lengths of rows."""
         lengths: tuple[int, ...] = ()
-        if isinstance(values, dict) and isinstance(given := values.get("sequence_length"), list):
+        given = values.get("sequence_length") if isinstance(values, dict) else None
+        if isinstance(given, str) and "," in given:
+            raise ValueError(f"sequence_length: several lengths are a list, such as [512, 1024], found {given!r}")
+        if isinstance(given, list):
             lengths = lengths_of(given)
             values = {**values, "sequence_length": lengths[-1]}
         config = check(values)

@@ -86,8 +86,8 @@ def check_align(length: int, align: int) -> None:
         below = length // align * align
         nearest = [f"{near:,}" for near in (below, below + align) if SHORTEST_ROW <= near <= LONGEST_ROW]
         raise ValueError(
-            f"sequence_length: {length:,} is not a multiple of align: {align:,}; the nearest "
-            f"multiples are {' and '.join(nearest)}"
+            f"sequence_length: {length:,} is not a multiple of align: {align:,}; "
+            f"the nearest {'multiples are' if len(nearest) > 1 else 'multiple is'} {' and '.join(nearest)}"
         )
 
 

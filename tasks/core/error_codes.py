@@ -406,7 +406,8 @@ _ALL = [
          "rank, alpha, variant, and targets are those of the adapter", "leave the setting out"),
 
     Code("E680", "cannot_stream", USAGE, "The rows of this corpus cannot be streamed.",
-         "it has no manifest with digests, is not packed, or has balance", "load: auto, or follow the message"),
+         "it has no manifest with digests, is not packed, or has balance or several lengths",
+         "load: auto, or follow the message"),
     Code("E681", "cannot_divide", USAGE, "Streamed rows cannot be divided like this.",
          "the number of ranks does not divide the rows of a step, or the loader has workers",
          "follow the message"),

@@ -142,7 +142,16 @@ def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
     if item["type"] == "missing":
         return where, "missing", ""
     message = _plain(item["msg"])
-    return where, message, f", found {item['input']!r:.80}" if where else ""
+    return where, message, f", found {_as_written(item['input'])}" if where else ""
+
+
+def _as_written(value: Any) -> str:
+    """Return a value as YAML has it, cut to 80 characters."""
+    return (
+        {None: "null", True: "true", False: "false"}[value]
+        if value is None or value is True or value is False
+        else f"{value!r:.80}"
+    )
 
 
 # pydantic's words, and plainer ones.
@@ -161,7 +170,7 @@ _PLAINER = {
 def _plain(message: str) -> str:
     for theirs, ours in _PLAINER.items():
         message = message.replace(theirs, ours)
-    return message
+    return re.sub(r" or instance of \w+", "", message)
 
 
 def _within(model: type[BaseModel], key: str) -> str:

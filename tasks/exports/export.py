@@ -87,7 +87,8 @@ def format_named(name: str) -> ExportFormat:
         if format.name == name:
             return format
     names = [format.name for format in EXPORTS]
-    raise UsageError("bad_command_line", f"--to {name}: expected {', '.join(names)}{suggest(name, names)}")
+    given = f"--to {name}" if name else "--to is missing"
+    raise UsageError("bad_command_line", f"{given}: expected {', '.join(names)}{suggest(name, names)}")
 
 
 def _refuse(final: Path) -> None:

@@ -67,6 +67,11 @@ def test_overview_of_a_corpus_that_is_not_packed(manifests: dict[str, Path], sna
     assert shown(manifests["plain"]) == snapshot
 
 
+def test_overview_of_rows_without_padding(tmp_path: Path) -> None:
+    manifest = pack_corpus(make_recipe(tmp_path, conversations(20), padding="none"))
+    assert re.search(r"efficiency +[\d.]+ %  of rows × [\d,]+ positions hold a token\n", shown(manifest, 120))
+
+
 @pytest.mark.parametrize("name", ["small", "plain"])
 def test_row(manifests: dict[str, Path], name: str, snapshot: SnapshotAssertion) -> None:
     assert shown(manifests[name], row=0, split="validation") == snapshot
@@ -140,6 +145,15 @@ def test_dry_run(manifests: dict[str, Path], width: int, snapshot: SnapshotAsser
     # Estimated from the speed of this machine.
     run = replace(run, seconds=65.0, peak_memory_bytes=300_000_000)
     assert rendered(run, dry_run_view.show_dry_run, width) == snapshot
+
+
+def test_dry_run_of_several_lengths(tmp_path: Path) -> None:
+    config = write_project(tmp_path, conversations(40), sequence_length=[96, 192], validation=0.2)
+    run = summarize(predict(load_config(config), tmp_path, tmp_path, 1), config, [])
+    printed = rendered(run, dry_run_view.show_dry_run, 100)
+    assert re.search(r"^    train-96 .*\n    train-192 .*\n    validation .*\n      validation-96 ", printed, re.M), (
+        printed
+    )
 
 
 def test_dry_run_of_a_mixture_that_fails(

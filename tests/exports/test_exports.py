@@ -409,6 +409,10 @@ def test_the_command(corpora: dict[str, Path], tmp_path: Path) -> None:
     assert wrong.returncode == 64
     assert "--to tlr: expected trl" in wrong.stderr
     assert "did you mean trl?" in wrong.stderr
+    missing = packcorpus(tmp_path, "export", manifest)
+    assert f"--to is missing: expected {', '.join(NAMES)}\n" in missing.stderr
+    options = " ".join(packcorpus(tmp_path, "export", "--help").stdout.split())
+    assert f"The format: {', '.join(NAMES[:-1])}, or {NAMES[-1]}." in options
 
 
 def test_the_guide_has_every_format() -> None:

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from support.tokenizer_kinds import kind_path
 sys.path.insert(0, str(ROOT / "docs"))
 from screenshots import on_terminal
 
+from pipeline import events
 from pipeline.progress import counters, display
 from pipeline.progress.state import Stage, State
 
@@ -273,3 +275,17 @@ def test_invalid_luigi_options_are_reported_in_one_message(folder: Path, words: 
     assert done.stderr.startswith("E101 error: ")
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 2
+
+
+def test_a_plan_of_several_lengths_is_compared_by_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(display, "show", lambda message, **_: messages.append(message))
+    monkeypatch.setattr(events, "_status", lambda *_: None)
+    packing = {"enabled": True, "packing_efficiency": 99.5, "rows": 3, "lower_bound_rows": 2}
+    task: Any = SimpleNamespace(task_id="PlanPacking")
+    events.planned(task, {"packing_metadata": packing})
+    events.planned(task, {"packing_metadata": packing | {"places": 2048, "lower_bound_places": 1536}})
+    assert messages == [
+        "planned 3 rows, 99.50 % full; no plan can use fewer than 2 rows",
+        "planned 3 rows with 2,048 places, 99.50 % full; no plan can use fewer than 1,536 places",
+    ]

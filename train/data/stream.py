@@ -162,7 +162,10 @@ def check_streamable(corpus: Corpus) -> None:
             "order of its own; pack it without balance"
         )
     elif len(corpus.lengths) > 1:
-        fault = f"has rows of several lengths ({lengths_in_words(corpus.lengths)}), which load: stream cannot read"
+        fault = (
+            f"has rows of several lengths ({lengths_in_words(corpus.lengths)}), which load: stream cannot read; "
+            "pack it with one length"
+        )
     elif corpus.manifest is None:
         fault = "has no packcorpus manifest, so no shard could be checked when it is read"
     else:

@@ -16,7 +16,12 @@ from tasks.inspection.manifests import find_manifest
 def export(
     manifest: ManifestArgument = None,
     to: Annotated[
-        str, typer.Option(metavar="FORMAT", show_default=False, help="The format; the guide on exports lists them.")
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            show_default=False,
+            help="The format: trl, megatron, axolotl, llama-factory, xtuner, olmo-core, mds, or automodel.",
+        ),
     ] = "",
     output: Annotated[
         Path | None,

@@ -215,6 +215,13 @@ def _detail(table: Table, label: str, count: int) -> None:
     table.add_row("", Text(f"  {label}", "dim"), Text(f"{count:,}", "dim"))
 
 
+def _most(manifest: Manifest) -> str:
+    """Return what the efficiency is a share of."""
+    if manifest.row_shape.padding == "none":
+        return f"rows × {manifest.sequence_length:,} positions"
+    return "all positions"
+
+
 def _print_packing(manifest: Manifest, console: Console) -> None:
     packing = manifest.packing_metadata
     if packing.enabled:
@@ -231,7 +238,7 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
             table.add_row(
                 "efficiency",
                 Text(f"{packing.packing_efficiency:.2f} %", "bold"),
-                Text("of all positions hold a token", "dim"),
+                Text(f"of {_most(manifest)} hold a token", "dim"),
             )
         table.add_row(
             f"{'samples' if manifest.ledger.samples else 'conversations'} per row",

@@ -185,7 +185,7 @@ def _print_figures(run: DryRun, console: Console) -> None:
         if rows or kind == "train":
             table.add_row(title, _number(rows, run), Text(remark, "dim") if kind == "train" else "")
         for name in names if len(names) > 1 and rows else ():
-            table.add_row(f"  {name}", _number(run.rows[name], run), "")
+            table.add_row(f"{'  ' if kind == 'train' else '    '}{name}", _number(run.rows[name], run), "")
     if run.packing_efficiency is not None:
         table.add_row("efficiency", f"{'' if run.whole else '~ '}{run.packing_efficiency:.2f} %", "")
     sizes = ", ".join(f"{name.replace('_', ' ')} {in_bytes(size)}" for name, size in run.bytes_on_disk.items())
