@@ -114,10 +114,12 @@ def type_of(schema: dict[str, Any]) -> str:
     if "const" in schema:
         return code(schema["const"])
     if "anyOf" in schema:
-        kinds = [type_of(one) for one in schema["anyOf"] if one.get("type") != "null"]
+        admitted = [one for one in schema["anyOf"] if one.get("type") != "null"]
+        several = [one.get("items") in admitted for one in admitted]
+        kinds = ["a list of them" if list_of else type_of(one) for one, list_of in zip(admitted, several, strict=True)]
         return " or ".join(dict.fromkeys(kinds))
     if "$ref" in schema:
-        return schema["$ref"].rpartition("/")[2].lower()
+        return "mapping"
     kind = schema.get("type", "any")
     if kind == "array":
         items = schema.get("items", {})
@@ -160,7 +162,7 @@ def settings_table(properties: dict[str, Any], required: list[str]) -> list[str]
 
 def config_page() -> str:
     schema = config_model().model_json_schema()
-    source = schema["$defs"]["Source"]
+    source, balance = schema["$defs"]["Source"], schema["$defs"]["Balance"]
     training = training_model().model_json_schema()
     aliases = ["", "`licence` is accepted as an alias of `license`.", ""]
     return "\n".join(
@@ -184,6 +186,12 @@ def config_page() -> str:
             "",
             "A file that is matched by several entries is read once. The guide",
             "[Mixtures and epochs](../guides/mixtures-and-epochs.md) explains `weight`, `limit` and `weighting`.",
+            "",
+            "### Keys of `balance`",
+            "",
+            *settings_table(balance["properties"], balance.get("required", [])),
+            "",
+            "The guide [Balance the work of ranks](../guides/balance.md) explains them.",
             "",
             "## Training",
             "",
