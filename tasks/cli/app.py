@@ -97,6 +97,8 @@ def main() -> None:
             error.show()
             sys.exit(UsageError.exit_code)
         command = error.ctx.info_name if error.ctx and error.ctx.parent else None
+        if error.ctx is None and arguments[0] in typer.main.get_group(app).commands:  # an option that lacks its value
+            command = arguments[0]
         help_command = " ".join(filter(None, ("packcorpus", command, "--help")))
         failure = UsageError("bad_command_line", f"{error.format_message().rstrip('.')}; see {help_command}")
     except Exception as error:

@@ -214,6 +214,7 @@ def test_a_mistake_in_a_command_refers_to_the_help_of_that_command(tmp_path: Pat
     for words, helped in (
         (["pack", "--sequence"], "packcorpus pack --help"),
         (["diff", "a"], "packcorpus diff --help"),
+        (["export", "--to"], "packcorpus export --help"),
         (["--nosuch"], "packcorpus --help"),
         (["nosuch"], "packcorpus --help"),
     ):
