@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,10 @@ from tasks.tokenization.segments import Segments, segments_of
 # The maximum number of shapes that a template is tried with, if it can be filled for none of them.
 MOST_FAILURES = 8
 
+# Shapes of what a template reads itself are rare if fewer than one in HIT conversations is filled in with them, which
+# shows after MOST_MISSES. Then only one in LOOKED_AT is tried: a shape takes as long as to compose a conversation.
+HIT, MOST_MISSES, LOOKED_AT = 8, 64, 16
+
 # The maximum number of shapes. Conversations of more shapes are rendered, and so are those of more messages than this.
 MOST_SHAPES = 1024
 
@@ -74,16 +79,21 @@ class Shape:
 
 def shape_of_sample(segments: Segments, conversation: Conversation, turn: int | None, layout: str = "") -> Shape:
     """Return the shape of a sample of a conversation; `turn` and `layout` as in `Shape`."""
-    roles = [message.role for message in conversation.messages]
+    usual, turns = _order_of(tuple([message.role for message in conversation.messages]))
     return Shape(
         tokens=np.array(segments.tokens, np.int32),
         trained=np.array(segments.trained, bool),
         separator=segments.separator,
-        usual=usual_order(roles),
-        turns=turns_of(roles),
+        usual=usual,
+        turns=turns,
         turn=-1 if turn is None else turn,
         layout=layout,
     )
+
+
+@lru_cache(1024)
+def _order_of(roles: tuple[str, ...]) -> tuple[bool, int]:
+    return usual_order(roles), turns_of(roles)
 
 
 class Prepared(Struct, gc=False):
@@ -200,6 +210,8 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         self._by_shape: dict[ConversationShape, Filling | None] = {}
         self._seen: set[int] = set()  # hashes of shapes
         self._failures = dict.fromkeys(Reads, 0)  # shapes without a filling, if there is none with one
+        self._misses = dict.fromkeys(Reads, 0)  # conversations that were not filled in, less HIT for each that was
+        self._count = 0
         self._pieces = 0
 
     def __missing__(self, names: tuple[str, ...]) -> Filling | None:
@@ -231,9 +243,14 @@ class Frames(dict[tuple[str, ...], Filling | None]):
 
     def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Filling | None, list[str]]:
         """Return what conversations of this shape are filled into, and the values of this one."""
+        self._count += 1
         for reads in Reads:
             if self._failures[reads] >= MOST_FAILURES and has_tools(conversation):
                 continue  # it is filled in for no shape, and the shape has objects
+            if reads:
+                if self._misses[reads] > MOST_MISSES and self._count % LOOKED_AT:
+                    continue
+                self._misses[reads] = min(self._misses[reads] + 1, 2 * MOST_MISSES)
             found = shape_of(conversation, trained, reads)
             if found is None:
                 break
@@ -247,6 +264,8 @@ class Frames(dict[tuple[str, ...], Filling | None]):
                     self._by_shape[shape] = self._render(shape, trained)
                     self._failures[reads] += 1 if self._by_shape[shape] is None else -MOST_SHAPES
             filling = self._by_shape.get(shape)
+            if filling and reads:
+                self._misses[reads] = max(self._misses[reads] - HIT, 0)
             if filling or not shape.has_objects:
                 return filling, values
         return None, []

@@ -10,11 +10,15 @@ Adjacent spans of text are one text if both are trained on, or neither.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.spans import TEXT, Span
+
+# Tokens, flags, and texts.
+_Columns = tuple[list[int], list[bool], list[str]]
 
 
 class Segments(NamedTuple):
@@ -28,6 +32,29 @@ class Segments(NamedTuple):
 
 def segments_of(spans: Sequence[Span], encoder: Encoder) -> Segments:
     """Return the segments of spans. Raises Reject if there is no span."""
+    closing = _closing(spans)
+    separator = closing.token != encoder.eos_id
+    columns = _unjoined(spans) if encoder.leading_space == "none" else None
+    tokens, flags, texts = columns or _joined(spans, encoder)
+    if separator:
+        tokens.append(encoder.eos_id)
+        flags.append(closing.trained)
+    return Segments(tokens, flags, texts, separator)
+
+
+def _unjoined(spans: Sequence[Span]) -> _Columns | None:
+    """Return tokens, flags, and texts of spans; None if adjacent ones are one text."""
+    strings, tokens, flags, *_ = zip(*spans, strict=True)
+    are_texts = bytes(map(TEXT.__eq__, tokens))
+    if b"\1\1" in are_texts:
+        kinds = bytes([flag if is_text else 2 for is_text, flag in zip(are_texts, flags, strict=True)])
+        if b"\0\0" in kinds or b"\1\1" in kinds:
+            return None
+    return [*tokens], [*flags], [*compress(strings, are_texts)]
+
+
+def _joined(spans: Sequence[Span], encoder: Encoder) -> _Columns:
+    """Return tokens, flags, and texts of spans."""
     tokens: list[int] = []
     flags: list[bool] = []
     texts: list[str] = []
@@ -56,12 +83,7 @@ def segments_of(spans: Sequence[Span], encoder: Encoder) -> Segments:
         flags.append(span.trained)
     if pending:
         close()
-    closing = _closing(spans)
-    separator = closing.token != encoder.eos_id
-    if separator:
-        tokens.append(encoder.eos_id)
-        flags.append(closing.trained)
-    return Segments(tokens, flags, texts, separator)
+    return tokens, flags, texts
 
 
 def _has_leading_space(encoder: Encoder, after: str, start: bool) -> bool:
