@@ -116,7 +116,7 @@ def has_tools(conversation: Conversation) -> bool:
     return bool(conversation.tools) and _are_objects(conversation.tools)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=512)
 def _are_objects(tools: tuple[str, ...]) -> bool:
     return all(_kind(tool) == _OBJECT for tool in tools)
 
@@ -204,7 +204,7 @@ def can_be_filled(
 
     `unusual` says which it may write differently. Of an object, a template sees nothing but its JSON.
     """
-    if any(not value or value.isspace() or "\0" in value for value in values):
+    if "" in values or any(map(str.isspace, values)) or "\0" in "".join(values):
         return False
     seen = ["{}" if number in objects else value for number, value in enumerate(values)]
     return not (unusual and unusual(seen))
@@ -212,7 +212,10 @@ def can_be_filled(
 
 def as_json(text: str, is_object: bool, form: Sequence[Any]) -> str:
     """Return a value as a template writes it with `tojson`, whose arguments are `form`."""
-    ascii, indent, separators, sort_keys = form
-    value = orjson.loads(text) if is_object else text
-    separators = tuple(separators) if separators else None
-    return json.dumps(value, ensure_ascii=ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _encoder(*form[:2], *(form[2] or (None, None)), form[3]).encode(orjson.loads(text) if is_object else text)
+
+
+@lru_cache
+def _encoder(ascii: bool, indent: Any, item: str | None, key: str | None, sort_keys: bool) -> json.JSONEncoder:
+    separators = (item, key) if item is not None and key is not None else None
+    return json.JSONEncoder(ensure_ascii=ascii, indent=indent, separators=separators, sort_keys=sort_keys)

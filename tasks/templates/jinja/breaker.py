@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
@@ -31,8 +31,8 @@ _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10
 _SPACE = r"(?:\s|\\[nrtf]|\\u00(?:0b|1[c-f]))*"
 _CUT_ESCAPE = re.compile(rf'\\\\[\\u0-9a-f]{{0,12}}{_SPACE}"')
 _WRITES_BACKSLASH = re.compile(r"""\\(?![nrt"'])""")
-# What could continue one: how strings start, in JSON, and how texts start in the source of a template.
-_START = re.compile(rf"""(?:^|["'}}]){_SPACE}((?:\\\\|[u0-9a-f]){{1,11}})""")
+# How strings start, in JSON, and texts in the source of a template.
+_START = rf"""(?:^|["'}}]){_SPACE}"""
 
 _LIKE_ESCAPE = re.compile(r"\\u[0-9a-f]{4}|^[\\u0-9a-f]{2,12}$")
 
@@ -60,11 +60,18 @@ class Breaker:
         except (orjson.JSONEncodeError, RecursionError):
             raise _too_deep() from None
 
+    def broken_json(self, json: str) -> tuple[str, str]:
+        """Return compact JSON with broken control strings, and what breaks them. Raises Reject."""
+        breaker = self._breaker(json)
+        return self._intact.changed(json, lambda text: self._break_text(text, breaker)), breaker
+
     def may_join(self, text: str) -> bool:
         """Return whether a neighboring text could complete a control string at an end of this one."""
         starts, ends, insides, long = self._fragments
         core = text.strip()
-        return ends.match(core) or starts.match(core) or core in insides or any(core in string for string in long)
+        if ends.match(core) or starts.match(core) or core in insides:
+            return True
+        return any(core in string for string in long)
 
     @cached_property
     def _fragments(self) -> tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]:
@@ -85,19 +92,16 @@ class Breaker:
         They do not contain it escaped either, and no two texts of the conversation or the template do if one follows
         the other; nor do a control string and its escaped form contain each other.
         """
-        seen = self._private | (set(text) if not text.isascii() else set())
-        starts = set[str]()
-        if self._writes_backslash or _CUT_ESCAPE.search(text):
-            found = {match[1] for source in (text, self._source) for match in _START.finditer(source)}
-            starts = {start[:length] for start in found for length in range(1, len(start) + 1)}
+        continues = self._writes_backslash or ("\\" in text and _CUT_ESCAPE.search(text) is not None)
         for private in (chr(code) for code in chain(*_PRIVATE)):
             form = escaped(private)
-            if private in seen or escaped(form) in text or form in self._source:
+            if private in text or private in self._private or escaped(form) in text or form in self._source:
                 continue
             if any(string in form or form in string for string in self._like_escapes):
                 continue
-            if starts.isdisjoint(escaped(form[cut:]) for cut in range(1, len(form))):
-                return private
+            if continues and any(_continues(form).search(source) for source in (text, self._source)):
+                continue
+            return private
         raise Reject("no_private_character", "the conversation uses all 137,468 private characters of Unicode")
 
     @cached_property
@@ -153,12 +157,14 @@ class Breaker:
             return text
         starts, ends, insides, long = self._fragments
         before = ends.match(core)
-        after = core in insides or starts.match(core) or any(core in string for string in long)
+        after = core in insides or starts.match(core) or (long and any(core in string for string in long))
+        if not before and not after and not self._encoder.control_pattern.search(core):
+            return text
         left, right = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
         broken = self._break_controls(core, breaker)
         # Two breakers in a row only ever follow a control string of one character.
         before = before and not broken.startswith(breaker)
-        return left + breaker * before + broken + breaker * after + right
+        return left + breaker * before + broken + breaker * bool(after) + right
 
     def _break_controls(self, text: str, breaker: str) -> str:
         """Break each control string after its first character, also within another one.
@@ -212,6 +218,8 @@ class _Ends:
 
     def match(self, text: str) -> bool:
         """Return whether the text starts or ends with one of the strings."""
+        if (text[:1] if self._left else text[-1:]) not in self._stems:
+            return False
         for k in range(1, min(self._longest, len(text)) + 1):
             piece = text[:k] if self._left else text[-k:]
             if piece in self._strings:
@@ -225,6 +233,13 @@ def _too_deep() -> Reject:
     return Reject("too_deep", "a tool, or the arguments of a tool call, are nested too deeply")
 
 
+@lru_cache
+def _continues(form: str) -> re.Pattern[str]:
+    """Return what finds a text that starts with the rest of an escaped character."""
+    return re.compile(f"{_START}(?:{'|'.join(re.escape(escaped(form[cut:])) for cut in range(1, len(form)))})")
+
+
+@lru_cache(1024)
 def escaped(text: str) -> str:
     """Escape a text as in ASCII JSON."""
     return json.dumps(text)[1:-1]

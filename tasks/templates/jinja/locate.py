@@ -12,6 +12,7 @@ end token only at the very end. Then together would train on a text that the mod
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -202,6 +203,15 @@ def _range_in(whole: str, prompt: str, answer: str, ends: re.Pattern[str]) -> Ra
         if only_ends and whole.startswith(answer[:stop], start) and (before or answer[before:stop].strip()):
             return start, start + stop
     return None
+
+
+def is_written(value: str, answer: str) -> bool:
+    """Return whether a value is in an answer, as text or as JSON, whatever white space there is."""
+    if value in answer:
+        return True
+    written = "".join(answer.split())
+    forms = (value, *(json.dumps(value, ensure_ascii=flag)[1:-1] for flag in (False, True)))
+    return any("".join(form.split()) in written for form in forms)
 
 
 def _content(message: Any) -> str:

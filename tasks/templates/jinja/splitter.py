@@ -7,6 +7,7 @@ The samples of a conversation begin with the same text, which is cut once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import inf
@@ -25,12 +26,13 @@ class Splitter:
     def __init__(self, encoder: Encoder):
         self._encoder = encoder
         controls = encoder.controls.items()
-        self._spans = {
+        self.controls = {
             (string, flag): Span(string, token, flag, "") for string, token in controls for flag in (False, True)
         }
         # What follows a control string decides whether it is part of a longer one, or absorbs white space.
         self._ahead = max(map(len, encoder.controls), default=0)
         self._is_local = not encoder.strips_left and not encoder.strips_right and 1 not in map(len, encoder.controls)
+        self._control = re.compile(f"({encoder.control_pattern.pattern})")
         self._last: tuple[str, str, float, list[Span], list[int]] = ("", "", 0, [], [])
 
     def split(self, text: str, ranges: Ranges, breaker: str) -> list[Span]:
@@ -55,7 +57,7 @@ class Splitter:
             if string:
                 while edges[passed] <= place:
                     passed += 1
-                spans.append(self._spans[string, passed % 2 == 1])
+                spans.append(self.controls[string, passed % 2 == 1])
                 ends.append(stop)
             end = stop
         self._last = text, breaker, edges[0], spans, ends
@@ -71,6 +73,16 @@ class Splitter:
         while count and not (ends[count - 1] <= same and spans[count - 1].token != TEXT):
             count -= 1
         return spans[:count], ends[:count]
+
+    def marked(self, text: str, breaker: str) -> str:
+        """Return a text with NUL around the control strings that a template has written."""
+        if self._is_local:
+            return "\0".join(self._control.split(text))
+        parts, end = [], 0
+        for (start, stop), string, _ in self.controls_in(text, breaker):
+            parts += [text[end:start], string]
+            end = stop
+        return "\0".join([*parts, text[end:]])
 
     def controls_in(self, text: str, breaker: str, start: int = 0) -> Iterator[tuple[tuple[int, int], str, int]]:
         """Yield the control strings that a template has written: with white space around it, the string, its place."""

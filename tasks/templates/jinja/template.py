@@ -21,7 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, product
 from typing import Any
 
@@ -35,12 +35,16 @@ from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja.breaker import Breaker, Broken, escaped
 from tasks.templates.jinja.composed.composer import Composer, Composing
+from tasks.templates.jinja.composed.composition import Outlined
+from tasks.templates.jinja.composed.known_pieces import KnownPieces
+from tasks.templates.jinja.locate import is_written
 from tasks.templates.jinja.neutral import Neutral
 from tasks.templates.jinja.sandbox.lockstep import Steps, results_of
 from tasks.templates.jinja.sandbox.renderer import Renderer
 from tasks.templates.jinja.sandbox.requests import Job, Rendering
 from tasks.templates.jinja.splitter import Splitter
 from tasks.templates.jinja.token_boundary import TokenBoundary
+from tasks.templates.jinja.traced import GAP_OF_PIECE
 from tasks.templates.jinja.unusual import Edges, Head, Unusual
 from tasks.templates.placeholders import GAP, is_placeholder
 from tasks.templates.reasoning import ReasoningForm, reasoning_of, separated, with_reasoning
@@ -137,18 +141,32 @@ class JinjaTemplate(Template):
         conversation, trained, added = self.adjust.of(conversation, trained)
         if any(message.tool_calls and message.reasoning for message in conversation.messages):
             _ = self._reasons_before_calls  # which is tried now, before answers to many conversations are on their way
+        composed = yield from self._composed(conversation, trained)
+        if composed and not composed.is_compared:
+            return _of_data(composed.samples, added)
+        samples = yield from self._rendered(conversation, trained)
+        if composed and composed.samples != samples:
+            raise AssertionError(f"{samples} are composed as {composed.samples}")
+        return _of_data(samples, added)
+
+    def _composed(self, conversation: Conversation, trained: Sequence[bool]) -> Composing:
+        """Return the samples of a conversation if they can be composed (see `composer`), else None."""
+        apart = None if self._all else self._separate(conversation)
+        if apart is None or (self._call_form and self._call_form[1]):
+            return None
+        return (yield from self._composer.compose(apart, trained))
+
+    def _rendered(self, conversation: Conversation, trained: Sequence[bool]) -> Steps:
+        """Return the samples of a conversation that is rendered as a whole."""
         broken = self._broken(conversation)
         breaker = broken.breaker
         turns = [k for k, flag in enumerate(trained) if flag != self._all]
-        job = Job([], None, self._marked and not self._all, turns, "others" if self._all else self._turns)
-        composed = yield from self._composed(job, conversation, trained, broken)
-        rendering = composed or (yield self._filled(job, broken))
-        if job.method == "auto" and not self._is_read_alike(rendering, breaker):
+        method = "others" if self._all else self._turns
+        job = self._filled(Job([], None, self._marked and not self._all, turns, method), broken)
+        rendering = yield job
+        if method == "auto" and not self._is_read_alike(rendering, breaker):
             job = job._replace(method="apart")
-            composed = yield from self._composed(job, conversation, trained, broken)
-            rendering = composed or (yield self._filled(job, broken))
-        if not composed:
-            job = self._filled(job, broken)
+            rendering = yield job
         turns, trained = _prompted(rendering, turns, trained)
         if rendering.lost:
             yield from self._require_own_controls(self._controls_of(rendering, breaker), job, conversation)
@@ -160,24 +178,12 @@ class JinjaTemplate(Template):
             samples = [Sample(self._splitter.split(rendering.text, marked, breaker))]
         else:
             self._require_located(rendering, conversation, "its prompt", breaker)
-            samples = self._samples_of(rendering, conversation, turns, marked, breaker, added)
-        if composed:  # its pieces were looked at
-            return samples
+            samples = self._samples_of(rendering, conversation, turns, marked, breaker)
         controls = [[span.text for span in sample.spans if span.token != TEXT] for sample in samples]
         if not samples or samples[0].turn is not None:
             controls.insert(0, [string for _, string, _ in self._splitter.controls_in(rendering.text, breaker)])
         yield from self._require_own_controls(controls, job, conversation)
         return samples
-
-    def _composed(self, job: Job, conversation: Conversation, trained: Sequence[bool], broken: Broken) -> Composing:
-        """Return the rendering of a job if it can be composed (see `composer`), else None."""
-        apart = None if self._all else self._separate(conversation)
-        if apart is None or (self._call_form and self._call_form[1]):
-            return None
-        whole = partial(self._filled, job, broken)
-        return (
-            yield from self._composer.compose(job, whole, apart, trained, "" if broken.is_intact else broken.breaker)
-        )
 
     def _filled(self, job: Job, broken: Broken) -> Job:
         """Return a job with the messages and tools of a conversation, as the template expects them."""
@@ -186,12 +192,8 @@ class JinjaTemplate(Template):
 
     @cached_property
     def _composer(self) -> Composer:
-        reads = self._reasoning_form is not ReasoningForm.NONE or self.adjust.drop_reasoning
-
-        def job_of(job: Job, placeholders: Conversation) -> Job:
-            return self._filled(job, self._broken(placeholders))
-
-        return Composer(self._encoder, self._breaker, self._neutral, job_of, reads)
+        pieces = KnownPieces(self._encoder, self._breaker, self._neutral, self._splitter)
+        return Composer(self._encoder, self._splitter.controls, pieces, self._boundary, self._turns, self._outlined)
 
     def _require_own_controls(
         self, found: list[list[str]], job: Job, conversation: Conversation
@@ -238,17 +240,17 @@ class JinjaTemplate(Template):
         turns: Sequence[int],
         marked: Ranges | None,
         breaker: str,
-        added: int,
+        later: list[tuple[str, str]] | None = None,
     ) -> list[Sample]:
-        """Return the samples that were located, after checking them; `added` messages came before those of the data."""
+        """Return the samples that were located, after checking them; `later` as in `_require_written`."""
         found = []
         for text, ranges, turn, _ in rendering.samples:
             if turn is None and marked is not None:
                 self._require_agreement(ranges, marked, turns)
                 ranges = marked
             for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
-                self._require_written(conversation.messages[k], k, text[start:stop], breaker)
-            found.append(Sample(self._splitter.split(text, ranges, breaker), None if turn is None else turn - added))
+                self._require_written(conversation.messages[k], k, text[start:stop], breaker, later)
+            found.append(Sample(self._splitter.split(text, ranges, breaker), turn))
         return found
 
     def separate(self, conversation: Conversation) -> Conversation | None:
@@ -277,15 +279,52 @@ class JinjaTemplate(Template):
         edges = Edges(heads or [], self._boundary)
         if edges.reached:  # as in `samples`
             rendering, strips = self._traced(broken, turns, "apart")
-        if rendering.lost or rendering.unusual is None or heads is None:
+        if (
+            heads is None
+            or (found := self._samples_of_placeholders(rendering, conversation, turns, trained, broken)) is None
+        ):
+            return None
+        samples, (*tests, formats), inline = found
+        return Outline(_of_data(samples, added), Unusual(tests, edges, strips, inline), formats)
+
+    def _outlined(
+        self, placeholders: Conversation, trained: Sequence[bool], method: Turns, values: Sequence[Any]
+    ) -> Generator[Job, Rendering | None, Outlined | None]:
+        """Return samples of placeholders with gaps for pieces, if the template only writes and tests its values."""
+        turns = [k for k, flag in enumerate(trained) if flag]
+        broken = self._broken(placeholders)
+        job = self._filled(Job([], None, self._marked, turns, method, "pieces", values), broken)
+        rendering = yield job
+        later: list[tuple[str, str]] = []
+        try:
+            found = rendering and self._samples_of_placeholders(rendering, placeholders, turns, trained, broken, later)
+        except (Reject, DataError):  # the conversations themselves will say why
+            return None
+        if not rendering or not found:
+            return None
+        samples, (*tests, formats), inline = found
+        unusual = Unusual(tests, None, bool(tests[3]), inline)
+        heads = [Head(*head) for head in self._inner_turns(rendering, broken.breaker)] if method == "auto" else []
+        return Outlined(samples, heads, unusual, formats, rendering.pieces, later)
+
+    def _samples_of_placeholders(
+        self,
+        rendering: Rendering,
+        conversation: Conversation,
+        turns: list[int],
+        trained: Sequence[bool],
+        broken: Broken,
+        later: list[tuple[str, str]] | None = None,
+    ) -> tuple[list[Sample], list[list[Any]], bool] | None:
+        """Return samples, what was traced, and whether reasoning in a content matters."""
+        if rendering.lost or rendering.unusual is None:
             return None
         turns, trained = _prompted(rendering, turns, trained)
         marked = self._marked_turns(rendering, conversation, trained)
-        found = self._samples_of(rendering, conversation, turns, marked, breaker, added)
-        *tests, formats = rendering.unusual
+        samples = self._samples_of(rendering, conversation, turns, marked, broken.breaker, later)
         reads = self._reasoning_form is not ReasoningForm.NONE or self.adjust.drop_reasoning
         inline = reads or rendering.unprompted or not all(sample.plain for sample in rendering.samples)
-        return Outline(found, Unusual(tests, edges, strips, inline), formats)
+        return samples, rendering.unusual, inline
 
     def _traced(self, broken: Broken, turns: list[int], method: Turns) -> tuple[Rendering, bool]:
         """Return the rendering of placeholders, and whether white space around some values is stripped."""
@@ -300,19 +339,29 @@ class JinjaTemplate(Template):
     def _heads(self, rendering: Rendering, breaker: str) -> list[Head] | None:
         """Return the starts of trained turns that `_is_read_alike` looks at; None if a value there is JSON."""
         heads: list[Head] = []
-        for text, ranges, turn, _ in rendering.samples:
-            for start, stop in self._inner(text, ranges) if turn is None else []:
-                ends = [match.end() for match in self._encoder.control_pattern.finditer(text, 0, start)]
-                tail = text[ends[-1] if ends else 0 : start].replace(breaker, "")
-                gap = GAP.search(text, start, stop)
-                written = text[start : gap.start() if gap else stop].replace(breaker, "")
-                if gap and not self._boundary.is_complete(written):
-                    written += gap.group()
-                if any(gap[2] for part in (tail, written) for gap in GAP.finditer(part)):
-                    return None
-                if tail:
-                    heads.append(Head(tail, written))
+        for tail, turn in self._inner_turns(rendering, breaker):
+            gap = GAP.search(turn)
+            written = turn[: gap.start()] if gap else turn
+            if gap and not self._boundary.is_complete(written):
+                written += gap.group()
+            if any(gap[2] for part in (tail, written) for gap in GAP.finditer(part)):
+                return None
+            if tail:
+                heads.append(Head(tail, written))
         return heads
+
+    def _inner_turns(self, rendering: Rendering, breaker: str) -> Iterator[tuple[str, str]]:
+        """Yield trained turns that later prompts contain: the text before, from the last control token on, and after.
+
+        What follows the first control token of a turn is left out.
+        """
+        controls = self._encoder.control_pattern
+        for text, ranges, turn, _ in rendering.samples:
+            for start, stop in ranges[:-1] if turn is None else []:
+                ends = [match.end() for match in controls.finditer(text, 0, start)]
+                first = controls.search(text, start, stop)
+                tail, written = text[ends[-1] if ends else 0 : start], text[start : first.end() if first else stop]
+                yield tail.replace(breaker, ""), written.replace(breaker, "")
 
     def _without(self, rendering: Rendering) -> Ranges:
         """Return the ranges between the located turns, which are all but them."""
@@ -434,30 +483,41 @@ class JinjaTemplate(Template):
                     "writes, or remove the marks",
                 )
 
-    def _require_written(self, message: Message, k: int, answer: str, breaker: str) -> None:
+    def _require_written(
+        self, message: Message, k: int, answer: str, breaker: str, later: list[tuple[str, str]] | None
+    ) -> None:
         """Check that the template wrote a turn, its reasoning, and its calls.
 
-        What it never writes may be in the answer by chance, so the texts alone do not decide.
+        What it never writes may be in the answer by chance, so the texts alone do not decide. Placeholders that pieces
+        may write are added to `later`, with the answer.
         """
-        if message.content.strip() and not self._encoder.control_pattern.sub("", answer).strip():
+        said = self._encoder.control_pattern.sub("", answer)
+        if message.content.strip() and not said.strip():
             raise Reject(
                 "answer_not_written", f"messages[{k}] has content, and the template {self.name} writes nothing of it"
             )
-        answer = _JSON_GAP.sub("\0\\1\0", answer.replace(breaker, ""))
+        gaps = answer = answer.replace(breaker, "")
+        answer = _JSON_GAP.sub("\0\\1\0", answer)
         reasoning = reasoning_of(message)
         never = self._reasoning_form is ReasoningForm.NONE and bool(message.reasoning)
         never = never and not (message.tool_calls and self._reasons_before_calls)
-        if reasoning and (never or not _is_in(reasoning, answer)):
+        names = [call.name for call in message.tool_calls]
+        if later is not None and not never and self._call_form:
+            content = "" if GAP_OF_PIECE.sub("", said).strip() else message.content
+            needed = filter(None, (content, reasoning, *names))
+            later += [(value, gaps) for value in needed if not is_written(value, answer)]
+            return
+        if reasoning and (never or not is_written(reasoning, answer)):
             raise DataError(
                 "reasoning_not_written",
                 f"template {self.name}: messages[{k}] has reasoning, and the template has no place for it; "
                 "set `reasoning: drop`, or use a template with a place for reasoning",
             )
-        for call in message.tool_calls:
-            if self._call_form is None or not _is_in(call.name, answer):
+        for name in names:
+            if self._call_form is None or not is_written(name, answer):
                 raise Reject(
                     "calls_not_written",
-                    f"messages[{k}] calls {call.name!r}, and the template {self.name} does not write tool calls",
+                    f"messages[{k}] calls {name!r}, and the template {self.name} does not write tool calls",
                 )
 
     def _is_read_alike(self, rendering: Rendering, breaker: str) -> bool:
@@ -469,13 +529,8 @@ class JinjaTemplate(Template):
             (self._boundary.tail(text[:start].replace(breaker, "")), text[start:stop].replace(breaker, ""))
             for text, ranges, turn, _ in rendering.samples
             if turn is None
-            for start, stop in self._inner(text, ranges)
+            for start, stop in ranges[:-1]  # which later prompts contain
         )
-
-    @staticmethod
-    def _inner(text: str, ranges: Ranges) -> Ranges:
-        """Return the ranges that a later prompt contains."""
-        return ranges[:-1]
 
     def _without_space(self, text: str, start: int, stop: int) -> int:
         """Return the end of a turn without white space after its last control token."""
@@ -488,13 +543,9 @@ def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -
     return (turns[1:], [False, *trained[1:]]) if rendering.unprompted else (turns, trained)
 
 
-def _is_in(value: str, answer: str) -> bool:
-    """Return whether a value is in an answer, as text or as JSON, whatever white space there is."""
-    if value in answer:
-        return True
-    written = "".join(answer.split())
-    forms = (value, *(json.dumps(value, ensure_ascii=flag)[1:-1] for flag in (False, True)))
-    return any("".join(form.split()) in written for form in forms)
+def _of_data(samples: list[Sample], added: int) -> list[Sample]:
+    """Return samples with the numbers that their turns have in the data, without messages that were added before."""
+    return [Sample(spans, None if turn is None else turn - added) for spans, turn in samples] if added else samples
 
 
 def _has_all_space(rendering: Rendering) -> bool:

@@ -75,10 +75,9 @@ class Unusual:
 
     def __call__(self, contents: Sequence[str]) -> bool:
         """Return whether one of the contents, none of which is blank, is unusual."""
-        for needle in self._needles:
-            for content in contents:
-                if needle in content:
-                    return True
+        joined = "\0".join(contents)  # which no needle contains
+        if any(needle in joined for needle in self._needles):
+            return True
         if self._inline and any(
             (content[0] in _FIRST or content[0].isspace()) and MARKER.match(content) for content in contents
         ):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,6 +17,7 @@ from support.profiles import examples
 from support.templates.modern_templates import LOOP, PROMPT
 from support.tokenizer_kinds import open_kind, tokenize
 
+from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError
 from tasks.templates.jinja.composed import composer
 from tasks.templates.jinja.composed.composer import Composer
@@ -22,6 +25,9 @@ from tasks.templates.jinja.composed.composition import Composition
 from tasks.templates.jinja.memo import blocks
 from tasks.templates.jinja.splitter import Splitter
 from tasks.templates.jinja.template import JinjaTemplate
+from tasks.templates.placeholders import Reads
+from tasks.templates.spans import Sample, trained_turns
+from tasks.tokenization import frames
 from tasks.tokenization.frames import Filling
 
 KIND = "hf_byte_level"
@@ -47,7 +53,7 @@ TEMPLATES = {
     "one macro for each": "{% macro all(tools) %}{% for t in tools %}{{ t.function }}{% endfor %}{% endmacro %}"
     "{{ all(tools or []) }}" + LOOP + ARGUMENTS + END,
     # Namespaces: a flag, a name that is written later, and one that only some calls set.
-    "flag": START + LOOP + "{% set ns.any = false %}{% for c in m.tool_calls or [] %}"
+    "flag": START + LOOP + "{% set ns.any = false %}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
     "{% for k in c.function.arguments %}{{ ', ' if ns.any }}{{ k }}{% set ns.any = true %}{% endfor %}{% endfor %}"
     "{{ 'some' if ns.any else 'none' }}" + END,
     "name": START + LOOP + "{% for c in m.tool_calls or [] %}{% for k in c.function.arguments %}"
@@ -59,14 +65,15 @@ TEMPLATES = {
     + "{% for c in m.tool_calls or [] %}{% if c.function.arguments | length > 1 %}"
     "{% set ns.name = c.function.name %}{% endif %}{% endfor %}{{ ns.name or 'short' }}" + ARGUMENTS + END,
     # Texts are changed, so that control strings could come of them, or stripped, or end in a part of one.
-    "lower": LOOP + "{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}"
+    "lower": LOOP
+    + "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% for k, v in c.function.arguments | items %}"
     "<|eot_id|>{{ v | string | lower }}{% endfor %}{% endfor %}" + END,
     "ends open": LOOP + "{% for c in m.tool_calls or [] %}{% for k in c.function.arguments %}{{ k }}<|im{% endfor %}"
     "{% endfor %}_end|>" + END,
     "stripped": "{% macro keys(c) %} {% for k in c.function.arguments %}{{ k }} {% endfor %}{% endmacro %}"
     + LOOP
-    + "{% for c in m.tool_calls or [] %}[{{ (' a ' ~ keys(c)) | trim }}|{{ (keys(c) ~ ' a ') | trim }}|"
-    "{{ keys(c) | trim }}]"
+    + "{% for c in m.tool_calls or [] %}{{ c.function.name }}[{{ (' a ' ~ keys(c)) | trim }}|"
+    "{{ (keys(c) ~ ' a ') | trim }}|{{ keys(c) | trim }}]"
     "{% endfor %}" + END,
     "eos in arguments": LOOP + "{% for c in m.tool_calls or [] %}{% for k in c.function.arguments %}"
     "{{ k }}{{ eos_token }}{% endfor %}{% endfor %}" + END,
@@ -189,16 +196,16 @@ def test_conversations_are_composed(name: str) -> None:
 
 
 def test_a_composed_conversation_is_compared_with_its_rendering() -> None:
-    plain = Composition.rendered
+    plain = Composition.samples
 
     def other(*given: Any) -> Any:
         found = plain(*given)
-        return found and found._replace(text=found.text + "x")
+        return found and [Sample(found[0].spans[1:], found[0].turn), *found[1:]]
 
     template = template_of("arguments")
     with ways(compose=True), mock.patch.object(composer, "COMPARED", 1):
         rows_of([A] * 3, template)
-        with mock.patch.object(Composition, "rendered", other), pytest.raises(AssertionError, match="is composed as"):
+        with mock.patch.object(Composition, "samples", other), pytest.raises(AssertionError, match="are composed as"):
             rows_of([A] * 3, template)
 
 
@@ -222,3 +229,48 @@ def test_texts_with_the_same_start_are_cut_as_if_each_were_the_first(texts: list
         places = sorted({min(edge * 3, len(text)) for edge in edges})[: len(set(edges)) // 2 * 2]
         ranges = list(zip(places[::2], places[1::2], strict=False))
         assert splitter.split(text, ranges, "\ue000") == Splitter(encoder).split(text, ranges, "\ue000")
+
+
+@settings(max_examples=examples(50))
+@given(st.lists(st.sampled_from(["<|im_end|>", "<|im", "_end|>", "a", "\ue000", "§", " "]), max_size=8), st.booleans())
+@example(["§", "\ue000", "\ue000"], True)
+def test_control_strings_are_marked_as_they_are_found(pieces: list[str], alone: bool) -> None:
+    encoder = open_kind(KIND)
+    controls = {**encoder.controls, **({"§": 0} if alone else {})}  # of one character
+    pattern = re.compile("|".join(map(re.escape, sorted(controls, key=len, reverse=True))))
+    found = {"controls": controls, "control_pattern": pattern, "written_pattern": pattern}
+    splitter = Splitter(SimpleNamespace(strips_left=(), strips_right=(), **found))  # type: ignore[arg-type]
+    text = "".join(pieces)
+    marked = splitter.marked(text, "\ue000")
+    assert marked.replace("\0", "") == text
+    assert marked.split("\0")[1::2] == [string for _, string, _ in splitter.controls_in(text, "\ue000")]
+
+
+def test_nothing_is_composed_if_control_tokens_absorb_white_space() -> None:
+    encoder = open_kind(KIND)
+    with mock.patch.object(encoder, "strips_right", frozenset({"<|im_end|>"})), ways(compose=True):
+        template = JinjaTemplate("test.jinja", TEMPLATES["arguments"], encoder, "assistant", "2026-01-01")
+        conversation = read_record(A, "messages")
+        trained = trained_turns(conversation, "assistant")
+        for _ in range(3):
+            steps = template._composed(conversation, trained)
+            with pytest.raises(StopIteration) as end:
+                next(steps)
+            assert end.value.value is None
+
+
+def test_arguments_that_are_rarely_the_same_are_rarely_looked_at() -> None:
+    new = [record_of([{f"k{k}": [0] * k}], [], ["q"]) for k in range(200)]
+    looked_at: list[Reads] = []
+
+    def shape_of(conversation: Any, trained: Any, reads: Reads = Reads.NOTHING) -> Any:
+        looked_at.append(reads)
+        return plain(conversation, trained, reads)
+
+    plain = frames.shape_of
+    with mock.patch.object(frames, "shape_of", shape_of):
+        rows_of(new, template_of("arguments"))
+        assert 64 < looked_at.count(Reads.ARGUMENTS) < 100
+        looked_at.clear()
+        rows_of([*new, *new[:1] * 400], template_of("arguments"))
+        assert looked_at.count(Reads.ARGUMENTS) > 200  # once they are the same, they are looked at again

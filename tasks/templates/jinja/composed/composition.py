@@ -1,133 +1,154 @@
-"""Compose the rendering of a conversation of the rendering of placeholders, its values, and pieces.
+"""Compose the samples of a conversation of the samples of placeholders, its values, and pieces.
 
-    rendering of placeholders   <|im_start|>assistant\n<function=␀5␀>␀p0␀</function><|im_end|>    once for each shape
-    its values, and pieces      "get_weather"      "<parameter=city>Oslo</parameter>"            of this conversation
+    samples of placeholders   <|im_start|> "assistant\\n<function=␀5␀>␀p0␀</function>" <|im_end|>   once for each shape
+    its values, and pieces    "get_weather"    "<parameter=city>Oslo</parameter>"                 of this conversation
 
 Conversations that are read key by key rarely have the same arguments and tools, so that they cannot be filled in whole
 (see `frames`). Their shapes are the same all the same: roles, and which of them have calls. The turns of the
-placeholders were located, so the turns of the conversation are.
+placeholders were located and their control tokens found, so those of the conversation are: its values are filled in as
+they are, and nothing is searched for control tokens again.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
-import orjson
-
-from tasks.templates.jinja.composed.pieces import Expected, Piece, State
-from tasks.templates.jinja.locate import Located, Range
-from tasks.templates.jinja.sandbox.requests import Rendering
+from tasks.templates.jinja.composed.known_pieces import PieceForm, Written
+from tasks.templates.jinja.composed.pieces import Expected
+from tasks.templates.jinja.locate import is_written
+from tasks.templates.jinja.sandbox import limits
 from tasks.templates.jinja.traced import GAP_OF_PIECE
-from tasks.templates.jinja.unusual import Unusual
-from tasks.templates.placeholders import GAP, as_json, can_be_filled, with_values
+from tasks.templates.jinja.unusual import Head, Unusual
+from tasks.templates.placeholders import GAP, as_json, can_be_filled
+from tasks.templates.spans import TEXT, Sample, Span
 
 _ANY_GAP = re.compile(f"{GAP.pattern}|{GAP_OF_PIECE.pattern}")
 
+# Longer conversations are rendered: broken control strings count as text there, and make it a few times as long.
+MOST_CHARACTERS = limits.MOST_CHARACTERS // 32
 
-class _Text:
-    """A text with gaps."""
+# Literals and gaps, in turn.
+_Parts = tuple[str, ...]
 
-    def __init__(self, text: str, edges: Sequence[int]):
-        """`edges` are places in the text to find once it is filled. Raises ValueError if one is in a gap."""
-        self.parts = [""]
-        self.gaps: list[str] = []
-        end = 0
-        starts: list[int] = []
-        for gap in _ANY_GAP.finditer(text):
-            self.parts[-1] = text[end : gap.start()]
-            self.parts += ["", ""]
-            self.gaps.append(gap.group())
-            starts.append(gap.start())
-            end = gap.end()
-        self.parts[-1] = text[end:]
-        lengths = [0, *accumulate(map(len, self.gaps))]
-        self._edges: list[tuple[int, int]] = []  # characters outside gaps, and gaps, before an edge
-        for edge in edges:
-            before = sum(start < edge for start in starts)
-            literal = edge - lengths[before]
-            if before and edge < starts[before - 1] + len(self.gaps[before - 1]):
-                raise ValueError("a turn begins or ends within a value")
-            self._edges.append((literal, before))
 
-    def filled(self, written: Mapping[str, str]) -> tuple[str, list[Range]]:
-        """Return the text with what is written for each gap, and the ranges between its edges."""
-        parts = self.parts.copy()
-        parts[1::2] = map(written.__getitem__, self.gaps)
-        lengths = [0, *accumulate(map(len, parts[1::2]))]
-        edges = [literal + lengths[before] for literal, before in self._edges]
-        return "".join(parts), list(zip(edges[::2], edges[1::2], strict=True))
+class Outlined(NamedTuple):
+    """Samples of placeholders with gaps for pieces, and where trained turns start that later prompts contain."""
+
+    samples: list[Sample]
+    heads: list[Head]
+    unusual: Unusual
+    formats: list[list[Any]]  # of JSON
+    pieces: Sequence[Expected]
+    later: list[tuple[str, str]]  # placeholders, and the turn that must have their values
 
 
 class Composition:
-    """The renderings of all conversations of a shape. Raises ValueError if they cannot be composed."""
+    """The samples of all conversations of a shape. `objects` are the numbers of the values that are JSON."""
 
-    def __init__(self, rendering: Rendering, unusual: Unusual, objects: frozenset[int]):
-        assert rendering.unusual is not None
-        self._unusual, self.objects, self._formats = unusual, objects, rendering.unusual[4]
-        self._pieces = rendering.pieces
-        self._rendering = rendering
-        self._whole = _Text(rendering.text, [edge for each in rendering.marks for edge in each])
-        self._samples = [
-            _Text(text, [edge for each in ranges for edge in each]) for text, ranges, *_ in rendering.samples
+    def __init__(self, outlined: Outlined, objects: frozenset[int], controls: Mapping[tuple[str, bool], Span]):
+        """Raises ValueError if conversations cannot be composed."""
+        samples, heads, self._unusual, self._formats, pieces, later = outlined
+        self.objects, self._controls = objects, controls
+        self.pieces = [PieceForm(expected, objects) for expected in pieces]
+        self._texts: dict[tuple[_Parts, bool], int] = {}  # texts with gaps, and whether they are trained on
+        self._samples = [(self._runs_of(spans), turn) for spans, turn in samples]
+        self._heads = [(_cut(tail), _cut(written)) for tail, written in heads]
+        self._needed = {(int(GAP.findall(value)[0][0]), _cut(turn)) for value, turn in later}
+        gaps = {gap for parts in (*(parts for parts, _ in self._texts), *chain(*self._heads)) for gap in parts[1::2]}
+        self._gaps_of_values = [(gap, int(found[1]), found[2]) for gap in gaps if (found := GAP.fullmatch(gap))]
+        self._gaps_of_pieces = [
+            (gap, int(found[1]), found.groups("")[1:]) for gap in gaps if (found := GAP_OF_PIECE.fullmatch(gap))
         ]
-        self._gaps = {gap for text in (self._whole, *self._samples) for gap in text.gaps}
-        self.size = sum(len(text.parts) for text in (self._whole, *self._samples))
+        self._length = sum(len(span.text) for spans, _ in samples for span in spans)
+        self._times = max(chain(*(Counter(runs[1::2]).values() for runs, _ in self._samples)), default=0)
+        self.size = sum(len(runs) for runs, _ in self._samples) + sum(len(parts) for parts, _ in self._texts)
+
+    def _runs_of(self, spans: Sequence[Span]) -> list[list[Span] | int]:
+        """Return runs of spans that are the same in all conversations, and numbers of texts with gaps."""
+        runs: list[list[Span] | int] = [[]]
+        for span in spans:
+            if "\0" in span.text:
+                parts = _cut(span.text)
+                runs += [self._texts.setdefault((parts, span.trained), len(self._texts)), []]
+            else:
+                runs[-1].append(span)  # type: ignore[union-attr]
+        return runs
 
     def written(self, values: Sequence[str]) -> dict[str, str] | None:
         """Return what is written of each value, by its gap; None if the conversation is to be rendered."""
         if not can_be_filled(values, self.objects, self._unusual):
             return None
         written = {}
-        for gap in self._gaps:
-            if (found := GAP.fullmatch(gap)) is None:
-                continue
-            number, form = int(found[1]), found[2]
+        for gap, number, form in self._gaps_of_values:
             is_object = number in self.objects
             written[gap] = as_json(values[number], is_object, self._formats[int(form)]) if form else values[number]
         return written
 
-    def pieces(self, values: Sequence[str]) -> list[Piece]:
-        """Return the pieces of a conversation with these values."""
-        seen = objects_of(values, self.objects)
-        return [with_values(piece, seen) for piece, *_ in self._pieces]
+    def add_pieces(self, values: Sequence[str], written: dict[str, str], pieces: Sequence[Written | None]) -> bool:
+        """Add what pieces write, by its gap.
 
-    def rendered(self, written: dict[str, str], pieces: Sequence[tuple[str, State] | None]) -> Rendering | None:
-        """Return the rendering with what was written; None if it is not what the conversation is rendered as.
-
-        What pieces write is added to `written`.
+        Return whether they write and set something where they should, and write the values that only they can.
         """
-        if not all(map(_is_as_expected, pieces, self._pieces)):
+        for form, piece in zip(self.pieces, pieces, strict=True):
+            if piece is None or not piece.is_as_expected(form):
+                return False
+        for gap, number, place in self._gaps_of_pieces:
+            written[gap] = pieces[number].cut(*place)  # type: ignore[union-attr]
+        return all(is_written(values[number], _plain(_filled(turn, written))) for number, turn in self._needed)
+
+    def heads(self, written: Mapping[str, str]) -> list[Head]:
+        """Return the starts of the turns that later prompts contain."""
+        found = [(_filled(tail, written), _filled(after, written)) for tail, after in self._heads]
+        return [Head(tail.rpartition("\0")[2], _plain(after)) for tail, after in found]
+
+    def samples(self, written: Mapping[str, str]) -> list[Sample] | None:
+        """Return the samples with what was written; None if they are too long."""
+        filled = [_filled(parts, written) for parts, _ in self._texts]
+        if self._length + self._times * sum(map(len, filled)) > MOST_CHARACTERS:
             return None
-        for gap in self._gaps:
-            if piece := GAP_OF_PIECE.fullmatch(gap):
-                text, state = pieces[int(piece[1])]  # type: ignore[misc]
-                text = state[int(piece[2])] if piece[2] else text
-                text = text.lstrip() if piece[3] else text
-                written[gap] = text.rstrip() if piece[4] else text
-        whole, marks = self._whole.filled(written)
-        samples = []
-        for cut, (_, _, turn, plain) in zip(self._samples, self._rendering.samples, strict=True):
-            text, ranges = cut.filled(written)
-            samples.append(Located(text, ranges, turn, plain))
-        return Rendering(whole, marks, samples, None, self._rendering.unprompted)
+        texts = [self._spans_of(text, trained) for text, (_, trained) in zip(filled, self._texts, strict=True)]
+        found = []
+        for runs, turn in self._samples:
+            spans: list[Span] = []
+            for run in runs:
+                spans += texts[run] if isinstance(run, int) else run
+            found.append(Sample(spans, turn))
+        return found
+
+    def _spans_of(self, text: str, trained: bool) -> list[Span]:
+        """Return the spans of a text, in which control strings have NUL around them."""
+        if "\0" not in text:
+            return [Span(text, TEXT, trained, "")]
+        parts = text.split("\0")
+        return [
+            self._controls[part, trained] if number % 2 else Span(part, TEXT, trained, "")
+            for number, part in enumerate(parts)
+            if part
+        ]
 
 
-def objects_of(values: Sequence[str], objects: frozenset[int]) -> list[Any]:
-    """Return values with objects instead of their JSON."""
-    return [orjson.loads(value) if number in objects else value for number, value in enumerate(values)]
+def _cut(text: str) -> _Parts:
+    """Return the parts of a text. Raises ValueError if one is part of a gap: a turn begins or ends in a value."""
+    parts = []
+    end = 0
+    for gap in _ANY_GAP.finditer(text):
+        parts += [text[end : gap.start()], gap.group()]
+        end = gap.end()
+    parts.append(text[end:])
+    if any("\0" in part for part in parts[::2]):
+        raise ValueError(f"{text!r} has a part of a gap")
+    return tuple(parts)
 
 
-def _is_as_expected(found: tuple[str, State] | None, expected: Expected) -> bool:
-    """Return whether a piece writes and sets something where it did when the placeholders were rendered."""
-    if found is None or "\0" in found[0] or bool(found[0].strip()) != expected[1]:
-        return False
-    pairs = list(zip(found[1], expected[2], strict=True))
-    return all(
-        isinstance(value, str) and value.strip() and "\0" not in value
-        if kind is None
-        else (type(value), value) == (type(kind), kind)
-        for value, kind in pairs
-    )
+def _plain(filled: str) -> str:
+    return filled.replace("\0", "")
+
+
+def _filled(parts: _Parts, written: Mapping[str, str]) -> str:
+    found = list(parts)
+    found[1::2] = map(written.__getitem__, parts[1::2])
+    return "".join(found)

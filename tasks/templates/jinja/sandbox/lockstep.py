@@ -20,6 +20,8 @@ from tasks.templates.spans import Sample
 # Conversations that are rendered together: their renderings are held in memory.
 AT_ONCE = 64
 
+_REQUESTS = (Job, Pieces)
+
 Steps = Generator[Job | Pieces, Any, list[Sample]]
 Result = list[Sample] | Reject | PackError
 
@@ -32,17 +34,17 @@ def results_of(steps: Sequence[Steps], renderer: Renderer) -> Iterator[Result]:
     for first in range(0, len(steps), AT_ONCE):
         some = steps[first : first + AT_ONCE]
         now = [_go_on(step) for step in some]  # what is to be rendered next, or the result
-        while places := [place for place, each in enumerate(now) if isinstance(each, Job | Pieces)]:
+        while places := [place for place, each in enumerate(now) if isinstance(each, _REQUESTS)]:
             alone = [place for place in places if isinstance(job := now[place], Job) and job.trace]
             together = [place for place in places if place not in alone]
             answers = renderer.render_all(
-                [request for place in together if isinstance(request := now[place], Job | Pieces)]
+                [request for place in together if isinstance(request := now[place], _REQUESTS)]
             )
             for place, answer in zip(together, answers, strict=True):
                 now[place] = answer if isinstance(answer, Reject | DataError) else _go_on(some[place], answer)
             for place in alone:
                 now[place] = _go_on(some[place], _of_placeholders(now[place], renderer))
-        yield from (each for each in now if not isinstance(each, Job | Pieces))
+        yield from (each for each in now if not isinstance(each, _REQUESTS))
 
 
 def _of_placeholders(job: Any, renderer: Renderer) -> Rendering | None:

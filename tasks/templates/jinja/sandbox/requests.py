@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Union
 
+import orjson
+
 from tasks.templates.jinja.composed.pieces import Expected, Piece, State
 from tasks.templates.jinja.locate import Located, Range
 
@@ -35,7 +37,7 @@ class Job(NamedTuple):
 class Pieces(NamedTuple):
     """Pieces to write: what a loop or a macro of the template writes of some values, and sets."""
 
-    pieces: list[Piece]
+    pieces: list[Piece] | list[orjson.Fragment]
 
 
 Written = list[tuple[str, State] | None]
