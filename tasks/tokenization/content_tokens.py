@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from tasks.conversations.model import ROLES
 from tasks.encoders.added_tokens import is_blank
@@ -41,11 +41,11 @@ def count_content_tokens(encoder: Encoder, conversations: Iterable[Sequence[Prep
         layout, said = (filled, prepared.strings) if filled else (prepared.strings[0], prepared.strings[1:])
         owners = _roles(layout, len(said))
         if not filled:
-            written = "\0".join(text for sample in samples for text in sample.texts)
+            written = _Written("\0".join(text for sample in samples for text in sample.texts))
             pairs = [
                 (part, role)
                 for text, role in zip(said, owners, strict=True)
-                for part in _written(text, written, encoder)
+                for part in written.parts_of(text, _tokens(encoder))
             ]
             said, owners = [part for part, _ in pairs], [role for _, role in pairs]
         texts += said
@@ -53,22 +53,37 @@ def count_content_tokens(encoder: Encoder, conversations: Iterable[Sequence[Prep
     return _by_token(Counter((token, roles[index]) for index, token in encoder.count_content_tokens(texts)))
 
 
-def _written(text: str, written: str, encoder: Encoder) -> list[str]:
-    """Return what a template writes of a string: all of it, or the content tokens that have the same text around them.
+class _Written:
+    """What a template writes of a conversation."""
 
-    A template may strip a content, write the reasoning in it elsewhere, or format the JSON of a call, so that white
-    space does not count.
-    """
-    if text in written:
-        return [text]
-    bare, all_bare = "".join(text.split()), "".join(written.split())
-    places = [match.span() for match in _tokens(encoder).finditer(bare)]
-    return [bare[start:end] for start, end in places if bare[max(0, start - _NEAR) : end + _NEAR] in all_bare]
+    def __init__(self, text: str):
+        self._text = text
+
+    def parts_of(self, text: str, tokens: re.Pattern[str]) -> list[str]:
+        """Return what is written of a string: all of it, or the content tokens that have the same text around them.
+
+        A template may strip a content, write the reasoning in it elsewhere, or format the JSON of a call, so that white
+        space does not count.
+        """
+        if text in self._text:
+            return [text]
+        bare = _bare(text)
+        places = [match.span() for match in tokens.finditer(bare)]
+        return [bare[start:end] for start, end in places if bare[max(0, start - _NEAR) : end + _NEAR] in self._bare]
+
+    @cached_property
+    def _bare(self) -> str:
+        return _bare(self._text)
+
+
+def _bare(text: str) -> str:
+    """Return a text without white space."""
+    return "".join(text.split())
 
 
 @lru_cache(maxsize=2)
 def _tokens(encoder: Encoder) -> re.Pattern[str]:
-    names = ["".join(name.split()) for name in encoder.content_tokens if not is_blank(name)]
+    names = [_bare(name) for name in encoder.content_tokens if not is_blank(name)]
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
 
 
