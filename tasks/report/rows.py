@@ -9,7 +9,7 @@ Long texts are cut in the middle, the longest first, so that every turn of a row
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
@@ -30,7 +30,6 @@ from tasks.report.figures import Piece
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import read_rows
-from tasks.templates.adjust import Adjust
 from tasks.templates.spans import trained_turns
 
 # Width of a strip: finer shapes are invisible, and a row of 100,000 tokens would take megabytes.
@@ -168,31 +167,22 @@ def _whole(manifest: Manifest, row: dict[str, Any], pieces: list[Piece]) -> Samp
     else:
         if row["tools"]:
             runs += [Run("tools", False, control=True), Run(f"\n{printable(row['tools'])}\n", False)]
-        for message, (is_trained, reasoning) in zip(row["messages"], _turns(manifest, row), strict=True):
+        for message, is_trained in zip(row["messages"], _trained(manifest, row), strict=True):
             calls = orjson.dumps(message["tool_calls"]).decode() if message["tool_calls"] else ""
-            content = "\n".join(filter(None, (message["content"][reasoning:], calls)))
+            content = "\n".join(filter(None, (message["content"], calls)))
             runs.append(Run(printable(message["role"]), False, control=True))
-            runs += [Run("\n", False), *[Run(printable(message["content"][:reasoning]), False)] * bool(reasoning)]
-            runs += [Run(printable(content), is_trained), Run("\n", False)]
+            runs += [Run("\n", False), Run(printable(content), is_trained), Run("\n", False)]
     facts = [f"{tokens:,} tokens", f"{trained:,} trained"]
     excerpt = Excerpt(_place(manifest, pieces[0]), facts, 0, _grouped(runs))
     return Sample("", 0, "", tokens, trained, 0, 1, [excerpt])
 
 
-def _turns(manifest: Manifest, row: dict[str, Any]) -> list[tuple[bool, int]]:
-    """Return, for each message, whether it is trained on, and the length of the reasoning that its text starts with.
-
-    Only reasoning that the setting `reasoning: drop` leaves out has a length: it is not trained on.
-    """
+def _trained(manifest: Manifest, row: dict[str, Any]) -> list[bool]:
+    """Return, for each message, whether it is trained on."""
     try:
-        conversation = kept = read_record(row, "messages")
-        trained: Sequence[bool] = trained_turns(conversation, manifest.train_on)
-        if manifest.config.get("reasoning") == "drop":
-            kept, trained, _ = Adjust(drop_reasoning=True).of(conversation, trained)
+        return trained_turns(read_record(row, "messages"), manifest.train_on)
     except Reject as error:
         raise DataError("bad_row", f"a row is not a conversation: {error}; run: packcorpus verify") from None
-    pairs = zip(conversation.messages, kept.messages, strict=True)
-    return list(zip(trained, (len(whole.content) - len(left.content) for whole, left in pairs), strict=True))
 
 
 # -- cutting to size ---------------------------------------------------------------------------------------------

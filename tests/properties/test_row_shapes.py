@@ -124,7 +124,7 @@ def test_the_dry_run_the_report_and_the_card_know_the_shape(shape: dict[str, Any
     ("given", "message"),
     [
         ({"sequence_length": 100, "align": 16}, r"100 is not a multiple of align: 16; .* are 96 and 112"),
-        ({"sequence_length": 12, "align": 16}, r"12 is not a multiple of align: 16; .* are 16"),
+        ({"sequence_length": 12, "align": 16}, r"12 is not a multiple of align: 16; .* is 16"),
         ({"align": 16, "packing": False}, "align: 16 requires packing: true"),
         ({"padding": "none", "packing": False}, "padding: none requires packing: true"),
     ],

@@ -281,8 +281,7 @@ def test_trained_turns_of_an_unpacked_row_are_marked(made: dict[str, Path]) -> N
 
 
 @pytest.mark.parametrize("train_on", ["assistant", "all", "last"])
-def test_dropped_reasoning_of_an_unpacked_row_is_not_marked(train_on: str, tmp_path: Path) -> None:
-    """It stays in the messages of the row, and the trainer is not to train on it."""
+def test_an_unpacked_row_has_no_dropped_reasoning(train_on: str, tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
         {"role": "user", "content": "<think>mine</think>"},
@@ -296,9 +295,7 @@ def test_dropped_reasoning_of_an_unpacked_row_is_not_marked(train_on: str, tmp_p
     shown = {run.text.split('"id"')[0]: run.trained for run in runs if run.text.strip()}
     assert shown == {
         "<think>mine</think>": train_on == "all",
-        "<think>hm</think>\n": False,
         "And?": train_on == "all",
-        "\n<think>well</think>\n": False,
         "Four.\n[{": True,
     }
     assert not any(run.trained for run in runs if not run.text)
