@@ -84,6 +84,10 @@ TEMPLATES = {
     + "{% set c = '<think></think>' ~ m.content if m.role == 'assistant' else m.content %}"
     "{% if '<think>' in c and '</think>' in c and not loop.last %}{% set c = c.split('</think>')[-1] %}{% endif %}"
     "{{ c }}<|im_end|>\n{% endfor %}" + PROMPT,
+    # A turn without a content starts with what the loop writes, of which the prompt has the line end.
+    "a line end before each call": "{% for m in messages %}<|im_start|>{{ m.role }}{{ '\n' ~ m.content if m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ '\n' ~ c.function.name }}{% for k, v in c.function.arguments | items %}"
+    "<{{ k }}>{{ v }}{% endfor %}{% endfor %}<|im_end|>{{ '\n' }}{% endfor %}" + PROMPT,
     "fails": LOOP
     + "{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}{{ v + 1 }}{% endfor %}"
     "{% endfor %}" + END,
@@ -157,6 +161,7 @@ RECORDS = st.builds(
     record_of, st.lists(VALUES, max_size=2), st.lists(VALUES, max_size=2), CONTENTS, st.sampled_from(["", "hm"])
 )
 A = record_of([{"a": 1}, {"b": "é", "c": "<|im_end|>"}], [{"x": "y"}], ["q", "r"])
+ONLY_CALLS = {"messages": [m | {"content": m["content"] * (m["role"] == "user")} for m in A["messages"]]}
 B = record_of([{"k": "a"}, {"im": [1], "d": "<|IM_END|>"}], [{"x": "<|EOT_ID|>"}], ["q", "r"])
 
 
@@ -166,6 +171,7 @@ B = record_of([{"k": "a"}, {"im": [1], "d": "<|IM_END|>"}], [{"x": "<|EOT_ID|>"}
 @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(records=st.lists(RECORDS, min_size=1, max_size=3))
 @example(records=[A, B])
+@example(records=[ONLY_CALLS])
 def test_composed_conversations_are_what_is_rendered(name: str, turns: Any, records: list[dict[str, Any]]) -> None:
     template = template_of(name, turns)
     with ways(compose=False):

@@ -21,13 +21,16 @@ from jinja2.exceptions import SecurityError, TemplateError
 
 from tasks.templates.jinja.composed.pieces import Expected, Gaps, Piece, State, Writer
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment, other_file
-from tasks.templates.jinja.locate import Located, NotLocated, Range, locate, prefix_ranges
+from tasks.templates.jinja.locate import Located, NotLocated, Range, common_start, locate, prefix_ranges
 from tasks.templates.jinja.sandbox import limits
 from tasks.templates.jinja.sandbox.requests import Method
-from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
+from tasks.templates.jinja.traced import GAP_OF_PIECE, Trace, can_be_traced, prepare_tracing, traced
 
 # Renderings of placeholders that are kept: conversations that are rendered together.
 AT_ONCE = 64
+
+# Characters of a gap for a piece, at most.
+_LONGEST_GAP = 32
 
 _OUT_OF_MEMORY = orjson.dumps(["memory", ""])
 
@@ -133,6 +136,8 @@ class _Child:
             self._tracings[key] = _Tracing(template, Trace(), False, gaps, values)
         tracing = self._tracings[key]
         rendering = self._located(tracing, messages, tools, *others)
+        if tracing.part_at_pieces():
+            raise _Problem("refused", "where turns are depends on what a piece starts with")
         return *rendering, tracing.trace.result() if self._can_be_traced else None, tracing.pieces
 
     def _located(self, template: ChatTemplate | _Tracing, *job: Any) -> Any:
@@ -201,6 +206,28 @@ class _Tracing:
                     self._gaps.start(self._messages, self._tools)
             self._known[key] = self._template.render(self._messages[: len(messages)], self._tools, prompt, marks)
         return self._known[key]
+
+    def part_at_pieces(self) -> bool:
+        """Return whether two renderings that turns are located in part where one has a gap for a piece.
+
+        The piece may start with what the other one has there, as a line end before a call.
+        """
+        texts = {(count, prompt): text for (count, prompt, _), (text, _) in self._known.items()}
+        whole = texts[max(texts)[0], False]
+        return any(
+            _part_at_piece(text, other)
+            for (count, prompt), text in texts.items()
+            for other in (whole, texts.get((count + 1, False), whole) if prompt else whole)
+        )
+
+
+def _part_at_piece(one: str, other: str) -> bool:
+    place = common_start(one, other)
+    if place in (len(one), len(other)):
+        return False
+    near = max(0, place - _LONGEST_GAP)
+    gaps = (gap.span() for text in (one, other) for gap in GAP_OF_PIECE.finditer(text, near))
+    return any(start <= place < end for start, end in gaps)
 
 
 def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> ChatTemplate:
