@@ -230,6 +230,12 @@ def _common(one: str, other: str) -> int:
     return cut.start() if cut else same
 
 
+def part_at_once(one: str, other: str) -> bool:
+    """Return whether two texts part at their start, or within a marker there, which counts as the same."""
+    same = common_start(one, other)
+    return same < min(len(one), len(other)) and (not same or _MARKUP.fullmatch(one[:same]) is not None)
+
+
 def common_start(one: str, other: str) -> int:
     """Return the length of the common start of two texts."""
     low, high = 0, min(len(one), len(other))

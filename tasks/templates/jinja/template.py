@@ -305,7 +305,7 @@ class JinjaTemplate(Template):
         samples, (*tests, formats), inline = found
         unusual = Unusual(tests, None, bool(tests[3]), inline)
         heads = [Head(*head) for head in self._inner_turns(rendering, broken.breaker)] if method == "auto" else []
-        return Outlined(samples, heads, unusual, formats, rendering.pieces, later)
+        return Outlined(samples, heads, unusual, formats, rendering.pieces, later, rendering.parting)
 
     def _samples_of_placeholders(
         self,

@@ -21,6 +21,7 @@ from jinja2 import Environment, nodes
 from markupsafe import Markup
 
 from tasks.templates.jinja.environment import to_json
+from tasks.templates.placeholders import GAP
 
 # Filters that call methods of a text, which `Traced` records, or that do not join texts to a new one.
 _SAFE_FILTERS = {
@@ -40,6 +41,7 @@ _WRITTEN = re.compile(r'"((?:\\u000b)?)\\u0000(\d+)\\u0000(?:\\u000b)?"')
 # A gap for what a piece writes or, by its index, a text that it sets; whether white space on its left and right is
 # stripped.
 GAP_OF_PIECE = re.compile("\0p(\\d+)(?:\\.(\\d+))?(l?)(r?)\0")
+ANY_GAP = re.compile(f"{GAP.pattern}|{GAP_OF_PIECE.pattern}")
 _STARTS_WITH_PIECE = re.compile("\\A\0p([\\d.]+)(r?)\0")
 _ENDS_WITH_PIECE = re.compile("\0p([\\d.]+)(l?)\0\\Z")
 

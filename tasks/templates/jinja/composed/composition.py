@@ -11,7 +11,6 @@ they are, and nothing is searched for control tokens again.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -19,14 +18,12 @@ from typing import Any, NamedTuple
 
 from tasks.templates.jinja.composed.known_pieces import PieceForm, Written
 from tasks.templates.jinja.composed.pieces import Expected
-from tasks.templates.jinja.locate import is_written
+from tasks.templates.jinja.locate import is_written, part_at_once
 from tasks.templates.jinja.sandbox import limits
-from tasks.templates.jinja.traced import GAP_OF_PIECE
+from tasks.templates.jinja.traced import ANY_GAP, GAP_OF_PIECE
 from tasks.templates.jinja.unusual import Head, Unusual
 from tasks.templates.placeholders import GAP, as_json, can_be_filled
 from tasks.templates.spans import TEXT, Sample, Span
-
-_ANY_GAP = re.compile(f"{GAP.pattern}|{GAP_OF_PIECE.pattern}")
 
 # Longer conversations are rendered: broken control strings count as text there, and make it a few times as long.
 MOST_CHARACTERS = limits.MOST_CHARACTERS // 32
@@ -44,6 +41,7 @@ class Outlined(NamedTuple):
     formats: list[list[Any]]  # of JSON
     pieces: Sequence[Expected]
     later: list[tuple[str, str]]  # placeholders, and the turn that must have their values
+    parting: Sequence[tuple[str, str]]  # gaps or texts that must start differently
 
 
 class Composition:
@@ -51,7 +49,7 @@ class Composition:
 
     def __init__(self, outlined: Outlined, objects: frozenset[int], controls: Mapping[tuple[str, bool], Span]):
         """Raises ValueError if conversations cannot be composed."""
-        samples, heads, self._unusual, self._formats, pieces, later = outlined
+        samples, heads, self._unusual, self._formats, pieces, later, self._parting = outlined
         self.objects, self._controls = objects, controls
         self.pieces = [PieceForm(expected, objects) for expected in pieces]
         self._texts: dict[tuple[_Parts, bool], int] = {}  # texts with gaps, and whether they are trained on
@@ -59,6 +57,7 @@ class Composition:
         self._heads = [(_cut(tail), _cut(written)) for tail, written in heads]
         self._needed = {(int(GAP.findall(value)[0][0]), _cut(turn)) for value, turn in later}
         gaps = {gap for parts in (*(parts for parts, _ in self._texts), *chain(*self._heads)) for gap in parts[1::2]}
+        gaps |= {each for each in chain(*self._parting) if ANY_GAP.fullmatch(each)}
         self._gaps_of_values = [(gap, int(found[1]), found[2]) for gap in gaps if (found := GAP.fullmatch(gap))]
         self._gaps_of_pieces = [
             (gap, int(found[1]), found.groups("")[1:]) for gap in gaps if (found := GAP_OF_PIECE.fullmatch(gap))
@@ -91,13 +90,17 @@ class Composition:
     def add_pieces(self, values: Sequence[str], written: dict[str, str], pieces: Sequence[Written | None]) -> bool:
         """Add what pieces write, by its gap.
 
-        Return whether they write and set something where they should, and write the values that only they can.
+        Return whether they write and set something where they should, start differently from what other renderings have
+        in the same place, and write the values that only they can.
         """
         for form, piece in zip(self.pieces, pieces, strict=True):
             if piece is None or not piece.is_as_expected(form):
                 return False
         for gap, number, place in self._gaps_of_pieces:
             written[gap] = pieces[number].cut(*place)  # type: ignore[union-attr]
+        parting = ([_plain(written.get(each, each)) for each in pair] for pair in self._parting)
+        if not all(part_at_once(*texts) for texts in parting):
+            return False
         return all(is_written(values[number], _plain(_filled(turn, written))) for number, turn in self._needed)
 
     def heads(self, written: Mapping[str, str]) -> list[Head]:
@@ -135,7 +138,7 @@ def _cut(text: str) -> _Parts:
     """Return the parts of a text. Raises ValueError if one is part of a gap: a turn begins or ends in a value."""
     parts = []
     end = 0
-    for gap in _ANY_GAP.finditer(text):
+    for gap in ANY_GAP.finditer(text):
         parts += [text[end : gap.start()], gap.group()]
         end = gap.end()
     parts.append(text[end:])

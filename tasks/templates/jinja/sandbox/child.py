@@ -24,13 +24,13 @@ from tasks.templates.jinja.environment import ChatTemplate, chat_environment, ot
 from tasks.templates.jinja.locate import Located, NotLocated, Range, common_start, locate, prefix_ranges
 from tasks.templates.jinja.sandbox import limits
 from tasks.templates.jinja.sandbox.requests import Method
-from tasks.templates.jinja.traced import GAP_OF_PIECE, Trace, can_be_traced, prepare_tracing, traced
+from tasks.templates.jinja.traced import ANY_GAP, GAP_OF_PIECE, Trace, can_be_traced, prepare_tracing, traced
 
 # Renderings of placeholders that are kept: conversations that are rendered together.
 AT_ONCE = 64
 
-# Characters of a gap for a piece, at most.
-_LONGEST_GAP = 32
+# More characters than a marker around reasoning or calls has.
+_MARKER = 80
 
 _OUT_OF_MEMORY = orjson.dumps(["memory", ""])
 
@@ -136,9 +136,8 @@ class _Child:
             self._tracings[key] = _Tracing(template, Trace(), False, gaps, values)
         tracing = self._tracings[key]
         rendering = self._located(tracing, messages, tools, *others)
-        if tracing.part_at_pieces():
-            raise _Problem("refused", "where turns are depends on what a piece starts with")
-        return *rendering, tracing.trace.result() if self._can_be_traced else None, tracing.pieces
+        unusual = tracing.trace.result() if self._can_be_traced else None
+        return *rendering, unusual, tracing.pieces, tracing.parting_at_pieces()
 
     def _located(self, template: ChatTemplate | _Tracing, *job: Any) -> Any:
         return _rendering(template, self._ends, self._eos, *job)
@@ -207,27 +206,30 @@ class _Tracing:
             self._known[key] = self._template.render(self._messages[: len(messages)], self._tools, prompt, marks)
         return self._known[key]
 
-    def part_at_pieces(self) -> bool:
-        """Return whether two renderings that turns are located in part where one has a gap for a piece.
+    def parting_at_pieces(self) -> list[tuple[str, str]]:
+        """Return what two renderings that turns are located in have where they part, if that is a gap for a piece.
 
-        The piece may start with what the other one has there, as a line end before a call.
+        The piece could start with what the other one has there, as a line end before a call. Then they part later.
         """
         texts = {(count, prompt): text for (count, prompt, _), (text, _) in self._known.items()}
         whole = texts[max(texts)[0], False]
-        return any(
-            _part_at_piece(text, other)
-            for (count, prompt), text in texts.items()
-            for other in (whole, texts.get((count + 1, False), whole) if prompt else whole)
-        )
+        pairs = {(text, whole) for text in texts.values()}
+        pairs |= {(text, texts.get((count + 1, False), whole)) for (count, prompt), text in texts.items() if prompt}
+        return sorted({found for pair in pairs if (found := _parting_at_piece(*pair))})
 
 
-def _part_at_piece(one: str, other: str) -> bool:
-    place = common_start(one, other)
-    if place in (len(one), len(other)):
-        return False
-    near = max(0, place - _LONGEST_GAP)
-    gaps = (gap.span() for text in (one, other) for gap in GAP_OF_PIECE.finditer(text, near))
-    return any(start <= place < end for start, end in gaps)
+def _parting_at_piece(*texts: str) -> tuple[str, str] | None:
+    place = common_start(*texts)
+    if place == min(map(len, texts)):
+        return None
+    one, other = (_at(place, text) for text in texts)
+    return (one, other) if GAP_OF_PIECE.match(one) or GAP_OF_PIECE.match(other) else None
+
+
+def _at(place: int, text: str) -> str:
+    """Return the gap at a place of a text, or what is there before the next one."""
+    gaps = (gap for gap in ANY_GAP.finditer(text) if gap.start() <= place < gap.end())
+    return next((gap.group() for gap in gaps), text[place : place + _MARKER].partition("\0")[0])
 
 
 def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> ChatTemplate:

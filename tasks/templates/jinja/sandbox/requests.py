@@ -49,7 +49,8 @@ class Rendering(NamedTuple):
 
     `marks` are the ranges of its {% generation %} blocks. `lost` is a turn that could not be located, and why; then
     there are no samples. `unprompted`: the template has no prompt for the first message, so that no model writes it,
-    and it was not located. `unusual` is the result of a `Trace`, if one was asked for, and `pieces` those with gaps.
+    and it was not located. `unusual` is the result of a `Trace`, if one was asked for, `pieces` those with gaps, and
+    `parting` what two renderings have where they part at one.
     """
 
     text: str
@@ -59,3 +60,4 @@ class Rendering(NamedTuple):
     unprompted: bool
     unusual: list[list[Any]] | None = None
     pieces: Sequence[Expected] = ()
+    parting: Sequence[tuple[str, str]] = ()
