@@ -7,6 +7,7 @@ qlora.yaml  ──read_settings──▶ dict ──check_settings──▶ Trai
 from __future__ import annotations
 
 import functools
+import json
 import re
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -147,11 +148,7 @@ def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
 
 def _as_written(value: Any) -> str:
     """Return a value as YAML has it, cut to 80 characters."""
-    return (
-        {None: "null", True: "true", False: "false"}[value]
-        if value is None or value is True or value is False
-        else f"{value!r:.80}"
-    )
+    return json.dumps(value) if value is None or isinstance(value, bool) else f"{value!r:.80}"
 
 
 # pydantic's words, and plainer ones.

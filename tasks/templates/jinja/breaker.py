@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -56,7 +56,9 @@ class Breaker:
         try:
             json = orjson.dumps((messages, tools)).decode()
             breaker = self._breaker(json)
-            return Broken(self, messages, tools, breaker, self._intact.has_all(json))
+            if self._intact.has_all(json):
+                return Broken(messages, tools, breaker)
+            return Broken(self._break(messages, breaker), self._break(tools, breaker), breaker)
         except (orjson.JSONEncodeError, RecursionError):
             raise _too_deep() from None
 
@@ -118,13 +120,6 @@ class Breaker:
         """Return all characters of the template, and of strings that the tokenizer looks for in texts."""
         return set().union(self._source, *self._encoder.controls, *self._encoder.content_tokens)
 
-    def broken_value(self, value: Any, breaker: str) -> Any:
-        """Return a value of a conversation with broken control strings. Raises Reject if it is nested too deeply."""
-        try:
-            return self._break(value, breaker)
-        except RecursionError:
-            raise _too_deep() from None
-
     def _break(self, value: Any, breaker: str, trusted: bool = False) -> Any:
         if isinstance(value, str):
             return value if trusted else self._break_text(value, breaker)
@@ -182,23 +177,12 @@ class Breaker:
         return "".join(pieces) + text[end:] if pieces else text
 
 
-class Broken:
-    """A conversation with broken control strings. `is_intact`: there is nothing to break.
+class Broken(NamedTuple):
+    """A conversation with broken control strings, and what breaks them."""
 
-    It is broken when messages or tools are read: most conversations that are composed are not rendered.
-    """
-
-    def __init__(self, by: Breaker, messages: Any, tools: Any, breaker: str, is_intact: bool):
-        self.breaker, self.is_intact = breaker, is_intact
-        self._by, self._messages, self._tools = by, messages, tools
-
-    @cached_property
-    def messages(self) -> Any:
-        return self._messages if self.is_intact else self._by.broken_value(self._messages, self.breaker)
-
-    @cached_property
-    def tools(self) -> Any:
-        return self._tools if self.is_intact else self._by.broken_value(self._tools, self.breaker)
+    messages: Any
+    tools: Any
+    breaker: str
 
 
 class _Ends:

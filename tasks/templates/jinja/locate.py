@@ -35,6 +35,8 @@ _EMPTY_BLOCK = re.compile(rf"\s*(?:(?:{_OPENS})?\s*(?:{_CLOSES})|<\|channel>thou
 _CLOSED = re.compile(rf"(?:{_CLOSES}|<channel\|>)\s*\Z")
 # The start of a marker, in which the renderings of two turns may part.
 _MARKUP = re.compile(r"<[^<>\n]{0,60}\Z|\[[A-Z_/]{0,40}\Z")
+# More characters than such a start has.
+MOST_OF_MARKER = 80
 
 
 class Located(NamedTuple):
@@ -226,14 +228,13 @@ def _reasoning(message: Any) -> str:
 def _common(one: str, other: str) -> int:
     """Return the length of the common start of two texts, which does not end within a marker."""
     same = common_start(one, other)
-    cut = _MARKUP.search(one, max(0, same - 80), same)
+    cut = _MARKUP.search(one, max(0, same - MOST_OF_MARKER), same)
     return cut.start() if cut else same
 
 
 def part_at_once(one: str, other: str) -> bool:
     """Return whether two texts part at their start, or within a marker there, which counts as the same."""
-    same = common_start(one, other)
-    return same < min(len(one), len(other)) and (not same or _MARKUP.fullmatch(one[:same]) is not None)
+    return common_start(one, other) < min(len(one), len(other)) and _common(one, other) == 0
 
 
 def common_start(one: str, other: str) -> int:

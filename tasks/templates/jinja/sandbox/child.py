@@ -21,16 +21,13 @@ from jinja2.exceptions import SecurityError, TemplateError
 
 from tasks.templates.jinja.composed.pieces import Expected, Gaps, Piece, State, Writer
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment, other_file
-from tasks.templates.jinja.locate import Located, NotLocated, Range, common_start, locate, prefix_ranges
+from tasks.templates.jinja.locate import MOST_OF_MARKER, Located, NotLocated, Range, common_start, locate, prefix_ranges
 from tasks.templates.jinja.sandbox import limits
 from tasks.templates.jinja.sandbox.requests import Method
 from tasks.templates.jinja.traced import ANY_GAP, GAP_OF_PIECE, Trace, can_be_traced, prepare_tracing, traced
 
 # Renderings of placeholders that are kept: conversations that are rendered together.
 AT_ONCE = 64
-
-# More characters than a marker around reasoning or calls has.
-_MARKER = 80
 
 _OUT_OF_MEMORY = orjson.dumps(["memory", ""])
 
@@ -229,7 +226,7 @@ def _parting_at_piece(*texts: str) -> tuple[str, str] | None:
 def _at(place: int, text: str) -> str:
     """Return the gap at a place of a text, or what is there before the next one."""
     gaps = (gap for gap in ANY_GAP.finditer(text) if gap.start() <= place < gap.end())
-    return next((gap.group() for gap in gaps), text[place : place + _MARKER].partition("\0")[0])
+    return next((gap.group() for gap in gaps), text[place : place + MOST_OF_MARKER].partition("\0")[0])
 
 
 def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> ChatTemplate:
