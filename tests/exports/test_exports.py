@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from support.packed_rows import folder_of, pack_small, random_rows, shards_of
 from support.profiles import examples
 from support.tokenizer_kinds import kind_path
 
+from tasks.cli.commands.export import export as export_command
 from tasks.core.errors import DataError, PackError, UsageError
 from tasks.exports import export as export_module
 from tasks.exports.export import Export, export_corpus
@@ -419,3 +420,10 @@ def test_the_guide_has_every_format() -> None:
     guide = (ROOT / "docs" / "guides" / "export.md").read_text(encoding="utf-8")
     for format in EXPORTS:
         assert f"| [`{format.name}`](#" in guide
+
+
+def test_the_help_lists_every_format() -> None:
+    """It is written out there, so that no format is imported to show it."""
+    *names, last = NAMES
+    [option] = get_type_hints(export_command, include_extras=True)["to"].__metadata__
+    assert option.help == f"The format: {', '.join(names)}, or {last}."
