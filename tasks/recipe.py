@@ -10,6 +10,7 @@ once more by the steps that tokenize them.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
@@ -35,7 +36,7 @@ from tasks.storage.splits import kind_of, length_in, split_names
 from tasks.stores.scratch import scratch_of, url_of
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
-from tasks.templates.spans import Template
+from tasks.templates.spans import Template, TrainOn, Turns
 
 # About 100 MB per shard: a task costs 60 ms besides its work (fork, page faults, Luigi, syncs), and shards of 25 MB
 # made a corpus of 250 MB take a tenth longer. A smaller corpus has two shards, so that two workers can write it.
@@ -174,18 +175,9 @@ class Recipe:
         source, config = self.template_source, self.config
         if source is None:
             return BuiltIn(config.template, self.encoder, config.train_on, config.turns, self._adjust)
-        from tasks.templates.jinja.template import JinjaTemplate  # loads jinja2
-
-        return JinjaTemplate(
-            config.template,
-            source,
-            self.encoder,
-            config.train_on,
-            config.template_date,
-            config.turns,
-            config.template_options,
-            self._adjust,
-        )
+        options = json.dumps(config.template_options)
+        name, train_on, date, turns = config.template, config.train_on, config.template_date, config.turns
+        return _jinja_once(name, source, self.encoder, train_on, date, turns, options, self._adjust)
 
     @property
     def _adjust(self) -> Adjust:
@@ -355,6 +347,16 @@ def _open_once(
     if files.sha256() != sha256:
         raise _tokenizer_changed(files)
     return encoder
+
+
+@lru_cache(maxsize=2)
+def _jinja_once(
+    name: str, source: str, encoder: Encoder, train_on: TrainOn, date: str, turns: Turns, options: str, adjust: Adjust
+) -> Template:
+    """Compile a template once per process; a forked child inherits it, and what it has learned about the template."""
+    from tasks.templates.jinja.template import JinjaTemplate  # loads jinja2
+
+    return JinjaTemplate(name, source, encoder, train_on, date, turns, json.loads(options), adjust)
 
 
 def _tokenizer_changed(files: TokenizerFiles) -> DataError:

@@ -33,7 +33,7 @@ from tasks.storage.paths import Layout
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.templates import built_in
 from tasks.templates.built_in import BUILT_IN, BuiltIn
-from tasks.templates.spans import trained_turns
+from tasks.templates.spans import Template, trained_turns
 from tasks.tokenization.tokenize_part import tokenize_part
 
 LINES = [
@@ -477,6 +477,28 @@ def test_a_tokenizer_that_changes_in_place_during_a_run_is_never_used(
     change(original)
     expected = pack_corpus(make_recipe(tmp_path / "again", conversations(5)))
     assert pack_corpus(resolve(tmp_path / "corpus.yaml", tmp_path)).read_bytes() == expected.read_bytes()
+
+
+def test_a_jinja_template_is_compiled_once_for_all_recipes_that_render_alike(tmp_path: Path) -> None:
+    """Workers get a recipe of their own, and inherit what is known of the template."""
+    (tmp_path / "own.jinja").write_text(CHATML_JINJA)
+
+    def template_of(**changes: Any) -> Template:
+        settings = {"template": "own.jinja", "template_date": "2026-01-01"} | changes
+        return make_recipe(tmp_path, conversations(2), **settings).template
+
+    template = template_of()
+    assert template_of(name="other", sequence_length=16) is template
+    other = [
+        {"template_date": "2026-01-02"},
+        {"template_options": {"a": 1}},
+        {"turns": "apart"},
+        {"train_on": "last"},
+        {"reasoning": "drop"},
+    ]
+    assert template not in [template_of(**change) for change in other]
+    (tmp_path / "own.jinja").write_text(CHATML_JINJA + "{# other #}")
+    assert template_of() is not template
 
 
 def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:

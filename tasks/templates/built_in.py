@@ -55,14 +55,14 @@ class BuiltIn(Template):
         self.adjust = adjust
         self.markers_as_text = tuple(m for m in BUILT_IN[name].markers if not encoder.is_token(m))
         self._family = BUILT_IN[name]
-        self._encoder = encoder
+        self.encoder = encoder
         self._headers_too = train_on == "all"
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation; `trained` has one flag per message."""
         conversation, trained, _ = self.adjust.of(conversation, trained)
         if conversation.messages[0].role == "text":
-            return plain_text(conversation, trained, self._encoder)
+            return plain_text(conversation, trained, self.encoder)
         for number, message in enumerate(conversation.messages):
             if message.reasoning:
                 raise DataError(
@@ -71,7 +71,7 @@ class BuiltIn(Template):
                     "`reasoning: drop`, or use the model's own template (`template: tokenizer`)",
                 )
         turns = list(zip(conversation.messages, trained, strict=True))
-        writer = Writer(self._encoder, self._headers_too, conversation.tools)
+        writer = Writer(self.encoder, self._headers_too, conversation.tools)
         self._family.write(writer, turns if self._family.writes_tools else hermes.with_system(writer, turns))
         return writer.spans
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from tasks.conversations.model import ROLES, Conversation, is_blank
 from tasks.core.errors import PackError, Reject
+from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import Adjust
 
 TrainOn = Literal["assistant", "all", "last"]
@@ -49,6 +50,7 @@ class Template(Protocol):
     """The interface that `tokenization` needs of a template, built-in or Jinja."""
 
     name: str
+    encoder: Encoder  # the reference encoder of the tokenizer that it is bound to
     markers_as_text: tuple[str, ...]
     adjust: Adjust
 

@@ -31,6 +31,7 @@ from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
 from tasks.stores.claims import make_once
 from tasks.stores.mirror import mirror_of
+from tasks.tokenization.frames import forget_frames
 from tasks.tokenization.prepare import texts_of
 
 TEXTS = 1500  # compared at least, if the corpus has as many
@@ -139,8 +140,9 @@ def _gigatoken(reference: Encoder) -> GigatokenEncoder:
 
 
 def release_encoders() -> None:
-    """Free the memory of encoders that are no longer needed, about 40 MB."""
+    """Free the memory of encoders that are no longer needed, about 40 MB, and of what is known of templates."""
     _gigatoken.cache_clear()
+    forget_frames()
 
 
 def _prove(recipe: Recipe) -> Verdict:

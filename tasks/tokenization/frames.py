@@ -31,7 +31,6 @@ from tasks.conversations.model import (
     whole_text,
 )
 from tasks.core.errors import DataError, Reject
-from tasks.encoders.encoder import Encoder
 from tasks.templates.placeholders import (
     COMPARED,
     GAP,
@@ -203,16 +202,24 @@ class Frames(dict[tuple[str, ...], Filling | None]):
     `roles` maps the names in records, in lower case, to ours.
     """
 
-    def __init__(self, template: Template, encoder: Encoder, train_on: TrainOn, roles: Mapping[str, str]):
-        self._template, self._encoder, self._train_on, self._roles = template, encoder, train_on, roles
+    def __init__(self, template: Template, train_on: TrainOn, roles: Mapping[str, str]):
+        self._template, self._train_on, self._roles = template, train_on, roles
+        self._encoder = template.encoder
         # With these, the content decides about a space.
-        self.known = not encoder.has_space and not encoder.space_follows
+        self.known = not self._encoder.has_space and not self._encoder.space_follows
         self._by_shape: dict[ConversationShape, Filling | None] = {}
         self._seen: set[int] = set()  # hashes of shapes
+        self._pieces = 0
+        self.start_part()
+
+    def start_part(self) -> None:
+        """Expect other conversations: forget what failed, and all shapes if there is no space for others."""
         self._failures = dict.fromkeys(Reads, 0)  # shapes without a filling, if there is none with one
         self._misses = dict.fromkeys(Reads, 0)  # conversations that were not filled in, less HIT for each that was
         self._count = 0
-        self._pieces = 0
+        if max(len(self), len(self._by_shape)) >= MOST_SHAPES or self._pieces > PIECES_OF_ALL:
+            self.clear()
+            self._by_shape, self._seen, self._pieces = {}, set(), 0
 
     def __missing__(self, names: tuple[str, ...]) -> Filling | None:
         roles = tuple([role_named(name, self._roles) or "" for name in names])
@@ -305,6 +312,24 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         if outline.unusual is None and not frames[0].shape.layout:
             return None  # a built-in template leaves a message out
         return Filling(frames, layout_of(turns), spaces != {True}, outline.unusual, objects, outline.formats)
+
+
+def frames_of(template: Template, train_on: TrainOn, roles: Mapping[str, str]) -> Frames:
+    """Return the frames for the next part: each process renders a shape once, and its forks inherit it."""
+    # Mypy takes objects of a protocol for unhashable.
+    frames = _frames_once(template, train_on, tuple(roles.items()))  # type: ignore[arg-type]
+    frames.start_part()
+    return frames
+
+
+def forget_frames() -> None:
+    """Free the memory of frames: the next part renders its shapes."""
+    _frames_once.cache_clear()
+
+
+@lru_cache(maxsize=4)
+def _frames_once(template: Template, train_on: TrainOn, roles: tuple[tuple[str, str], ...]) -> Frames:
+    return Frames(template, train_on, dict(roles))
 
 
 def _cut(texts: Sequence[str]) -> tuple[list[str], list[tuple[int, int, bool]]]:

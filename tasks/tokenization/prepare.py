@@ -25,7 +25,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
 from tasks.sources.model import SourceFile
 from tasks.templates.spans import Sample, Span, Template, TrainOn, trained_turns, up_to
-from tasks.tokenization.frames import Frames, Prepared, Shape, shape_of_sample
+from tasks.tokenization.frames import Prepared, Shape, frames_of, shape_of_sample
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.segments import segments_of
 
@@ -58,7 +58,7 @@ class Preparer:
         """`weighted`: read how much turns count in the loss, and do not fill in without."""
         self._file, self._weighted = file, weighted
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
-        self._frames = Frames(template, encoder, train_on, role_names(file.format, dict(file.roles)))
+        self._frames = frames_of(template, train_on, role_names(file.format, dict(file.roles)))
         # Without frames, plain records would only be converted back. With other keys, none is plain.
         reads = weighted or file.embedded  # more than plain records have
         fills = packing and not reads and self._frames.known and not file.columns

@@ -274,6 +274,23 @@ def test_a_frame_is_rendered_once_and_their_number_is_bounded(monkeypatch: pytes
     assert other.shape is first.shape
 
 
+def test_parts_share_what_was_rendered_of_their_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part has a Preparer of its own; the shapes of a template are rendered once in a process."""
+    [messages] = [format for format in FORMATS if format.name == "messages"]
+    template = BuiltIn("chatml", open_kind("sp_bpe_chatml"), "all")
+    preparers = [Preparer(file_of(messages), template, template.encoder, "all") for _ in range(2)]
+    [first] = preparers[0].prepare(turns("a", "b"))
+    with monkeypatch.context() as patch:
+        patch.setattr(BuiltIn, "spans", None)
+        [other] = preparers[1].prepare(turns("2+2?", "4"))
+        assert other.shape is first.shape
+    # A part that finds no space for further shapes starts again, without those that are known.
+    monkeypatch.setattr("tasks.tokenization.frames.MOST_SHAPES", 1)
+    preparer = Preparer(file_of(messages), template, template.encoder, "all")
+    assert is_filled(preparer, turns("a"))
+    assert not is_filled(preparer, turns("a", "b"))
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 64])
 def test_many_records_are_prepared_as_each_by_itself(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain, unusual, invalid, and refused ones, with a template that must render all of them."""

@@ -218,6 +218,9 @@ def test_white_space_after_the_eos_does_not_hide_it(trained: bool) -> None:
     class Ends(Template):
         name, markers_as_text = "ends", ()
 
+        def __init__(self) -> None:
+            self.encoder = encoder
+
         def spans(self, *_: Any) -> list[Span]:
             eos = Span("</s>", encoder.eos_id, trained, "assistant")
             return [Span("a", TEXT, True, "user"), eos, Span(" \n", TEXT, False, "")]
@@ -343,7 +346,7 @@ class Fails(Template):
     name, markers_as_text = "fails", ()
 
     def __init__(self, error: Exception):
-        self.error, self.calls = error, 0
+        self.error, self.calls, self.encoder = error, 0, open_kind("sp_bpe_chatml")
 
     def spans(self, *_: Any) -> list[Span]:
         self.calls += 1

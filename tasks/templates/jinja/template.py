@@ -89,7 +89,7 @@ class JinjaTemplate(Template):
         self.name = name
         self.adjust = adjust
         self._source = source
-        self._encoder = encoder
+        self.encoder = encoder
         self._all = train_on == "all"
         self._turns = turns
         self._marked = _GENERATION.search(source) is not None
@@ -137,7 +137,7 @@ class JinjaTemplate(Template):
     def _steps(self, conversation: Conversation, trained: Sequence[bool]) -> Steps:
         """Yield what is to be rendered, expect its rendering, and return the samples."""
         if conversation.messages[0].role == "text":
-            return [Sample(plain_text(conversation, trained, self._encoder))]
+            return [Sample(plain_text(conversation, trained, self.encoder))]
         conversation, trained, added = self.adjust.of(conversation, trained)
         if any(message.tool_calls and message.reasoning for message in conversation.messages):
             _ = self._reasons_before_calls  # which is tried now, before answers to many conversations are on their way
@@ -192,8 +192,8 @@ class JinjaTemplate(Template):
 
     @cached_property
     def _composer(self) -> Composer:
-        pieces = KnownPieces(self._encoder, self._breaker, self._neutral, self._splitter)
-        return Composer(self._encoder, self._splitter.controls, pieces, self._boundary, self._turns, self._outlined)
+        pieces = KnownPieces(self.encoder, self._breaker, self._neutral, self._splitter)
+        return Composer(self.encoder, self._splitter.controls, pieces, self._boundary, self._turns, self._outlined)
 
     def _require_own_controls(
         self, found: list[list[str]], job: Job, conversation: Conversation
@@ -355,7 +355,7 @@ class JinjaTemplate(Template):
 
         What follows the first control token of a turn is left out.
         """
-        controls = self._encoder.control_pattern
+        controls = self.encoder.control_pattern
         for text, ranges, turn, _ in rendering.samples:
             for start, stop in ranges[:-1] if turn is None else []:
                 ends = [match.end() for match in controls.finditer(text, 0, start)]
@@ -491,7 +491,7 @@ class JinjaTemplate(Template):
         What it never writes may be in the answer by chance, so the texts alone do not decide. Placeholders that pieces
         may write are added to `later`, with the answer.
         """
-        said = self._encoder.control_pattern.sub("", answer)
+        said = self.encoder.control_pattern.sub("", answer)
         if message.content.strip() and not said.strip():
             raise Reject(
                 "answer_not_written", f"messages[{k}] has content, and the template {self.name} writes nothing of it"
@@ -534,7 +534,7 @@ class JinjaTemplate(Template):
 
     def _without_space(self, text: str, start: int, stop: int) -> int:
         """Return the end of a turn without white space after its last control token."""
-        last = max((m.end() for m in self._encoder.control_pattern.finditer(text, start, stop)), default=0)
+        last = max((m.end() for m in self.encoder.control_pattern.finditer(text, start, stop)), default=0)
         return last if last and not text[last:stop].strip() else stop
 
 

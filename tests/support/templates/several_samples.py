@@ -23,7 +23,7 @@ class Strips(Template):
     markers_as_text = ()
 
     def __init__(self, inner: BuiltIn):
-        self._inner = inner
+        self._inner, self.encoder = inner, inner.encoder
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         return self._inner.spans(conversation, trained)
