@@ -35,8 +35,11 @@ def count_content_tokens(encoder: Encoder, conversations: Iterable[Sequence[Prep
     """
     texts: list[str] = []
     roles: list[str] = []
-    for samples in conversations:
-        prepared = samples[0]  # each has all strings of the conversation
+    samples_of = list(conversations)
+    every = ["\0".join(samples[0].strings) for samples in samples_of]  # each sample has all strings
+    for number in encoder.holding_content_tokens(every):
+        samples = samples_of[number]
+        prepared = samples[0]
         filled = prepared.shape.layout  # set if the texts contain every string
         layout, said = (filled, prepared.strings) if filled else (prepared.strings[0], prepared.strings[1:])
         owners = _roles(layout, len(said))
