@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from multiprocessing.sharedctypes import RawValue
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -22,6 +24,7 @@ from tasks.core.errors import DataError
 from tasks.templates.jinja.composed import composer
 from tasks.templates.jinja.composed.composer import Composer
 from tasks.templates.jinja.composed.composition import Composition
+from tasks.templates.jinja.composed.pieces import Writer
 from tasks.templates.jinja.memo import blocks
 from tasks.templates.jinja.splitter import Splitter
 from tasks.templates.jinja.template import JinjaTemplate
@@ -199,6 +202,23 @@ def test_conversations_are_composed(name: str) -> None:
     with ways(compose=True), mock.patch.object(Composer, "compose", compose):
         rows_of(numbers, template)
         assert any(found) == (name not in NEVER), found
+
+
+def test_a_piece_is_written_once_for_its_shape() -> None:
+    """Placeholders are rendered for each turn, with its prompt and without, and tools are declared in each of these."""
+    name = "tools in a macro, control tokens between"
+    most = RawValue("i", 0)  # shared with the child
+    plain, counts = Writer.write, Counter[str]()
+
+    def write(writer: Writer, piece: Any) -> Any:
+        counts[str(piece)] += 1
+        most.value = max(counts.values())
+        return plain(writer, piece)
+
+    records = [record_of([{"a": k}, {"b": "é", "c": k}], [{"x": k}], ["q", "r"]) for k in range(2)]
+    with ways(compose=True), mock.patch.object(Writer, "write", write):
+        rows_of(records, JinjaTemplate("t.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01"))
+    assert most.value == 1
 
 
 def test_a_composed_conversation_is_compared_with_its_rendering() -> None:

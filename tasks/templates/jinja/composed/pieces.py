@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
+import orjson
 from jinja2 import Environment, nodes
 from jinja2.runtime import Undefined
 from jinja2.utils import Namespace, missing
@@ -29,6 +30,16 @@ Piece = list[Any]
 State = list[Any]  # attributes that a loop has set, in the order of Block.sets
 # A piece, whether it writes more than white space, and what it sets: None for a text.
 Expected = tuple[Piece, bool, State]
+
+
+class LeftGap(NamedTuple):
+    """A gap for a piece, or "" for one that writes white space; what the piece sets with the values of `watch`."""
+
+    text: str
+    number: int
+    state: State
+    expected: Expected
+
 
 _PLAIN = frozenset([int, float, bool, type(None)])
 
@@ -88,7 +99,7 @@ class Gaps(Memo):
         self._writer = writer
         self._trace = Trace()
         self._values: Sequence[Any] = ()
-        self.pieces: list[Expected] = []
+        self.left: dict[bytes, LeftGap] = {}
         self.watched: Any = None  # the messages whose parts are remembered
 
     def left_for(self, remembered: Sequence[Remembered]) -> list[Remembered]:
@@ -104,9 +115,9 @@ class Gaps(Memo):
     def traced(self, text: str) -> str:
         return Traced.of(text, self._trace) if "\0" in text else text
 
-    def watch(self, trace: Trace, values: Sequence[Any], pieces: list[Expected]) -> None:
-        """Leave gaps for the pieces of another conversation, with these values, and add them to `pieces`."""
-        self._trace, self._values, self.pieces = trace, values, pieces
+    def watch(self, trace: Trace, values: Sequence[Any], left: dict[bytes, LeftGap]) -> None:
+        """Leave gaps for the pieces of another conversation, with these values, and add them to `left`."""
+        self._trace, self._values, self.left = trace, values, left
 
     def of(self, name: str, write: Callable[..., str], args: Sequence[Any], named: Mapping[str, Any]) -> str:
         """Return the gap of a macro, or what it writes of values that are not objects."""
@@ -142,13 +153,15 @@ class Gaps(Memo):
 
     def _gap(self, piece: Piece) -> tuple[str, int, State]:
         """Return the gap of a piece, its number, and what it sets."""
-        text, state = self._writer.write(with_values(piece, self._values))
-        kinds = [None if isinstance(each, str) and each.strip() else each for each in state]
-        found = (piece, bool(text.strip()), kinds)
-        if found not in self.pieces:
-            self.pieces.append(found)
-        number = self.pieces.index(found)
-        return Traced.of(f"\0p{number}\0", self._trace) if found[1] else "", number, state
+        key = orjson.dumps(piece)
+        if key not in self.left:
+            number = len(self.left)
+            text, state = self._writer.write(with_values(piece, self._values))
+            kinds = [None if isinstance(each, str) and each.strip() else each for each in state]
+            gap = f"\0p{number}\0" if text.strip() else ""
+            self.left[key] = LeftGap(gap, number, state, (piece, bool(gap), kinds))
+        gap, number, state, _ = self.left[key]
+        return Traced.of(gap, self._trace) if gap else "", number, state
 
     def _of_state(self, number: int, place: int, value: Any) -> Any:
         """Return what a piece sets: a gap for a text."""

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import orjson
 from jinja2.exceptions import SecurityError, TemplateError
 
-from tasks.templates.jinja.composed.pieces import Expected, Gaps, Piece, State, Writer
+from tasks.templates.jinja.composed.pieces import Expected, Gaps, LeftGap, Piece, State, Writer
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment, other_file
 from tasks.templates.jinja.locate import MOST_OF_MARKER, Located, NotLocated, Range, common_start, locate, prefix_ranges
 from tasks.templates.jinja.sandbox import limits
@@ -182,7 +182,7 @@ class _Tracing:
     def __init__(
         self, template: ChatTemplate, trace: Trace, spaced: bool, gaps: Gaps | None = None, values: Sequence[Any] = ()
     ):
-        self.trace, self.pieces = trace, list[Expected]()
+        self.trace, self._left = trace, dict[bytes, LeftGap]()
         self._template, self._spaced, self._gaps, self._values = template, spaced, gaps, values
         self._known: dict[tuple[int, bool, bool], tuple[str, list[Range]]] = {}
         self._messages: list[Any] = []
@@ -196,12 +196,16 @@ class _Tracing:
                 self._messages = traced(messages, self.trace, self._spaced)
                 self._tools = traced(tools, self.trace, self._spaced)
             if self._gaps:
-                self._gaps.watch(self.trace, self._values, self.pieces)
+                self._gaps.watch(self.trace, self._values, self._left)
                 if self._gaps.watched is not self._messages:
                     self._gaps.watched = self._messages
                     self._gaps.start(self._messages, self._tools)
             self._known[key] = self._template.render(self._messages[: len(messages)], self._tools, prompt, marks)
         return self._known[key]
+
+    @property
+    def pieces(self) -> list[Expected]:
+        return [gap.expected for gap in self._left.values()]
 
     def parting_at_pieces(self) -> list[tuple[str, str]]:
         """Return what two renderings that turns are located in have where they part, if that is a gap for a piece.
