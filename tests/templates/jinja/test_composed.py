@@ -26,6 +26,8 @@ from tasks.templates.jinja.composed.composer import Composer
 from tasks.templates.jinja.composed.composition import Composition
 from tasks.templates.jinja.composed.pieces import Writer
 from tasks.templates.jinja.memo import blocks
+from tasks.templates.jinja.sandbox import lockstep
+from tasks.templates.jinja.sandbox.requests import Pieces
 from tasks.templates.jinja.splitter import Splitter
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.placeholders import Reads
@@ -219,6 +221,39 @@ def test_a_piece_is_written_once_for_its_shape() -> None:
     with ways(compose=True), mock.patch.object(Writer, "write", write):
         rows_of(records, JinjaTemplate("t.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01"))
     assert most.value == 1
+
+
+class FakeRenderer:
+    """Writes each piece as a text, and ends at "loops", as a child that is killed."""
+
+    def __init__(self) -> None:
+        self.requests: list[list[str]] = []
+
+    def render_all(self, requests: list[Pieces]) -> Iterator[Any]:
+        error = None
+        for request in requests:
+            pieces = [str(piece) for piece in request.pieces]
+            self.requests.append(pieces)
+            error = error or (DataError("template_loops", f"{pieces}") if "loops" in pieces else None)
+            yield error or [(f"<{piece}>", []) for piece in pieces]
+
+
+def test_pieces_of_many_conversations_are_one_request() -> None:
+    renderer: Any = FakeRenderer()
+    asked: list[Any] = [Pieces(["a", "b"], 4), Pieces(["c"], 1), Pieces(["d"], lockstep.CALL), Pieces(["e"], 2)]
+    expected = [[("<a>", []), ("<b>", [])], [("<c>", [])], [("<d>", [])], [("<e>", [])]]
+    assert [*lockstep._written(asked, renderer)] == expected
+    assert renderer.requests == [["a", "b", "c", "d"], ["e"]]  # a long one is the last of its request
+    assert [*lockstep._written([], renderer)] == []
+
+
+def test_a_problem_with_pieces_is_one_of_their_conversation() -> None:
+    renderer: Any = FakeRenderer()
+    asked: list[Any] = [Pieces(["a"], 4), Pieces(["loops"], 1), Pieces(["b"], lockstep.CALL), Pieces(["c"], 1)]
+    first, *problems, last = lockstep._written(asked, renderer)
+    assert (first, last) == ([("<a>", [])], [("<c>", [])])
+    assert [str(problem) for problem in problems] == ["['loops']"] * 2  # the run ends at the first one
+    assert renderer.requests == [["a", "loops", "b"], ["a"], ["loops"], ["b"], ["c"]]
 
 
 def test_a_composed_conversation_is_compared_with_its_rendering() -> None:

@@ -135,7 +135,7 @@ class KnownPieces:
         """Return what pieces write, and what breaks control strings in it. `json` has a line for each value."""
         broken, breaker = self._breaker.broken_json(json)
         values = dict(zip(numbers, broken.split("\n"), strict=True))
-        return (yield Pieces([form.filled(values) for form in forms])), breaker
+        return (yield Pieces([form.filled(values) for form in forms], len(broken))), breaker
 
     def _own(
         self, forms: Sequence[PieceForm], numbers: Sequence[int], json: str, answers: Sequence[_Answer]

@@ -10,10 +10,11 @@ are a generator that yields what to render and is sent the rendering.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from itertools import accumulate, chain, islice
 from typing import Any
 
 from tasks.core.errors import DataError, PackError, Reject
-from tasks.templates.jinja.sandbox.renderer import Renderer
+from tasks.templates.jinja.sandbox.renderer import CALL, Renderer
 from tasks.templates.jinja.sandbox.requests import Answer, Job, Pieces, Rendering
 from tasks.templates.spans import Sample
 
@@ -35,19 +36,37 @@ def results_of(steps: Sequence[Steps], renderer: Renderer) -> Iterator[Result]:
         some = steps[first : first + AT_ONCE]
         now = [_go_on(step) for step in some]  # what is to be rendered next, or the result
         while places := [place for place, each in enumerate(now) if isinstance(each, _REQUESTS)]:
-            alone = [place for place in places if isinstance(job := now[place], Job) and job.trace]
-            together = [place for place in places if place not in alone]
-            answers = renderer.render_all(
-                [request for place in together if isinstance(request := now[place], _REQUESTS)]
-            )
-            for place, answer in zip(together, answers, strict=True):
+            jobs = {place: job for place in places if isinstance(job := now[place], Job)}
+            alone = {place: job for place, job in jobs.items() if job.trace}
+            together = {place: job for place, job in jobs.items() if not job.trace}
+            pieces = {place: each for place in places if isinstance(each := now[place], Pieces)}
+            answers = chain(renderer.render_all([*together.values()]), _written([*pieces.values()], renderer))
+            for place, answer in zip([*together, *pieces], answers, strict=True):
                 now[place] = answer if isinstance(answer, Reject | DataError) else _go_on(some[place], answer)
-            for place in alone:
-                now[place] = _go_on(some[place], _of_placeholders(now[place], renderer))
+            for place, job in alone.items():
+                now[place] = _go_on(some[place], _of_placeholders(job, renderer))
         yield from (each for each in now if not isinstance(each, _REQUESTS))
 
 
-def _of_placeholders(job: Any, renderer: Renderer) -> Rendering | None:
+def _written(requests: Sequence[Pieces], renderer: Renderer) -> Iterator[Answer | Reject | DataError]:
+    """Yield what the pieces of each conversation write. Those of many conversations are one request.
+
+    If that fails, each conversation has a request of its own, so that the answer is about none but its pieces.
+    """
+    first = 0
+    while first < len(requests):
+        sizes = accumulate(request.size for request in requests[first:])
+        some = requests[first : first + 1 + sum(1 for size in sizes if size < CALL)]
+        first += len(some)
+        [answer] = renderer.render_all([Pieces([*chain(*(each.pieces for each in some))], 0)])
+        if isinstance(answer, list):
+            pieces = iter(answer)
+            yield from ([*islice(pieces, len(each.pieces))] for each in some)
+        else:
+            yield from renderer.render_all(some)
+
+
+def _of_placeholders(job: Job, renderer: Renderer) -> Rendering | None:
     try:
         return renderer.render(job)
     except (Reject, DataError):

@@ -204,7 +204,7 @@ def _calls(jobs: Sequence[Job | Pieces]) -> Iterator[list[bytes | Reject]]:
     call: list[bytes | Reject] = []
     size = 0
     for job in jobs:
-        request = orjson.dumps([*job])
+        request = orjson.dumps([*job] if isinstance(job, Job) else [job.pieces])
         turns, count = (len(job.turns), len(job.messages)) if isinstance(job, Job) else (0, 0)
         if turns * (count + len(request) // 1000) > limits.MOST_WORK:
             what = f"{turns:,} turns to locate in {count:,} messages ({len(request):,} bytes)"

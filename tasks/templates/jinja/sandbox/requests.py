@@ -35,9 +35,13 @@ class Job(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Pieces to write: what a loop or a macro of the template writes of some values, and sets."""
+    """Pieces to write: what a loop or a macro of the template writes of some values, and sets.
 
-    pieces: list[Piece] | list[orjson.Fragment]
+    `size` is about the characters of the values.
+    """
+
+    pieces: Sequence[Piece | orjson.Fragment]
+    size: int
 
 
 Written = list[tuple[str, State] | None]
