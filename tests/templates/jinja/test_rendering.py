@@ -18,6 +18,7 @@ import pytest
 from support.commands import ROOT
 
 from tasks.core.errors import DataError, PackError, Reject
+from tasks.templates.jinja.environment import prepare_compiler
 from tasks.templates.jinja.sandbox import limits
 from tasks.templates.jinja.sandbox.limits import MEMORY
 from tasks.templates.jinja.sandbox.renderer import Renderer
@@ -41,6 +42,14 @@ def children() -> set[int]:
     """Processes whose parent this one is, zombies too."""
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
     return {pid for pid in map(int, listed.split()) if Path(f"/proc/{pid}").exists()}
+
+
+def test_a_child_finds_the_compiler_ready() -> None:
+    """Else each child makes the lexer of Jinja again."""
+    prepare_compiler.cache_clear()
+    renderer = open_renderer(SAY)
+    assert prepare_compiler.cache_info().currsize == 1
+    renderer.close()
 
 
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

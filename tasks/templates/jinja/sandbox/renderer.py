@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 import orjson
 
 from tasks.core.errors import DataError, Reject
+from tasks.templates.jinja.environment import prepare_compiler
 from tasks.templates.jinja.locate import Located
 from tasks.templates.jinja.sandbox import limits
 from tasks.templates.jinja.sandbox.child import run_in_child, serve
@@ -106,6 +107,7 @@ class Renderer:
 
     def _start(self) -> None:
         self.close()
+        prepare_compiler()
         self._pipe, theirs = multiprocessing.Pipe()
         # A Ctrl-C that reaches the child before it ignores interrupts would print a traceback.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
