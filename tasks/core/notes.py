@@ -1,6 +1,7 @@
 """Show what a long operation does, as long as it runs.
 
 with noted(lambda: f"{count} files found so far"): …   a note after 3 seconds, and every 10 seconds from then on
+show_note("waiting for another machine")               a note at once
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def show_notes_with(show: Callable[[str], None]) -> None:
     _show = show
 
 
+def show_note(text: str) -> None:
+    """Show a note as the command shows those of long operations."""
+    _show(f"note: {text}")
+
+
 @contextmanager
 def noted(describe: Callable[[], str]) -> Iterator[None]:
     """Show `describe()` from time to time while the block runs."""
@@ -34,7 +40,7 @@ def noted(describe: Callable[[], str]) -> Iterator[None]:
     def run() -> None:
         pause = FIRST_AFTER
         while not done.wait(pause):
-            _show(f"note: {describe()}")
+            show_note(describe())
             pause = EVERY
 
     thread = Thread(target=run, daemon=True)

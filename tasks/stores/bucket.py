@@ -116,7 +116,9 @@ class Bucket:
             raise cut_off(url, start + len(body), start + length)
         return body
 
-    def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
+    def put(self, key: str, source: Path | bytes, absent: bool = False, expected: Facts | None = None) -> bool:
+        if expected:
+            return self._replace(key, source, expected)
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
         part = max(UPLOAD_PART, -(-size // MOST_PARTS))
         sent = {"mode": "create", "use_multipart": False} if absent else {"mode": "overwrite", "chunk_size": part}
@@ -125,6 +127,25 @@ class Bucket:
                 interruptible(obstore.put, self._store, self._key(key), source, max_concurrency=UPLOADS, **sent)
             except (FileExistsError, obstore.exceptions.AlreadyExistsError):
                 return False
+        return True
+
+    def _replace(self, key: str, source: Path | bytes, expected: Facts) -> bool:
+        with self._errors(key) as obstore:
+            failed = obstore.exceptions
+            try:
+                found = interruptible(obstore.head, self._store, self._key(key))
+                if _facts(found) != expected:
+                    return False
+                # S3 and Azure compare the ETag, Google Cloud Storage the version.
+                mode = {name: found[name] for name in ("e_tag", "version") if found[name]}
+                interruptible(obstore.put, self._store, self._key(key), source, mode=mode, use_multipart=False)
+            except (FileNotFoundError, failed.PreconditionError):
+                return False
+            except (NotImplementedError, failed.BaseError) as error:  # the first one is obstore's, or 501 is a server's
+                cannot_compare = isinstance(error, (NotImplementedError, failed.NotSupportedError))
+                if not (cannot_compare or "status code: 501" in str(error)):
+                    raise
+                return self.put(key, source)
         return True
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from tasks.core.errors import InputMissing, StorageError, UsageError
-from tasks.storage.files import atomic_file
+from tasks.storage.files import atomic_file, locked
 from tasks.stores.receive import CHUNK, changed, cut_off, receive
 from tasks.stores.store import Facts, Progress
 
@@ -59,8 +59,11 @@ class Folder:
             raise changed(self.url_of(key))
         return self.ranges(key, [(start, length)])[0]
 
-    def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
+    def put(self, key: str, source: Path | bytes, absent: bool = False, expected: Facts | None = None) -> bool:
         path = self._path(key)
+        if expected:
+            with locked(path.with_name(f".{path.name}.lock")):
+                return self.head(key) == expected and self.put(key, source)
         try:
             with atomic_file(path, absent=absent) as out:
                 if isinstance(source, bytes):

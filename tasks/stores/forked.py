@@ -80,8 +80,9 @@ class Forked:
     def read(self, key: str, expected: Facts, start: int, length: int) -> bytes:
         return bytes(self._call("read", key, expected, start, length))
 
-    def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
-        return bool(self._call("put", key, source if isinstance(source, bytes) else source.absolute(), absent))
+    def put(self, key: str, source: Path | bytes, absent: bool = False, expected: Facts | None = None) -> bool:
+        content = source if isinstance(source, bytes) else source.absolute()
+        return bool(self._call("put", key, content, absent, expected))
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]:
         yield from self._call("list", prefix)

@@ -66,9 +66,11 @@ class Store(Reading, Protocol):
     def read(self, key: str, expected: Facts, start: int, length: int) -> bytes:
         """Return bytes of an object. Raises object_changed if it is not the object that `expected` describes."""
 
-    def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
+    def put(self, key: str, source: Path | bytes, absent: bool = False, expected: Facts | None = None) -> bool:
         """Write an object from a finished file, completely or not at all.
 
+        With `expected`, return False and write nothing unless the object is the one that this describes, also if
+        another writer is just faster; a store that cannot compare them at that moment compares them shortly before.
         With `absent`, return False and write nothing if the object exists, also if another writer is just faster. The
         content is then held in memory: this is for receipts and manifests. False after an error of the server may mean
         that the first attempt has written it: compare the content.

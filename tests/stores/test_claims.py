@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, Event
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.bucket_roots import own_scratch
-from support.servers.remote import faulty_s3, needs_remote, new_bucket, s3, use
+from support.servers.remote import SECRET, faulty_s3, needs_remote, new_bucket, s3, use
 
+from tasks.core import notes
 from tasks.core.errors import DataError
 from tasks.storage.files import locked
 from tasks.stores import claims
@@ -21,6 +27,8 @@ from tasks.stores.scratch import root_of
 from tasks.stores.store import Store, open_store
 
 needs_remote()
+
+from tasks.stores.bucket import Bucket  # noqa: E402
 
 CLAIM, MADE = "data/digests/x.claim", "data/digests/x.json"
 
@@ -105,6 +113,141 @@ def test_a_machine_that_renews_its_claim_is_not_replaced(machines: Machines) -> 
     machines.in_pause = renew
     assert machines.make_once() == b"theirs"
     assert not machines.made
+
+
+def test_one_of_several_that_wait_replaces_a_lost_machine(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if they all see at the same moment that it is lost."""
+    both, is_made, now = Barrier(2, timeout=60), Event(), 0.0
+    put = Bucket.put
+
+    def put_together(store: Bucket, key: str, source: Any, absent: bool = False, expected: Any = None) -> bool:
+        if expected:
+            both.wait()
+        return put(store, key, source, absent, expected)
+
+    def pause(_: float) -> None:
+        nonlocal now
+        if not now:
+            both.wait()
+            now = EXPIRY + 1
+        else:
+            assert is_made.wait(60)
+
+    def make() -> bytes:
+        made = machines.make()
+        is_made.set()
+        return made
+
+    monkeypatch.setattr(Bucket, "put", put_together)
+    monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=pause, monotonic=lambda: now))
+    machines.bucket.put(CLAIM, b"lost")
+    file = root_of(machines.bucket.url_of("")) / MADE
+    with ThreadPoolExecutor(2) as threads:
+        found = [*threads.map(lambda _: make_once(machines.mirror, file, machines.find, make), range(2))]
+    assert found == [b"ours"] * 2
+    assert machines.made == 1
+    assert machines.bucket.head(CLAIM) is None
+
+
+def test_a_machine_that_was_replaced_leaves_the_claim_of_the_other_one(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for lost, as a computer that slept is: it neither renews that claim nor deletes it."""
+    monkeypatch.setattr(claims, "RENEWAL", 0.001)
+
+    def work() -> bytes:
+        for _ in range(5):  # a renewal that had begun may be written after the other claim
+            machines.bucket.put(CLAIM, b"theirs")
+            if {machines.bucket.get(CLAIM) for _ in range(50)} == {b"theirs"}:
+                return b"ours"
+        raise AssertionError("renewed")
+
+    file = root_of(machines.bucket.url_of("")) / MADE
+    assert make_once(machines.mirror, file, machines.find, work) == b"ours"
+    assert machines.bucket.get(CLAIM) == b"theirs"
+
+
+def theirs(**who: Any) -> bytes:
+    return json.dumps(
+        {"id": "1", "host": "node-7", "process": 4242, "since": "2026-01-02 03:04:05 UTC", **who}
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("claim", "who"),
+    [
+        (theirs(), "which node-7, process 4242, has been making since 2026-01-02 03:04:05 UTC"),
+        (theirs(host="\x1b[2Jnode"), r"which \x1b[2Jnode, process 4242, has been making"),
+        (b"\xffof another version", "which another process is making"),
+        (b"[1]", "which another process is making"),
+    ],
+)
+def test_who_waits_sees_once_for_whom(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, claim: bytes, who: str
+) -> None:
+    shown, first = list[str](), list[float]()
+    monkeypatch.setattr(notes, "_show", lambda note: (shown.append(note), first.append(machines.now)))
+    machines.bucket.put(CLAIM, claim)
+
+    def finish() -> None:
+        if machines.now > 20:
+            machines.bucket.put(MADE, b"theirs")
+
+    machines.in_pause = finish
+    assert machines.make_once() == b"theirs"
+    [note], [when] = shown, first
+    assert note.startswith(f"note: waiting for {machines.bucket.url_of(MADE)}, {who}")
+    end = f"; its claim is replaced after 30 s without renewal, of which {when:.0f} have passed"
+    assert note.endswith(end)
+    assert claims.NOTED_AFTER <= when < claims.NOTED_AFTER + claims.LONGEST
+    assert SECRET not in note
+
+
+def test_who_waits_shortly_sees_nothing(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = list[str]()
+    monkeypatch.setattr(notes, "_show", shown.append)
+    machines.bucket.put(CLAIM, theirs())
+
+    def finish() -> None:
+        if machines.now > 2:
+            machines.bucket.put(MADE, b"theirs")
+
+    machines.in_pause = finish
+    assert machines.make_once() == b"theirs"
+    assert not shown
+
+
+def test_a_claim_says_who_holds_it(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> bytes:
+        found = json.loads(machines.bucket.get(CLAIM))
+        assert (found["host"], found["process"]) == (socket.gethostname(), os.getpid())
+        return b"ours"
+
+    file = root_of(machines.bucket.url_of("")) / MADE
+    assert make_once(machines.mirror, file, machines.find, work) == b"ours"
+
+
+def test_who_waits_for_a_lock_sees_once_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, shown, works = tmp_path / "data" / "x.json", list[str](), Event()
+    monkeypatch.setattr(claims, "NOTED_AFTER", 0.01)
+    monkeypatch.setattr(notes, "_show", shown.append)
+
+    def make() -> int:
+        works.set()
+        deadline = time.monotonic() + 20
+        while not shown and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3)  # long enough for another look
+        return 1
+
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(make_once, LOCAL, file, lambda: None, make)
+        assert works.wait(20)
+        assert make_once(LOCAL, file, lambda: 2 if first.done() else None, lambda: 3) in (2, 3)
+    [note] = shown
+    who = f"which {socket.gethostname()}, process {os.getpid()}, has been making since "
+    assert note.startswith(f"note: waiting for {file}, {who}")
+    assert note.endswith("; its lock ends with its process")
 
 
 def test_what_another_machine_finishes_before_the_claim_is_not_made_again(machines: Machines) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from support.servers.remote import SECRET, failing_store, faulty_s3, needs_remot
 from tasks.core.error_messages import as_text
 from tasks.core.errors import PackError, UsageError
 from tasks.stores import receive as receiving
+from tasks.stores.folder import Folder
 from tasks.stores.store import Facts, Store, open_store
 
 needs_remote()
@@ -150,6 +152,70 @@ def test_only_one_of_several_writers_puts_what_is_absent(store: Store) -> None:
         done = list(threads.map(lambda number: store.put("manifest", b"%d" % number, absent=True), range(16)))
     assert done.count(True) == 1
     assert store.get("manifest") == b"%d" % done.index(True)
+
+
+def test_only_one_of_several_writers_replaces_an_object(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    head = Folder.head
+
+    def slow_head(folder: Folder, key: str) -> Facts | None:
+        found = head(folder, key)
+        time.sleep(0.02)
+        return found
+
+    monkeypatch.setattr(Folder, "head", slow_head)
+    store.put("claim", b"old")
+    old = store.head("claim")
+    assert old
+    with ThreadPoolExecutor(8) as threads:
+        done = list(threads.map(lambda number: store.put("claim", b"%d" % number, expected=old), range(16)))
+    assert done.count(True) == 1
+    assert store.get("claim") == b"%d" % done.index(True)
+    store.delete("claim")
+    assert store.put("claim", b"new", expected=old) is False
+    assert [key for key, _ in store.list()] == []
+
+
+def test_an_object_that_is_replaced_between_comparing_and_writing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server compares, and not this process alone."""
+    import obstore
+
+    use(monkeypatch, s3())
+    store = open_store(f"s3://{new_bucket()}")
+    store.put("claim", b"old")
+    old, put, others = store.head("claim"), obstore.put, [b"theirs"]
+
+    def put_after_another(*args: Any, **options: Any) -> Any:
+        if others:
+            store.put("claim", others.pop())
+        return put(*args, **options)
+
+    monkeypatch.setattr(obstore, "put", put_after_another)
+    assert store.put("claim", b"ours", expected=old) is False
+    assert store.get("claim") == b"theirs"
+
+
+@pytest.mark.parametrize("kind", ["store", "server"])
+def test_where_nothing_is_compared_an_object_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A kind of store, or a server, that cannot compare at the moment of writing; before it, this is still done."""
+    from obstore.store import LocalStore
+
+    with faulty_s3() as s3_that_fails:
+        use(monkeypatch, s3_that_fails.address)
+        store = Bucket(f"file://{tmp_path}", LocalStore(tmp_path))
+        if kind == "server":
+            store = open_bucket(f"s3://{new_bucket()}", retries=2)
+        store.put("claim", b"old")
+        old = store.head("claim")
+        s3_that_fails.fails("PUT", "claim", "501", times=3)  # of each request, the first attempt and two more
+        assert store.put("claim", b"ours", expected=old) is True
+        assert s3_that_fails.met == 3 * (kind == "server")
+        assert store.get("claim") == b"ours"
+        assert store.put("claim", b"theirs", expected=old) is False
+        assert store.get("claim") == b"ours"
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "late"])
