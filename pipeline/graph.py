@@ -125,7 +125,16 @@ class _Sized(_Step):
     sequence_length = luigi.OptionalParameter(default="", description="Overrides the config's sequence_length.")
 
 
-class TrainTokenizer(_Step):
+class _Once(_Step):
+    """A task that one of several runs does while the others wait: with a root in a bucket, on other machines."""
+
+    def work(self) -> dict[str, Any]:
+        receipt = stages.run_once(self.stage, events.TaskProgress(self))
+        assert receipt is not None, "it was waited for"
+        return receipt
+
+
+class TrainTokenizer(_Once):
     @property
     def stage(self) -> stages.Stage:
         return stages.TrainTokenizer(self.recipe)
@@ -149,7 +158,7 @@ class TokenizePart(_Step):
         return self.size
 
 
-class DealParts(_Sized):
+class DealParts(_Sized, _Once):
     @property
     def stage(self) -> stages.Stage:
         return stages.DealParts(self.recipe)
@@ -163,7 +172,7 @@ class PlanGroup(_Sized):
         return stages.PlanGroup(self.recipe, self.group)
 
 
-class PlanPacking(_Sized):
+class PlanPacking(_Sized, _Once):
     @property
     def stage(self) -> stages.Stage:
         return stages.Plan(self.recipe)

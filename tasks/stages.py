@@ -82,6 +82,10 @@ class Stage(ABC):
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         """Write the outputs and return the receipt. Requires that what it reads is done. Raises PackError."""
 
+    def receipt(self) -> dict[str, Any]:
+        """Return what `run` has returned, of a stage that is done. Raises PackError."""
+        return read_receipt(self.outputs()[-1])
+
 
 def _tokenizer(recipe: Recipe) -> list[Stage]:
     return [TrainTokenizer(recipe)] if recipe.tokenizer_key else []
@@ -114,8 +118,11 @@ class TrainTokenizer(Stage):
         with mirror_of(recipe.layout.root).writing(model, receipt) as (model, receipt):
             facts = train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, model)
             write_receipt(receipt, facts)
+        return self.receipt()
+
+    def receipt(self) -> dict[str, Any]:
         # Checked here once, and not by each of the processes that will encode.
-        return asdict(engine_check.verdict_of(recipe))
+        return asdict(engine_check.verdict_of(self.recipe))
 
 
 @dataclass(frozen=True)
@@ -382,7 +389,7 @@ def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
     parts, plan = _parts(recipe), Plan(recipe)
     refresh(recipe)
     for tokenizer in _tokenizer(recipe):
-        _run_once(tokenizer)
+        run_once(tokenizer)
     if kind == "pack" and not plan.is_done():
         missing = [stage for stage in parts if not stage.is_done()]
         if missing:
@@ -392,12 +399,12 @@ def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
                 "run --stage tokenize for every share first",
             )
         if recipe.most_groups > 1:
-            _run_once(DealParts(recipe))
+            run_once(DealParts(recipe))
         groups = [stage for stage in plan.requires() if isinstance(stage, PlanGroup)]
         unplanned = [groups[number] for number in dict.fromkeys([*own.of([1] * len(groups)), *range(len(groups))])]
         for wait in (False, True):  # for those that other machines are planning, only when no other is left
-            unplanned = [group for group in unplanned if not _run_once(group, wait)]
-        _run_once(plan)
+            unplanned = [group for group in unplanned if run_once(group, wait=wait) is None]
+        run_once(plan)
     every, costs = parts, sizes_of(recipe.parts)
     if kind == "pack":
         every = [stage for stage in Publish(recipe).requires() if isinstance(stage, WriteShard)]
@@ -409,15 +416,17 @@ def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
     return len(share), len(share) - len(left)
 
 
-def _run_once(stage: Stage, wait: bool = True) -> bool:
-    """Run a stage unless it is done, or wait for another machine that runs it; without `wait`, return False then."""
+def run_once(stage: Stage, progress: Progress = SILENT, wait: bool = True) -> dict[str, Any] | None:
+    """Run a stage unless it is done, or wait for another machine that runs it; return its receipt.
 
-    def run() -> bool:
-        stage.run()
-        return True
+    Without `wait`, the result is None while another machine runs it. Raises PackError.
+    """
+
+    def find() -> dict[str, Any] | None:
+        return stage.receipt() if stage.is_stored() else None
 
     mirror, commit = mirror_of(stage.recipe.layout.root), stage.outputs()[-1]
-    return bool(make_once(mirror, commit, lambda: stage.is_stored() or None, run, wait=wait))
+    return make_once(mirror, commit, find, lambda: stage.run(progress), wait=wait)
 
 
 # What an engine asks before it starts, and what exists on disk

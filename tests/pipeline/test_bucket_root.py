@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -182,6 +183,90 @@ def test_machines_that_start_together_make_each_thing_once(
         assert len({by for name, by in found if name.startswith("plan_group")}) == 2, "groups are planned by both"
     pack_corpus(recipe_of(tmp_path, root))
     assert tree_of(root) == tree_of(tmp_path / "root")
+
+
+@pytest.mark.parametrize("one_plan", [True, False], ids=["one plan", "groups"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_runs_that_start_together_make_once_what_takes_one_machine(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
+    one_plan: bool, workers: int,
+) -> None:  # fmt: skip
+    """Two drivers, in this process or in forks of it: the tokenizer, the deal, and the plan."""
+    if not one_plan:
+        request.getfixturevalue("groups")
+    pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
+    context, made = multiprocessing.get_context("fork"), tmp_path / "made"
+    barrier, makers = context.Barrier(2, timeout=120), [each for each in MAKERS if each[1] != "plan_group"]
+
+    def slowly(make: Callable[..., Any], *args: Any) -> Any:
+        with made.open("a") as out:
+            out.write(f"{make.__name__}\n")
+        time.sleep(2)
+        return make(*args)
+
+    for module, name in makers:
+        monkeypatch.setattr(module, name, partial(slowly, getattr(module, name)))
+
+    def driver(number: int) -> None:
+        import luigi
+
+        from pipeline.graph import PackCorpus
+
+        own_scratch(monkeypatch, tmp_path / f"machine-{number}")
+        config = write_project(tmp_path / str(number) / "project", conversations(120), **SETTINGS)
+        barrier.wait()
+        run = PackCorpus(config=str(config), root=root, on="workers")
+        sys.exit(not luigi.build([run], workers=workers, local_scheduler=True, log_level="CRITICAL"))
+
+    running = [context.Process(target=driver, args=(number,)) for number in (1, 2)]
+    for each in running:
+        each.start()
+    for each in running:
+        each.join()
+    assert [each.exitcode for each in running] == [0, 0]
+    planned = ["make_plan"] if one_plan else ["deal_parts", "join_groups"]
+    assert sorted(made.read_text().split()) == sorted(["train_tokenizer", *planned])
+    assert tree_of(root) == tree_of(tmp_path / "root")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_a_run_that_is_stopped_leaves_no_claim(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, workers: int, ends: int
+) -> None:
+    """So the next one does not wait until it expires."""
+    config, planning = write_project(tmp_path / "project", conversations(120), **SETTINGS), tmp_path / "planning"
+
+    def plan_forever(*_: Any) -> Any:
+        planning.touch()
+        time.sleep(120)
+        raise AssertionError("not stopped")
+
+    def driver() -> None:
+        import luigi
+
+        from pipeline.graph import PackCorpus, guard
+
+        guard.install()
+        run = PackCorpus(config=str(config), root=root, on="workers")
+        luigi.build([run], workers=workers, local_scheduler=True, log_level="CRITICAL")
+
+    monkeypatch.setattr(stages, "make_plan", plan_forever)
+    running = multiprocessing.get_context("fork").Process(target=driver)
+    running.start()
+    deadline = time.monotonic() + 60
+    while not planning.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    store = open_store(root)
+
+    def claimed() -> list[str]:
+        return [key for key, _ in store.list() if key.endswith(".claim")]
+
+    assert [Path(key).name for key in claimed()] == ["plan.claim"]
+    os.kill(running.pid or 0, ends)
+    running.join(60)
+    assert running.exitcode
+    assert not claimed()
 
 
 OF_PLAN = r"plans/.*/(plan|index|rows|rejects)\.\w+"

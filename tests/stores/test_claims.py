@@ -273,11 +273,12 @@ def test_a_claim_that_the_store_answers_with_an_error_is_put_again(
     assert not machines.pauses
 
 
-def test_work_that_fails_leaves_no_claim(machines: Machines) -> None:
+@pytest.mark.parametrize("end", [DataError("object_changed", "s3://x: changed"), KeyboardInterrupt(), SystemExit(143)])
+def test_work_that_fails_leaves_no_claim(machines: Machines, end: BaseException) -> None:
     def fail() -> bytes:
-        raise DataError("object_changed", "s3://x: changed")
+        raise end
 
-    with pytest.raises(DataError):
+    with pytest.raises(type(end)):
         make_once(machines.mirror, root_of(machines.bucket.url_of("")) / MADE, machines.find, fail)
     assert machines.bucket.head(CLAIM) is None
     assert machines.make_once() == b"ours"
