@@ -30,6 +30,9 @@ class Forked:
 
     def __init__(self, url: str):
         self.url, self._lock = url.rstrip("/"), threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
         ours, theirs = os.pipe(), os.pipe()
         # A session of its own: Ctrl-C ends this process, which closes the pipe, which ends the helper.
         self._process = subprocess.Popen(  # noqa: S603 - this Python, and words that no shell sees
@@ -47,12 +50,16 @@ class Forked:
     def _call(self, method: str, *arguments: Any) -> Any:
         with self._lock:
             try:
+                if self._calls.closed:
+                    self._start()
                 self._calls.send((method, arguments))
                 answer = self._answers.recv()
             except (EOFError, OSError):
                 raise StorageError("store_failed", f"{self.url}: the process that reads it ended; run again") from None
-            except BaseException:  # the answer of this call must not become that of the next
+            except BaseException:
+                # The answer of this call must not become that of the next. There is one if a claim is released.
                 self._calls.close()
+                self._answers.close()
                 raise
         if isinstance(answer, PackError):
             raise answer

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tasks.core.error_messages import as_text
 from tasks.core.errors import PackError, UsageError
 from tasks.stores import receive as receiving
 from tasks.stores.folder import Folder
+from tasks.stores.forked import Forked
 from tasks.stores.store import Facts, Store, open_store
 
 needs_remote()
@@ -311,6 +313,24 @@ def test_an_object_that_arrives_has_its_size_and_identity(
     use(monkeypatch, failing[0])
     open_bucket("s3://bucket", retries=1).fetch("200/k", tmp_path / "target", EXPECTED)
     assert (tmp_path / "target").read_bytes() == b"x" * 1000
+
+
+def test_the_helper_of_a_fork_answers_after_a_call_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends then still releases its claim. The answer of that call is not taken for that of the next one."""
+    use(monkeypatch, s3())
+    store = Forked(f"s3://{new_bucket()}")
+    store.put("a", b"a")
+    store.put("b", b"b")
+    receive = Connection.recv
+
+    def interrupted(_: Connection) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Connection, "recv", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.get("a")
+    monkeypatch.setattr(Connection, "recv", receive)
+    assert store.get("b") == b"b"
 
 
 @pytest.mark.parametrize("operation", ["list", "put", "get", "delete", "ranges", "head"])
