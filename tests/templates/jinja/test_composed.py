@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import lru_cache
 from multiprocessing.sharedctypes import RawValue
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from tasks.templates.jinja.composed import composer
 from tasks.templates.jinja.composed.composer import Composer
 from tasks.templates.jinja.composed.composition import Composition
 from tasks.templates.jinja.composed.pieces import Writer
+from tasks.templates.jinja.environment import chat_environment
 from tasks.templates.jinja.memo import blocks
 from tasks.templates.jinja.sandbox import lockstep
 from tasks.templates.jinja.sandbox.requests import Pieces
@@ -93,6 +95,12 @@ TEMPLATES = {
     "a line end before each call": "{% for m in messages %}<|im_start|>{{ m.role }}{{ '\n' ~ m.content if m.content }}"
     "{% for c in m.tool_calls or [] %}{{ '\n' ~ c.function.name }}{% for k, v in c.function.arguments | items %}"
     "<{{ k }}>{{ v }}{% endfor %}{% endfor %}<|im_end|>{{ '\n' }}{% endfor %}" + PROMPT,
+    "names": "{% macro loop_0(k) %}[{{ k }}]{% endmacro %}"
+    + LOOP
+    + "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% for k in c.function.arguments %}"
+    "{{ loop_0(k) ~ kwargs }}{{ kwargs is defined }}{% endfor %}{% endfor %}" + END,
+    "a name that macros have": LOOP + "{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "{% for k in c.function.arguments %}{{ k ~ caller }}{{ caller is defined }}{% endfor %}{% endfor %}" + END,
     "fails": LOOP
     + "{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}{{ v + 1 }}{% endfor %}"
     "{% endfor %}" + END,
@@ -185,8 +193,9 @@ def test_composed_conversations_are_what_is_rendered(name: str, turns: Any, reco
         assert rows_of(records * 3, template) == expected
 
 
-# A piece has a part of a control string, or the EOS token, or it fails; a piece depends on what another one has set.
-NEVER = {"ends open", "eos in arguments", "fails", "name"}
+# A piece has a part of a control string, or the EOS token, or it fails, or a name of it means something else in macros;
+# a piece depends on what another one has set.
+NEVER = {"ends open", "eos in arguments", "fails", "name", "a name that macros have"}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -221,6 +230,16 @@ def test_a_piece_is_written_once_for_its_shape() -> None:
     with ways(compose=True), mock.patch.object(Writer, "write", write):
         rows_of(records, JinjaTemplate("t.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01"))
     assert most.value == 1
+
+
+def test_loops_that_cannot_be_macros_keep_no_other_from_being_written() -> None:
+    source = "{% for k in tools %}{{ k.a ~ k.b ~ k.c ~ k.d }}{% endfor %}" + TEMPLATES["a name that macros have"]
+    with ways(compose=True):
+        writer = Writer(chat_environment(datetime(2026, 1, 1)), source, {})
+    [number] = writer._blocks
+    assert writer._blocks[number].names == ["tools"]
+    assert writer.write([number, {"tools": [{"a": 1}, {"b": 2}]}, {}]) == ("12", [])
+    assert writer.write([number, {}, {}]) == ("", [])
 
 
 class FakeRenderer:

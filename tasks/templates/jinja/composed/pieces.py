@@ -49,43 +49,45 @@ class _NoPieceError(Exception):
 
 
 class Writer:
-    """Write pieces of a template alone."""
+    """Write pieces of a template alone: each loop becomes a macro of the names that it depends on."""
 
     def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any]):
-        self._environment: Any = environment
-        self._constants = dict(constants)
+        self._namespace: Any = environment.globals["namespace"]
         tree = SyntaxTree(environment, source, constants)
-        self._blocks = Marker(environment, Memo(), tree).found
-        self._macros = [node for node in tree.root.body if isinstance(node, nodes.Macro)]
-        self._programs: dict[int | str, Any] = {}
+        found = enumerate(Marker(environment, Memo(), tree).found)
+        blocks = {number: block for number, block in found if isinstance(block, Block)}
+        # Jinja has an argument of that name itself.
+        self._blocks = {number: block for number, block in blocks.items() if "caller" not in block.names}
+        prefix = "loop_"
+        while prefix in source:
+            prefix += "_"
+        self._names = {number: f"{prefix}{number}" for number in self._blocks}
+        macros: list[nodes.Node] = [node for node in tree.root.body if isinstance(node, nodes.Macro)]
+        macros += [_macro(self._names[number], block) for number, block in self._blocks.items()]
+        program = nodes.Template(macros, lineno=1)
+        program.set_environment(environment)
+        template = environment.from_string(program)
+        context = template.new_context(dict(constants))
+        for _ in template.root_render_func(context):  # which defines the macros, and writes nothing
+            pass
+        self._macros = context.vars
 
     def write(self, piece: Piece) -> tuple[str, State]:
         """Return what a piece writes, and the attributes that it has set."""
         name, values, namespaces = piece
-        made = {name: self._environment.globals["namespace"](**each) for name, each in namespaces.items()}
-        if isinstance(name, int):
-            text = self._program(name).render(self._constants | values | made)
-            block = self._blocks[name]
-            return text, [attributes_of(made[block.names[place]])[attribute] for place, attribute in block.sets]
-        args, named = values
-        given = {f"given_{number}": value for number, value in enumerate([*args, *named.values()])}
-        return self._program(name, len(args), list(named)).render(self._constants | given), []
+        if not isinstance(name, int):
+            args, named = values
+            return self._macros[name](*args, **named), []
+        block = self._blocks[name]
+        made = {name: self._namespace(**attributes) for name, attributes in namespaces.items()}
+        given = [made[each] if each in made else values.get(each, missing) for each in block.names]
+        text = self._macros[self._names[name]](*given)
+        return text, [attributes_of(given[place])[attribute] for place, attribute in block.sets]
 
-    def _program(self, name: int | str, args: int = 0, named: Sequence[str] = ()) -> Any:
-        key = name if isinstance(name, int) else f"{name}({args}, {', '.join(named)})"
-        if key not in self._programs:
-            body: nodes.Node
-            if isinstance(name, int):
-                body = self._blocks[name].loop
-            else:
-                given = [nodes.Name(f"given_{number}", "load") for number in range(args + len(named))]
-                keywords = [nodes.Keyword(key, value) for key, value in zip(named, given[args:], strict=True)]
-                call = nodes.Call(nodes.Name(name, "load"), given[:args], keywords, None, None)
-                body = nodes.Output([call])
-            tree = nodes.Template([*self._macros, body], lineno=1)
-            tree.set_environment(self._environment)
-            self._programs[key] = self._environment.from_string(tree)
-        return self._programs[key]
+
+def _macro(name: str, block: Block) -> nodes.Macro:
+    """Return a loop as a macro."""
+    return nodes.Macro(name, [nodes.Name(each, "param") for each in block.names], [], [block.loop], lineno=1)
 
 
 class Gaps(Memo):
