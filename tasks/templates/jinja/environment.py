@@ -115,14 +115,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             self._is_safe[key] = super().is_safe_attribute(obj, attr, value)
         return self._is_safe[key]
 
-    def call(*given: Any, **named: Any) -> Any:  # so that f(context=…) works
+    def call(self, context: Any, obj: Any, /, *args: Any, **named: Any) -> Any:
         """Call macros, methods, and `namespace` as Jinja does after it has found them to be ordinary ones."""
-        self, context, obj, *args = given
         kind = type(obj)
         if kind is not Macro and kind is not _BuiltInMethod and obj is not _SafeNamespace and obj is not safe_range:
-            return ImmutableSandboxedEnvironment.call(self, context, obj, *args, **named)
-        named.pop("_block_vars", None)
-        named.pop("_loop_vars", None)
+            return super().call(context, obj, *args, **named)
+        if named:
+            named.pop("_block_vars", None)
+            named.pop("_loop_vars", None)
         try:
             if kind is not Macro:
                 return obj(*args, **named)
@@ -130,14 +130,13 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 return self.memo.of(obj.name, obj, args, named)
             return obj(context.eval_ctx, *args, **named)
         except StopIteration:
-            return ImmutableSandboxedEnvironment.call(self, context, _raise_stop)
+            return super().call(context, _raise_stop)
 
 
 class _SafeNamespace(Namespace):
     """Jinja's namespace without names that start with an underscore, which lead to Python's internals."""
 
-    def __init__(*args: Any, **values: Any) -> None:  # so that namespace(self=…) works
-        self, *given = args
+    def __init__(self, /, *given: Any, **values: Any) -> None:
         if given:
             values = dict(*given, **values)
         for name in values:
@@ -145,7 +144,8 @@ class _SafeNamespace(Namespace):
         self._Namespace__attrs = values
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private(name)
+        if name[:1] == "_":
+            _refuse_private(name)
         attributes_of(self)[name] = value
 
 
