@@ -23,7 +23,7 @@ from support.tokenizer_kinds import hostile, kind_path, open_kind, records
 
 from pipeline import events
 from tasks.core.errors import UsageError
-from tasks.encoders.encoder import Encoded, Encoder
+from tasks.encoders.encoder import Encoded, Encoder, Unencodable
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.recipe import Recipe
@@ -215,12 +215,29 @@ def test_a_single_differing_text_is_found_and_shown() -> None:
     reference = open_kind("sp_bpe_chatml")
     texts = [*HARD, *(f"number {n}" for n in range(100))]
     assert difference(Fake(reference, lambda text: False), reference, texts) is None
-    assert difference(Fake(reference, lambda text: text == "number 70"), reference, texts) == '"number 70"'
+    for number in (0, 70, 99):  # the texts are compared in blocks
+        wrong = f"number {number}"
+        assert difference(Fake(reference, wrong.__eq__), reference, texts) == f'"{wrong}"'
     shown = difference(Fake(reference, lambda text: "\x1b" in text), reference, ["x" * 900 + "\x1b here"])
     assert shown is not None
     assert shown.isprintable()
     assert "here" in shown
     assert len(shown) < 100
+
+
+def test_texts_without_an_encoding_are_left_out_of_the_comparison() -> None:
+    class Failing(Fake):
+        def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
+            if problems := {text: "it fails" for text in texts if "bad" in text}:
+                raise Unencodable(problems)
+            return super().encode(texts)
+
+    texts = [f"{'bad' if n % 7 == 0 else 'number'} {n}" for n in range(100)]  # some in each block
+    reference = Failing(open_kind("sp_bpe_chatml"), lambda text: False)
+    assert difference(reference, reference, texts) is None
+    wrong = Fake(reference.reference, lambda text: text == "number 71")
+    assert difference(wrong, reference, texts) == '"number 71"'
+    assert difference(wrong, reference, []) is None
 
 
 def test_the_comparison_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
