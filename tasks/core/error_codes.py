@@ -425,7 +425,8 @@ _ALL = [
          "write the plain URL; credentials come from the environment or the files of the cloud's own tools"),
     Code("E687", "store_denied", STORAGE, "A store denies access.",
          "credentials are missing, expired, or lack a permission",
-         "check them with the cloud's own tool; reading requires the permissions to list and to get objects"),
+         "check them with the cloud's own tool; reading requires the permissions to list and to get objects, a root in "
+         "a bucket also those to put and to delete them"),
     Code("E688", "object_missing", MISSING, "An object, bucket, or dataset does not exist.",
          "the URL is mistyped, or it was deleted", "fix the URL"),
     Code("E689", "store_busy", STORAGE, "A store accepts no further requests for now.",

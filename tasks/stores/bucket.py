@@ -34,6 +34,10 @@ MOST_PARTS = 9_000  # of an object; S3 has a limit of 10,000
 
 _NO_CREDENTIALS = re.compile(r"169\.254\.|metadata\.google|[Nn]o credentials|CredentialsNotLoaded|MissingCredential")
 
+# How obstore reports an object that was not deleted: it asks S3 and Azure in batches, whose own answer is 200 or 202.
+_NOT_DELETED = re.compile(r"request failed for key .* \(code: (\w{1,60})\)")
+_STATUS_OF_CODE = {"AccessDenied": "403", "SlowDown": "503"}  # of S3; Azure gives the status
+
 # What an error says about its cause if it has no status of HTTP; the first that matches counts.
 _CAUSES = {
     "configured region": "the bucket is in another region; set AWS_REGION",
@@ -41,6 +45,8 @@ _CAUSES = {
     "dns error|lookup address": "the name of the server is unknown",
     "error sending request|connect": "the server cannot be reached",
 }
+
+_VARIABLES = {"s3": "AWS_…", "gs": "GOOGLE_…", "az": "AZURE_…"}
 
 # The process whose threads obstore has started: a child that is forked later would wait for them forever.
 _process = 0
@@ -152,8 +158,15 @@ class Bucket:
         with self._errors(prefix) as obstore:
             below = len(self._prefix) + bool(self._prefix)
             pages = interruptible(lambda: list(obstore.list(self._store, self._key(prefix) or None, chunk_size=1000)))
-            found = [(item["path"][below:], _facts(item)) for page in pages for item in page]
+            found = [(item["path"][below:], self._listed(item)) for page in pages for item in page]
         yield from sorted(found, key=lambda item: item[0].encode())
+
+    def _listed(self, meta: Any) -> Facts:
+        """Return the facts of an entry of a list: there, and only there, Azure leaves out the quotes of an ETag."""
+        e_tag = meta["e_tag"] or ""
+        if self.url.startswith("az:") and e_tag and not e_tag.endswith('"'):
+            meta = {**meta, "e_tag": f'"{e_tag}"'}
+        return _facts(meta)
 
     def delete(self, key: str) -> None:
         try:
@@ -180,11 +193,11 @@ class Bucket:
 
 def explained(url: str, text: str) -> PackError:
     """Return the error for what obstore or a server reports, without repeating any of it but status and code."""
-    status = re.search(r"status code: (\d{3})", text)
+    status = re.search(r"status code: (\d{3})", text) or _NOT_DELETED.search(text)
     code = re.search(r"<Code>(\w{1,60})</Code>", text)
     if _NO_CREDENTIALS.search(text):
         return StorageError("store_denied", f"{url}: no credentials were found")
-    number = status[1] if status else ""
+    number = _STATUS_OF_CODE.get(status[1], status[1]) if status else ""
     answer = f"HTTP {number}{f' {code[1]}' if code else ''}"
     if number == "404":
         return InputMissing("object_missing", f"{url}: does not exist ({answer})")
@@ -204,17 +217,27 @@ def open_bucket(url: str, retries: int = RETRIES) -> Bucket:
     parts, obstore = split_url(url), _obstore()
     config = _aws_config(os.environ) if parts.scheme == "s3" else {}
     retry = {"max_retries": retries, "retry_timeout": timedelta(minutes=3)}
-    plain = config.get("aws_endpoint", "").startswith("http://")
-    client = {**TIMEOUTS, "allow_http": plain}
+    client = {**TIMEOUTS, "allow_http": _is_plain(parts.scheme, config)}
     try:
         where = f"{parts.scheme}://{parts.bucket}"
         store = obstore.store.from_url(where, config=config or None, client_options=client, retry_config=retry)
     except (obstore.exceptions.BaseError, ValueError) as error:
-        if parts.scheme == "az" and "account" in str(error).lower():
-            message = f"{url}: the storage account is unknown; set AZURE_STORAGE_ACCOUNT_NAME"
-            raise StorageError("store_denied", message) from None
-        raise explained(url, str(error)) from None
+        text = str(error).lower()
+        if parts.scheme == "az" and "account must" in text:
+            problem = "the storage account is unknown; set AZURE_STORAGE_ACCOUNT_NAME"
+        else:  # nothing was asked of a server yet
+            what = "an endpoint" if " url" in text else "a key, a file of keys, or an option"
+            problem = f"{what} in the variables {_VARIABLES[parts.scheme]} cannot be used; fix it"
+        raise StorageError("store_denied", f"{url}: {problem}") from None
     return Bucket(url, store, parts.key)
+
+
+def _is_plain(scheme: str, config: Mapping[str, str]) -> bool:
+    """Return whether the endpoint may be http://, as that of an emulator. The clouds' own endpoints are https://."""
+    if scheme == "gs":  # it is in GOOGLE_BASE_URL, or in the file of a service account, which only obstore reads
+        return True
+    of_azure = (os.environ.get(name, "") for name in ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT") if scheme == "az")
+    return any(endpoint.startswith("http://") for endpoint in (config.get("aws_endpoint", ""), *of_azure))
 
 
 def _aws_config(environment: Mapping[str, str]) -> dict[str, str]:

@@ -116,7 +116,7 @@ class _Failing(Answers):
 @contextmanager
 def failing_store() -> Iterator[tuple[str, list[str]]]:
     """Serve a store that fails as the key says; gives its address and the requests that it has received."""
-    with _served(_Failing) as server:
+    with served(_Failing) as server:
         server.requests = []
         yield f"http://127.0.0.1:{server.server_address[1]}", server.requests
 
@@ -176,7 +176,7 @@ class FaultyS3:
 @contextmanager
 def faulty_s3() -> Iterator[FaultyS3]:
     """Serve moto's S3 through a proxy that can fail."""
-    with _served(_Faulty) as server:
+    with served(_Faulty) as server:
         server.store = FaultyS3(f"http://127.0.0.1:{server.server_address[1]}")
         yield server.store
 
@@ -345,13 +345,13 @@ def _entry(path: str, content: bytes) -> dict[str, Any]:
 def hub_stand_in() -> Iterator[HubStandIn]:
     """Serve a Hub without datasets."""
     hub = HubStandIn()
-    with _served(_Hub) as server:
+    with served(_Hub) as server:
         server.hub, hub.url = hub, f"http://127.0.0.1:{server.server_address[1]}"
         yield hub
 
 
 @contextmanager
-def _served(handler: type[BaseHTTPRequestHandler]) -> Iterator[Any]:
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[Any]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
