@@ -115,6 +115,7 @@ def write_draft(
     Raises UsageError if it exists and `overwrite` is false, and InputMissing or DataError if no path contains readable
     conversations.
     """
+    refuse_url(output, "name a file, then copy it", "writes")
     if output.exists() and not overwrite:
         raise UsageError(
             "config_exists", f"{output}: already exists; choose another path with --output, or replace it with --force"

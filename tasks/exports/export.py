@@ -36,6 +36,8 @@ from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.facts.outputs import FileFacts, Shard
 from tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
 from tasks.storage.manifest import Manifest, load_manifest
+from tasks.stores.scratch import url_of
+from tasks.stores.urls import refuse_url
 
 RECORD = "export.json"
 THREADS = 8  # shards written at a time; each has one record batch in memory
@@ -55,6 +57,8 @@ def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Expor
 
     Raises UsageError, DataError, InputMissing, StorageError, or Busy.
     """
+    if output:
+        refuse_url(output, "name a folder, then copy it", "writes")
     format = format_named(to)
     manifest = load_manifest(path)
     if not manifest.packing_metadata.enabled:
@@ -71,7 +75,8 @@ def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Expor
             f"loss_weight: none, or export it to {holding}",
         )
     folder = checked_folder(manifest, path)
-    final = output or root / "data" / "exports" / f"{folder.resolve().name}-{format.name}"
+    project = Path() if url_of(root) else root  # trainers read local files; a scratch folder is trimmed
+    final = output or project / "data" / "exports" / f"{folder.resolve().name}-{format.name}"
     if final.name in ("", ".."):
         raise UsageError("bad_command_line", f"--output {final}: name a folder to make")
     provenance = _provenance(manifest, format)

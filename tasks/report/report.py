@@ -49,6 +49,7 @@ from tasks.storage.facts.inputs import MixtureFacts, SourceFacts
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
+from tasks.stores.urls import refuse_url
 
 MOST_BYTES = 500_000
 ROWS = 20
@@ -66,6 +67,8 @@ def write_report(path: Path, output: Path | None, hidden_size: int = HIDDEN_SIZE
     Raises PartMissing without the `report` extra, DataError or InputMissing if a file of the corpus is not as recorded,
     and StorageError if the report cannot be written.
     """
+    if output:
+        refuse_url(output, "name a file, then copy it", "writes")
     manifest = load_manifest(path)
     folder = checked_folder(manifest, path)
     output = output or default_report_path(folder)

@@ -47,11 +47,11 @@ def is_url(text: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text) is not None
 
 
-def refuse_url(path: Path, fix: str = "download it") -> None:
-    """Raise UsageError if a path was made of a URL: it has lost a slash. For commands that read local files only."""
+def refuse_url(path: Path, fix: str = "download it", does: str = "reads") -> None:
+    """Raise UsageError if a path was made of a URL: it has lost a slash. For what is a local file in any case."""
     if re.match(rf"({'|'.join(SCHEMES)}|https?):/", str(path)):
         url = without_secrets(str(path).replace(":/", "://", 1))
-        raise UsageError("url_not_supported", f"{url}: this command reads local files only; {fix}")
+        raise UsageError("url_not_supported", f"{url}: this command {does} local files only; {fix}")
 
 
 def without_secrets(url: str) -> str:

@@ -132,6 +132,9 @@ def test_the_commands_take_urls(tmp_path: Path, root: str, expected: Tree) -> No
     assert "same sources" in command("diff", url, "small", "--root", root)
     assert (tmp_path / "project" / command("report", url).strip()).is_file()
     assert json.loads(command("list", "--root", root, "--json"))["manifests"][0]["name"] == "small"
+    exported = command("export", "small", "--root", root, "--to", "trl").partition(": written")[0]
+    assert exported == f"data/exports/{Path(name).stem}-trl"
+    assert (tmp_path / "project" / exported / "export.json").is_file(), "not in the scratch folder, which is trimmed"
     assert not (tmp_path / "project" / "s3:").exists()
 
 

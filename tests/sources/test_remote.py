@@ -230,6 +230,16 @@ def test_commands_refuse_a_url_with_credentials_and_do_not_show_them(tmp_path: P
     assert SECRET not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["init chats.jsonl", "report small", "export small --to trl"])
+def test_commands_that_write_local_files_make_no_path_of_a_url(tmp_path: Path, command: str) -> None:
+    pack_corpus(resolve(write_project(tmp_path, conversations(20)), tmp_path))
+    (tmp_path / "chats.jsonl").write_bytes(b'{"messages": [{"role": "user", "content": "hello"}]}\n')
+    done = packcorpus(tmp_path, *command.split(), "--output", "az://container/name")
+    assert done.returncode == 64, done.stderr
+    assert "az://container/name: this command writes local files only" in done.stderr
+    assert not (tmp_path / "az:").exists()
+
+
 # -- copies ------------------------------------------------------------------------------------------------------------
 
 
