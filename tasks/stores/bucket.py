@@ -41,7 +41,7 @@ _STATUS_OF_CODE = {"AccessDenied": "403", "SlowDown": "503"}  # of S3; Azure giv
 # What an error says about its cause if it has no status of HTTP; the first that matches counts.
 _CAUSES = {
     "configured region": "the bucket is in another region; set AWS_REGION",
-    "timed out": "no answer in time",
+    "timed out|TimedOut": "no answer in time",
     "dns error|lookup address": "the name of the server is unknown",
     "error sending request|connect": "the server cannot be reached",
 }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from tasks.stores.store import Facts, Store, open_store
 
 needs_remote()
 
+from tasks.stores import bucket  # noqa: E402
 from tasks.stores.bucket import Bucket, explained, open_bucket  # noqa: E402
 
 
@@ -369,6 +372,15 @@ def test_a_server_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> Non
     assert caught.value.reason == "store_failed"
 
 
+def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bucket.TIMEOUTS, "read_timeout", timedelta(seconds=0.3))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        use(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(PackError, match="s3://bucket/key: no answer in time") as caught:
+            open_bucket("s3://bucket", retries=0).get("key")
+    assert caught.value.reason == "store_failed"
+
+
 def test_missing_credentials_are_named() -> None:
     """The text is that of obstore on a machine without credentials and without metadata of an instance."""
     text = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1s - HTTP error"
@@ -474,8 +486,6 @@ def test_file_urls_are_folders(tmp_path: Path) -> None:
     ],
 )
 def test_the_files_of_aws_are_read(tmp_path: Path, environment: dict[str, str], expected: dict[str, str]) -> None:
-    from tasks.stores import bucket
-
     (tmp_path / "config").write_text("[default]\nregion = eu-1\n[profile work]\nregion = us-2\n")
     (tmp_path / "credentials").write_text(
         "[default]\naws_access_key_id = D\naws_secret_access_key = E\n"
@@ -486,8 +496,6 @@ def test_the_files_of_aws_are_read(tmp_path: Path, environment: dict[str, str], 
 
 
 def test_a_broken_file_of_aws_is_named_and_not_quoted(tmp_path: Path) -> None:
-    from tasks.stores import bucket
-
     (tmp_path / "credentials").write_text(f"aws_secret_access_key = {SECRET}\n")
     files = {"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials")}
     with pytest.raises(PackError, match="credentials: cannot be read") as caught:
