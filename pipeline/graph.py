@@ -26,7 +26,7 @@ from typing import Any
 import luigi
 
 from pipeline import events, settings, training
-from pipeline.engines.engine import open_engine
+from pipeline.engines.engine import is_remote, leave, open_engine
 from pipeline.progress.time_left import sizes_of
 from pipeline.run_guard import guard
 from tasks import stages
@@ -271,11 +271,17 @@ class PackCorpus(_Sized):
             events.proven(stages.open_encoder(self.recipe))
             return super().requires()
 
+    def work(self) -> dict[str, Any]:
+        leave()  # what follows, perhaps a training of hours, needs no engine
+        return super().work()
+
     def complete(self) -> bool:
         # Luigi asks several times in a run. Before the first time, the sources may have changed since they were read.
         # A fork for a task reads them no more: if its parent has used a store, it cannot use it.
         if events.begin():
             _recipe.cache_clear()
+        if is_remote(self.on):
+            guard.keep_tasks_here()
         with guard.reporting():
             settings.check_workers(self.on)
             return super().complete()

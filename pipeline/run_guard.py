@@ -6,6 +6,7 @@
                      └─▶ child   SystemExit: partial files are removed, no message; nothing if its work has ended
 
 With an engine, the tasks of a corpus are a chain: one child at a time, and the workers of the engine are its children.
+With Ray, there is no child.
 Several children at once, of which each may fail or hold the lock of Luigi's queue, exist only with --on luigi, and if a
 program builds several corpora.
 
@@ -40,6 +41,7 @@ from luigi.scheduler import Scheduler
 from luigi.worker import TaskProcess, Worker
 
 from pipeline.command_line_errors import as_pack_error, with_pack_errors
+from pipeline.engines.engine import leave
 from pipeline.progress import counters, display
 from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, PackError, StorageError
@@ -57,7 +59,9 @@ class RunGuard:
     patched                                | why                                             | upstream
     ---------------------------------------|-------------------------------------------------|-------------------------
     Worker.__enter__ (luigi.worker)        | nothing says that a run of Luigi starts: one    | no event
-                                           | process may make several (`run`)                |
+                                           | process may make several (`run`); and nothing   |
+                                           | else gives us the worker (`keep_tasks_here`)    |
+    Worker.__exit__ (luigi.worker)         | nor that it ends: an engine may be connected    | no event
     TaskProcess._Popen (luigi.worker)      | starts a task as Python starts a process by     | no setting
                                            | default. Only a fork shares the counters; from  |
                                            | 3.14, and on macOS, the default is another one  |
@@ -91,6 +95,7 @@ class RunGuard:
 
     def __init__(self) -> None:
         self.run = 0  # the number of runs that this process has started
+        self._worker: Worker | None = None  # Luigi's, of the last of them
         self.patience = 5.0  # seconds for a child to remove its partial files
         self.is_child = False
         self.is_leaving = False  # signals no longer change anything
@@ -110,6 +115,7 @@ class RunGuard:
         if self._undo:
             return
         self._replace(Worker, "__enter__", self._counting_runs(Worker.__enter__))
+        self._replace(Worker, "__exit__", self._leaving(Worker.__exit__))
         fork = multiprocessing.get_context("fork")
         self._replace(TaskProcess, "_Popen", staticmethod(fork.Process._Popen))
         self._replace(luigi.worker, "multiprocessing", fork)
@@ -162,9 +168,27 @@ class RunGuard:
         @wraps(enter)
         def start(worker: Worker) -> Worker:
             self.run += 1
+            self._worker = worker
             return enter(worker)
 
         return start
+
+    def _leaving(self, exit: Callable[..., bool]) -> Callable[..., bool]:
+        @wraps(exit)
+        def end(worker: Worker, *error: Any) -> bool:
+            self._worker = None
+            leave()
+            return exit(worker, *error)
+
+        return end
+
+    def keep_tasks_here(self) -> None:
+        """Run the tasks of this run in this process, one after another, whatever --workers says.
+
+        For an engine elsewhere: its connection would end with the fork for each task.
+        """
+        if self._worker:
+            self._worker.set_worker_processes(1)
 
     # Errors: each is reported once
 

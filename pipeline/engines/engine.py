@@ -57,13 +57,25 @@ def open_engine(on: str, workers: int) -> Engine:
         from pipeline.engines.here import Here
 
         return Here()
-    if on.startswith("ray://"):
+    if is_remote(on):
         from pipeline.engines.on_ray import OnRay
 
         return OnRay(on)
     from pipeline.engines.workers import Workers
 
     return Workers(count)
+
+
+def is_remote(on: str) -> bool:
+    """Return whether an engine takes steps elsewhere, over a connection that the stages of a run share."""
+    return on.startswith("ray://")
+
+
+def leave() -> None:
+    """End such a connection, if there is one."""
+    from pipeline.engines import on_ray
+
+    on_ray.leave()
 
 
 def lost(step: Step, why: str) -> Busy:

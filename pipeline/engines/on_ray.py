@@ -1,12 +1,18 @@
-"""Take steps on a Ray cluster, whose nodes see the same files under the same paths."""
+"""Take steps on a Ray cluster, whose nodes see the same files under the same paths.
+
+A process that has joined a cluster stays until it leaves: Ray's workers, which take seconds to start, live as long as
+that. So the stages of a run share one connection (see `RunGuard.keep_tasks_here`).
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,8 +29,22 @@ REFRESH = 2.0
 LEAVING = 2.0
 
 
+# The cluster that this process has joined.
+_joined = ""
+
+
+def leave() -> None:
+    """Leave the cluster that this process has joined, if any. Ray then stops its workers of this run, and no more."""
+    global _joined
+    if _joined:
+        import ray
+
+        _joined = ""
+        ray.shutdown()
+
+
 class OnRay:
-    """A connection to a cluster. Leaving the block ends it: Ray then stops what this run has started, and no more."""
+    """Steps on a cluster. An error within the block ends the connection, and so what the run has started there."""
 
     def __init__(self, on: str):
         # Its trace of the native stack, for every SIGTERM, would be in front of our message.
@@ -42,20 +62,29 @@ class OnRay:
         self._steps: Sequence[Step] = ()
 
     def __enter__(self) -> Self:
-        ray = self._ray
+        if _joined != self._on:
+            leave()
+            self._join()
+        self._attempt = self._ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1, scheduling_strategy="SPREAD")(attempt)
+        return self
+
+    def _join(self) -> None:
+        global _joined
         address = "auto" if self._on == "ray://auto" else self._on
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+            with _our_signals():
+                self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
         except (ConnectionError, TimeoutError, OSError, ValueError, RuntimeError) as error:
             raise InputMissing(
                 "no_cluster",
                 f"--on {self._on}: no Ray cluster answers: {_first_line(error)}",
             ) from None
-        self._attempt = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1, scheduling_strategy="SPREAD")(attempt)
-        return self
+        _joined = self._on
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._ray.shutdown()
+        if error is None:
+            return
+        leave()
         # Ray kills the steps that it ends, so they cannot remove what they were writing.
         start = time.monotonic()
         while True:
@@ -98,6 +127,19 @@ class OnRay:
             return found
         except self._ray.exceptions.RayError as error:
             raise lost(step, _first_line(error)) from None
+
+
+@contextmanager
+def _our_signals() -> Iterator[None]:
+    """Keep the handler of SIGTERM: Ray's ends the process with 15, and without a message."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _first_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ from support.servers.remote import needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from support.steps import DiskFull, Dying, Failing, Slow, pack_on
 
-from pipeline.engines.on_ray import OnRay
+from pipeline.engines.on_ray import OnRay, leave
 from tasks.core.errors import Busy, DataError, InputMissing, StorageError
 from tasks.recipe import resolve
 from tasks.stores.scratch import SCRATCH, root_of
@@ -44,6 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             use(patch, s3())
         with cluster_in(tmp_path_factory.mktemp("ray")) as found:
             yield found
+            leave()  # Ray ends every process whose cluster is gone
 
 
 def test_two_nodes_make_the_same_corpus(tmp_path: Path, cluster: Cluster) -> None:
@@ -109,6 +111,30 @@ def test_a_bad_record_on_a_node_is_reported_as_it_is_here(tmp_path: Path, cluste
     assert "chat.jsonl:41: template template.jinja: messages[" in done["here"].stderr
     assert done["ray://auto"].stderr == done["here"].stderr
     assert done["ray://auto"].stderr.count("error:") == 1
+
+
+# Builds a corpus, with a program that counts connections and forks of tasks.
+PROGRAM = """
+import os, signal, luigi, ray, pipeline
+connections, forks, init = [], [], ray.init
+ray.init = lambda **given: connections.append(1) or init(**given)
+os.register_at_fork(after_in_parent=lambda: connections and forks.append(1))
+run = pipeline.PackCorpus(config="corpus.yaml", on="ray://auto")
+done = luigi.build([run], workers=2, local_scheduler=True, log_level="CRITICAL")
+left = not ray.is_initialized() and "Guard" in str(signal.getsignal(signal.SIGTERM))
+print(f"done: {done}, {len(connections)} connections, {len(forks)} forks, left: {left}")
+"""
+
+
+@pytest.mark.parametrize("max_rejects", [1, 0])
+def test_the_stages_of_a_run_share_one_connection(tmp_path: Path, cluster: Cluster, max_rejects: int) -> None:
+    """It ends with the run, also if planning fails, and Ray has not replaced how SIGTERM ends a run."""
+    records = [*conversations(40), {"messages": []}]
+    write_project(tmp_path, records, part_size=2048, max_rejects=max_rejects)
+    words = [sys.executable, "-c", PROGRAM]
+    found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert found.stdout.splitlines()[-1:] == [f"done: {max_rejects == 1}, 1 connections, 0 forks, left: True"], found
+    assert ("E251" in found.stderr) == (max_rejects == 0)
 
 
 def started(folder: Path) -> subprocess.Popen[str]:
