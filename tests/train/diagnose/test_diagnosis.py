@@ -29,7 +29,7 @@ from train.diagnose.factors import Trial
 from train.diagnose.replan import lost, replan
 from train.diagnose.run_trial import failure, unused_option
 
-LENGTH = 1024
+LENGTH = 512
 
 
 class Forked:
@@ -49,15 +49,15 @@ class Forked:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Corpora of conversations of about 50 tokens, in rows of 1,024 and 128, and a model that is mostly attention."""
+    """Corpora of conversations of about 50 tokens, in rows of 512 and 128, and a model that is mostly attention."""
     folder = tmp_path_factory.mktemp("diagnosis")
     for name, length in {"long": LENGTH, "short": 128}.items():
         records = conversations(1000, seed=5)
         pack_corpus(make_recipe(folder, records, name=name, sequence_length=length))
     torch.manual_seed(1)
     config = LlamaConfig(
-        vocab_size=500, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=8,
-        num_key_value_heads=8, max_position_embeddings=LENGTH, initializer_range=0.1,
+        vocab_size=500, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=16,
+        num_key_value_heads=16, max_position_embeddings=LENGTH, initializer_range=0.1,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     return folder
@@ -89,13 +89,13 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     monkeypatch.setattr(schedule, "FEWEST", 1)
     monkeypatch.setattr(schedule, "MOST", 1)
     monkeypatch.setattr(compare, "STUDENT", (2.0,))
-    given = words(folder, "long", "--only", "sequence_length", "--steps", "3", "--attention", "eager")
+    given = words(folder, "long", "--only", "sequence_length", "--steps", "5", "--attention", "eager")
     given += ["--tokens-per-step", "2048", "--quantization", "none"]
     path, found, shown = diagnosed(given, capsys, monkeypatch)
     trials = {one["trial"]["name"]: one for one in found["trials"]}
-    assert list(trials) == ["sequence_length: 512", "sequence_length: 2048"]
-    assert trials["sequence_length: 2048"]["reason"].startswith("E614"), "more positions than the model has"
-    chosen = "sequence_length: 512"
+    assert list(trials) == ["sequence_length: 256", "sequence_length: 1024"]
+    assert trials["sequence_length: 1024"]["reason"].startswith("E614"), "more positions than the model has"
+    chosen = "sequence_length: 256"
     assert trials[chosen]["speedup"]["ratio"] > 1.5
     assert [one["trial"] for one in found["runs"]] == [
         "current settings", *trials, "current settings", chosen, "current settings"
@@ -136,16 +136,16 @@ def test_losses_are_compared_with_those_in_fp32_and_eager(
 
 def test_a_replanned_corpus_has_the_same_conversations_and_reads_no_source(folder: Path, tmp_path: Path) -> None:
     corpus = open_corpus(Path("long"), root=folder)
-    manifest = load_manifest(replan(corpus, {"sequence_length": 512}, folder, tmp_path))
+    manifest = load_manifest(replan(corpus, {"sequence_length": 256}, folder, tmp_path))
     assert corpus.manifest
-    assert (manifest.sequence_length, manifest.ledger.conversations) == (512, corpus.manifest.ledger.conversations)
+    assert (manifest.sequence_length, manifest.ledger.conversations) == (256, corpus.manifest.ledger.conversations)
     assert not changed_files(tmp_path / manifest.corpus, manifest.listed())
     assert (tmp_path / "data" / "tokens").is_symlink()
 
 
 def test_conversations_that_shorter_rows_lose_are_counted(folder: Path, tmp_path: Path) -> None:
     corpus = open_corpus(Path("long"), root=folder)
-    assert lost(corpus, replan(corpus, {"sequence_length": 512}, folder, tmp_path / "half")) == ""
+    assert lost(corpus, replan(corpus, {"sequence_length": 256}, folder, tmp_path / "half")) == ""
     found = lost(corpus, replan(corpus, {"sequence_length": 24, "overlong": "drop"}, folder, tmp_path / "short"))
     assert re.fullmatch(r"without [1-9]\d* of 1000 conversations", found)
 
