@@ -61,7 +61,7 @@ def test_events_of_a_gpu_are_read_in_seconds_once_the_last_is_reached(monkeypatc
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_phases_of_a_step_are_its_time(accumulation: int, tmp_path: Any) -> None:
-    given_ = arguments(TrainingConfig(max_steps=3, save_every=100), str(tmp_path), 1, accumulation, "cpu", False)
+    given_ = arguments(TrainingConfig(max_steps=6, save_every=100), str(tmp_path), 1, accumulation, "cpu", False)
     trainer = PackedTrainer(
         model=tiny_model(),
         args=one_gpu(TrainingArguments(**given_)),
@@ -71,9 +71,12 @@ def test_the_phases_of_a_step_are_its_time(accumulation: int, tmp_path: Any) -> 
     trainer.measure(1.0, 1.0, None)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "step_seconds" in entry]
-    assert len(steps) == 3
+    assert len(steps) == 6
+    shares = []
     for step in steps:
         spent = {phase: step[f"{phase}_seconds"] for phase in PHASES}
         assert min(spent.values()) > 0
-        assert 0.9 * step["step_seconds"] < sum(spent.values()) <= step["step_seconds"]
         assert spent["backward"] > spent["copy"], "a step computes longer than it copies"
+        shares.append(sum(spent.values()) / step["step_seconds"])
+    assert max(shares) <= 1
+    assert max(shares) > 0.9, "of a step that no other process has interrupted, the phases are nearly all"
