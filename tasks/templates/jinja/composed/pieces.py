@@ -61,28 +61,28 @@ class Writer:
         prefix = "loop_"
         while prefix in source:
             prefix += "_"
-        self._names = {number: f"{prefix}{number}" for number in self._blocks}
         macros: list[nodes.Node] = [node for node in tree.root.body if isinstance(node, nodes.Macro)]
-        macros += [_macro(self._names[number], block) for number, block in self._blocks.items()]
+        macros += [_macro(f"{prefix}{number}", block) for number, block in self._blocks.items()]
         program = nodes.Template(macros, lineno=1)
         program.set_environment(environment)
         template = environment.from_string(program)
         context = template.new_context(dict(constants))
         for _ in template.root_render_func(context):  # which defines the macros, and writes nothing
             pass
-        self._macros = context.vars
+        self._macros: dict[Any, Any] = {number: context.vars[f"{prefix}{number}"] for number in self._blocks}
+        self._macros |= context.vars
 
     def write(self, piece: Piece) -> tuple[str, State]:
         """Return what a piece writes, and the attributes that it has set."""
         name, values, namespaces = piece
+        macro = self._macros[name]
         if not isinstance(name, int):
             args, named = values
-            return self._macros[name](*args, **named), []
+            return macro(*args, **named), []
         block = self._blocks[name]
         made = {name: self._namespace(**attributes) for name, attributes in namespaces.items()}
         given = [made[each] if each in made else values.get(each, missing) for each in block.names]
-        text = self._macros[self._names[name]](*given)
-        return text, [attributes_of(given[place])[attribute] for place, attribute in block.sets]
+        return macro(*given), [attributes_of(given[place])[attribute] for place, attribute in block.sets]
 
 
 def _macro(name: str, block: Block) -> nodes.Macro:
