@@ -6,7 +6,7 @@
                      └─▶ child   SystemExit: partial files are removed, no message; nothing if its work has ended
 
 With an engine, the tasks of a corpus are a chain: one child at a time, and the workers of the engine are its children.
-With Ray, there is no child.
+With Ray, the parent runs them itself.
 Several children at once, of which each may fail or hold the lock of Luigi's queue, exist only with --on luigi, and if a
 program builds several corpora.
 

@@ -144,8 +144,7 @@ class _SafeNamespace(Namespace):
         self._Namespace__attrs = values
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name[:1] == "_":
-            _refuse_private(name)
+        _refuse_private(name)
         attributes_of(self)[name] = value
 
 
