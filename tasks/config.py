@@ -1,8 +1,9 @@
-"""The config: one YAML file → `Config`, with defaults filled in and unknown keys refused.
+"""Read the config of a corpus from one YAML file.
 
     corpus.yaml ──load_config──▶ Config ──settings()──▶ recorded in the manifest and covered by the corpus key
 
-Paths in a config are relative to the folder of the config file; ~ is the home folder.
+Defaults are filled in, and unknown keys are refused. Paths in a config are relative to the folder of the config file; ~
+is the home folder.
 """
 
 from __future__ import annotations
@@ -43,21 +44,24 @@ from tasks.row_settings import (
 from tasks.sources.model import Source
 from tasks.storage.keys import KEY_NAMES, SHAPE_SETTINGS
 
-# Settings that are neither in the corpus key nor in the manifest: they cannot change the output, or (`roles`) they are
-# part of each of the `sources`.
+# Settings that are neither in the corpus key nor in the manifest, because they cannot change the output or because
+# (`roles`) they are part of each of the `sources`.
 NOT_IN_KEY = {"part_size", "engine", "roles"}
 
-# Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep theirs.
-# These change texts, and so tokens:
+# Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep their
+# keys. These settings change texts, and therefore tokens:
 TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
-# and these do not (but see settings_of_texts):
+# These settings do not change texts (but see settings_of_texts):
 ROWS_IF_SET = ("company", "company_by", "loss_weight", "balance", *SHAPE_SETTINGS, "mix")
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
 
 
 def _or_paths(schema: dict[str, Any]) -> None:
-    """Allow in the JSON Schema what load_config allows: a path in place of a source, or of all sources."""
+    """Allow a path instead of a source, or of all sources, in the JSON Schema.
+
+    load_config accepts such paths.
+    """
     entries = dict(schema)
     schema.clear()
     path = {"type": "string", "minLength": 1}
@@ -226,7 +230,7 @@ class Config(BaseModel):
     )
     max_record_bytes: int = Field(16_000_000, ge=1 << 10, description="Reject longer lines.")
 
-    # Ascending; empty if there is only one. `sequence_length` is the longest.
+    # Lengths of rows, ascending; empty if there is only one. `sequence_length` is the longest length.
     _lengths: tuple[int, ...] = PrivateAttr(())
 
     @model_validator(mode="wrap")
@@ -248,7 +252,7 @@ class Config(BaseModel):
 
     @model_serializer(mode="wrap")
     def _write_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write `sequence_length` as it is read."""
+        """Write several lengths of rows as a list in `sequence_length`."""
         values: dict[str, Any] = dump(self)
         if self._lengths and "sequence_length" in values:
             values["sequence_length"] = list(self._lengths)
@@ -257,7 +261,7 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _accept_other_names(cls, values: Any) -> Any:
-        """Accept a setting by its former name."""
+        """Accept a setting by its alias."""
         if not isinstance(values, dict):
             return values
         for name, other in KEY_NAMES.items():
@@ -269,7 +273,7 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _pass_roles_on(cls, values: Any) -> Any:
-        """Add the roles of the config to each source, so that its files are read with them."""
+        """Add the roles of the config to each source, whose files are read with them."""
         if not isinstance(values, dict) or not values.get("roles") or not isinstance(values.get("sources"), list):
             return values
         return {**values, "sources": [with_roles(source, values["roles"]) for source in values["sources"]]}
@@ -279,7 +283,7 @@ class Config(BaseModel):
     def _check_date(cls, value: str) -> str:
         try:
             date.fromisoformat(value)
-        except ValueError:  # its words are others in each version of Python
+        except ValueError:  # its message depends on the version of Python
             raise ValueError("must be a day of the calendar") from None
         return value
 
@@ -316,12 +320,15 @@ class Config(BaseModel):
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
-        """Return the lengths that rows have, ascending. The last is `sequence_length`."""
+        """Return the lengths of rows, ascending; the last one is `sequence_length`."""
         return self._lengths or (self.sequence_length,)
 
     @property
     def view_of_all(self) -> str:
-        """Return a setting that compares the contents of all conversations, as it is written; "" if there is none."""
+        """Return a setting that needs a view of all conversations.
+
+        The text has the setting and its value, and is "" if there is no such setting.
+        """
         if self.duplicates == "drop":
             return "duplicates: drop"
         if self.weighting == "token_share":
@@ -344,7 +351,7 @@ class Config(BaseModel):
         return self.model_dump(exclude=NOT_IN_KEY | (optional - set(self._set_among(optional))))
 
     def _set_among(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the settings that are not at their default."""
+        """Return the settings among `names` that are not at their default."""
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value != defaults_of(type(self))[name]}
 
@@ -355,17 +362,17 @@ class Config(BaseModel):
 
     @property
     def reads_embeddings(self) -> bool:
-        """Return whether token files have sketches of the embeddings that the data has."""
+        """Return whether token files contain sketches of the embeddings in the data."""
         return self.company_by == "embedding"
 
     @property
     def reads_loss_weights(self) -> bool:
-        """Return whether token files have the weights that the data has."""
+        """Return whether token files contain the loss weights in the data."""
         return self.loss_weight in ("data", "both")
 
     @property
     def weighs_conversations(self) -> bool:
-        """Return whether each conversation has the same weight, before that of the data."""
+        """Return whether all conversations have the same weight, before data weights."""
         return self.loss_weight in ("conversation", "both")
 
 
@@ -375,7 +382,10 @@ def path_in(folder: Path, named: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the values of a config. Raises UsageError or InputMissing; a data file is called one."""
+    """Return the values of a config.
+
+    Raises UsageError or InputMissing. The error for a data file says that it is a data file.
+    """
     found = container_by_extension(path.name) if os.path.isfile(path) else None
     try:
         if found is None or path.suffix.lower() == ".json":  # YAML includes JSON
@@ -391,9 +401,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def load_config(path: Path, sequence_length: str = "") -> Config:
-    """Read and check a config. `sequence_length` replaces the config's unless it is empty: a length, or 512,1024.
+    """Read and check a config.
 
-    A source may be a plain path. Raises UsageError or InputMissing, naming the key and the closest known one.
+    Unless `sequence_length` is empty, it replaces the value in the config: one length, or several such as 512,1024. A
+    source may be a plain path. Raises UsageError or InputMissing, naming the key and the closest known key.
     """
     values = _read(path)
     if not values:

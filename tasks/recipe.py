@@ -1,10 +1,10 @@
-"""A config with its files found, hashed, and cut into parts: everything the graph is built from.
+"""A config with its files found, hashed, and cut into parts.
 
     config file ─resolve─▶ Recipe(config, parts, keys, number of shards)
 
-All of it follows from the bytes of the sources and the config, so every process of a run, on any machine, builds the
-same graph. Sources are read here for their digests, unless an earlier run has kept them (sources/digest_cache.py), and
-once more by the steps that tokenize them.
+The graph is built from a recipe alone. A recipe depends only on the config and on the bytes of the sources, so every
+process of a run, on any machine, builds the same graph. This module reads the sources to compute their digests, unless
+an earlier run has cached the digests (sources/digest_cache.py). The steps that tokenize the sources read them again.
 """
 
 from __future__ import annotations
@@ -38,32 +38,33 @@ from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
 from tasks.templates.spans import Template, TrainOn, Turns
 
-# About 100 MB per shard: a task costs 60 ms besides its work (fork, page faults, Luigi, syncs), and shards of 25 MB
-# made a corpus of 250 MB take a tenth longer. A smaller corpus has two shards, so that two workers can write it.
+# About 100 MB per shard. A task costs 60 ms in addition to its work (fork, page faults, Luigi, syncs), so a corpus of
+# 250 MB takes a tenth longer with shards of 25 MB. A smaller corpus has two shards, so that two workers can write it.
 SOURCE_BYTES_PER_SHARD = 32 << 20
 
 
-# Of a corpus with one plan, whose shards read a little of everything.
+# Limit for a corpus with one plan, because each of its shards reads a little of everything.
 MOST_SHARDS = 256
 
 
-MOST_SHARDS_OF_EPOCHS = 768  # of all packings together
+MOST_SHARDS_OF_EPOCHS = 768  # limit for all epochs together
 
 
-MOST_GROUPS = 1 << 16  # numbered by 16 bits
+MOST_GROUPS = 1 << 16  # their numbers have 16 bits
 
 
-# So many bytes of the sources count as at most one conversation when groups are counted. It is thus known before
-# tokenization that a small corpus is planned as a whole, and its key is that of versions without groups. A group has
-# more than plan_group conversations if they are shorter, but not more bytes.
+# When groups are counted, this many bytes of the sources count as at most one conversation. It is therefore known
+# before tokenization that a small corpus has one plan, and its key is the same as in versions without groups. If
+# conversations are shorter, a group has more than plan_group conversations, but not more bytes.
 BYTES_PER_CONVERSATION = 512
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """`files` in the order of the config, `parts` in the order of the files.
+    """Everything that the graph of a run is built from.
 
-    `trained` is the key of the tokenizer that the run trains, if there are no files to compute it from.
+    `files` are in the order of the config, and `parts` are in the order of the files. `trained` is the key of the
+    tokenizer that the run trains, if there are no files to compute the key from.
     """
 
     config: Config
@@ -74,17 +75,20 @@ class Recipe:
     trained: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is cached: another process opens its own encoder."""
+        """Leave out cached values, because another process opens its own encoder."""
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"url": url_of(self.layout.root)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Use the scratch folder of this machine, if the root is in a bucket."""
+        """Use the scratch folder of this machine if the root is in a bucket."""
         if url := state.pop("url"):
             state["layout"] = Layout(scratch_of(url))
         vars(self).update(state)
 
     def without_sources(self) -> Recipe:
-        """Return what turns records into tokens, for another process: a few KB, however many sources there are."""
+        """Return a copy without sources that can still turn records into tokens.
+
+        The copy is sent to other processes. It takes a few KB for any number of sources.
+        """
         config = self.config.model_copy(update={"sources": []})
         return Recipe(config, self.folder.absolute(), Layout(self.layout.root.absolute()), (), (), self.tokenizer_key)
 
@@ -92,7 +96,10 @@ class Recipe:
 
     @cached_property
     def tokenizer_key(self) -> str | None:
-        """Return the key of the tokenizer that this run trains, or None if the config names one."""
+        """Return the key of the tokenizer that this run trains.
+
+        Return None if the config names a tokenizer.
+        """
         if self.config.tokenizer is not None or self.trained:
             return self.trained
         import sentencepiece
@@ -102,14 +109,14 @@ class Recipe:
             "control_symbols": MARKERS.get(self.config.template, ()),
             "vocab_size": self.config.vocab_size,
             "max_record_bytes": self.config.max_record_bytes,
-            # Another release may train another vocabulary from the same text.
+            # Releases may train different vocabularies from the same text.
             "trainer": sentencepiece.__version__,
         }
         return key_of("tokenizer", content)
 
     @property
     def has_tokenizer(self) -> bool:
-        """Return False if the tokenizer is still to be trained, or was damaged since."""
+        """Return False if the tokenizer has not been trained yet, or is damaged."""
         key, layout = self.tokenizer_key, self.layout
         return key is None or has_artifact(layout.tokenizer(key), layout.tokenizer_receipt(key), checksum="sha256")
 
@@ -121,7 +128,10 @@ class Recipe:
 
     @cached_property
     def tokenizer_digest(self) -> str:
-        """Return the digest of the tokenizer's files or, if it is trained here, of everything it is trained from."""
+        """Return the digest of the tokenizer's files.
+
+        If the run trains the tokenizer, return the digest of its training inputs instead.
+        """
         return f"trained:{self.tokenizer_key}" if self.tokenizer_key else self.tokenizer_files.sha256()
 
     @cached_property
@@ -132,7 +142,10 @@ class Recipe:
         return _open_once(files, sha256, config.eos_token, config.pad_token, tuple(config.content_tokens))
 
     def check_tokenizer(self, sha256: str) -> None:
-        """Raise DataError if `sha256`, of files that are used, is not that of the tokenizer that is part of the key."""
+        """Raise DataError if the tokenizer's files have changed during the run.
+
+        `sha256` is the digest of the files in use. It must equal the digest that is part of the key.
+        """
         if self.tokenizer_key is None and sha256 != self.tokenizer_digest:
             raise _tokenizer_changed(self.tokenizer_files)
 
@@ -140,7 +153,7 @@ class Recipe:
 
     @cached_property
     def template_source(self) -> str | None:
-        """Return the Jinja source that the corpus keeps, or None for a built-in template."""
+        """Return the Jinja source that the corpus stores; None for a built-in template."""
         name = self.config.template
         if name in BUILT_IN:
             return None
@@ -185,13 +198,13 @@ class Recipe:
 
     @property
     def notes(self) -> list[str]:
-        """Return a line for each thing to know before a run: an option without effect, an unusual layout of a file."""
+        """Return a line for each option without effect and each unusual layout of a file."""
         return _unused_options(self.config, self.template_source) + found_layouts(self.files, self.config.sources)
 
     # Keys
 
     def settings(self) -> dict[str, Any]:
-        """Return every setting that affects the output of this recipe, as the manifest records them."""
+        """Return the settings that affect the output, as the manifest records them."""
         settings = self.config.settings()
         if self.config.tokenizer is not None:
             del settings["vocab_size"]
@@ -214,12 +227,12 @@ class Recipe:
 
     @property
     def token_keys(self) -> list[str]:
-        """Return the key of the token file of each part; equal parts have the same."""
+        """Return the key of each part's token file; equal parts have equal keys."""
         return [self.tokens_key(part) for part in self.parts]
 
     @cached_property
     def _texts(self) -> dict[str, Any]:
-        """Return what turns records into texts, and texts into tokens."""
+        """Return everything that determines the texts and tokens of a record."""
         config = self.config
         return {
             "max_record_bytes": config.max_record_bytes,
@@ -247,12 +260,15 @@ class Recipe:
 
     @property
     def _is_adjusted(self) -> bool:
-        """Return whether rows are messages that differ from those of the records."""
+        """Return whether rows are messages that differ from the messages of records."""
         return not self.config.packing and self._adjust != NO_CHANGE
 
     @cached_property
     def _jinja_version(self) -> list[int]:
-        """Return the version of what only a Jinja template and `reasoning: drop` do, as a list; empty without them."""
+        """Return the version of the code for Jinja templates and `reasoning: drop`.
+
+        It is a list, which is empty if neither is used.
+        """
         needs = self.template_source is not None or self.config.reasoning == "drop"
         return [VERSIONS["jinja"]] if needs else []
 
@@ -260,25 +276,28 @@ class Recipe:
 
     @cached_property
     def copies(self) -> float:
-        """Return about how often a conversation is written: epochs times the weights, averaged by source bytes."""
+        """Return about how many times a conversation is written.
+
+        This is the number of epochs times the weight, averaged over the bytes of the sources.
+        """
         return self.config.epochs * self._size / max(1, sum(file.bytes for file in self.files))
 
     @cached_property
     def _size(self) -> float:
-        """Return the bytes of the sources, each multiplied by its weight."""
+        """Return the bytes of the sources, times their weights unless with token_share."""
         weighed = self.config.weighting != "token_share"
         return sum(file.bytes * (self.config.sources[file.entry].weight if weighed else 1) for file in self.files)
 
     @cached_property
     def shards(self) -> dict[str, int]:
-        """Return the number of shards of each split; the same for all lengths of rows."""
+        """Return the number of shards of each split, the same for all lengths of rows."""
         config, train = self.config, self._shards_by_size
         if self.most_groups == 1:
             train = min(train, MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
         validation = math.ceil(train * config.validation)
-        lengths = len(config.row_lengths)  # how the tokens are divided among them is not known yet
+        lengths = len(config.row_lengths)  # the division of the tokens among them is not known yet
         train, validation = -(-train // lengths), -(-validation // lengths)
-        # Each group fills shards of its own.
+        # Each group fills its own shards.
         train, validation = max(train, self.most_groups), validation and max(validation, self.most_groups)
         names = split_names(config.epochs, config.row_lengths)
         return {name: validation if kind_of(name) == "validation" else train for name in names}
@@ -290,9 +309,10 @@ class Recipe:
 
     @cached_property
     def most_groups(self) -> int:
-        """Return the number of groups that the corpus is planned in at most; each has at least one shard of a split.
+        """Return the maximum number of groups that the corpus is planned in.
 
-        If it is 1, there is one plan, and `plan_group` and `plan_chunk` have no effect.
+        Each group has at least one shard of each split. If the number is 1, there is one plan, and `plan_group` and
+        `plan_chunk` have no effect.
         """
         if self.config.view_of_all:
             return 1
@@ -300,7 +320,10 @@ class Recipe:
         return max(1, min(self._shards_by_size, -(-conversations // self.config.plan_group), MOST_GROUPS))
 
     def shard_names(self) -> list[str]:
-        """Return the file names of all shards, split by split; the index is the shard's number in the plan."""
+        """Return the file names of all shards, split by split.
+
+        The index of a name is the number of the shard in the plan.
+        """
         return self._shard_names
 
     @cached_property
@@ -328,7 +351,10 @@ class Recipe:
 
     @cached_property
     def plan_folder(self) -> Path:
-        """Return the folder of the plan. A plan refers to rows of token files and names of sources, so its key does."""
+        """Return the folder of the plan.
+
+        A plan refers to rows of token files and names of sources, so its key depends on both.
+        """
         content = {
             "corpus": self.corpus_key,
             "name": self.config.name,
@@ -353,7 +379,10 @@ def _open_once(
 def _jinja_once(
     name: str, source: str, encoder: Encoder, train_on: TrainOn, date: str, turns: Turns, options: str, adjust: Adjust
 ) -> Template:
-    """Compile a template once per process; a forked child inherits it, and what it has learned about the template."""
+    """Compile a template once per process.
+
+    A forked child inherits the template and everything that the template has cached.
+    """
     from tasks.templates.jinja.template import JinjaTemplate  # loads jinja2
 
     return JinjaTemplate(name, source, encoder, train_on, date, turns, json.loads(options), adjust)
@@ -364,10 +393,10 @@ def _tokenizer_changed(files: TokenizerFiles) -> DataError:
 
 
 def resolve(config_file: Path, root: Path, check_sources: bool = False, share: Share = WHOLE) -> Recipe:
-    """Read the config and find, cut, and hash its sources. Raises PackError, naming the problem.
+    """Read the config, and find, cut, and hash its sources.
 
-    Files that are unchanged since an earlier run are not hashed again, unless with `check_sources`. With a `share` of
-    the work, those that it reads are hashed first.
+    Files that are unchanged since an earlier run are only hashed again with `check_sources`. The files that `share`
+    reads are hashed first. Raises PackError, naming the problem.
     """
     cache = DigestCache(Layout(root).digests(), fresh=check_sources)
     return recipe_of(load_config(config_file), config_file.parent, root, cache=cache, share=share)
@@ -381,9 +410,10 @@ def recipe_of(
     cache: DigestCache | None = None,
     share: Share = WHOLE,
 ) -> Recipe:
-    """Find, cut, and hash the sources of a config in `folder`. Raises PackError, naming the problem.
+    """Find, cut, and hash the sources of a config in `folder`.
 
-    `revisions` has commits of datasets on the Hub by the index of their entry. Without `cache`, all files are hashed.
+    `revisions` maps indices of entries to commits of datasets on the Hub. Without `cache`, all files are hashed. Raises
+    PackError, naming the problem.
     """
     layout = Layout(root)
     embedded = config.reads_embeddings
@@ -404,7 +434,10 @@ def recipe_of(
 
 
 def _unused_options(config: Config, template: str | None) -> list[str]:
-    """Return a line for each of `template_options` that the template does not name; `template` is None if built in."""
+    """Return a line for each of `template_options` that the template does not name.
+
+    `template` is None for a built-in template.
+    """
     known = set(re.findall(r"[A-Za-z_]\w*", template or ""))
     which = "the template does not use" if template is not None else "a built-in template has no option"
     return [

@@ -1,6 +1,8 @@
-"""Settings of rows: which lengths they may have, what needs packed rows, and what excludes each other.
+"""Check the settings of rows.
 
 tasks.config ─the settings that are not at their default─▶ ValueError, which names the setting and the fix
+
+There are rules for the lengths of rows, for settings that need packed rows, and for settings that exclude each other.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# Lengths of a row, in tokens, and how many of them a corpus may have.
+# Shortest and longest row, in tokens, and the maximum number of lengths in a corpus.
 SHORTEST_ROW, LONGEST_ROW, MOST_LENGTHS = 8, 1 << 20, 8
 
-# Settings that need packed rows, and what is the case without packing.
+# Settings that need packed rows, and the reason why they have no meaning without packing.
 WITHOUT_PACKING = {
     "company": "no row is shared",
     "loss_weight": "rows have no column for it",
@@ -22,14 +24,14 @@ WITHOUT_PACKING = {
     "padding": "a row has text instead of tokens",
 }
 
-# Settings that do not go with several lengths of rows, and why.
+# Settings that exclude several lengths of rows, and the reason.
 NOT_WITH_LENGTHS = {
     "align": "rows are chosen by the number of tokens, not of multiples",
     "balance": "all rows of a balanced step have one length",
     "padding": "rows without padding have no length",
 }
 
-# Pairs of settings that exclude each other.
+# Pairs of settings that exclude each other, and the reason.
 NOT_TOGETHER = (
     ("padding", "loss_weight", "rows without padding have no column for weights"),
     ("padding", "balance", "rows of a balanced order are equally long"),
@@ -37,7 +39,7 @@ NOT_TOGETHER = (
 
 
 class Balance(BaseModel):
-    """The steps that rows are ordered for: in each, all ranks have about the same work."""
+    """Steps that rows are ordered for, with about equal work for all ranks."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,7 +58,10 @@ def or_lengths(schema: dict[str, Any]) -> None:
 
 
 def lengths_of(value: list[Any]) -> tuple[int, ...]:
-    """Return several lengths of rows, ascending. Raises ValueError."""
+    """Return several lengths of rows, ascending.
+
+    Raises ValueError if a length is invalid or given twice, or if there are none or too many.
+    """
     for length in value:
         if type(length) is not int or not SHORTEST_ROW <= length <= LONGEST_ROW:
             raise ValueError(
@@ -70,7 +75,10 @@ def lengths_of(value: list[Any]) -> tuple[int, ...]:
 
 
 def check_packing(packing: bool, chosen: Mapping[str, Any]) -> None:
-    """Raise ValueError if a setting needs packed rows without packing, or if two exclude each other."""
+    """Raise ValueError if a setting excludes another setting or needs packed rows.
+
+    `chosen` has the settings that are not at their default.
+    """
     for name, why in () if packing else WITHOUT_PACKING.items():
         if name in chosen:
             given = name if isinstance(chosen[name], Balance) else f"{name}: {chosen[name]}"
@@ -92,7 +100,10 @@ def check_align(length: int, align: int) -> None:
 
 
 def check_lengths(lengths: tuple[int, ...], packing: bool, chosen: Mapping[str, Any]) -> None:
-    """Raise ValueError if a setting does not go with several lengths of rows, or needs them; `lengths` if several."""
+    """Raise ValueError if a setting excludes or needs several lengths of rows.
+
+    `lengths` is empty if there is only one length. `chosen` has the settings that are not at their default.
+    """
     if lengths and not packing:
         raise ValueError(
             f"sequence_length: {list(lengths)} requires packing: true; without packing, rows have no length"

@@ -1,5 +1,5 @@
-"""Templates: a `Conversation` becomes spans.
+"""Templates that turn conversations into spans.
 
 In:  a `Conversation`, and which of its turns are trained on.
-Out: spans: control tokens by id, and text, each with its role and whether it is trained on.
+Out: spans: control tokens by ID, and text, each with its role and whether it is trained on.
 """

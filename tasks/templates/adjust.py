@@ -1,9 +1,9 @@
-"""Adjust a conversation before a template writes it, as the config says.
+"""Apply the settings `default_system` and `reasoning` to a conversation.
 
     default_system: "Be brief."   user, assistant ──▶ system, user, assistant
     reasoning: drop               answers without their reasoning
 
-The conversation of the record, and with it its digest, stays as it is.
+This happens before a template writes the conversation. The conversation of the record and its digest do not change.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Adjust(NamedTuple):
     default_system: str | None = None
 
     def of(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Conversation, Sequence[bool], int]:
-        """Return the conversation, the flags of its messages, and how many messages were added before the others.
+        """Return the adjusted conversation, its flags, and the number of added messages.
 
-        Raises Reject if nothing is left to train on.
+        Messages are added at the start. Raises Reject if nothing is left to train on.
         """
         messages = conversation.messages
         if messages[0].role == "text":
@@ -47,7 +47,10 @@ NO_CHANGE = Adjust()
 
 
 def _without_blank(messages: Sequence[Message], trained: Sequence[bool]) -> Sequence[bool]:
-    """Return flags without those of answers that had nothing but reasoning, which was dropped."""
+    """Return the flags, cleared for messages that are blank without their reasoning.
+
+    Raises Reject if this clears all flags.
+    """
     found = [flag and not is_blank(message) for message, flag in zip(messages, trained, strict=True)]
     if any(trained) and not any(found):
         raise Reject(

@@ -2,14 +2,14 @@
 
     Conversation + which turns are trained on ──BuiltIn.spans──▶ [Span(text, token, trained, role), ...]
 
-A span is a control token, written by the template and by id, or text. Labels come from the spans and from nothing
-else. The content of a message only ever becomes text. A marker that the tokenizer lacks as a control token is written
-as text and listed in `markers_as_text`.
+A span is text, or a control token that the template writes by ID. Labels are derived from the spans alone. The content
+of a message always becomes text. If the tokenizer has no control token for a marker, the marker is written as text and
+listed in `markers_as_text`.
 
-Spaces: SentencePiece adds a space to the start of every string that it encodes, and at inference it encodes other
-strings than here. Encoders therefore add none. A space is added before a conversation that begins with text, and after
-a control token if the template says `start=True` (llama2, alpaca, and plain, whose text follows BOS as one string) or
-writes it (mistral), and nowhere else. A Hugging Face tokenizer always follows its own rule.
+SentencePiece adds a space to the start of every string that it encodes, and the strings at inference differ from the
+strings here. Encoders therefore add no space. A space is added in two cases only: before a conversation that begins
+with text, and after a control token if the template passes `start=True` (llama2, alpaca, and plain, whose text after
+BOS is one string) or writes the space (mistral). A Hugging Face tokenizer always follows its own rule.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tasks.templates.placeholders import is_plain, with_contexts_joined
 from tasks.templates.spans import Outline, Sample, Span, Template, TrainOn, Turns, up_to
 from tasks.templates.writer import Family, Writer
 
-# A part of the digest of every built-in template. Raise it if the spans of any of them change.
+# Part of the digest of every built-in template. Raise it if the spans of any built-in template change.
 VERSION = 3
 
 FAMILIES: tuple[Family, ...] = (
@@ -44,7 +44,7 @@ MARKERS = {family.name: family.markers for family in FAMILIES}
 
 
 class BuiltIn(Template):
-    """A built-in template, bound to a tokenizer."""
+    """A built-in template that is bound to a tokenizer."""
 
     def __init__(
         self, name: str, encoder: Encoder, train_on: TrainOn, turns: Turns = "auto", adjust: Adjust = NO_CHANGE
@@ -76,10 +76,10 @@ class BuiltIn(Template):
         return writer.spans
 
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
-        """Return the conversation as one sample, or one for each trained turn.
+        """Return the conversation as one sample, or as a sample for each trained turn.
 
-        What most templates write of a turn does not depend on later turns, so that one sample has what several would
-        have. It is several if the template says otherwise, or if the config asks for them.
+        Most templates write a turn independently of later turns, so one sample is enough. There are several samples if
+        the template writes a turn differently once more turns follow, or if the config requires them.
         """
         if conversation.messages[0].role == "text" or not (self.apart or self._differs_later(conversation, trained)):
             return [Sample(self.spans(conversation, trained))]
@@ -92,21 +92,27 @@ class BuiltIn(Template):
         return joined if is_plain(joined) else None
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
-        """Return the sample of a conversation of placeholders. See `Family`."""
+        """Return the sample of a conversation of placeholders.
+
+        Return None if the text around the placeholders may depend on the contents (see `Family`).
+        """
         if self.apart or self.adjust.drop_reasoning:  # reasoning may be in a content
             return None
         if any(message.role == "tool" for message in conversation.messages):  # results may be parsed
             return None
         adjusted, _, _ = self.adjust.of(conversation, trained)
         unusual = self._family.unusual and self._family.unusual([message.role for message in adjusted.messages])
-        # A placeholder is unusual if its white space is: then it has none, as the contents that are filled in.
+        # If outer white space is unusual, contents that are filled in have none, so the placeholders must have none.
         if unusual and unusual([message.content for message in conversation.messages]):
             bare = [replace(message, content=message.content.strip("\v")) for message in conversation.messages]
             conversation = replace(conversation, messages=tuple(bare))
         return Outline(self.samples(conversation, trained), unusual)
 
     def _differs_later(self, conversation: Conversation, trained: Sequence[bool]) -> bool:
-        """Return whether a turn is written otherwise once more turns follow. Raises DataError if it must not be."""
+        """Return whether a trained turn is written differently once more turns follow.
+
+        Raises DataError if it is and the config requires one sample per conversation (`turns: together`).
+        """
         if self._family.differs_later is None or self._headers_too:
             return False
         conversation, trained, added = self.adjust.of(conversation, trained)
@@ -122,12 +128,15 @@ class BuiltIn(Template):
 
 
 def plain_text(conversation: Conversation, trained: Sequence[bool], encoder: Encoder) -> list[Span]:
-    """Return the spans of a conversation of the format `text`, to which templates add nothing."""
+    """Return the spans of a conversation of the format `text`.
+
+    Templates add nothing to such a conversation.
+    """
     writer = Writer(encoder, headers_too=False)
     plain.write(writer, list(zip(conversation.messages, trained, strict=True)))
     return writer.spans
 
 
 def built_in_sha256(name: str) -> str:
-    """Return the digest of a built-in template, which is part of content keys."""
+    """Return the digest of a built-in template for content keys."""
     return hashlib.sha256(f"built-in {name} {VERSION}".encode()).hexdigest()

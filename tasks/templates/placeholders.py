@@ -1,11 +1,12 @@
-"""Put placeholders for all strings of a conversation, to see what a template writes around them.
+"""Replace all strings of a conversation with placeholders.
 
     user "2+2?", assistant reasoning "easy", "4"   ──shape_of─▶ (user, content), (assistant, content, reasoning)
                                                                 and the values "2+2?", "4", "easy"
     shape ──blank──▶ user ␀0␀, assistant reasoning ␀2␀, ␀1␀     the same for all conversations of this shape
 
-A gap is what a template makes of a placeholder. `␀0␀` is the string itself, with a vertical tab on either side that
-disappears where the template strips white space; `␀0:1␀` is the value as JSON in the second of the formats used.
+The rendering of the placeholders shows the text that a template writes around the strings. In the rendering, a
+placeholder becomes a gap. `␀0␀` is a gap for the string itself. It has a vertical tab on either side, which disappears
+if the template strips white space. `␀0:1␀` is a gap for the value as JSON, in the second of the formats used.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from tasks.conversations.model import Conversation, Message, ToolCall, full_text
 
 GAP = re.compile("\v?\0(\\d+)(?::(\\d+))?\0\v?")
 
-# An object, as `blank` writes it.
+# An object as `blank` writes it.
 _OBJECT_TEXT = re.compile(r'\{"\\u0000\d+\\u0000": 0\}')
 
-# The arguments of a call: text, an object, or an empty object, which is not replaced.
+# Kinds of arguments of a call. An empty object has no placeholder.
 _TEXT, _OBJECT, _EMPTY = range(3)
 
-# A value with more brackets may be nested too deeply to be sent to the template: rendering it gives the error.
+# A conversation whose value has more brackets is rendered, so that a value that is nested too deeply is reported.
 _MOST_BRACKETS = 200
 
-# Of the conversations that are filled into what a template writes around placeholders, one in so many is rendered as
-# well and compared. Their digests decide which, so that the result does not depend on parts or workers.
+# One in this many conversations that are filled into a rendering of placeholders is also rendered, and the results are
+# compared. The digest of a conversation decides, so that the choice does not depend on parts or workers.
 COMPARED = 256
 
-# What a message has, and whether it is trained on: role, content, reasoning, name, tool_call_id, calls.
+# Role, whether trained on, whether content, reasoning, name, and tool_call_id are present, and the calls of a message.
 _Turn = tuple[str, bool, bool, bool, bool, bool, tuple[tuple[Any, bool], ...]]
 
 
 class ConversationShape(NamedTuple):
-    """What conversations with the same placeholders have in common.
+    """The common properties of all conversations with the same placeholders.
 
-    `tools` is their number, or the tools themselves if they have no placeholders.
+    `tools` is the number of tools, or the tools themselves if they have no placeholders.
     """
 
     turns: tuple[_Turn, ...]
@@ -56,14 +57,17 @@ class ConversationShape(NamedTuple):
 
 
 def is_plain(conversation: Conversation) -> bool:
-    """Return whether a conversation has nothing but roles and contents."""
+    """Return whether a conversation has only roles and contents."""
     return not conversation.tools and not any(
         m.context or m.reasoning or m.tool_calls or m.tool_call_id or m.name is not None for m in conversation.messages
     )
 
 
 def with_contexts_joined(conversation: Conversation) -> Conversation:
-    """Return a conversation whose contents include their contexts, as most templates write them."""
+    """Return a conversation whose contents include their contexts.
+
+    Most templates write content and context this way.
+    """
     if not any(message.context for message in conversation.messages):
         return conversation
     messages = [replace(m, content=full_text(m), context="") if m.context else m for m in conversation.messages]
@@ -71,21 +75,24 @@ def with_contexts_joined(conversation: Conversation) -> Conversation:
 
 
 class Reads(IntEnum):
-    """What a template reads itself, instead of writing it as JSON."""
+    """The JSON values that a template reads itself, instead of writing them whole."""
 
     NOTHING = 0
-    ARGUMENTS = 1  # their keys and strings have placeholders, and everything else of them is part of the shape
-    TOOLS = 2  # so do the arguments, and the tools are part of the shape
+    ARGUMENTS = 1  # keys and strings of arguments have placeholders; their other values are part of the shape
+    TOOLS = 2  # like ARGUMENTS, and the tools are part of the shape
 
 
 def shape_of(
     conversation: Conversation, trained: Sequence[bool], reads: Reads = Reads.NOTHING
 ) -> tuple[ConversationShape, list[str]] | None:
-    """Return the shape of a conversation, and the values of its placeholders; None if a value has none."""
+    """Return the shape of a conversation and the values of its placeholders.
+
+    Return None if a value cannot have a placeholder.
+    """
     turns: list[_Turn] = []
     values: list[str] = []
     for message, flag in zip(conversation.messages, trained, strict=True):
-        if message.name == "" or message.tool_call_id == "":  # a template may ask whether they are there
+        if message.name == "" or message.tool_call_id == "":  # a template may test for its presence
             return None
         known = (full_text(message), message.reasoning, message.name, message.tool_call_id)
         values += filter(None, known)
@@ -112,7 +119,7 @@ def shape_of(
 
 
 def has_tools(conversation: Conversation) -> bool:
-    """Return whether a conversation has tools that are all objects."""
+    """Return whether a conversation has tools, all of them objects that are not empty."""
     return bool(conversation.tools) and _are_objects(conversation.tools)
 
 
@@ -122,7 +129,7 @@ def _are_objects(tools: tuple[str, ...]) -> bool:
 
 
 def _kind(text: str) -> Any:
-    """Return what the arguments of a call are; None if they have no placeholder."""
+    """Return the kind of a call's arguments; None if they cannot have a placeholder."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -135,7 +142,7 @@ def _kind(text: str) -> Any:
 
 
 def _skeleton(value: Any, strings: list[str]) -> Any:
-    """Return a JSON value without its keys and strings, which are added to `strings`."""
+    """Return a JSON value without its keys and strings, and add these to `strings`."""
     if isinstance(value, str) and value and not value.isspace():
         strings.append(value)
         return ("string",)
@@ -147,7 +154,10 @@ def _skeleton(value: Any, strings: list[str]) -> Any:
 
 
 def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
-    """Return the conversation of placeholders with a shape, and the numbers of those that are JSON objects."""
+    """Return a conversation of placeholders with the given shape.
+
+    The second value has the numbers of the placeholders that are JSON objects.
+    """
     objects: set[int] = set()
     numbers = iter(range(1 << 30))
 
@@ -182,7 +192,10 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
 
 
 def with_values(value: Any, values: Sequence[Any]) -> Any:
-    """Return JSON with these values for its placeholders, where there are no gaps for JSON."""
+    """Return a JSON value with its placeholders replaced by `values`.
+
+    It must not contain gaps for JSON.
+    """
     if isinstance(value, str):
         return GAP.sub(lambda gap: values[int(gap[1])], value) if "\0" in value else value
     if isinstance(value, dict):
@@ -193,16 +206,20 @@ def with_values(value: Any, values: Sequence[Any]) -> Any:
 
 
 def is_placeholder(arguments: str) -> bool:
-    """Return whether the arguments of a call in a `blank` conversation are the same for all conversations, as text."""
+    """Return whether arguments in a `blank` conversation are a placeholder or `{}`.
+
+    A template that reads arguments as text has an outline only with such arguments.
+    """
     return arguments == "{}" or GAP.fullmatch(arguments) is not None or _OBJECT_TEXT.fullmatch(arguments) is not None
 
 
 def can_be_filled(
     values: Sequence[str], objects: frozenset[int], unusual: Callable[[Sequence[str]], bool] | None
 ) -> bool:
-    """Return whether a template writes around these values what it does around placeholders.
+    """Return whether a template writes the same text around values and placeholders.
 
-    `unusual` says which it may write differently. Of an object, a template sees nothing but its JSON.
+    `unusual` tests for values that the template may treat differently. It gets `{}` for an object, because the template
+    writes an object only as JSON.
     """
     if "" in values or any(map(str.isspace, values)) or "\0" in "".join(values):
         return False
@@ -211,7 +228,7 @@ def can_be_filled(
 
 
 def as_json(text: str, is_object: bool, form: Sequence[Any]) -> str:
-    """Return a value as a template writes it with `tojson`, whose arguments are `form`."""
+    """Return a value as `tojson` writes it with the arguments `form`."""
     return _encoder(*form[:2], *(form[2] or (None, None)), form[3]).encode(orjson.loads(text) if is_object else text)
 
 

@@ -1,7 +1,7 @@
-"""Give the reasoning of an answer the form that a template reads.
+"""Convert the reasoning of an answer to the form that a template reads.
 
 {"content": "4", "reasoning_content": "2+2"}           field: most templates of reasoning models
-{"content": "<think>\\n2+2\\n</think>\\n\\n4"}             inline: templates that look for it in the content
+{"content": "<think>\\n2+2\\n</think>\\n\\n4"}             inline: templates that search the content for reasoning
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ReasoningForm(Enum):
 
 
 def reasoning_of(message: Message) -> str:
-    """Return the reasoning of a message, from its field or from the start of its content."""
+    """Return the reasoning from the field or the start of the content of a message."""
     if message.reasoning:
         return message.reasoning.strip()
     found = _INLINE.match(message.content) if message.role == "assistant" else None
@@ -30,14 +30,17 @@ def reasoning_of(message: Message) -> str:
 
 
 def without_reasoning(message: Message) -> Message:
-    """Return a message without its reasoning, wherever it is."""
+    """Return a message without reasoning in its field and in its content."""
     content = _INLINE.sub("", message.content, count=1) if _INLINE.match(message.content) else message.content
     fields = {name: getattr(message, name) for name in message.__slots__}
     return Message(**fields | {"content": content, "reasoning": ""})
 
 
 def separated(conversation: Conversation) -> Conversation | None:
-    """Return a conversation with reasoning in its field instead of the content; None if the reasoning is blank."""
+    """Return a conversation with its reasoning in the field instead of the content.
+
+    Return None if the reasoning in a content is blank, or if the message also has a context.
+    """
     messages = []
     for message in conversation.messages:
         found = None
@@ -54,7 +57,7 @@ def separated(conversation: Conversation) -> Conversation | None:
 
 
 def with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, Any]:
-    """Return a message in OpenAI's form whose reasoning has the form that a template reads."""
+    """Return an OpenAI message with its reasoning in the form that a template reads."""
     content = message.get("content") or ""
     found = _INLINE.match(content)
     if form is ReasoningForm.FIELD and found and not message.get("reasoning_content"):
@@ -63,5 +66,5 @@ def with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, An
     if form is ReasoningForm.INLINE and reasoning:
         message = {key: value for key, value in message.items() if key != "reasoning_content"}
         return {**message, "content": f"<think>\n{reasoning.strip()}\n</think>\n\n{content}"}
-    # Most templates read `reasoning_content`, that of gpt-oss reads `thinking`.
+    # Most templates read `reasoning_content`. The template of gpt-oss reads `thinking`.
     return {"thinking": reasoning, **message} if reasoning else message

@@ -19,26 +19,33 @@ TEXT = -1
 
 
 class Span(NamedTuple):
-    """A control token (`token` is its id and `text` its string) or text (`token` is TEXT)."""
+    """A control token or a run of text.
+
+    `token` is the ID of the control token, and `text` its string. In a run of text, `token` is TEXT.
+    """
 
     text: str
     token: int
     trained: bool
     role: str
-    start: bool = False  # text after a control token that is a string of its own at inference
+    start: bool = False  # text after a control token that is a separate string at inference
 
 
 class Sample(NamedTuple):
-    """What a model is trained on at once: a conversation, or one turn of it after its prompt at inference."""
+    """The unit that a model is trained on at once.
+
+    It is a whole conversation, or one turn after its prompt at inference.
+    """
 
     spans: list[Span]
     turn: int | None = None  # index of the message that is trained on; None if the sample is the whole conversation
 
 
 class Outline(NamedTuple):
-    """Samples of placeholders, and which values must not be filled into them.
+    """Samples of placeholders, and a test for values that must not be filled in.
 
-    `formats` are the arguments of `tojson` that values are written with, by number.
+    `unusual` returns whether the template may treat one of the values differently from a placeholder. `formats` lists
+    the arguments of `tojson` that values are written with; a gap refers to them by index.
     """
 
     samples: list[Sample]
@@ -47,25 +54,31 @@ class Outline(NamedTuple):
 
 
 class Template(Protocol):
-    """The interface that `tokenization` needs of a template, built-in or Jinja."""
+    """Interface of built-in and Jinja templates."""
 
     name: str
-    encoder: Encoder  # the reference encoder of the tokenizer that it is bound to
+    encoder: Encoder  # reference encoder of the template's tokenizer
     markers_as_text: tuple[str, ...]
     adjust: Adjust
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
-        """Return the spans of a conversation. Raises Reject if this template cannot render it."""
+        """Return the spans of a conversation.
+
+        Raises Reject if the template cannot render the conversation.
+        """
         ...
 
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
-        """Return the samples of a conversation, in the order of its turns. Raises Reject as `spans` does."""
+        """Return the samples of a conversation, in the order of its turns.
+
+        Raises Reject if the template cannot render the conversation.
+        """
         ...
 
     def all_samples(
         self, conversations: Sequence[tuple[Conversation, Sequence[bool]]]
     ) -> Iterator[list[Sample] | Reject | PackError]:
-        """Yield the samples of each conversation, or what `samples` raises for it."""
+        """Yield the samples of each conversation, or the error that `samples` raises."""
         for conversation, trained in conversations:
             try:
                 yield self.samples(conversation, trained)
@@ -73,16 +86,26 @@ class Template(Protocol):
                 yield problem
 
     def separate(self, conversation: Conversation) -> Conversation | None:
-        """Return a conversation with its reasoning where the template reads it; None if it has no outline."""
+        """Return a conversation with its strings where the template reads them.
+
+        For example, reasoning is moved from the content to its field, or a context is joined to the content. Return
+        None if the conversation has no outline.
+        """
         ...
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
-        """Return the samples of a conversation of placeholders, if what surrounds them is the same for all contents."""
+        """Return the samples of a conversation of placeholders.
+
+        Return None if the text around the placeholders may depend on the contents.
+        """
         ...
 
 
 def up_to(conversation: Conversation, turn: int) -> tuple[Conversation, list[bool]]:
-    """Return a conversation up to the message at index `turn`, and flags that train on this message only."""
+    """Return a conversation up to and including the message at index `turn`.
+
+    The second value has a flag for each message; only the last message is trained on.
+    """
     *before, last = conversation.messages[: turn + 1]
     messages = (*(replace(message, weight=0) for message in before), last)
     return replace(conversation, messages=messages), [index == turn for index in range(len(messages))]
@@ -91,8 +114,8 @@ def up_to(conversation: Conversation, turn: int) -> tuple[Conversation, list[boo
 def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
     """Return which messages are trained on.
 
-    A blank turn and a turn with weight 0 never are; plain text always is. An answer that is nothing but reasoning is
-    not blank: the model writes the reasoning and its stop token.
+    Blank turns and turns with weight 0 are never trained on. An answer that has only reasoning is not blank, because
+    the model writes the reasoning and its stop token. Plain text is trained on with any `train_on`.
     """
     messages = conversation.messages
     roles = ROLES if train_on == "all" else ("assistant", "text")

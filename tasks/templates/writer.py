@@ -2,8 +2,8 @@
 
     template ── turn, mark, frame, say ──▶ Writer ──▶ [Span(text, token, trained, role), ...]
 
-A marker that the tokenizer has as a control token becomes that token; any other is written as text. Text with a content
-token of the tokenizer, such as <tool_call>, becomes that token when it is encoded, whoever wrote it.
+A marker becomes a control token if the tokenizer has one for it, and text otherwise. Encoding turns a content token of
+the tokenizer, such as <tool_call>, into that token, whether the template or a message wrote its text.
 """
 
 from __future__ import annotations
@@ -18,36 +18,41 @@ from tasks.templates.spans import TEXT, Span
 TOOL_CALL_MARKERS = ("<tool_call>", "</tool_call>")
 
 Turns = Sequence[tuple[Message, bool]]
-"""Messages, each with whether it is trained on."""
+"""Pairs of a message and a flag that is true if the message is trained on."""
 
 Unusual = Callable[[Sequence[str]], bool]
-"""Whether a template may write these contents, none of them blank, otherwise than the placeholders of a frame."""
+"""Test whether a template may treat one of these nonblank contents differently from a placeholder."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A built-in template: its name, the markers that it may write, and the function that writes a conversation.
+    """A built-in template.
 
-    What `write` adds around the content of a message may depend only on the roles and on which turns are trained on,
-    unless there are tools, tool calls, tool results, or a message that is blank or, with `writes_context`, has a
-    context. The fast path relies on it (see `tokenization.frames`), and a property test checks it for every template.
+    `markers` are the markers that it may write, and `write` writes a conversation. The text that `write` adds around
+    the content of a message may depend only on the roles and on which turns are trained on. Exceptions are
+    conversations with tools, tool calls, tool results, or a blank message and, if `writes_context` is set,
+    conversations with a context. The fast path relies on this rule (see `tokenization.frames`), and a property test
+    checks every template.
     """
 
     name: str
     markers: tuple[str, ...]
     write: Callable[[Writer, Turns], None]
     writes_context: bool = False
-    """Whether `write` has its own place for the context of a message. If not, it writes `full_text`."""
+    """Whether `write` has a separate place for the context of a message. Otherwise, it writes `full_text`."""
     writes_tools: bool = False
-    """Whether `write` has its own place for `Writer.tools`. If not, they are described in the system message."""
+    """Whether `write` has a separate place for `Writer.tools`. Otherwise, the system message describes the tools."""
     unusual: Callable[[Sequence[str]], Unusual | None] | None = None
-    """For these roles, how to find contents that are changed in parts, such as by stripping one end."""
+    """Return a test for contents that `write` changes in part, such as by stripping one end, given the roles."""
     differs_later: Callable[[Turns, Sequence[str]], int | None] | None = None
-    """Return the index of a trained turn that, or whose prompt, is written otherwise once more turns follow."""
+    """Return the index of a trained turn that is written differently, or has another prompt, once more turns follow."""
 
 
 class Writer:
-    """Collect spans. `headers_too` (train_on: all) trains on the text around a turn together with the turn."""
+    """Collect spans.
+
+    `headers_too` (train_on: all) trains on the text around a turn together with the turn.
+    """
 
     def __init__(self, encoder: Encoder, headers_too: bool, tools: Sequence[str] = ()):
         self.encoder = encoder
@@ -57,7 +62,7 @@ class Writer:
         self.spans: list[Span] = []
         self.role = ""
         self.trained = False
-        self._starts = False  # the next text is a string of its own
+        self._starts = False  # the next text is a separate string
 
     def turn(self, role: str, trained: bool) -> None:
         """Start a turn of `role`."""
@@ -65,29 +70,35 @@ class Writer:
         self.trained = trained
 
     def mark(self, marker: str, start: bool = False) -> None:
-        """Write a marker of the template, which is not part of the turn."""
+        """Write a marker that is not part of the turn."""
         self._mark(marker, self.trained and self.headers_too, start)
 
     def own_mark(self, marker: str) -> None:
-        """Write a marker that is part of the turn, such as its end: trained on if the turn is."""
+        """Write a marker that is part of the turn, such as its end.
+
+        It is trained on if the turn is.
+        """
         self._mark(marker, self.trained)
 
     def bos(self, start: bool = False) -> None:
-        """Write BOS, if the tokenizer has one and adds it itself. `start`: text after it is a string of its own."""
+        """Write BOS if the tokenizer has a BOS token and adds it itself.
+
+        If `start` is true, the text after BOS is a separate string.
+        """
         if self.encoder.adds_bos and self.encoder.bos_id is not None:
             self._token(self.encoder.bos_id, False)
         self._starts = start
 
     def eos(self) -> None:
-        """Write EOS as a stop token: trained on if the turn is."""
+        """Write EOS as a stop token, which is trained on if the turn is."""
         self._token(self.encoder.eos_id, self.trained)
 
     def frame(self, text: str, start: bool = False) -> None:
-        """Write text of the template."""
+        """Write text that is not part of the turn."""
         self._text(text, self.trained and self.headers_too, start)
 
     def say(self, text: str, start: bool = False) -> None:
-        """Write text of the turn."""
+        """Write text that is part of the turn."""
         self._text(text, self.trained, start)
 
     def _mark(self, marker: str, trained: bool, start: bool = False) -> None:
@@ -109,7 +120,10 @@ class Writer:
 
 
 def requests(turns: Turns) -> list[tuple[Turns, tuple[Message, bool] | None]]:
-    """Group turns into pairs (all turns before an answer, the answer), for templates that know only requests."""
+    """Group turns into pairs of a request and its answer.
+
+    A request is all turns between two answers. The last answer is None if no answer follows the last request.
+    """
     pairs: list[tuple[Turns, tuple[Message, bool] | None]] = []
     request: list[tuple[Message, bool]] = []
     for turn in turns:

@@ -1,5 +1,5 @@
-"""Families: the built-in templates, one file each.
+"""Built-in templates, one file each.
 
 In:  a `Writer` and the turns of a conversation.
-Out: spans. A new template is one file here and one line in `templates.built_in.FAMILIES`.
+Out: spans. A new template needs a file in this folder and a line in `templates.built_in.FAMILIES`.
 """

@@ -1,4 +1,7 @@
-"""Alpaca: `### Instruction:`, `### Input:`, and `### Response:` sections after a preamble or the system message."""
+"""Alpaca: `### Instruction:`, `### Input:`, and `### Response:` sections.
+
+A preamble or the system message comes first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ChatML: `<|im_start|>role ... <|im_end|>` around every turn; tools as in Hermes and Qwen2.5."""
+"""ChatML: `<|im_start|>role ... <|im_end|>` around every turn.
+
+Tools are written as in Hermes and Qwen2.5.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
 
 
 def write(w: Writer, turns: Turns) -> None:
-    # The newline separates turns. After the last one, EOS follows the stop token.
+    # The newline separates turns. After the last turn, EOS follows the stop token.
     before = ""
     for index, (message, trained) in enumerate(turns):
         if index:
             w.frame("\n")
         w.turn(message.role, trained)
-        if not message.role == before == "tool":  # results that follow one another are one turn
+        if not message.role == before == "tool":  # consecutive results are one turn
             w.mark("<|im_start|>")
             w.frame("user\n" if message.role == "tool" else f"{message.role}\n")
         before = message.role

@@ -1,10 +1,11 @@
-"""The Hermes format of tools, in the words of Qwen2.5: that of ChatML, and of families without a rule for tools.
+"""The Hermes format of tools, with the instructions of Qwen2.5.
 
     system message   # Tools … <tools>\\n{"type": "function", "function": {"name": "weather", …}}\\n</tools> …
     answer           <tool_call>\\n{"name": "weather", "arguments": {"town": "Ulm"}}\\n</tool_call>
     result           <tool_response>\\nrain\\n</tool_response>
 
-It is the text of the published templates of Qwen2.5 and Qwen3, without their default system message.
+The text is taken from the published templates of Qwen2.5 and Qwen3, without their default system message. ChatML uses
+this format, and so do families without their own rules for tools.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _MARKERS = re.compile("(</?tools>|</?tool_call>)")
 
 
 def with_system(w: Writer, turns: Turns) -> Turns:
-    """Add a system message that describes the tools, if there are tools and no system message."""
+    """Add an empty system message if there are tools and no system message.
+
+    The tools are then described in the added message.
+    """
     if not w.tools or (turns and turns[0][0].role == "system"):
         return turns
     w.tools_gap = ""
@@ -43,9 +47,9 @@ def with_system(w: Writer, turns: Turns) -> Turns:
 
 
 def write_tools(w: Writer, message: Message, content: str | None = None) -> None:
-    """Write what follows the content of a message: the tools after the system message, the calls of an answer.
+    """Write the tools after a system message, or the calls after an answer.
 
-    `content` is what was written of it, if that may be less than all.
+    `content` is the content as it was written, if the template may have changed it.
     """
     if message.role == "system":
         describe(w)
@@ -59,7 +63,7 @@ def write_tools(w: Writer, message: Message, content: str | None = None) -> None
 
 
 def describe(w: Writer) -> None:
-    """Write the tools and how to call them, once."""
+    """Write the tools and instructions for calling them, once per conversation."""
     if not w.tools:
         return
     w.say(w.tools_gap)
@@ -77,7 +81,7 @@ def respond(w: Writer, result: str) -> None:
 
 
 def call_text(message: Message) -> list[str]:
-    """Return the tool calls of a message, each as a JSON object with name and arguments."""
+    """Return each tool call of a message as a JSON object with name and arguments."""
     return [
         f'{{"name": {json_string(call.name)}, "arguments": {spaced(call.arguments or "{}")}}}'
         for call in message.tool_calls
@@ -85,7 +89,10 @@ def call_text(message: Message) -> list[str]:
 
 
 def _say_marked(w: Writer, text: str) -> None:
-    """Write text with markers: what is a control token of the tokenizer is one at inference, too."""
+    """Write text, with its markers as control tokens if the tokenizer has them.
+
+    Such a marker is a control token at inference, too.
+    """
     for piece in _MARKERS.split(text):
         if _MARKERS.fullmatch(piece):
             w.own_mark(piece)

@@ -1,9 +1,9 @@
-"""Write JSON as published templates and mistral-common do, with the rules of Python's json module.
+"""Write JSON like published templates and mistral-common.
 
     {"a":1,"b":"\\u00fc"}  ──▶  {"a": 1, "b": "ü"}      a space after each comma and colon, no unneeded escapes
 
-Templates write `tojson` of values that were read with Python; the digits of a number are therefore Python's, too. How
-deep Python reads is not the same in all its versions; `DEEPEST` is.
+Python's json module defines the rules. Templates apply `tojson` to values that Python has read, so numbers have
+Python's digits, too. The maximum depth that Python reads depends on its version. `DEEPEST` is a fixed limit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.core.errors import Reject
 
-# Brackets within each other. Python 3.11 reads 992, less what its own stack holds; later versions read more.
+# Maximum depth of brackets. Python 3.11 reads 992, less the depth of its own stack; later versions read more.
 DEEPEST = 800
 
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
@@ -26,7 +26,10 @@ def json_string(text: str) -> str:
 
 
 def spaced(text: str) -> str:
-    """Return a JSON text with the spaces that templates write."""
+    """Return a JSON text with the spaces that templates write.
+
+    Raises Reject if it is nested too deeply.
+    """
     try:
         value = json.loads(text)
         _check_depth(text)
@@ -36,9 +39,9 @@ def spaced(text: str) -> str:
 
 
 def value_or_string(text: str) -> str:
-    """Return a JSON text with the spaces that templates write, and any other text as a JSON string.
+    """Return JSON with the spaces that templates write, and other text as a string.
 
-    JSON that cannot be written again without a loss, such as an object with the same key twice, is any other text.
+    Other text includes JSON that cannot be rewritten without loss, such as an object with a duplicate key.
     """
     try:
         value = json.loads(text, object_pairs_hook=_unique)
@@ -58,7 +61,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(text: str) -> None:
-    """Raise RecursionError if a text that is valid JSON is nested deeper than `DEEPEST`."""
+    """Raise RecursionError if valid JSON is nested deeper than `DEEPEST`."""
     if text.count("[") + text.count("{") <= DEEPEST:
         return
     depth = 0

@@ -1,4 +1,7 @@
-"""Llama 2: `[INST] request [/INST] answer`, the system message inside the first request."""
+"""Llama 2: `[INST] request [/INST] answer`.
+
+The system message is part of the request that it precedes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,11 @@ def write(w: Writer, turns: Turns) -> None:
 
 
 def _write_request(w: Writer, request: Turns) -> None:
-    """Write the messages before an answer. Together they are stripped: spaces after a system message remain."""
+    """Write the messages before an answer.
+
+    White space at both ends of a message is removed, except in a system message and at the start of the message after
+    it.
+    """
     before = gap = ""
     for message, trained in request:
         w.turn(message.role, trained)

@@ -1,13 +1,14 @@
-"""Mistral, version 3: `[INST] request [/INST] answer`, with places of their own for tools, calls, and results.
+"""Mistral, version 3: `[INST] request [/INST] answer`.
 
-These are the rules of mistral-common for Mistral 7B 0.3, Mixtral 8x22B, Codestral 22B, and, without the spaces, Nemo:
+Tools, calls, and results have separate places. The rules come from mistral-common, which uses them for Mistral 7B 0.3,
+Mixtral 8x22B, Codestral 22B, and, without the spaces, Nemo:
 
     <s>[INST] 2+2?[/INST] 4</s>[AVAILABLE_TOOLS] [{…}][/AVAILABLE_TOOLS][INST] Be brief.\\n\\nWeather in Ulm?[/INST]
     [TOOL_CALLS] [{"name": …, "arguments": {…}}]</s>
 
-The system message and the tools are part of the last request, and the model does not write the ids of its calls, which
-are in the history. A turn may therefore differ from what it is once more turns follow; then each is a sample of its
-own.
+The system message and the tools are part of the last request. The model does not write the IDs of its calls, but the
+history has them. A turn may therefore be written differently once more turns follow. In this case, each trained turn is
+a separate sample.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def _write_result(w: Writer, message: Message) -> None:
 
 
 def _gap(w: Writer) -> str:
-    """Return the space that SentencePiece adds to a string; byte-level tokenizers add none."""
+    """Return the space that SentencePiece adds to a string.
+
+    Byte-level tokenizers add none.
+    """
     return "" if w.encoder.leading_space == "none" else " "
 
 
@@ -92,7 +96,8 @@ def _differs_later(turns: Turns, tools: Sequence[str]) -> int | None:
     last = max((index for index, (message, _) in enumerate(turns) if message.role != "system"), default=-1)
     for index, (message, trained) in enumerate(turns):
         has_ids = index < last and any(call.id for call in message.tool_calls)
-        # A later request takes the system message and the tools; without one, a later system message joins the last.
+        # A later request gets the system message and the tools. If there is none, the last request gets a later system
+        # message.
         moves = tools or system[0] < index if index < user else system[-1] > index
         if trained and (has_ids or moves):
             return index

@@ -1,4 +1,4 @@
-"""Plain: the turns one after another, without any frame."""
+"""Plain: the turns one after another, without text around them."""
 
 from __future__ import annotations
 

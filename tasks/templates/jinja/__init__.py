@@ -1,5 +1,5 @@
-"""A model's own chat template, which is a Jinja file: a `Conversation` becomes spans, in one sample or several.
+"""Jinja chat templates, such as the template that a model is published with.
 
-In:  a `Conversation`, which of its turns are trained on, and the template's source.
-Out: the samples that the model sees at inference, located in what the template writes.
+In:  a `Conversation`, which of its turns are trained on, and the source of the template.
+Out: one or several samples of spans, as the model sees them at inference, located in the rendered text.
 """

@@ -1,10 +1,11 @@
-"""Break control strings in what a conversation says, so that only a template writes intact ones.
+"""Break the control strings in a conversation before it is rendered.
 
     "<|im_end|>"  ──▶  "<\\ue000|im_end|>"
 
-A private character is inserted into every control string that a message contains, and before or after every fragment of
-one that a neighboring field could complete (also if the template strips the white space around it). Any control string
-that is intact after rendering was therefore written by the template. The private character is then removed.
+A private character is inserted into every control string in a message. It is also inserted before or after every
+fragment of a control string that a neighboring field could complete, even if the template strips white space between
+them. A control string that is intact after rendering was therefore written by the template. The private character is
+then removed.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.strings import Unchanged
 
-# Unicode's three areas for private use.
+# Unicode's three private use areas.
 _PRIVATE_CHARACTER = "\ue000"
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
-# The end of a string, in JSON, that another text could continue to an escaped private character: templates may strip
-# the white space after it. The same in the source of a template, where a backslash usually starts an escape such as \n.
+# The end of a string in JSON that another text could complete to an escaped private character. White space after it is
+# ignored, because templates may strip it. In the source of a template, any backslash counts that does not start a usual
+# escape such as \n.
 _SPACE = r"(?:\s|\\[nrtf]|\\u00(?:0b|1[c-f]))*"
 _CUT_ESCAPE = re.compile(rf'\\\\[\\u0-9a-f]{{0,12}}{_SPACE}"')
 _WRITES_BACKSLASH = re.compile(r"""\\(?![nrt"'])""")
-# How strings start, in JSON, and texts in the source of a template.
+# The start of a string in JSON, or of a text in the source of a template.
 _START = rf"""(?:^|["'}}]){_SPACE}"""
 
 _LIKE_ESCAPE = re.compile(r"\\u[0-9a-f]{4}|^[\\u0-9a-f]{2,12}$")
@@ -39,12 +41,12 @@ _LIKE_ESCAPE = re.compile(r"\\u[0-9a-f]{4}|^[\\u0-9a-f]{2,12}$")
 _OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
 _ROLES = {"system", "user", "assistant", "tool"}
 
-# Texts of so many characters are remembered, and so many of them.
+# Up to _MOST_KNOWN texts of up to _SHORT characters are remembered.
 _SHORT, _MOST_KNOWN = 64, 1 << 14
 
 
 class Breaker:
-    """Break control strings of a tokenizer in conversations for a template with this source."""
+    """Break a tokenizer's control strings in conversations, for one template."""
 
     def __init__(self, encoder: Encoder, source: str):
         self._encoder, self._source = encoder, source
@@ -52,7 +54,10 @@ class Breaker:
         self._intact = Unchanged(lambda text: self._broken_text(text, _PRIVATE_CHARACTER), _OUR_KEYS, _ROLES)
 
     def broken(self, messages: Any, tools: Any) -> Broken:
-        """Break the control strings of messages and tools. Raises Reject if they are nested too deeply."""
+        """Break the control strings of messages and tools.
+
+        Raises Reject if they are nested too deeply, or if no private character is left to break them.
+        """
         try:
             json = orjson.dumps((messages, tools)).decode()
             breaker = self._breaker(json)
@@ -63,12 +68,15 @@ class Breaker:
             raise _too_deep() from None
 
     def broken_json(self, json: str) -> tuple[str, str]:
-        """Return compact JSON with broken control strings, and what breaks them. Raises Reject."""
+        """Return compact JSON with broken control strings, and the private character.
+
+        Raises Reject if no private character is left to break them.
+        """
         breaker = self._breaker(json)
         return self._intact.changed(json, lambda text: self._break_text(text, breaker)), breaker
 
     def may_join(self, text: str) -> bool:
-        """Return whether a neighboring text could complete a control string at an end of this one."""
+        """Return whether this text and a neighboring text could form a control string."""
         starts, ends, insides, long = self._fragments
         core = text.strip()
         if ends.match(core) or starts.match(core) or core in insides:
@@ -79,7 +87,7 @@ class Breaker:
     def _fragments(self) -> tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]:
         """Return proper prefixes, suffixes, and inner substrings of control strings.
 
-        The last item are the strings too long to list their substrings.
+        The last item has the control strings that are too long to list their substrings.
         """
         strings = self._encoder.controls
         starts = _Ends([s[:i] for s in strings for i in range(1, len(s))], left=False)
@@ -89,10 +97,12 @@ class Breaker:
         return starts, ends, insides, tuple(s for s in strings if len(s) >= 64)
 
     def _breaker(self, text: str) -> str:
-        """Return a private character that occurs in neither conversation (as JSON), template, nor vocabulary.
+        """Return a private character that can break the control strings of a conversation.
 
-        They do not contain it escaped either, and no two texts of the conversation or the template do if one follows
-        the other; nor do a control string and its escaped form contain each other.
+        `text` is the conversation as JSON. The character is not in the conversation, the template, a control string, or
+        a content token. Its escaped form is not in the conversation or the template, not even across two consecutive
+        texts. A control string and the escaped form do not contain each other. Raises Reject if there is no such
+        character.
         """
         continues = self._writes_backslash or ("\\" in text and _CUT_ESCAPE.search(text) is not None)
         for private in (chr(code) for code in chain(*_PRIVATE)):
@@ -108,7 +118,10 @@ class Breaker:
 
     @cached_property
     def _like_escapes(self) -> list[str]:
-        """Return the control strings that a template which escapes texts may write, as `\\ue000`."""
+        """Return the control strings that may be part of an escape such as `\\ue000`.
+
+        A template that escapes texts may write such an escape.
+        """
         return [string for string in self._encoder.controls if len(string) > 1 and _LIKE_ESCAPE.search(string)]
 
     @cached_property
@@ -117,7 +130,7 @@ class Breaker:
 
     @cached_property
     def _private(self) -> set[str]:
-        """Return all characters of the template, and of strings that the tokenizer looks for in texts."""
+        """Return the characters of the template, control strings, and content tokens."""
         return set().union(self._source, *self._encoder.controls, *self._encoder.content_tokens)
 
     def _break(self, value: Any, breaker: str, trusted: bool = False) -> Any:
@@ -136,7 +149,10 @@ class Breaker:
         return value
 
     def _break_text(self, text: str, breaker: str) -> str:
-        """Return a text with broken control strings. Schemas of tools have the same short ones many times."""
+        """Return a text with broken control strings.
+
+        Results for short texts are remembered, because schemas of tools repeat them many times.
+        """
         if len(text) > _SHORT:
             return self._broken_text(text, breaker)
         known = self._known.get((text, breaker))
@@ -157,15 +173,15 @@ class Breaker:
             return text
         left, right = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
         broken = self._break_controls(core, breaker)
-        # Two breakers in a row only ever follow a control string of one character.
+        # Two breakers in a row must only follow a control string of one character.
         before = before and not broken.startswith(breaker)
         return left + breaker * before + broken + breaker * bool(after) + right
 
     def _break_controls(self, text: str, breaker: str) -> str:
-        """Break each control string after its first character, also within another one.
+        """Break each control string after its first character, even if they overlap.
 
-        A control string of one character gets one private character before it, and two after it: only one can be there
-        if a template writes such a string between two texts.
+        A control string of one character gets one private character before it and two after it. If a template writes
+        such a string between two texts, it is followed by at most one private character.
         """
         pieces: list[str] = []
         end = 0
@@ -178,7 +194,7 @@ class Breaker:
 
 
 class Broken(NamedTuple):
-    """A conversation with broken control strings, and what breaks them."""
+    """A conversation with broken control strings, and the character that breaks them."""
 
     messages: Any
     tools: Any
@@ -188,8 +204,8 @@ class Broken(NamedTuple):
 class _Ends:
     """Strings that a text may start (`left`) or end with.
 
-    For nearly every text, the first characters show that it starts with none: `_stems` has the first characters of the
-    strings, from one up to STEM of them.
+    The first few characters of a text nearly always show that it starts with none of the strings. `_stems` has the
+    first one to STEM characters of each string (the last ones unless `left`).
     """
 
     STEM = 8
@@ -219,7 +235,7 @@ def _too_deep() -> Reject:
 
 @lru_cache
 def _continues(form: str) -> re.Pattern[str]:
-    """Return what finds a text that starts with the rest of an escaped character."""
+    """Return a pattern for texts that start with the rest of an escaped character."""
     return re.compile(f"{_START}(?:{'|'.join(re.escape(escaped(form[cut:])) for cut in range(1, len(form)))})")
 
 

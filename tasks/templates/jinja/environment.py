@@ -1,9 +1,9 @@
-"""Compile a Jinja chat template: the environment that chat templates are written for.
+"""Compile Jinja chat templates in the environment that they are written for.
 
-Model cards publish templates for `apply_chat_template` of transformers. This is the same environment, without that
-library: a sandbox that cannot change what it is given, `{% generation %}` blocks, `break` and `continue`, and the same
-filters and functions. A test renders templates with both and compares them. Two functions differ on purpose: the date
-is fixed, and `random` is seeded for every rendering.
+Published templates are written for `apply_chat_template` of transformers. This module reproduces that environment
+without the library: a sandbox that cannot change its inputs, `{% generation %}` blocks, `break` and `continue`, and the
+filters and functions. A test renders templates in both environments and compares the results. Two functions differ on
+purpose: the date is fixed, and `random` is seeded for every rendering.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ Range = tuple[int, int]
 
 
 class Generation(Extension):
-    """The block `{% generation %}`, which marks what the model writes. It records the ranges of a rendering."""
+    """The block `{% generation %}`, which marks the text that a model writes.
+
+    It records the ranges of the marked texts in a rendering.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - declared so by Jinja
 
@@ -54,12 +57,12 @@ class Generation(Extension):
     def _mark(self, _: nodes.EvalContext, caller: Callable[[], str]) -> str:
         text = caller()
         if self._written is not None:
-            start = sum(map(str.__len__, self._written))  # placeholders record `len`
+            start = sum(map(str.__len__, self._written))  # placeholders record calls of `len`
             self._marks.append((start, start + str.__len__(text)))
         return text
 
     def rendered(self, template: Template, values: Mapping[str, Any], marks: bool) -> tuple[str, list[Range]]:
-        """Return the text of a template and, if asked for, the ranges of its blocks."""
+        """Return the rendered text and, if `marks` is true, the ranges of its blocks."""
         with self._recording(marks) as written:
             for piece in template.generate(**values):
                 written.append(piece)
@@ -77,7 +80,7 @@ class Generation(Extension):
 
 _OF_DICTS = frozenset(dir(dict))
 
-# Attributes that need no check.
+# Attributes that are safe without a check.
 _READS = {
     dict: frozenset(["get", "items", "keys", "values"]),
     str: frozenset(["split", "strip", "lstrip", "rstrip", "startswith", "endswith", "replace"]),
@@ -89,7 +92,10 @@ _BuiltInMethod = type("".strip)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with shortcuts to what templates use most: keys of dicts, namespaces, methods, and macros."""
+    """Jinja's sandbox, with shortcuts for the operations that templates use most.
+
+    There are shortcuts for keys of dicts, namespaces, methods, and macros.
+    """
 
     code_generator_class = RememberingGenerator
 
@@ -104,19 +110,22 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if attribute in _READS.get(kind, _NOTHING):
             return getattr(obj, attribute)
         if kind is dict and attribute in obj and attribute not in _OF_DICTS:
-            return obj[attribute]  # as Jinja does after it has caught an AttributeError
+            return obj[attribute]  # Jinja does this after it catches an AttributeError
         if kind is _SafeNamespace and attribute in (values := attributes_of(obj)):
             return values[attribute]
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        key = type(obj), attr  # on which alone the answer depends
+        key = type(obj), attr  # the answer depends on nothing else
         if key not in self._is_safe:
             self._is_safe[key] = super().is_safe_attribute(obj, attr, value)
         return self._is_safe[key]
 
     def call(self, context: Any, obj: Any, /, *args: Any, **named: Any) -> Any:
-        """Call macros, methods, and `namespace` as Jinja does after it has found them to be ordinary ones."""
+        """Call macros, built-in methods, `namespace`, and `range` without Jinja's checks.
+
+        Jinja's checks always find them to be ordinary callables.
+        """
         kind = type(obj)
         if kind is not Macro and kind is not _BuiltInMethod and obj is not _SafeNamespace and obj is not safe_range:
             return super().call(context, obj, *args, **named)
@@ -134,7 +143,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _SafeNamespace(Namespace):
-    """Jinja's namespace without names that start with an underscore, which lead to Python's internals."""
+    """Jinja's namespace, without names that start with an underscore.
+
+    Such names give access to Python's internals.
+    """
 
     def __init__(self, /, *given: Any, **values: Any) -> None:
         if given:
@@ -174,12 +186,12 @@ def _raise_exception(message: str) -> NoReturn:
 def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Write JSON as transformers does: Jinja's own filter escapes for HTML."""
+    """Write JSON like transformers. Jinja's own filter escapes JSON for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def chat_environment(today: datetime) -> Environment:
-    """Return the environment of chat templates, whose date is `today`."""
+    """Return an environment for chat templates, with `today` as its date."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension])
     memo = environment.memo
     environment.filters["tojson"] = lambda *args, **named: memo.of("|tojson", to_json, args, named)
@@ -194,16 +206,16 @@ def chat_environment(today: datetime) -> Environment:
 
 @cache
 def prepare_compiler() -> None:
-    """Compile a template of our own, so that each process forked later has what Jinja makes at its first use.
+    """Compile a small template, so that processes forked later inherit Jinja's caches.
 
-    Above all that is its lexer. A child spent a fifth of its start on making it.
+    The lexer takes most of the time: a process that does not inherit it spends a fifth of its start on creating it.
     """
     source = "{% for m in messages %}{% if m.content %}{{ m.content | trim }}{% endif %}{% set a = m %}{% endfor %}"
     ChatTemplate(chat_environment(datetime(2000, 1, 1)), source, {})
 
 
 def other_file(environment: Environment, source: str) -> tuple[int, str] | None:
-    """Return the line and name of a statement that reads another file, if there is one."""
+    """Return the line and name of the first statement that reads another file."""
     others: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
     found: Any = environment.parse(source).find(others)
     if found is None:
@@ -212,9 +224,10 @@ def other_file(environment: Environment, source: str) -> tuple[int, str] | None:
 
 
 class ChatTemplate:
-    """A compiled template. `constants` are the special tokens and options that it sees, by name.
+    """A compiled template.
 
-    `remembers`: what it writes is remembered after `start`.
+    `constants` maps names to the special tokens and options that the template sees. If `remembers` is true, the
+    template remembers texts after `start`.
     """
 
     def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any], remembers: bool = True):
@@ -227,16 +240,22 @@ class ChatTemplate:
             self._memo.macros = tree.pure_macros
             program = tree.root
         self._template = environment.from_string(program)
-        self._template.globals = dict(self._template.globals)  # every rendering copies them; a ChainMap is slow
+        self._template.globals = dict(self._template.globals)  # every rendering copies them, and a ChainMap is slow
         self._render = environment.rendered  # type: ignore[attr-defined]
         self._constants = dict(constants)
 
     def start(self, messages: list[Any], tools: Any) -> None:
-        """Remember what macros write of a conversation that is rendered several times, until the next one starts."""
+        """Start a conversation that is rendered several times.
+
+        The texts that macros and loops write for it are remembered until the next conversation starts.
+        """
         self._memo.start(messages, tools)
 
     def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
-        """Return the rendered text and its `{% generation %}` ranges. `prompt` adds the generation prompt."""
+        """Return the rendered text and, if `marks` is true, its `{% generation %}` ranges.
+
+        `prompt` adds the generation prompt.
+        """
         if self._is_random:
             random.seed(0)
         values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}

@@ -1,13 +1,13 @@
-"""Locate the trained turns of a conversation in what its model reads and writes at inference.
+"""Locate the trained turns of a conversation in its rendered text.
 
-    prompt of turn k  = the rendering of messages[:k] with the generation prompt    what the model reads
-    answer of turn k  = what the rendering of messages[:k+1] adds to that prompt    what the model writes
+    prompt of turn k  = the rendering of messages[:k] with the generation prompt            the model reads it
+    answer of turn k  = the text that the rendering of messages[:k+1] adds to the prompt    the model writes it
 
     together  [prompt 1 ▓answer 1▓ … prompt 2 ▓answer 2▓]       one sample, if the whole rendering contains them all
     apart     [prompt 1 ▓answer 1▓] [prompt 2 … ▓answer 2▓]     one sample per turn, each after exactly its prompt
 
-Many templates render a turn differently once another one follows: they leave reasoning out of the history, or write an
-end token only at the very end. Then together would train on a text that the model never sees.
+Many templates render a turn differently once another turn follows: they leave reasoning out of the history, or write an
+end token only at the end of the conversation. In this case, `together` would train on a text that the model never sees.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ _OPEN = re.compile(rf"\s*(?:{_OPENS})\s*")
 _CLOSE = re.compile(rf"\s*(?:{_CLOSES})")
 MARKER = re.compile(rf"\s*(?:{_OPENS}|{_CLOSES})")
 _EMPTY_BLOCK = re.compile(rf"\s*(?:(?:{_OPENS})?\s*(?:{_CLOSES})|<\|channel>thought\s*<channel\|>)\s*")
-# A prompt that ends like this leaves the model no room to reason.
+# A prompt with this end leaves the model no room to reason.
 _CLOSED = re.compile(rf"(?:{_CLOSES}|<channel\|>)\s*\Z")
-# The start of a marker, in which the renderings of two turns may part.
+# The start of a marker. Two renderings may diverge within it.
 _MARKUP = re.compile(r"<[^<>\n]{0,60}\Z|\[[A-Z_/]{0,40}\Z")
-# More characters than such a start has.
+# Upper bound for the length of such a start.
 MOST_OF_MARKER = 80
 
 
 class Located(NamedTuple):
-    """A sample: a text, the ranges of it that are trained on, and the turn, or None for the whole conversation.
+    """A sample as text, with the ranges that are trained on.
 
-    `plain`: the rendering of every trained turn starts with its prompt, so that nothing of the answer mattered for it.
+    `turn` is None if the sample is the whole conversation. `plain` is true if the rendering of each trained turn starts
+    with the turn's prompt. In this case, the content of the answer did not matter for locating it.
     """
 
     text: str
@@ -52,7 +53,7 @@ class Located(NamedTuple):
 
 
 class NotLocated(Exception):
-    """Turn `turn` cannot be located: `problem` says how its two renderings differ."""
+    """Turn `turn` cannot be located; `problem` describes how its renderings differ."""
 
     def __init__(self, turn: int, problem: str):
         super().__init__(turn, problem)
@@ -70,8 +71,8 @@ def locate(
 ) -> list[Located]:
     """Return the samples of a conversation.
 
-    `whole` is its rendering, `trained` are the numbers of the trained turns, `ends` matches a control token, and `eos`
-    is the one at which a model stops. Raises NotLocated.
+    `whole` is the rendering of the conversation, and `trained` has the indices of the trained turns. `ends` matches a
+    control token, and `eos` is the control token at which a model stops. Raises NotLocated if a turn cannot be located.
     """
     pairs, plain = [], True
     for k in trained:
@@ -95,9 +96,10 @@ def locate(
 
 
 def prefix_ranges(render: Render, messages: Sequence[Any], whole: str, turns: Sequence[int]) -> list[Range]:
-    """Return the ranges of turns with everything that the template writes for them. Raises NotLocated.
+    """Return the ranges of turns, with all text that the template writes for them.
 
-    The rendering of the messages before a turn must be a prefix of the one through it, and this one of the whole.
+    The rendering of the messages before a turn must be a prefix of the rendering through the turn, and the rendering
+    through the turn must be a prefix of `whole`. Otherwise, raises NotLocated.
     """
     ranges = []
     for k in turns:
@@ -112,10 +114,11 @@ def prefix_ranges(render: Render, messages: Sequence[Any], whole: str, turns: Se
 
 
 def answer_of(turn: int, message: Any, prompt: str, base: Callable[[], str], alone: str, ends: re.Pattern[str]) -> str:
-    """Return what the model writes after `prompt`, from the rendering `alone` that ends with this turn.
+    """Return the text that the model writes after `prompt`.
 
-    `base` renders the prompt without the generation prompt. White space after the last control token is not part of the
-    answer. Raises NotLocated.
+    `alone` is the rendering that ends with this turn. `base` renders the messages before the turn without a generation
+    prompt. White space after the last control token is not part of the answer. Raises NotLocated if the answer cannot
+    be determined.
     """
     if alone.startswith(prompt):
         answer = alone[len(prompt) :]
@@ -130,7 +133,10 @@ def answer_of(turn: int, message: Any, prompt: str, base: Callable[[], str], alo
 
 
 def _until(eos: str, answer: str) -> str:
-    """Return an answer up to its EOS token: some templates write the start of the next turn after every turn."""
+    """Return an answer up to its EOS token.
+
+    Some templates write the start of the next turn after every turn.
+    """
     stop = answer.find(eos) if eos else -1
     return answer[: stop + len(eos)] if stop >= 0 and answer[:stop].strip() else answer
 
@@ -138,7 +144,10 @@ def _until(eos: str, answer: str) -> str:
 def _after_other_text(
     message: Any, prompt: str, base: Callable[[], str], alone: str, ends: re.Pattern[str]
 ) -> str | None:
-    """Return the answer of a turn whose rendering does not start with its prompt; None if it cannot be determined."""
+    """Return the answer of a turn whose rendering does not start with its prompt.
+
+    Return None if the answer cannot be determined.
+    """
     same = _common(prompt, alone)
     rest, written = prompt[same:], alone[same:]
     reasoning = _reasoning(message)
@@ -147,7 +156,7 @@ def _after_other_text(
     if _is_closed(message, prompt):
         return None
     if reasoning:
-        # The prompt introduces the reasoning, unless this is a content that starts with the same words.
+        # The prompt introduces the reasoning. The second test rules out a content that starts with the same words.
         start = written.lstrip()
         if start.startswith(reasoning) and _content(message) in start[len(reasoning) :]:
             return written
@@ -156,16 +165,16 @@ def _after_other_text(
     if opened := _OPEN.fullmatch(rest):
         if _CLOSE.match(written):
             return None if reasoning else written
-        # The prompt opens the reasoning, and the template leaves it out of the turn. The model writes it all the same.
+        # The prompt opens the reasoning, and the template leaves it out of the turn. The model still writes it.
         close = "[/THINK]" if opened["mistral"] else "<|END_THINKING|>" if opened["cohere"] else f"</{opened['tag']}>"
         return f"{reasoning}\n{close}\n\n{written.lstrip()}"
     before = base()
     header = prompt.removeprefix(before) if before and prompt.startswith(before) else ""
     is_bare = not ends.sub("", rest).strip() and (header == rest or prompt == before)
     if is_bare and _starts_with_turn(message, written, ends):
-        return written  # it continues the turn before it, without the header, or the end of that turn, in the prompt
-    # An earlier message is written differently if it is the last one: then the answer follows the generation prompt,
-    # or the last control token if there is none.
+        return written  # it continues the previous turn: only the prompt has the header, or the end of that turn
+    # The template writes an earlier message differently if it is the last message. The answer then follows the
+    # generation prompt, or the last control token if there is no generation prompt.
     if not header and (last := list(ends.finditer(prompt))) and last[-1].end() == len(prompt):
         header = last[-1].group()
     if ends.search(header) and alone.count(header) == prompt.count(header):
@@ -174,12 +183,15 @@ def _after_other_text(
 
 
 def _is_closed(message: Any, prompt: str) -> bool:
-    """Return whether a turn has reasoning, and its prompt has closed the reasoning already."""
+    """Return whether a turn has reasoning, but its prompt closes the reasoning."""
     return bool(_reasoning(message) and _CLOSED.search(prompt))
 
 
 def _starts_with_turn(message: Any, written: str, ends: re.Pattern[str]) -> bool:
-    """Return whether a text starts with the content of a turn, or with its first call after at most one marker."""
+    """Return whether a text starts with the content or the first call of a turn.
+
+    At most one control token may precede the name of the call. A turn with reasoning cannot start with a call.
+    """
     content = _content(message)
     if content and written.lstrip().startswith(content):
         return True
@@ -189,17 +201,20 @@ def _starts_with_turn(message: Any, written: str, ends: re.Pattern[str]) -> bool
 
 
 def _range_in(whole: str, prompt: str, answer: str, ends: re.Pattern[str]) -> Range | None:
-    """Return the range of an answer in the rendering of the whole conversation; None if it is not the same there."""
+    """Return the range of an answer in the rendering of the whole conversation.
+
+    Return None if the prompt or the answer differs there.
+    """
     if not whole.startswith(prompt):
         return None
     start = len(prompt)
     stops = [match.end() for match in ends.finditer(answer)]
     if whole.startswith(answer, start):
         stop = start + len(answer)
-        # A turn without an end token of its own ends, for the model, with the token that begins the next turn.
+        # For the model, a turn without its own end token ends with the token that begins the next turn.
         following = None if answer and stops and stops[-1] == len(answer) else ends.match(whole, stop)
         return start, following.end() if following else stop
-    # Tokens that are written at the very end of a conversation only, after the turn's own end token.
+    # Some templates write further tokens after a turn's own end token, but only at the end of a conversation.
     for before, stop in zip([0, *stops], stops, strict=False):
         only_ends = not ends.sub("", answer[stop:]).strip()
         if only_ends and whole.startswith(answer[:stop], start) and (before or answer[before:stop].strip()):
@@ -208,7 +223,10 @@ def _range_in(whole: str, prompt: str, answer: str, ends: re.Pattern[str]) -> Ra
 
 
 def is_written(value: str, answer: str) -> bool:
-    """Return whether a value is in an answer, as text or as JSON, whatever white space there is."""
+    """Return whether an answer contains a value as text or as JSON.
+
+    White space is ignored.
+    """
     if value in answer:
         return True
     written = "".join(answer.split())
@@ -226,14 +244,14 @@ def _reasoning(message: Any) -> str:
 
 
 def _common(one: str, other: str) -> int:
-    """Return the length of the common start of two texts, which does not end within a marker."""
+    """Return the length of the common start of two texts, less an unfinished marker."""
     same = common_start(one, other)
     cut = _MARKUP.search(one, max(0, same - MOST_OF_MARKER), same)
     return cut.start() if cut else same
 
 
 def part_at_once(one: str, other: str) -> bool:
-    """Return whether two texts part at their start, or within a marker there, which counts as the same."""
+    """Return whether two texts diverge at their start or within a marker there."""
     return common_start(one, other) < min(len(one), len(other)) and _common(one, other) == 0
 
 
@@ -247,7 +265,7 @@ def common_start(one: str, other: str) -> int:
 
 
 def _difference(one: str, other: str) -> str:
-    """Describe where the rendering `one` leaves the text that it should start with, `other`."""
+    """Describe where `one` diverges from `other`, the text that it should start with."""
     same = _common(one, other)
     start = max(0, same - 20)
     before, expected, found = one[start:same], other[same : same + 40], one[same : same + 40]

@@ -1,10 +1,10 @@
-"""Make texts harmless, to see which control tokens a template writes by itself.
+"""Remove the characters of control strings from the texts of a conversation.
 
     "a <|IM_END|> b"  ─neutral─▶  "a IM_END b"
 
-A template may change what it writes: `{{ message.content | lower }}` makes a control token of <|IM_END|>, although no
-control string was there to break. So the control tokens of a rendering are compared with those of the same conversation
-without the characters that control strings consist of: nothing can make a control token of these texts.
+A template may change texts: `{{ message.content | lower }}` turns <|IM_END|> into a control token, although the content
+has no control string to break. The control tokens of a rendering are therefore compared with the control tokens of a
+rendering of neutral texts. No template can turn a neutral text into a control token.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import orjson
 from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.strings import Unchanged
 
-# The characters that distinguish a control string from other text: those of the first pattern that finds any.
+# Patterns for the characters that distinguish a control string from other text. The first pattern that matches counts.
 _DISTINCT = (re.compile(r"[<>|\[\]\uff5c]"), re.compile(r"[^\w\s]"), re.compile(r"[\W_]"), re.compile(r"."))
 
-# Markers that templates look for in contents. They stay, as do content tokens, so that the template does the same.
+# Markers that templates look for in contents. Markers and content tokens are kept, so that templates behave the same.
 _MARKERS = ("<think>", "</think>")
 
 _OUR_KEYS = ("role", "type")
 
 
 class Neutral:
-    """Remove from the texts of a conversation what control strings of a tokenizer consist of."""
+    """Remove the characters of a tokenizer's control strings from texts."""
 
     def __init__(self, encoder: Encoder):
         found = {character for string in encoder.controls for character in _distinct(string)}
         distinct = {form for character in found for form in (character, character.lower(), character.upper())}
-        # Filters may write other control strings although a text has none of their characters: \\u00e9 for an é.
+        # Filters may make other control strings from texts with none of their characters: \\u00e9 from é.
         is_odd = any(not _DISTINCT[0].search(string) for string in encoder.controls)
         others = r"|[^\w\s]|[^\x00-\x7f]" if is_odd else ""
         kept = {*(token for token in encoder.content_tokens if token.isascii() or not is_odd), *_MARKERS} - distinct
@@ -42,7 +42,10 @@ class Neutral:
         self._neutral = Unchanged(self.of)
 
     def has(self, messages: Any, tools: Any) -> bool:
-        """Return whether all texts are neutral already, before and after control strings were broken."""
+        """Return whether all texts are neutral.
+
+        The result is the same before and after control strings were broken.
+        """
         return self._neutral.has_all(orjson.dumps((messages, tools)).decode())
 
     def of_json(self, lines: str) -> str:

@@ -5,13 +5,13 @@ The template is the tokenizer's own, or a file.
     messages ─break─▶ messages whose control strings are broken ─render─▶ texts ─split─▶ control tokens and text
                                                                   └─locate─▶ which characters are trained on
 
-Templates are rendered in the environment that they are written for, so the text equals the one the model sees in use.
-This module adds two things:
+Templates are rendered in the environment that they are written for, so the model sees the same text at inference. This
+module adds two things:
 
 - Content stays content (see `breaker`): any control string that is intact after rendering was written by the template.
-- Trained turns are located (see `locate`): after exactly the prompt that the model sees at inference.
-  `{% generation %}` marks are used if the template has them, and must agree. If a turn cannot be located, the run fails
-  and names it, because any guess would produce wrong labels silently.
+- Trained turns are located (see `locate`): each follows exactly the prompt that the model sees at inference. If the
+  template has `{% generation %}` marks, they are used and must agree. If a turn cannot be located, the run fails and
+  names the turn, because a guess could silently produce wrong labels.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from tasks.templates.spans import TEXT, Outline, Sample, Span, Template, TrainOn
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-# Templates that look for reasoning in the content split it at its end marker, or test for it.
+# Templates that search the content for reasoning split it at the end marker, or test for this marker.
 _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""")
 
-# What `outline` has for a value that is written as JSON.
+# A gap for a value that is written as JSON.
 _JSON_GAP = re.compile("\0(\\d+):\\d+\0")
 
-# The maximum number of conversations whose control tokens are remembered, to compare others with them.
+# The maximum number of conversations whose control tokens are remembered for comparison.
 MOST_KNOWN = 1024
 
-# The message before the answers that a template is tried with.
+# The message before the answers in trial renderings.
 _QUESTION = {"role": "user", "content": "a"}
 
 Ranges = list[tuple[int, int]]
@@ -70,7 +70,7 @@ Ranges = list[tuple[int, int]]
 class JinjaTemplate(Template):
     """A Jinja chat template bound to a tokenizer.
 
-    `today` is the date that the template sees, as YYYY-MM-DD; `options` are further variables, such as enable_thinking.
+    `today` is the date that the template sees, as YYYY-MM-DD. `options` are further variables, such as enable_thinking.
     """
 
     markers_as_text: tuple[str, ...] = ()
@@ -113,14 +113,17 @@ class JinjaTemplate(Template):
         self._renderer = Renderer(name, source, special | dict(options or {}), date, ends)
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
-        """Return the spans of a conversation that is one sample. Raises what `samples` raises."""
+        """Return the spans of a conversation that is one sample.
+
+        Raises the errors of `samples`.
+        """
         [sample] = self.samples(conversation, trained)
         return sample.spans
 
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
         """Render a conversation and split each of its samples into spans.
 
-        `trained` is true for each message that is trained on. Raises Reject if the conversation cannot be rendered,
+        `trained` is true for each message that is trained on. Raises Reject if the conversation cannot be rendered, and
         DataError if the template cannot be used.
         """
         [found] = self.all_samples([(conversation, trained)])
@@ -131,16 +134,19 @@ class JinjaTemplate(Template):
     def all_samples(
         self, conversations: Sequence[tuple[Conversation, Sequence[bool]]]
     ) -> Iterator[list[Sample] | Reject | PackError]:
-        """Yield the samples of each conversation, or what `samples` raises for it. Many are rendered at once."""
+        """Yield the samples of each conversation, or the error that `samples` raises.
+
+        Many conversations are rendered at once.
+        """
         return results_of([self._steps(*each) for each in conversations], self._renderer)
 
     def _steps(self, conversation: Conversation, trained: Sequence[bool]) -> Steps:
-        """Yield what is to be rendered, expect its rendering, and return the samples."""
+        """Yield jobs and pieces, receive the results, and return the samples."""
         if conversation.messages[0].role == "text":
             return [Sample(plain_text(conversation, trained, self.encoder))]
         conversation, trained, added = self.adjust.of(conversation, trained)
         if any(message.tool_calls and message.reasoning for message in conversation.messages):
-            _ = self._reasons_before_calls  # which is tried now, before answers to many conversations are on their way
+            _ = self._reasons_before_calls  # tried now, because the renderer is busy later
         composed = yield from self._composed(conversation, trained)
         if composed and not composed.is_compared:
             return _of_data(composed.samples, added)
@@ -150,7 +156,10 @@ class JinjaTemplate(Template):
         return _of_data(samples, added)
 
     def _composed(self, conversation: Conversation, trained: Sequence[bool]) -> Composing:
-        """Return the samples of a conversation if they can be composed (see `composer`), else None."""
+        """Return the samples of a conversation, or None if they cannot be composed.
+
+        See `composer`.
+        """
         apart = None if self._all else self._separate(conversation)
         if apart is None or (self._call_form and self._call_form[1]):
             return None
@@ -186,7 +195,7 @@ class JinjaTemplate(Template):
         return samples
 
     def _filled(self, job: Job, broken: Broken) -> Job:
-        """Return a job with the messages and tools of a conversation, as the template expects them."""
+        """Return a job with messages and tools in the form that the template expects."""
         messages = [*map(in_parts, broken.messages)] if self._reads_parts else broken.messages
         return job._replace(messages=messages, tools=broken.tools)
 
@@ -198,10 +207,11 @@ class JinjaTemplate(Template):
     def _require_own_controls(
         self, found: list[list[str]], job: Job, conversation: Conversation
     ) -> Generator[Job, Rendering, None]:
-        """Check that the template wrote every control token itself, instead of making it of a text (see `neutral`).
+        """Check that the template wrote every control token itself.
 
-        `found` are those of the whole rendering, and of each sample that is not the whole. Nearly always, those of an
-        earlier conversation with the same messages show it.
+        Raises Reject if the template turned a text of the conversation into a control token (see `neutral`). `found`
+        has the control strings of the whole rendering, and of each sample that is not the whole conversation. Comparing
+        them with an earlier conversation of the same structure is nearly always enough.
         """
         alike = (
             job.method,
@@ -215,12 +225,12 @@ class JinjaTemplate(Template):
         if not self._neutral.has(job.messages, job.tools):
             broken = self._broken(conversation, self._neutral.of)
             neutral_job = self._filled(job, broken)
-            if neutral_job != job:  # else, no text has what a control string consists of
+            if neutral_job != job:  # otherwise, no text has a character of a control string
                 neutral = yield neutral_job
                 expected = self._controls_of(neutral, broken.breaker)
         if len(self._known_controls) < MOST_KNOWN:
             self._known_controls.setdefault(alike, expected)
-        # A template may make one sample of these texts and several of neutral ones.
+        # There may be one sample for these texts, and several samples for neutral texts.
         pairs = zip(found, expected, strict=True) if len(found) == len(expected) else [(found[0], expected[0])]
         for forged in chain(*(Counter(one) - Counter(other) for one, other in pairs)):
             raise Reject(
@@ -229,7 +239,7 @@ class JinjaTemplate(Template):
             )
 
     def _controls_of(self, rendering: Rendering, breaker: str) -> list[list[str]]:
-        """Return the control strings of a rendering, as `_require_own_controls` expects them."""
+        """Return the control strings of a whole rendering and of each sample of one turn."""
         texts = [rendering.text, *(text for text, _, turn, _ in rendering.samples if turn is not None)]
         return [[string for _, string, _ in self._splitter.controls_in(text, breaker)] for text in texts]
 
@@ -242,7 +252,10 @@ class JinjaTemplate(Template):
         breaker: str,
         later: list[tuple[str, str]] | None = None,
     ) -> list[Sample]:
-        """Return the samples that were located, after checking them; `later` as in `_require_written`."""
+        """Check the located samples and return them as spans.
+
+        `later` is passed to `_require_written`.
+        """
         found = []
         for text, ranges, turn, _ in rendering.samples:
             if turn is None and marked is not None:
@@ -254,7 +267,10 @@ class JinjaTemplate(Template):
         return found
 
     def separate(self, conversation: Conversation) -> Conversation | None:
-        """Return a conversation with its reasoning where this template reads it; None if it must be rendered."""
+        """Return a conversation with its reasoning where this template reads it.
+
+        Return None if the conversation must be rendered.
+        """
         return separated(conversation) if self.adjust.drop_reasoning else self._separate(conversation)
 
     def _separate(self, conversation: Conversation) -> Conversation | None:
@@ -263,11 +279,14 @@ class JinjaTemplate(Template):
         return None if any(message.reasoning for message in conversation.messages) else conversation
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
-        """Return the samples of a conversation of placeholders, if the template only writes and tests its values."""
+        """Return the samples of a conversation of placeholders.
+
+        Return None if the template does more with the placeholders than write and test them.
+        """
         if self._all or conversation.messages[0].role == "text":
             return None
         conversation, trained, added = self.adjust.of(conversation, trained)
-        if self._call_form and self._call_form[1]:  # arguments as text
+        if self._call_form and self._call_form[1]:  # the template reads arguments as text
             calls = [call for message in conversation.messages for call in message.tool_calls]
             if not all(is_placeholder(call.arguments) for call in calls):
                 return None
@@ -277,7 +296,7 @@ class JinjaTemplate(Template):
         rendering, strips = self._traced(broken, turns, self._turns)
         heads = self._heads(rendering, breaker) if self._turns == "auto" else []
         edges = Edges(heads or [], self._boundary)
-        if edges.reached:  # as in `samples`
+        if edges.reached:  # like `samples`
             rendering, strips = self._traced(broken, turns, "apart")
         if (
             heads is None
@@ -290,7 +309,10 @@ class JinjaTemplate(Template):
     def _outlined(
         self, placeholders: Conversation, trained: Sequence[bool], method: Turns, values: Sequence[Any]
     ) -> Generator[Job, Rendering | None, Outlined | None]:
-        """Return samples of placeholders with gaps for pieces, if the template only writes and tests its values."""
+        """Return the samples of placeholders with gaps for pieces.
+
+        Return None if the template does more with the placeholders than write and test them.
+        """
         turns = [k for k, flag in enumerate(trained) if flag]
         broken = self._broken(placeholders)
         job = self._filled(Job([], None, self._marked, turns, method, "pieces", values), broken)
@@ -298,7 +320,7 @@ class JinjaTemplate(Template):
         later: list[tuple[str, str]] = []
         try:
             found = rendering and self._samples_of_placeholders(rendering, placeholders, turns, trained, broken, later)
-        except (Reject, DataError):  # the conversations themselves will say why
+        except (Reject, DataError):  # rendering the conversations reports the reason
             return None
         if not rendering or not found:
             return None
@@ -316,7 +338,10 @@ class JinjaTemplate(Template):
         broken: Broken,
         later: list[tuple[str, str]] | None = None,
     ) -> tuple[list[Sample], list[list[Any]], bool] | None:
-        """Return samples, what was traced, and whether reasoning in a content matters."""
+        """Return the samples, the traced tests, and whether reasoning in contents matters.
+
+        Return None if turns cannot be located, or if the trace is closed.
+        """
         if rendering.lost or rendering.unusual is None:
             return None
         turns, trained = _prompted(rendering, turns, trained)
@@ -327,17 +352,20 @@ class JinjaTemplate(Template):
         return samples, rendering.unusual, inline
 
     def _traced(self, broken: Broken, turns: list[int], method: Turns) -> tuple[Rendering, bool]:
-        """Return the rendering of placeholders, and whether white space around some values is stripped."""
+        """Return a rendering of placeholders, and whether some white space is stripped."""
         job = self._filled(Job([], None, self._marked, turns, method, "spaced"), broken)
         rendering = self._renderer.render(job)
         if not (rendering.unusual and rendering.unusual[3]) and _has_all_space(rendering):
             return rendering, False
-        # Only if it strips every value, wherever it is, do values with and without white space become the same.
+        # Values with and without white space are rendered the same only if the template strips every value everywhere.
         other = self._renderer.render(job._replace(trace="bare"))
         return other, other != rendering
 
     def _heads(self, rendering: Rendering, breaker: str) -> list[Head] | None:
-        """Return the starts of trained turns that `_is_read_alike` looks at; None if a value there is JSON."""
+        """Return the starts of trained turns that `_is_read_alike` checks.
+
+        Return None if one of them has a value as JSON.
+        """
         heads: list[Head] = []
         for tail, turn in self._inner_turns(rendering, breaker):
             gap = GAP.search(turn)
@@ -351,9 +379,10 @@ class JinjaTemplate(Template):
         return heads
 
     def _inner_turns(self, rendering: Rendering, breaker: str) -> Iterator[tuple[str, str]]:
-        """Yield trained turns that later prompts contain: the text before, from the last control token on, and after.
+        """Yield the text before and in each trained turn that later prompts contain.
 
-        What follows the first control token of a turn is left out.
+        The first text starts after the last control token before the turn. The second text ends with the first control
+        token of the turn.
         """
         controls = self.encoder.control_pattern
         for text, ranges, turn, _ in rendering.samples:
@@ -364,7 +393,7 @@ class JinjaTemplate(Template):
                 yield tail.replace(breaker, ""), written.replace(breaker, "")
 
     def _without(self, rendering: Rendering) -> Ranges:
-        """Return the ranges between the located turns, which are all but them."""
+        """Return the ranges outside the located turns."""
         text, [(_, ranges, _, _)] = rendering.text, rendering.samples
         edges = [0, *chain(*((start, self._without_space(text, start, stop)) for start, stop in ranges)), len(text)]
         return list(zip(edges[::2], edges[1::2], strict=True))
@@ -388,11 +417,14 @@ class JinjaTemplate(Template):
                         written["function"]["arguments"] = call.arguments
         return found
 
-    # How this template reads what templates read differently
+    # Differences between templates, found by trial renderings
 
     @cached_property
     def _reads_parts(self) -> bool:
-        """Return whether the template writes contents only if they are lists of parts, as for images."""
+        """Return whether the template writes contents only if they are lists of parts.
+
+        Messages with images have such contents.
+        """
         answer, other = ({"role": "assistant", "content": content} for content in ("a-n-s-w-e-r", "o-t-h-e-r-s"))
         if self._text_of(_QUESTION, answer) != self._text_of(_QUESTION, other):
             return False
@@ -400,21 +432,25 @@ class JinjaTemplate(Template):
 
     @cached_property
     def _reasoning_form(self) -> ReasoningForm:
-        """Return how the template reads reasoning: it is rendered with each, and must write it."""
+        """Return the form in which the template reads reasoning.
+
+        The template is rendered with each form, and must write the reasoning.
+        """
         for form in (ReasoningForm.FIELD, ReasoningForm.INLINE):
             if form is ReasoningForm.INLINE and not _READS_INLINE.search(self._source):
-                continue  # it would write it as any other content
+                continue  # it would write the reasoning like any other content
             answer = with_reasoning({"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}, form)
             if "r-e-a-s-o-n" in self._trial(answer):
                 return form
-        # Some prompts open the reasoning, and the template leaves it out of the turn: see `locate`.
+        # Some prompts open the reasoning, and the template leaves the reasoning out of the turn (see `locate`).
         return ReasoningForm.FIELD if _READS_INLINE.search(self._source) else ReasoningForm.NONE
 
     @cached_property
     def _call_form(self) -> tuple[bool, bool] | None:
-        """Return whether the template writes calls only if the content is null, and only if arguments are JSON text.
+        """Return the form in which the template writes tool calls.
 
-        None: it writes none.
+        The two flags are true if the content must be null, and if arguments must be JSON text. Return None if the
+        template writes no calls.
         """
         arguments = {"a": "b"}
         parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"]}
@@ -428,7 +464,10 @@ class JinjaTemplate(Template):
 
     @cached_property
     def _reasons_before_calls(self) -> bool:
-        """Return whether the template writes reasoning in turns with calls, although it writes none in other turns."""
+        """Return whether the template writes reasoning in turns with calls.
+
+        Some templates write reasoning only in such turns.
+        """
         null_content, text_arguments = self._call_form or (False, False)
         function = {"name": "t-o-o-l", "arguments": json.dumps({"a": "b"}) if text_arguments else {"a": "b"}}
         call = {"type": "function", "id": "callabcde", "function": function}
@@ -442,7 +481,7 @@ class JinjaTemplate(Template):
         return self._text_of(*(map(in_parts, messages) if self._reads_parts else messages), tools=tools)
 
     def _text_of(self, *messages: dict[str, Any], tools: Any = None) -> str:
-        """Return what the template writes of messages; nothing if it refuses them."""
+        """Return the rendering of messages; "" if the template refuses them."""
         try:
             return self._renderer.render(Job([*messages], tools, False, [], "others")).text
         except Reject:
@@ -461,7 +500,10 @@ class JinjaTemplate(Template):
         )
 
     def _marked_turns(self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]) -> Ranges | None:
-        """Return the ranges of the trained turns by {% generation %} blocks; None if the template has none."""
+        """Return the ranges of the trained turns according to {% generation %} blocks.
+
+        Return None if the template has no such blocks. Raises DataError if not every answer has one.
+        """
         if not self._marked:
             return None
         answers = [k for k, message in enumerate(conversation.messages) if message.role == "assistant"]
@@ -488,8 +530,8 @@ class JinjaTemplate(Template):
     ) -> None:
         """Check that the template wrote a turn, its reasoning, and its calls.
 
-        What it never writes may be in the answer by chance, so the texts alone do not decide. Placeholders that pieces
-        may write are added to `later`, with the answer.
+        A text that the template never writes may be in the answer by chance, so finding it is not enough. If `later` is
+        given, placeholders that pieces may write are added to it, with the answer. Raises Reject or DataError.
         """
         said = self.encoder.control_pattern.sub("", answer)
         if message.content.strip() and not said.strip():
@@ -521,15 +563,15 @@ class JinjaTemplate(Template):
                 )
 
     def _is_read_alike(self, rendering: Rendering, breaker: str) -> bool:
-        """Return whether tokens of the prompts do not depend on where a trained turn starts.
+        """Return whether trained turns and later prompts have the same tokens.
 
-        A turn is encoded from its own start, as the model writes it; later prompts are encoded as a whole.
+        A turn is encoded from its own start, as the model writes it. Later prompts are encoded as a whole.
         """
         return self._boundary.splits_all(
             (self._boundary.tail(text[:start].replace(breaker, "")), text[start:stop].replace(breaker, ""))
             for text, ranges, turn, _ in rendering.samples
             if turn is None
-            for start, stop in ranges[:-1]  # which later prompts contain
+            for start, stop in ranges[:-1]  # later prompts contain these turns
         )
 
     def _without_space(self, text: str, start: int, stop: int) -> int:
@@ -539,12 +581,18 @@ class JinjaTemplate(Template):
 
 
 def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -> tuple[list[int], Sequence[bool]]:
-    """Return the turns that models write, and flags of them: one without a prompt is context, such as a greeting."""
+    """Return the turns that models write, and the flags of all messages.
+
+    A first turn without a prompt, such as a greeting, is context.
+    """
     return (turns[1:], [False, *trained[1:]]) if rendering.unprompted else (turns, trained)
 
 
 def _of_data(samples: list[Sample], added: int) -> list[Sample]:
-    """Return samples with the numbers that their turns have in the data, without messages that were added before."""
+    """Return samples with the message indices of the data.
+
+    `added` is the number of messages that were added at the start.
+    """
     return [Sample(spans, None if turn is None else turn - added) for spans, turn in samples] if added else samples
 
 

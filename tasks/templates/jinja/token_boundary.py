@@ -1,7 +1,7 @@
-"""Decide whether a token could reach over the place where a trained turn begins.
+"""Decide whether a token could cross the start of a trained turn.
 
-A turn is encoded from its own start, as the model writes it; later prompts are encoded as a whole. Both are the same
-only if no token reaches from the text before the turn into the turn.
+A turn is encoded from its own start, as the model writes it. Later prompts are encoded as a whole. Both have the same
+tokens only if no token crosses from the text before the turn into the turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.encoders.encoder import Encoder
 
-# Characters that are looked at after a boundary, if no control token comes before.
+# Number of characters after a boundary that matter, if there is no control token among them.
 _HEAD = 32
 
 # The maximum number of boundaries that are remembered.
@@ -21,23 +21,23 @@ _MOST_KNOWN = 1 << 14
 
 
 class TokenBoundary:
-    """The boundaries of an encoder's tokens between two texts."""
+    """Check for boundaries of an encoder's tokens between two texts."""
 
     def __init__(self, encoder: Encoder):
         self._encoder = encoder
         self._known: dict[tuple[str, str], bool] = {}
 
     def tail(self, before: str) -> str:
-        """Return the end of a text, from its last control token on."""
+        """Return the last characters of a text after its last control token."""
         ends = self._encoder.control_pattern.finditer(before, max(0, len(before) - 64))
         return before[max((match.end() for match in ends), default=0) :][-32:]
 
     def splits(self, tail: str, after: str) -> bool:
-        """Return whether no token would reach from the end of one text, its `tail`, into the text after it."""
+        """Return whether no token crosses from `tail`, the end of a text, into `after`."""
         return self.splits_all([(tail, after)])
 
     def splits_all(self, pairs: Iterable[tuple[str, str]]) -> bool:
-        """Return what `splits` returns for all pairs of a tail and the text after it."""
+        """Return whether no token crosses from a tail into the text after it, in any pair."""
         keys = [key for tail, after in pairs if (key := self._key(tail, after))]
         if new := [key for key in dict.fromkeys(keys) if key not in self._known]:
             if len(self._known) + len(new) > _MOST_KNOWN:
@@ -50,7 +50,10 @@ class TokenBoundary:
         return all(self._known[key] for key in keys)
 
     def _key(self, tail: str, after: str) -> tuple[str, str] | None:
-        """Return the tail and what matters of the text after it; None if no token can reach into it."""
+        """Return the tail and the relevant start of the text after it.
+
+        Return None if no token can cross the boundary.
+        """
         if not tail or not after or self._encoder.leading_space != "none":
             return None
         match = self._encoder.control_pattern.search(after, 0, 64)
@@ -62,11 +65,14 @@ class TokenBoundary:
         return tail, head
 
     def is_complete(self, after: str) -> bool:
-        """Return whether more text after this one changes nothing."""
+        """Return whether further text after this text cannot change the result."""
         return len(after) >= 64 or self._encoder.control_pattern.search(after, 0, 64) is not None
 
     @cached_property
     def _newlines_end_tokens(self) -> bool:
-        """Return whether only white space follows a line end within a token: then none reaches into a word after it."""
+        """Return whether only white space follows a line end within a token.
+
+        In this case, no token crosses from a line end into the word after it.
+        """
         pieces = map(self._encoder.token_bytes, range(self._encoder.vocab_size))
         return not any(piece.rpartition(b"\n")[2].strip() for piece in pieces if b"\n" in piece)

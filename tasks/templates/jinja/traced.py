@@ -1,13 +1,14 @@
-"""Record what a template does to the values of a conversation, by rendering placeholders that watch it.
+"""Record the operations of a template on the values of a conversation.
 
     {{ '<|im_start|>user\\n' + message.content }}     written only: the same for every content
     {{ tool_call.arguments | tojson }}               written as JSON: the same for all arguments
     {% if '</think>' in message.content %}           a test, which fails for contents without '</think>'
     {{ message.content | upper }}                    anything else: every content must be rendered
 
-If a template only writes values and tests them, values that no test finds anything in can be filled into the rendering
-of the placeholders. `Trace` collects the tests. A placeholder keeps its trace when it is joined with other text; then
-any test of the whole ends the trace, because the other text takes part in it.
+The template renders placeholders that record its operations. If it only writes and tests values, values that fail all
+tests can be filled into the rendering of the placeholders. `Trace` collects the tests. A placeholder keeps its trace
+when it is joined with other text. Most tests of the joined text end the trace, because they also depend on the other
+text.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from markupsafe import Markup
 from tasks.templates.jinja.environment import to_json
 from tasks.templates.placeholders import GAP
 
-# Filters that call methods of a text, which `Traced` records, or that do not join texts to a new one.
+# Filters that call methods of a text, which `Traced` records, or that do not join texts.
 _SAFE_FILTERS = {
     *("trim", "string", "list", "selectattr", "rejectattr", "default", "d", "items"),
     *("first", "last", "int", "replace", "upper", "lower", "capitalize", "title", "dictsort", "sort", "map", "reject"),
@@ -33,29 +34,31 @@ _SAFE_FILTERS = {
 _PLACEHOLDER = re.compile("\v?\0(\\d+)\0\v?")
 _BARE_PLACEHOLDER = re.compile("\v?\0\\d+\0\v?")
 
-# A placeholder for an object; the same as JSON text, for templates that read arguments so; one written as JSON.
+# A placeholder for an object, an object as JSON text (for templates that read arguments as text), and a placeholder
+# that is written as JSON.
 _OBJECT = re.compile("\0(\\d+)\0")
 _OBJECT_TEXT = re.compile(r'\{"\\u0000(\d+)\\u0000": ?0\}')
 _WRITTEN = re.compile(r'"((?:\\u000b)?)\\u0000(\d+)\\u0000(?:\\u000b)?"')
 
-# A gap for what a piece writes or, by its index, a text that it sets; whether white space on its left and right is
-# stripped.
+# A gap for the text that a piece writes or, with an index, for a text that it sets. "l" and "r" mean that white space
+# on its left and right is stripped.
 GAP_OF_PIECE = re.compile("\0p(\\d+)(?:\\.(\\d+))?(l?)(r?)\0")
 ANY_GAP = re.compile(f"{GAP.pattern}|{GAP_OF_PIECE.pattern}")
 _STARTS_WITH_PIECE = re.compile("\\A\0p([\\d.]+)(r?)\0")
 _ENDS_WITH_PIECE = re.compile("\0p([\\d.]+)(l?)\0\\Z")
 
-# What `strip` removes without an argument.
+# Characters that `strip` removes without an argument.
 _SPACE = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
 
 Format = list[Any]  # the arguments of `to_json`
 
 
 class Trace:
-    """What was tested: values with one of `needles`, or that start or end with one of these characters, are unusual.
+    """Tests and JSON formats that a template applies to values.
 
-    `formats` are those in which values were written as JSON. `open` is False once a template did anything else to a
-    value. `last` is the one that is recorded.
+    A value is unusual if it contains one of `needles`, or starts or ends with a character of `starts` or `ends`.
+    `formats` are the formats in which values are written as JSON. `open` is False once the template did anything else
+    with a value. `last` is the trace that is being recorded.
     """
 
     last: Trace | None = None
@@ -70,15 +73,16 @@ class Trace:
         self.formats: list[Format] = []
 
     def result(self) -> list[list[Any]] | None:
-        """Return the needles, first characters, and last characters of unusual values; None if all are unusual.
+        """Return the recorded tests and formats; None if all values are unusual.
 
-        The fourth list is empty if no value is stripped on both sides; the last one has the formats.
+        The lists are the needles, the first characters, and the last characters of unusual values, a list that is empty
+        if no value is stripped on both sides, and the formats.
         """
         found = (self.needles, self.starts, self.ends, self.strips)
         return [*(sorted(each) for each in found), self.formats] if self.open else None
 
     def as_json(self, value: Any, form: Format) -> str:
-        """Return a value that is or contains placeholders as JSON, with gaps."""
+        """Return JSON with gaps for a value that is or contains placeholders."""
         if form[1] is not None and not isinstance(value, Traced | TracedObject):
             self.open = False  # the indentation of an inner value depends on its place
         if form not in self.formats:
@@ -92,7 +96,7 @@ class Trace:
 
 
 class Traced(str):
-    """A placeholder, or a text that contains one."""
+    """A placeholder, or a text that contains a placeholder."""
 
     trace: Trace
 
@@ -134,7 +138,7 @@ class Traced(str):
 
     def _require_no_markup(self, other: object) -> None:
         if isinstance(self, _TracedMarkup) or isinstance(other, Markup | _TracedMarkup):
-            self._close()  # what is not safe would be escaped for HTML
+            self._close()  # text that is not safe would be escaped for HTML
 
     def __bool__(self) -> bool:
         return True  # a blank content is never filled in
@@ -147,7 +151,7 @@ class Traced(str):
     def _has(self, needle: object, every: bool = False) -> bool:
         """Return whether the text around placeholders has `needle`.
 
-        If not, or to find `every` one, a test is recorded, which placeholders fail.
+        If it does not, or if `every` occurrence matters, a test is recorded that placeholders fail.
         """
         if not isinstance(needle, str) or isinstance(needle, Traced) or not needle or set(needle) & set("\v\0"):
             self._close()
@@ -159,7 +163,7 @@ class Traced(str):
             ends = any(text.endswith(needle[:k]) for text in around[:-1] for k in parts)
             starts = any(text.startswith(needle[k:]) for text in around[1:] for k in parts)
             if ends or starts or any("\0" in text for text in around):
-                self._close()  # with a value between them, or of a piece, there may be another one
+                self._close()  # a value or piece may complete the needle
             self.trace.needles.add(needle)
         return found
 
@@ -227,7 +231,7 @@ class Traced(str):
         self._close()
         return str.__len__(self)
 
-    def __repr__(self) -> str:  # of an object that contains it
+    def __repr__(self) -> str:  # called for an object that contains it
         self._close()
         return str.__repr__(self)
 
@@ -241,11 +245,14 @@ _RECORDED = {
 
 
 class _TracedMarkup(Traced):
-    """What the filter `safe` makes of a text with a placeholder."""
+    """A text with a placeholder, after the filter `safe`."""
 
 
 class _Markup(Markup):
-    """What the filter `safe` makes of any other text: what is joined with it is escaped."""
+    """Any other text, after the filter `safe`.
+
+    Text that is joined with it is escaped.
+    """
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, Traced):
@@ -268,7 +275,7 @@ def _safe(value: Any) -> Any:
 
 
 class _TracedDict(dict[str, Any]):
-    """An object that watches what is asked of it: only `allowed` attributes keep the trace open."""
+    """An object whose trace ends with any access except to `allowed` attributes."""
 
     trace: Trace
     allowed: tuple[str, ...] = ()
@@ -292,7 +299,7 @@ class _TracedDict(dict[str, Any]):
 
 
 class TracedObject(_TracedDict):
-    """A placeholder for an object that is not empty. It can only be written as JSON."""
+    """A placeholder for a nonempty object, which can only be written as JSON."""
 
     allowed = ("number",)
     number: int
@@ -310,7 +317,10 @@ class TracedObject(_TracedDict):
 
 
 class TracedKeys(_TracedDict):
-    """An object whose keys are placeholders: a template may go through it, but not ask for one of its keys."""
+    """An object whose keys are placeholders.
+
+    A template may iterate over it. A lookup of any other key ends the trace.
+    """
 
     allowed = ("items", "keys", "values")
 
@@ -325,7 +335,7 @@ class TracedKeys(_TracedDict):
 
 
 def _trace_of(value: Any) -> Trace | None:
-    """Return the trace of a placeholder within a value."""
+    """Return the trace of the first placeholder in a value."""
     if isinstance(value, Traced | TracedObject):
         return value.trace
     if isinstance(value, _Length):
@@ -358,7 +368,7 @@ def _to_json(
 
 
 def _joined(texts: Iterable[Any]) -> str:
-    """Join texts; the result is traced if one of them is."""
+    """Join texts; the result is traced if one of the texts is."""
     texts = [text if isinstance(text, str) else str(text) for text in texts]
     trace = next((text.trace for text in texts if isinstance(text, Traced)), None)
     whole = "".join(texts)
@@ -366,7 +376,7 @@ def _joined(texts: Iterable[Any]) -> str:
 
 
 def _join(values: Iterable[Any], between: str = "", attribute: Any = None) -> str:
-    """Join values as Jinja's filter does, without its attributes."""
+    """Join values like Jinja's filter, but without its argument `attribute`."""
     texts = list(values)
     if attribute is not None:
         raise TypeError("join by attribute is not traced")
@@ -374,7 +384,7 @@ def _join(values: Iterable[Any], between: str = "", attribute: Any = None) -> st
 
 
 class _Length(int):
-    """The length of a text with a placeholder: above zero, and otherwise unknown."""
+    """The length of a text with a placeholder, which is positive and unknown."""
 
     trace: Trace
 
@@ -432,7 +442,10 @@ def _length(value: Any) -> int:
 
 
 def prepare_tracing(environment: Environment) -> None:
-    """Make an environment keep traces where it joins texts. It changes Jinja itself: for a child process only."""
+    """Make an environment keep traces when it joins texts.
+
+    This changes Jinja itself, so it must be called in a child process only.
+    """
     environment.concat = _joined  # type: ignore[method-assign]
     jinja2.runtime.str_join = _joined  # type: ignore[assignment]
     filters: dict[str, Any] = environment.filters
@@ -453,7 +466,10 @@ def can_be_traced(environment: Environment, source: str) -> bool:
 
 
 def traced(value: Any, trace: Trace, spaced: bool) -> Any:
-    """Return messages or tools whose placeholders are traced; `spaced` puts white space around them."""
+    """Return messages or tools with traced placeholders.
+
+    `spaced` puts white space around the placeholders.
+    """
     if isinstance(value, str):
         found = _PLACEHOLDER.fullmatch(value) or _OBJECT_TEXT.fullmatch(value)
         if found:

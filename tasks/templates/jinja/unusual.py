@@ -9,21 +9,26 @@ from tasks.templates.jinja.locate import MARKER
 from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.placeholders import GAP
 
-# What a marker around reasoning starts with.
+# First characters of the markers around reasoning.
 _FIRST = "<["
 
 
 class Head(NamedTuple):
-    """The start of a trained turn: the text before it, from the last control token on, and what follows, with gaps."""
+    """The start of a trained turn.
+
+    `tail` is the text before the turn, after the last control token. `written` is the start of the turn itself. Both
+    may have gaps.
+    """
 
     tail: str
     written: str
 
 
 class Edges:
-    """Where the trained turns of a whole conversation start, if it is one sample.
+    """The starts of trained turns in a conversation that is one sample.
 
-    `reached`: a token reaches into a turn, if values are words. Then each turn is a sample of its own.
+    `reached` is true if a token crosses into a turn when all values are words. In this case, each turn is a separate
+    sample.
     """
 
     def __init__(self, heads: Sequence[Head], boundary: TokenBoundary):
@@ -34,7 +39,7 @@ class Edges:
         self._heads = [] if always else [head for head in heads if head not in fixed]
 
     def are_usual(self, values: Sequence[str]) -> bool:
-        """Return whether conversations with these values are rendered as those with words."""
+        """Return whether these values lead to the same division into samples as words."""
         if not self._heads:
             return True
         if any(values[int(gap[1])][0].isspace() for head in self._heads for gap in GAP.finditer(head.written)):
@@ -53,10 +58,11 @@ def _filled(text: str, value: Callable[[int], str]) -> str:
 
 
 class Unusual:
-    """Contents that a template treats differently, by what `Trace` recorded.
+    """Test for contents that a template may treat differently from placeholders.
 
-    `strips`: the template strips white space around some contents. `inline`: reasoning in a content is given to it in
-    another form, or matters where a turn is located. `edges`: where turns start, unless that is looked at later.
+    `tests` are recorded by a `Trace`. `strips` is true if the template strips white space around some contents.
+    `inline` is true if the template gets reasoning in a content in another form, or if such reasoning matters for
+    locating turns. `edges` has the starts of turns, or is None if they are checked later.
     """
 
     def __init__(
@@ -74,8 +80,8 @@ class Unusual:
         self._edges = edges
 
     def __call__(self, contents: Sequence[str]) -> bool:
-        """Return whether one of the contents, none of which is blank, is unusual."""
-        joined = "\0".join(contents)  # which no needle contains
+        """Return whether one of these nonblank contents is unusual."""
+        joined = "\0".join(contents)  # no needle contains NUL
         if any(needle in joined for needle in self._needles):
             return True
         if self._inline and any(

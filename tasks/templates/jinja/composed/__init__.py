@@ -1,4 +1,7 @@
-"""In: a conversation to render. Out: its samples, composed of those of placeholders and of pieces.
+"""Compose the samples of a conversation from samples of placeholders and pieces.
 
-A piece is what a loop or a macro of the template writes of a few values, such as the arguments of a call.
+In:  a conversation to render.
+Out: its samples.
+
+A piece is the text that a loop or a macro of the template writes for a few values, such as the arguments of a call.
 """

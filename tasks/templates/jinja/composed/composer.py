@@ -1,7 +1,9 @@
-"""Compose the samples of conversations whose shape was seen before; all others are rendered.
+"""Compose the samples of conversations whose shape was seen before.
 
 conversation ─shape_of─▶ shape ──second time──▶ Composition
                     └──▶ values ─────────────────┴─▶ pieces that are not known yet ─sandbox─▶ samples
+
+All other conversations are rendered.
 """
 
 from __future__ import annotations
@@ -20,28 +22,34 @@ from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.placeholders import COMPARED, ConversationShape, blank, shape_of
 from tasks.templates.spans import Sample, Span, Turns
 
-# The maximum number of shapes, and of texts between gaps of one shape and of all.
+# The maximum number of shapes, and of texts between gaps in one shape and in all shapes.
 MOST_SHAPES = 1024
 TEXTS_OF_SHAPE, TEXTS_OF_ALL = 1 << 14, 1 << 20
 
-# Conversations with more trained turns are rendered: the sandbox refuses those that take too much work.
+# Conversations with more trained turns are rendered, so that the sandbox can refuse them if they take too much work.
 MOST_TURNS = 100
 
 
 class Composed(NamedTuple):
-    """The samples of a conversation, and whether they are to be compared with its rendering."""
+    """Composed samples of a conversation.
+
+    `is_compared` is true if they are to be compared with its rendering.
+    """
 
     samples: list[Sample]
     is_compared: bool
 
 
 Composing = Generator[Job | Pieces, Any, Composed | None]
-# Of placeholders, the flags of trained turns, how they are located, and the values of a conversation of their shape.
+# Arguments: placeholders, flags of trained turns, method of locating them, and values of a conversation of this shape.
 Outlining = Callable[[Conversation, Sequence[bool], Turns, Sequence[Any]], Generator[Job, Any, Outlined | None]]
 
 
 class Composer:
-    """Compose the samples of one template, which `outlining` renders placeholders with."""
+    """Compose the samples of one template.
+
+    `outlining` renders placeholders with the template.
+    """
 
     def __init__(
         self,
@@ -54,14 +62,17 @@ class Composer:
     ):
         self._controls = controls
         self._pieces, self._boundary, self._turns, self._outlining = pieces, boundary, turns, outlining
-        # Control tokens that absorb white space may absorb that of a value.
+        # Control tokens that absorb white space may absorb white space of a value.
         self._composes = not encoder.strips_left and not encoder.strips_right
         self._compositions: dict[tuple[ConversationShape, str], Composition | None] = {}
         self._seen: set[int] = set()  # hashes of shapes
         self._texts = 0
 
     def compose(self, conversation: Conversation, trained: Sequence[bool]) -> Composing:
-        """Yield what is to be written, and return the samples; None if the conversation must be rendered."""
+        """Yield jobs and pieces, receive the results, and return composed samples.
+
+        Return None if the conversation must be rendered.
+        """
         if not self._composes or sum(trained) > MOST_TURNS:
             return None
         found = shape_of(conversation, trained)
@@ -92,7 +103,10 @@ class Composer:
     def _composition(
         self, shape: ConversationShape, method: Turns, values: Sequence[str]
     ) -> Generator[Job, Any, Composition | None]:
-        """Return the composition of a shape; None if its conversations are to be rendered, such as the first one."""
+        """Return the composition of a shape; None if the conversation must be rendered.
+
+        The first conversation of a shape is always rendered.
+        """
         key = shape, method
         if key in self._compositions:
             return self._compositions[key]

@@ -1,12 +1,12 @@
-"""Compose the samples of a conversation of the samples of placeholders, its values, and pieces.
+"""Compose the samples of a conversation from placeholders, values, and pieces.
 
     samples of placeholders   <|im_start|> "assistant\\n<function=␀5␀>␀p0␀</function>" <|im_end|>   once for each shape
     its values, and pieces    "get_weather"    "<parameter=city>Oslo</parameter>"                 of this conversation
 
-Conversations that are read key by key rarely have the same arguments and tools, so that they cannot be filled in whole
-(see `frames`). Their shapes are the same all the same: roles, and which of them have calls. The turns of the
-placeholders were located and their control tokens found, so those of the conversation are: its values are filled in as
-they are, and nothing is searched for control tokens again.
+If a template reads arguments and tools key by key, whole conversations cannot be filled in, because they rarely have
+the same arguments and tools (see `frames`). But they often have the same shape: roles, and which messages have calls.
+The turns and control tokens of the placeholders are known, and so are the turns and control tokens of the conversation.
+Its values are filled in unchanged, and no text is searched for control tokens again.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ from tasks.templates.jinja.unusual import Head, Unusual
 from tasks.templates.placeholders import GAP, as_json, can_be_filled
 from tasks.templates.spans import TEXT, Sample, Span
 
-# Longer conversations are rendered: broken control strings count as text there, and make it a few times as long.
+# Longer conversations are rendered, because a rendering may exceed its limit: broken control strings make it a few
+# times as long.
 MOST_CHARACTERS = limits.MOST_CHARACTERS // 32
 
-# Literals and gaps, in turn.
+# Literals and gaps, alternating.
 _Parts = tuple[str, ...]
 
 
 class Outlined(NamedTuple):
-    """Samples of placeholders with gaps for pieces, and where trained turns start that later prompts contain."""
+    """Samples of placeholders with gaps for pieces.
+
+    `heads` are the starts of trained turns that later prompts contain.
+    """
 
     samples: list[Sample]
     heads: list[Head]
@@ -45,10 +49,13 @@ class Outlined(NamedTuple):
 
 
 class Composition:
-    """The samples of all conversations of a shape. `objects` are the numbers of the values that are JSON."""
+    """The samples of all conversations with one shape.
+
+    `objects` are the indices of the values that are JSON.
+    """
 
     def __init__(self, outlined: Outlined, objects: frozenset[int], controls: Mapping[tuple[str, bool], Span]):
-        """Raises ValueError if conversations cannot be composed."""
+        """Raise ValueError if conversations of this shape cannot be composed."""
         samples, heads, self._unusual, self._formats, pieces, later, self._parting = outlined
         self.objects, self._controls = objects, controls
         self.pieces = [PieceForm(expected, objects) for expected in pieces]
@@ -67,7 +74,7 @@ class Composition:
         self.size = sum(len(runs) for runs, _ in self._samples) + sum(len(parts) for parts, _ in self._texts)
 
     def _runs_of(self, spans: Sequence[Span]) -> list[list[Span] | int]:
-        """Return runs of spans that are the same in all conversations, and numbers of texts with gaps."""
+        """Return runs of spans without gaps and indices of texts with gaps, alternating."""
         runs: list[list[Span] | int] = [[]]
         for span in spans:
             if "\0" in span.text:
@@ -78,7 +85,7 @@ class Composition:
         return runs
 
     def written(self, values: Sequence[str]) -> dict[str, str] | None:
-        """Return what is written of each value, by its gap; None if the conversation is to be rendered."""
+        """Return the text for each gap of a value; None if a value cannot be filled in."""
         if not can_be_filled(values, self.objects, self._unusual):
             return None
         written = {}
@@ -88,10 +95,11 @@ class Composition:
         return written
 
     def add_pieces(self, values: Sequence[str], written: dict[str, str], pieces: Sequence[Written | None]) -> bool:
-        """Add what pieces write, by its gap.
+        """Add the text for each gap of a piece.
 
-        Return whether they write and set something where they should, start differently from what other renderings have
-        in the same place, and write the values that only they can.
+        Return False if the conversation must be rendered: a piece does not write and set texts where it did for the
+        placeholders, it starts with the same text as another rendering in the same place, or the pieces of a turn do
+        not write the values that they should.
         """
         for form, piece in zip(self.pieces, pieces, strict=True):
             if piece is None or not piece.is_as_expected(form):
@@ -104,12 +112,12 @@ class Composition:
         return all(is_written(values[number], _plain(_filled(turn, written))) for number, turn in self._needed)
 
     def heads(self, written: Mapping[str, str]) -> list[Head]:
-        """Return the starts of the turns that later prompts contain."""
+        """Return the starts of the trained turns that later prompts contain."""
         found = [(_filled(tail, written), _filled(after, written)) for tail, after in self._heads]
         return [Head(tail.rpartition("\0")[2], _plain(after)) for tail, after in found]
 
     def samples(self, written: Mapping[str, str]) -> list[Sample] | None:
-        """Return the samples with what was written; None if they are too long."""
+        """Return the samples with their gaps filled; None if they are too long."""
         filled = [_filled(parts, written) for parts, _ in self._texts]
         if self._length + self._times * sum(map(len, filled)) > MOST_CHARACTERS:
             return None
@@ -123,7 +131,7 @@ class Composition:
         return found
 
     def _spans_of(self, text: str, trained: bool) -> list[Span]:
-        """Return the spans of a text, in which control strings have NUL around them."""
+        """Return the spans of a text with NUL around its control strings."""
         if "\0" not in text:
             return [Span(text, TEXT, trained, "")]
         parts = text.split("\0")
@@ -135,7 +143,10 @@ class Composition:
 
 
 def _cut(text: str) -> _Parts:
-    """Return the parts of a text. Raises ValueError if one is part of a gap: a turn begins or ends in a value."""
+    """Return the literals and gaps of a text, alternating.
+
+    Raises ValueError if the text has an incomplete gap, because a turn starts or ends within a value.
+    """
     parts = []
     end = 0
     for gap in ANY_GAP.finditer(text):

@@ -1,11 +1,11 @@
-"""Remember what pieces write, and ask for those that are not known.
+"""Remember the texts that pieces write, and request unknown pieces.
 
     [3, {"call": {"arguments": ␀7␀}}, {}]                     a piece of placeholders
     [3, {"call": {"arguments": {"city": "Oslo"}}}, {}]        as JSON, with this conversation's values, if they are new
-        ─sandbox─▶ "<parameter=city>Oslo</parameter>"         what it writes, cut at its control tokens
+        ─sandbox─▶ "<parameter=city>Oslo</parameter>"         the text that it writes, cut at its control tokens
 
-Control strings in the values are broken (see `breaker`), so a piece has none but those that the template writes. A
-piece that could have part of one, at an end, is not used.
+Control strings in the values are broken (see `breaker`), so the template wrote every intact control string in a piece.
+A piece that may start or end with part of a control string is not used.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from tasks.templates.jinja.splitter import Splitter
 # In JSON, a placeholder for an object or a text.
 _PLACEHOLDER = re.compile(r'\{"\\u0000(\d+)\\u0000":0\}|\\u0000(\d+)\\u0000')
 
-# The maximum number of characters of pieces that are remembered.
+# The maximum number of characters in all remembered pieces.
 MOST_REMEMBERED = 4 << 20
 
-# What a piece writes and sets; None if it fails.
+# The text that a piece writes, and the values that it sets; None if the piece fails.
 _Answer = tuple[str, State] | None
 
 
 class PieceForm:
-    """A piece of all conversations of a shape. `writes` and `sets` are what is expected of it (see `Expected`)."""
+    """A piece of all conversations with one shape.
+
+    `writes` and `sets` are its expected results (see `Expected`).
+    """
 
     def __init__(self, expected: Expected, objects: frozenset[int]):
         piece, self.writes, self.sets = expected
@@ -52,11 +55,11 @@ class PieceForm:
         self._objects = objects
 
     def key(self, values: Sequence[str]) -> tuple[str, ...]:
-        """Return what distinguishes this piece, with these values, from all others."""
+        """Return a key for this piece with these values."""
         return (self._form, *(values[number] for number in self.numbers))
 
     def filled(self, values: Mapping[int, str]) -> orjson.Fragment:
-        """Return the piece with values, which are JSON."""
+        """Return the piece as JSON with these JSON values."""
         found = [self.parts[0]]
         for number, part in zip(self.numbers, self.parts[1:], strict=True):
             found += [values[number] if number in self._objects else values[number][1:-1], part]
@@ -65,7 +68,10 @@ class PieceForm:
 
 @dataclass(slots=True)
 class Written:
-    """What a piece writes and sets, with broken control strings."""
+    """The text that a piece writes, and the values that it sets.
+
+    Control strings from the values of the conversation are broken.
+    """
 
     text: str
     state: State
@@ -73,7 +79,7 @@ class Written:
     _known: dict[tuple[str, str, str], str] = field(default_factory=dict)
 
     def is_as_expected(self, form: PieceForm) -> bool:
-        """Return whether it writes and sets something where it did when the placeholders were rendered."""
+        """Return whether the piece writes and sets texts where it did for placeholders."""
         if "\0" in self.text or bool(self.text.strip()) != form.writes:
             return False
         pairs = zip(self.state, form.sets, strict=True)
@@ -85,9 +91,10 @@ class Written:
         )
 
     def cut(self, place: str, left: str, right: str) -> str:
-        """Return the text, or the one that it sets, with NUL around its control strings and none broken.
+        """Return the written text, or a text that the piece sets, cut at control strings.
 
-        White space is stripped on the sides with a letter in `left` and `right`.
+        `place` is the index of a text that the piece sets, or "". The result has NUL around its control strings, and no
+        control string is broken. White space is stripped on the left and right if `left` and `right` are not empty.
         """
         key = place, left, right
         if key not in self._known:
@@ -98,7 +105,7 @@ class Written:
 
 
 class KnownPieces:
-    """What the pieces of a template write."""
+    """Remembered results of the pieces of one template."""
 
     def __init__(self, encoder: Encoder, breaker: Breaker, neutral: Neutral, splitter: Splitter):
         self._encoder, self._breaker, self._neutral, self._splitter = encoder, breaker, neutral, splitter
@@ -109,7 +116,10 @@ class KnownPieces:
     def written(
         self, forms: Sequence[PieceForm], values: Sequence[str], objects: frozenset[int]
     ) -> Generator[Pieces, Any, list[Written | None]]:
-        """Return what pieces with these values write; None for one that fails, or that cannot be composed."""
+        """Return the results of pieces with these values.
+
+        A result is None if the piece fails, or if it must not be used in a composition.
+        """
         keys = [form.key(values) for form in forms]
         new = {key: form for key, form in zip(keys, forms, strict=True) if key not in self._known}
         if not new:
@@ -132,7 +142,10 @@ class KnownPieces:
     def _answers(
         self, forms: Sequence[PieceForm], numbers: Sequence[int], json: str
     ) -> Generator[Pieces, Any, tuple[list[_Answer], str]]:
-        """Return what pieces write, and what breaks control strings in it. `json` has a line for each value."""
+        """Return the results of pieces, and the character that breaks control strings.
+
+        `json` has one line for each value.
+        """
         broken, breaker = self._breaker.broken_json(json)
         values = dict(zip(numbers, broken.split("\n"), strict=True))
         return (yield Pieces([form.filled(values) for form in forms], len(broken))), breaker
@@ -140,7 +153,7 @@ class KnownPieces:
     def _own(
         self, forms: Sequence[PieceForm], numbers: Sequence[int], json: str, answers: Sequence[_Answer]
     ) -> Generator[Pieces, Any, list[bool]]:
-        """Return whether the template wrote every control string of the pieces itself, and whether it is complete."""
+        """Return whether pieces are whole and the template wrote their control strings."""
         found = [answer is not None and self._is_whole(*answer) for answer in answers]
         controls = [*map(self._controls_of, answers)]
         if not any(controls):
@@ -158,7 +171,7 @@ class KnownPieces:
         return found
 
     def _is_whole(self, text: str, state: State) -> bool:
-        """Return whether a piece neither has the EOS token nor a part of a control string at an end."""
+        """Return whether a piece has no EOS token and no partial control string at an end."""
         texts = [text, *(each for each in state if isinstance(each, str))]
         return not (self._eos and self._eos in text) and not any(map(self._breaker.may_join, texts))
 

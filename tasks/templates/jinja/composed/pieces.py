@@ -1,11 +1,11 @@
-"""Write pieces of a template alone, and leave gaps for them while placeholders are rendered.
+"""Write pieces of a template separately, and leave gaps for them in renderings.
 
     {% for key, value in call.arguments | items %}…{% endfor %}    a loop that depends on `call` alone
 
-    trace     call.arguments is a placeholder   ──▶  ␀p0␀, and what piece 0 depends on: {"call": {"arguments": ␀7␀}}
+    trace     call.arguments is a placeholder   ──▶  ␀p0␀, and the values of piece 0: {"call": {"arguments": ␀7␀}}
     write     {"call": {"arguments": {"a": 1}}}  ──▶  <parameter=a>1</parameter>
 
-Only loops and macros that can be remembered are pieces (see `memo`): nothing else matters for what they write and set.
+Only loops and macros that can be remembered (see `memo`) are pieces. Their results depend on nothing but their values.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ from tasks.templates.jinja.memo.memo import Memo
 from tasks.templates.jinja.traced import GAP_OF_PIECE, Trace, Traced, TracedObject
 from tasks.templates.placeholders import GAP, with_values
 
-# A loop by its number, or a macro by its name; values by the names of variables, or arguments; namespaces by name.
+# The number of a loop, values by name of the variable, and namespaces by name; or the name of a macro and its
+# arguments.
 Piece = list[Any]
 State = list[Any]  # attributes that a loop has set, in the order of Block.sets
-# A piece, whether it writes more than white space, and what it sets: None for a text.
+# A piece, whether it writes more than white space, and the values that it sets, with None for each text.
 Expected = tuple[Piece, bool, State]
 
 
 class LeftGap(NamedTuple):
-    """A gap for a piece, or "" for one that writes white space; what the piece sets with the values of `watch`."""
+    """A gap for a piece.
+
+    `text` is "" if the piece only writes white space. `state` has the values that the piece sets if it is written with
+    the values of `Gaps.watch`.
+    """
 
     text: str
     number: int
@@ -45,18 +50,21 @@ _PLAIN = frozenset([int, float, bool, type(None)])
 
 
 class _NoPieceError(Exception):
-    """A value is not one that a piece may depend on."""
+    """A piece must not depend on a value."""
 
 
 class Writer:
-    """Write pieces of a template alone: each loop becomes a macro of the names that it depends on."""
+    """Write pieces of a template separately.
+
+    Each loop becomes a macro whose arguments are the names that the loop depends on.
+    """
 
     def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any]):
         self._namespace: Any = environment.globals["namespace"]
         tree = SyntaxTree(environment, source, constants)
         found = enumerate(Marker(environment, Memo(), tree).found)
         blocks = {number: block for number, block in found if isinstance(block, Block)}
-        # Jinja has an argument of that name itself.
+        # Jinja itself has an argument named `caller`.
         self._blocks = {number: block for number, block in blocks.items() if "caller" not in block.names}
         prefix = "loop_"
         while prefix in source:
@@ -67,13 +75,13 @@ class Writer:
         program.set_environment(environment)
         template = environment.from_string(program)
         context = template.new_context(dict(constants))
-        for _ in template.root_render_func(context):  # which defines the macros, and writes nothing
+        for _ in template.root_render_func(context):  # defines the macros and writes nothing
             pass
         self._macros: dict[Any, Any] = {number: context.vars[f"{prefix}{number}"] for number in self._blocks}
         self._macros |= context.vars
 
     def write(self, piece: Piece) -> tuple[str, State]:
-        """Return what a piece writes, and the attributes that it has set."""
+        """Return the text that a piece writes, and the attributes that it sets."""
         name, values, namespaces = piece
         macro = self._macros[name]
         if not isinstance(name, int):
@@ -93,7 +101,8 @@ def _macro(name: str, block: Block) -> nodes.Macro:
 class Gaps(Memo):
     """Leave gaps for pieces that depend on objects, while a template is traced.
 
-    The values of a conversation replace placeholders where a piece is written to see what it sets.
+    When a gap is left, the piece is also written with the values of a conversation instead of placeholders, because the
+    template may depend on the values that the piece sets.
     """
 
     def __init__(self, writer: Writer):
@@ -105,11 +114,14 @@ class Gaps(Memo):
         self.watched: Any = None  # the messages whose parts are remembered
 
     def left_for(self, remembered: Sequence[Remembered]) -> list[Remembered]:
-        """Return statements of a template with gaps in place of loops."""
+        """Return the statements of a template with gaps instead of loops."""
         return [_with_gaps(number, each, self) for number, each in enumerate(remembered)]
 
     def same(self, value: Any) -> Any:
-        """Return what is equal for values that are the same: placeholders with the same number are."""
+        """Return a key that is equal for equal values.
+
+        Placeholders with the same number are equal.
+        """
         if type(value) is Traced:
             return str.__str__(value)
         return (TracedObject, value.number) if type(value) is TracedObject else super().same(value)
@@ -118,11 +130,11 @@ class Gaps(Memo):
         return Traced.of(text, self._trace) if "\0" in text else text
 
     def watch(self, trace: Trace, values: Sequence[Any], left: dict[bytes, LeftGap]) -> None:
-        """Leave gaps for the pieces of another conversation, with these values, and add them to `left`."""
+        """Start a conversation with these values, and collect its gaps in `left`."""
         self._trace, self._values, self.left = trace, values, left
 
     def of(self, name: str, write: Callable[..., str], args: Sequence[Any], named: Mapping[str, Any]) -> str:
-        """Return the gap of a macro, or what it writes of values that are not objects."""
+        """Return the gap of a macro, or its text if it does not depend on an object."""
         seen = _Seen()
         try:
             piece = [name, [[seen.plain(each) for each in args], {key: seen.plain(named[key]) for key in named}], {}]
@@ -131,7 +143,10 @@ class Gaps(Memo):
         return self._gap(piece)[0] if seen.object else write(*args, **named)
 
     def of_block(self, number: int, block: Block, values: Sequence[Any]) -> str | None:
-        """Return the gap of a loop, and set what it sets; None if it is to be executed."""
+        """Return the gap of a loop, and set the attributes that the loop sets.
+
+        Return None if the loop must be executed.
+        """
         seen = _Seen()
         plain: dict[str, Any] = {}
         namespaces: dict[str, Any] = {}
@@ -154,7 +169,7 @@ class Gaps(Memo):
         return text
 
     def _gap(self, piece: Piece) -> tuple[str, int, State]:
-        """Return the gap of a piece, its number, and what it sets."""
+        """Return the gap of a piece, its number, and the values that it sets."""
         key = orjson.dumps(piece)
         if key not in self.left:
             number = len(self.left)
@@ -166,7 +181,7 @@ class Gaps(Memo):
         return Traced.of(gap, self._trace) if gap else "", number, state
 
     def _of_state(self, number: int, place: int, value: Any) -> Any:
-        """Return what a piece sets: a gap for a text."""
+        """Return the gap for a text that a piece sets, or any other value unchanged."""
         if isinstance(value, str) and value.strip():
             return Traced.of(f"\0p{number}.{place}\0", self._trace)
         if value is not missing and type(value) not in _PLAIN and value != "":
@@ -175,7 +190,7 @@ class Gaps(Memo):
 
 
 class GapBlock(Block):
-    """A loop for which a gap is left."""
+    """A loop that is replaced with a gap."""
 
     def __init__(self, number: int, block: Block, gaps: Gaps):
         self.__dict__ |= block.__dict__
@@ -189,7 +204,7 @@ class GapBlock(Block):
 
 
 class GapMessages(Messages):
-    """A loop over messages with gaps, which is continued as any other."""
+    """A loop over messages with gaps, which is continued like any other loop."""
 
     def __init__(self, messages: Messages, gaps: Gaps):
         self.__dict__ |= messages.__dict__
@@ -208,13 +223,19 @@ def _with_gaps(number: int, remembered: Remembered, gaps: Gaps) -> Remembered:
 
 
 class _Seen:
-    """Make values of a template JSON. `object`: a placeholder for an object was among them."""
+    """Convert values of a template to JSON.
+
+    `object` is true once a placeholder for an object was among them.
+    """
 
     def __init__(self) -> None:
         self.object = False
 
     def plain(self, value: Any) -> Any:
-        """Return a value with its placeholders as texts. Raises _NoPieceError if it is neither JSON nor one."""
+        """Return a value with its placeholders as JSON.
+
+        Raises _NoPieceError if the value has a part that is neither JSON nor a placeholder.
+        """
         kind = type(value)
         if kind is str or kind in _PLAIN:
             return value

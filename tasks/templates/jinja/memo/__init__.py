@@ -1,5 +1,5 @@
-"""Remember what a template writes of a conversation, whose renderings have most of it in common.
+"""Remember texts that a template writes, because renderings share most of them.
 
 In:  a template's syntax tree, and the conversation that is rendered next.
-Out: macros, `tojson`, and loops that are not executed again if nothing that they depend on has changed.
+Out: macros, `tojson`, and loops that are executed again only if a value that they depend on has changed.
 """

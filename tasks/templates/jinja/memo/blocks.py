@@ -1,11 +1,11 @@
-"""Remember what loops of a template have written and set.
+"""Remember the texts that loops of a template write and the values that they set.
 
     {% for call in message.tool_calls %}  …  {% endfor %}      written once for each message
     {% for message in messages %}  …  {% endfor %}             continued where an earlier rendering had other messages
 
-The first is remembered as a whole (`Block`). The second depends on more messages from rendering to rendering; if it
-knows of a message only what came before it and which one is next, then what it has written up to there is the same in
-all renderings that have this one (`Messages`). See `depends` for what can be remembered.
+The first loop is remembered as a whole (`Block`). The second loop depends on more messages from rendering to rendering.
+If its text for a message depends only on the messages up to it and on the next message, the text up to a message is the
+same in all renderings that share these messages (`Messages`). See `depends` for the loops that can be remembered.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from jinja2.utils import Namespace, missing
 from tasks.templates.jinja.memo.depends import Needs, SyntaxTree, leaves, loaded_names, stored_names
 from tasks.templates.jinja.memo.memo import Changing, Key, Memo
 
-# The names of the filters of statements that are ours.
+# Names of the filters that mark our statements.
 BLOCK, MESSAGES = "a block that is remembered", "messages that are remembered"
 
-# Expressions that a loop must have so that looking it up takes less than executing it.
+# Minimum number of expressions in a loop. Executing a smaller loop takes less time than looking it up.
 LEAST = 8
 
-# What a loop may use of `loop` to be continued: nothing but these depends on what has not been seen.
+# Attributes of `loop` that a continued loop may use. All others depend on items that have not been seen.
 _BEHIND = {"index", "index0", "first", "previtem"}
 _AHEAD = {"last", "nextitem"}
 
 
 def attributes_of(namespace: Namespace) -> dict[str, Any]:
-    """Return the attributes of a namespace, which are private to it."""
+    """Return the attributes of a namespace, which Jinja keeps private."""
     found: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
     return found
 
 
 class Remembered:
-    """Statements that are remembered, and what they depend on.
+    """Statements that are remembered, with their dependencies.
 
-    `names` are variables that they use; what they use of namespaces are `attributes`. `sets` has the attributes that
-    they set: the index of the name, and the attribute. `loop` is what is executed.
+    `names` are the variables that they use. `attributes` has, for each variable, the attributes that they use, or None
+    if they use the variable itself. `sets` lists the attributes that they set, by index of the name and name of the
+    attribute. `loop` is the loop to execute.
     """
 
     loop: nodes.For
@@ -57,11 +58,14 @@ class Remembered:
         self._pairs = list(combinations(namespaces, 2))
 
     def key(self, values: Sequence[Any]) -> Key | None:
-        """Return what the statements depend on; None if something of it may change in a way that is not seen."""
+        """Return a key for the values that the statements depend on.
+
+        Return None if one of them may change unnoticed.
+        """
         memo = self._memo
         for one, other in self._pairs:
             if values[one] is values[other]:
-                return None  # setting an attribute of one name changes the other
+                return None  # setting an attribute of one name would change the other
         key: list[Any] = [self._number]
         try:
             for value, attributes in zip(values, self.attributes, strict=True):
@@ -79,7 +83,10 @@ class Remembered:
         return tuple(key)
 
     def state(self, values: Sequence[Any]) -> list[Any] | None:
-        """Return the attributes that the statements set; None if one may change in a way that is not seen."""
+        """Return the attributes that the statements set.
+
+        Return None if one of them may change unnoticed.
+        """
         if not self.sets:
             return []
         found = [attributes_of(values[place]).get(attribute, missing) for place, attribute in self.sets]
@@ -91,7 +98,7 @@ class Remembered:
         return None
 
     def replay(self, values: Sequence[Any], state: Sequence[Any]) -> None:
-        """Set what the statements have set."""
+        """Set the attributes to their remembered values."""
         for (place, attribute), value in zip(self.sets, state, strict=True):
             if value is not missing:
                 values[place][attribute] = value
@@ -101,7 +108,10 @@ class Block(Remembered):
     """A loop that is remembered as a whole."""
 
     def known(self, key: Key | None, values: Sequence[Any]) -> str | None:
-        """Return what the statements have written, and set what they have set; None if they must be executed."""
+        """Return the remembered text, and set the remembered attributes.
+
+        Return None if the statements must be executed.
+        """
         found = self._memo.known.get(key) if key else None
         if found is None:
             return None
@@ -110,7 +120,7 @@ class Block(Remembered):
         return str(text)
 
     def keep(self, key: Key | None, values: Sequence[Any], text: str) -> str:
-        """Remember what the statements have written and set, and return the text."""
+        """Remember the text and the attributes of the statements, and return the text."""
         state = self.state(values) if key else None
         if key and state is not None:
             self._memo.keep(key, (text, state), len(text))
@@ -118,14 +128,17 @@ class Block(Remembered):
 
 
 class Messages(Remembered):
-    """A loop that is continued. `ahead`: it looks at whether there is a next item, and which."""
+    """A loop that is continued from rendering to rendering.
+
+    `ahead` is true if the loop uses the next item, or tests whether there is one.
+    """
 
     def __init__(self, memo: Memo, number: int, names: dict[str, Any], needs: Needs, ahead: bool):
         super().__init__(memo, number, names, needs)
         self._ahead = ahead
 
     def run(self, items: Any, values: Sequence[Any]) -> Run:
-        """Start to go through the items, after those that are known; set what was set of these."""
+        """Start the loop after the known items, and set the attributes that they set."""
         run = Run(self, values, items)
         memo = self._memo
         if type(items) is not list or not memo.parts or not memo.parts.issuperset(map(id, items)):
@@ -146,12 +159,12 @@ class Messages(Remembered):
         return run
 
     def went(self, run: Run, text: str) -> str:
-        """Remember that another item is done, and return what was written of it."""
+        """Remember the text and the attributes of the next item, and return the text."""
         progress = run.progress
         if progress is not None and len(progress.texts) + self._ahead < len(progress.items):
             state = self.state(run.values)
-            if state is None or not self._memo.has_room(str.__len__(text)):  # placeholders record `len`
-                run.progress = None  # what follows is not known
+            if state is None or not self._memo.has_room(str.__len__(text)):  # placeholders record calls of `len`
+                run.progress = None  # later items cannot be remembered
             else:
                 progress.texts.append(text)
                 progress.states.append(state)
@@ -159,7 +172,7 @@ class Messages(Remembered):
 
 
 class _Progress:
-    """What a loop has written of each item, and set until then."""
+    """The text of each item of a loop, and the attributes that were set up to it."""
 
     def __init__(self, items: list[Any]):
         self.items = items
@@ -168,7 +181,10 @@ class _Progress:
 
 
 class Run:
-    """A loop on its way. `text` is what was written of the items that are `done` before."""
+    """A loop that is being executed.
+
+    `done` is the number of items that were known at the start, and `text` is their text.
+    """
 
     def __init__(self, messages: Messages, values: Sequence[Any], items: Any):
         self.values, self.items = values, items
@@ -177,11 +193,11 @@ class Run:
         self.went = messages.went
 
     def left(self) -> Any:
-        """Return the items that are left."""
+        """Return the remaining items."""
         return self.items[self.done :] if self.done else self.items
 
     def context(self, undefined: Any) -> LoopContext:
-        """Return what is left, with `loop`."""
+        """Return the remaining items with the variable `loop`."""
         context = LoopContext(self.items, undefined)
         if self.done:
             context.index0 = self.done - 1
@@ -191,7 +207,7 @@ class Run:
 
 
 def _common(one: list[Any], other: list[Any]) -> int:
-    """Return how many items at the start of two lists are the same objects."""
+    """Count the items at the start of two lists that are the same objects."""
     count = 0
     for count, (mine, theirs) in enumerate(zip(one, other, strict=False), 1):
         if mine is not theirs:
@@ -205,7 +221,7 @@ def _size(loop: nodes.For) -> int:
 
 
 class Marker:
-    """Mark the statements of a template that are remembered. `found` are these."""
+    """Mark the statements of a template that are remembered, and add them to `found`."""
 
     def __init__(self, environment: Environment, memo: Memo, tree: SyntaxTree):
         self._environment, self._memo, self._tree = environment, memo, tree
@@ -213,7 +229,7 @@ class Marker:
         tree.root.body = list(self._marked(tree.root.body))
 
     def _marked(self, body: Sequence[nodes.Node]) -> Iterator[nodes.Node]:
-        """Yield statements with marks around those that are remembered."""
+        """Yield statements, with marks around remembered statements."""
         for node in body:
             if isinstance(node, nodes.If):
                 for branch in (node, *node.elif_):
@@ -238,22 +254,22 @@ class Marker:
         return self._mark([loop], Messages(self._memo, len(self.found), names, needs, ahead), MESSAGES)
 
     def _needs_of_messages(self, loop: nodes.For) -> Needs | None:
-        """Return what the body of a loop depends on, if the loop can be continued."""
+        """Return the needs of a loop's body, or None if the loop cannot be continued."""
         if loop.test or loop.else_ or leaves(loop.body) or _size(loop) < LEAST:
             return None
         if stored_names(loop.target) & loaded_names([loop.iter]):
-            return None  # in the iterator, a name of the target is another variable
+            return None  # in the iterable, a name of the target is another variable
         needs = self._tree.needs(loop.body)
         if needs and any(name in stored_names(loop.target) for name, _ in needs.sets):
             return None  # it sets attributes of its items
-        used = needs.names.get("loop", ()) if needs else None  # None: something else than its attributes
+        used = needs.names.get("loop", ()) if needs else None  # None if it uses more than attributes of `loop`
         return needs if used is not None and set(used) <= _BEHIND | _AHEAD else None
 
     def _mark(self, body: Sequence[nodes.For], remembered: Remembered, kind: str) -> nodes.Node:
         self.found.append(remembered)
         [remembered.loop] = body
         names = nodes.ExprStmt(nodes.List([nodes.Name(name, "load") for name in remembered.names]))
-        # What a statement reads before it is entered, Jinja looks up before it enters it.
+        # Jinja looks up the names in the iterable before it enters the loop, so the mark has them as arguments.
         read = [nodes.Name(name, "load") for name in sorted(loaded_names([body[0].iter]))]
         number = nodes.Const(len(self.found) - 1)
         found = nodes.FilterBlock([names, *body], nodes.Filter(None, kind, [number, *read], [], None, None))

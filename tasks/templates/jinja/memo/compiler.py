@@ -1,4 +1,4 @@
-"""Compile templates to Python so that what `blocks` has marked is remembered."""
+"""Compile templates so that the statements marked by `blocks` are remembered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from tasks.templates.jinja.memo.blocks import BLOCK, MESSAGES
 
 
 class RememberingGenerator(CodeGenerator):
-    """Jinja's compiler with further statements: filter blocks with names that no template can write."""
+    """Jinja's compiler with support for marked statements.
+
+    A mark is a filter block with a name that no template can write.
+    """
 
     def visit_FilterBlock(self, node: nodes.FilterBlock, frame: Frame) -> None:
         if node.filter.name not in (BLOCK, MESSAGES):
@@ -37,7 +40,7 @@ class RememberingGenerator(CodeGenerator):
         self.leave_frame(inner)
 
     def _block(self, loop: nodes.Node, frame: Frame, found: str, values: str) -> None:
-        """Write the text that is known, or execute the loop.
+        """Write the known text, or execute the loop.
 
         key = found.key(values)
         text = found.known(key, values)
@@ -56,7 +59,7 @@ class RememberingGenerator(CodeGenerator):
         self.simple_write(text, frame)
 
     def _messages(self, loop: Any, frame: Frame, found: str, values: str) -> None:
-        """Write the text of items that are known, and go through the others, as Jinja does.
+        """Write the text of known items, and execute the loop for the other items.
 
         run = found.run(items, values)
         for item, loop in run.context(undefined): … the body, which writes to a buffer; run.went(run, text)

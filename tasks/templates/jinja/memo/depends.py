@@ -1,9 +1,9 @@
-"""Find out what statements of a template depend on, from its syntax tree.
+"""Find the dependencies of a template's statements in its syntax tree.
 
     {% for call in message.tool_calls %}{{ call.name }}{% set ns.any = true %}{% endfor %}
 
-This reads `message` and sets `ns.any`. Statements can be remembered if that is all: they write what they write, set
-attributes of namespaces, and nothing else can be noticed of them. Only statements of `_STATEMENTS` are like this.
+This loop reads `message` and sets `ns.any`. Statements can be remembered if they write texts, set attributes of
+namespaces, and have no other effect. Only the kinds of statements in `_STATEMENTS` meet this condition.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from typing import NamedTuple
 
 from jinja2 import Environment, nodes
 
-# What differs between renderings. Other names that a template never sets are constants, functions, or undefined.
+# Variables that change between renderings. Other names that a template never sets are constants, functions, or
+# undefined.
 _VARIABLES = {"messages", "tools", "documents", "add_generation_prompt"}
 _SPECIAL = {"self", "super", "caller", "varargs", "kwargs", "loop"}
 
 _IMPURE = {nodes.ExtensionAttribute, nodes.ContextReference, nodes.DerivedContextReference}
 _STATEMENTS = {nodes.Output, nodes.Assign, nodes.If, nodes.For, nodes.Break, nodes.Continue}
 
-Attribute = tuple[str, str]  # of a namespace
+Attribute = tuple[str, str]  # names of a namespace and its attribute
 
 
 class Effects(NamedTuple):
-    """Attributes of namespaces that a macro uses, and those that it sets."""
+    """Attributes of namespaces that a macro uses, and attributes that it sets."""
 
     used: frozenset[Attribute] = frozenset()
     sets: frozenset[Attribute] = frozenset()
 
 
 class Needs(NamedTuple):
-    """What statements depend on.
+    """The dependencies of statements.
 
-    `names` maps each name to the attributes that they use of it, or to None if they use it in any other way. `sets` are
-    the attributes of namespaces that they set.
+    `names` maps each name to the attributes that the statements use, or to None if they use the name in another way.
+    `sets` are the attributes of namespaces that they set.
     """
 
     names: dict[str, tuple[str, ...] | None]
@@ -43,7 +44,10 @@ class Needs(NamedTuple):
 
 
 class SyntaxTree:
-    """The statements of a template. `constants` are the names of variables that are the same in all renderings."""
+    """The statements of a template.
+
+    `constants` are the names of variables that are the same in all renderings.
+    """
 
     def __init__(self, environment: Environment, source: str, constants: Collection[str]):
         self.root = environment.parse(source)
@@ -69,15 +73,15 @@ class SyntaxTree:
 
     @property
     def pure_macros(self) -> frozenset[str]:
-        """The names of macros whose result depends on nothing but their arguments."""
+        """Return the names of macros whose result depends only on their arguments."""
         return self._pure
 
     def needs(self, body: Sequence[nodes.Node]) -> Needs | None:
-        """Return what statements depend on; None if they cannot be remembered."""
+        """Return the dependencies of statements; None if they cannot be remembered."""
         if not _is_pure(body) or any(loop.recursive for node in body for loop in node.find_all(nodes.For)):
             return None
         free = outer_names(body, set()) - self._fixed - self._pure
-        # What is set as well may be another variable. Each rendering has other lists of messages, and other macros.
+        # A name that is also set may be another variable. Lists of messages and macros differ between renderings.
         if free & (set().union(*map(stored_names, body)) | self._lists | (self._macros - self._effects.keys())):
             return None
         whole, attributes, sets = _uses(body)
@@ -111,7 +115,10 @@ class SyntaxTree:
         )
 
     def _lists_of_messages(self) -> set[str]:
-        """Return names of lists that are others in each rendering: `messages`, and parts of it."""
+        """Return the names of lists that differ between renderings.
+
+        These are `messages` and parts of it.
+        """
         found = {"messages"}
         for node in self.root.find_all(nodes.Assign):
             value = node.node
@@ -129,7 +136,7 @@ class SyntaxTree:
         return frozenset(found)
 
     def _macro_effects(self, macros: Sequence[nodes.Macro]) -> dict[str, Effects]:
-        """Return the effects of macros that read and set nothing else than attributes of global namespaces."""
+        """Return the effects of macros that only use attributes of global namespaces."""
         found: dict[str, Effects] = {}
         calls: dict[str, set[str]] = {}
         names = {macro.name for macro in macros}
@@ -144,7 +151,7 @@ class SyntaxTree:
         while removed := [name for name in found if not calls[name] <= found.keys()]:
             for name in removed:
                 del found[name]
-        for _ in found:  # as deep as calls can be
+        for _ in found:  # maximum depth of calls
             for name, effects in found.items():
                 every = [effects, *(found[other] for other in calls[name])]
                 found[name] = Effects(
@@ -159,7 +166,7 @@ class SyntaxTree:
 
 def _is_pure(body: Sequence[nodes.Node]) -> bool:
     """Return whether statements only write texts and set variables."""
-    # Other statements may record where they are, or get a text from outside.
+    # Other statements may record their position, or get a text from outside.
     return not any(
         (isinstance(node, nodes.Stmt) and type(node) not in _STATEMENTS) or type(node) in _IMPURE
         for statement in body
@@ -168,7 +175,10 @@ def _is_pure(body: Sequence[nodes.Node]) -> bool:
 
 
 def outer_names(body: Sequence[nodes.Node], known: set[str]) -> set[str]:
-    """Return the names that statements read before they have set them; add those that they always set to `known`."""
+    """Return the names that statements read before they set them.
+
+    Names that the statements always set are added to `known`.
+    """
     found: set[str] = set()
     for node in body:
         if isinstance(node, nodes.Assign):
@@ -194,7 +204,10 @@ def outer_names(body: Sequence[nodes.Node], known: set[str]) -> set[str]:
 
 
 def _uses(body: Sequence[nodes.Node]) -> tuple[set[str], set[Attribute], set[Attribute]]:
-    """Return names that are used as they are, attributes of names that are read, and attributes that are set."""
+    """Return names that are used whole, attributes that are read, and attributes set.
+
+    A name is used whole if the statements use more than its attributes.
+    """
     whole: set[str] = set()
     reads: set[Attribute] = set()
     sets: set[Attribute] = set()
@@ -228,7 +241,7 @@ def _names(node: nodes.Node) -> Iterator[nodes.Name]:
 
 
 def leaves(body: Sequence[nodes.Node]) -> bool:
-    """Return whether statements leave the loop that they are in."""
+    """Return whether statements leave the loop that contains them."""
     return any(
         isinstance(node, nodes.Break | nodes.Continue)
         or leaves(node.else_ if isinstance(node, nodes.For) else list(node.iter_child_nodes()))

@@ -1,11 +1,12 @@
-"""Remember what a template writes of a part of a conversation, which is rendered many times.
+"""Remember the texts that a template writes for parts of a conversation.
 
     {% macro declare(tool) %}…{% endmacro %}     written once for each tool, instead of once for each rendering
-    {{ tool | tojson }}                          likewise
+    {{ tool | tojson }}                          written once for each tool, too
     {% for message in messages %}…{% endfor %}   continued from rendering to rendering: see `blocks`
 
-Locating turns takes two renderings per turn, and most of what they write is the same. What is written is found again by
-what it depends on: parts of the conversation, which no template can change, and strings, numbers, and the like.
+Locating turns takes two renderings per turn, and the renderings share most of their text. The key of a text is
+everything that the text depends on: parts of the conversation, which no template can change, and values such as strings
+and numbers.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from typing import Any
 
 from jinja2.runtime import Undefined
 
-# The maximum number of characters that are remembered, and what a text counts in addition.
+# The maximum number of remembered characters, and the number that each text counts in addition to its length.
 MOST_CHARACTERS = 4 << 20
 EACH = 256
 
 _PLAIN = frozenset([int, bool, type(None)])
 
-# A result of other values alone is not remembered.
+# A result is only remembered if one of its values has one of these types.
 _OF_CONVERSATIONS = frozenset([str, dict, list])
 
 Key = tuple[Any, ...]
 
 
 class Changing(Exception):
-    """Something may change in a way that is not seen."""
+    """A value may change unnoticed."""
 
 
 class Memo:
-    """What macros, `tojson`, and blocks have written of the parts of one conversation.
+    """Texts that macros, `tojson`, and blocks have written for one conversation.
 
-    `macros` are the names of those that are remembered. Before `start`, there is no conversation.
+    `macros` are the names of the macros whose texts are remembered. Before `start`, there is no conversation.
     """
 
     def __init__(self, macros: frozenset[str] = frozenset()):
@@ -44,7 +45,10 @@ class Memo:
         self._room = MOST_CHARACTERS
 
     def start(self, *conversation: Any) -> None:
-        """Forget everything, and remember what is written of parts of this conversation, while it exists."""
+        """Forget all texts, and start to remember texts for this conversation.
+
+        The conversation must exist until the next call, because its parts are identified by `id`.
+        """
         self.known = {}
         self.parts = set()
         self._room = MOST_CHARACTERS
@@ -53,7 +57,7 @@ class Memo:
                 _add_parts(part, self.parts)
 
     def of(self, name: str, write: Callable[..., str], args: Sequence[Any], named: Mapping[str, Any]) -> str:
-        """Return what `write` returns for these arguments; `name` identifies it."""
+        """Return the result of `write`, which `name` identifies, for these arguments."""
         values = (*args, *named.values()) if named else args
         if not self.parts or not any(type(value) in _OF_CONVERSATIONS for value in values):
             return write(*args, **named)
@@ -68,17 +72,20 @@ class Memo:
         return known
 
     def keep(self, key: Key, known: Any, characters: int) -> None:
-        """Remember something with so many characters, if there is room."""
+        """Remember a value that takes this number of characters, if there is room."""
         if self.has_room(characters):
             self.known[key] = known
 
     def has_room(self, characters: int) -> bool:
-        """Return whether so many characters more can be remembered."""
+        """Reserve room for a number of characters, and return whether there is enough."""
         self._room -= characters + EACH
         return self._room > 0
 
     def same(self, value: Any) -> Any:
-        """Return what is equal for values that are the same. Raises Changing if a value is not known to stay so."""
+        """Return a key that is equal for equal values.
+
+        Raises Changing if the value may change unnoticed.
+        """
         kind: Any = type(value)
         if kind is str:
             return value

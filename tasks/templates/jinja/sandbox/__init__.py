@@ -1,1 +1,5 @@
-"""In: what a template is to render. Out: texts and located turns, from a child process of limited time and memory."""
+"""Render templates in a child process with limited time and memory.
+
+In:  conversations, and pieces of a template to write.
+Out: texts and located turns.
+"""

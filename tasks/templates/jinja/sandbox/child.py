@@ -1,4 +1,4 @@
-"""Serve requests in the child process of a template: see `renderer`."""
+"""Serve requests in the child process of a template (see `renderer`)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tasks.templates.jinja.sandbox import limits
 from tasks.templates.jinja.sandbox.requests import Method
 from tasks.templates.jinja.traced import ANY_GAP, GAP_OF_PIECE, Trace, can_be_traced, prepare_tracing, traced
 
-# Renderings of placeholders that are kept: conversations that are rendered together.
+# The maximum number of renderings of placeholders that are kept, one for each conversation that is rendered together.
 AT_ONCE = 64
 
 _OUT_OF_MEMORY = orjson.dumps(["memory", ""])
 
 
 class _Problem(Exception):
-    """A problem to send to the parent: a kind of `Renderer._fail` and a text."""
+    """A problem to send to the parent, as a kind of `Renderer._fail` and a text."""
 
 
 def run_in_child(pipe: Connection, serve: Callable[[Connection], None], masked: set[int | signal.Signals]) -> NoReturn:
@@ -98,7 +98,10 @@ def serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: da
 
 
 class _Child:
-    """A template, and what is made of it when it is needed. Raises _Problem if it cannot be used."""
+    """A template, with the variants of it that are compiled on first use.
+
+    Raises _Problem if the template cannot be used.
+    """
 
     def __init__(self, source: str, constants: Mapping[str, Any], today: datetime, ends: str):
         self._source, self._constants, self._today = source, constants, today
@@ -107,7 +110,11 @@ class _Child:
         self._tracings: dict[bytes, _Tracing] = {}
 
     def answer(self, messages: list[Any], *job: Any) -> Any:
-        """Return a Rendering, or what pieces write if there is nothing else: `job` is the rest of a Job."""
+        """Return the answer to a request.
+
+        For a Job, `job` has its other fields, and the answer is a Rendering. For Pieces, `messages` are the pieces,
+        `job` is empty, and the answer has their results.
+        """
         if not job:
             return [[self._written(piece) for piece in messages]]
         tools, *others, trace, values = job
@@ -123,7 +130,7 @@ class _Child:
     def _composed(self, messages: list[Any], tools: Any, values: Any, *others: Any) -> Any:
         """Return the rendering of placeholders with gaps for pieces.
 
-        Turns of the same placeholders are often located a second time, apart: they are rendered once.
+        Turns of the same placeholders are often located a second time with the method "apart". They are rendered once.
         """
         key = orjson.dumps([messages, tools])
         if key not in self._tracings:
@@ -163,7 +170,10 @@ class _Child:
         return can_be_traced(chat_environment(self._today), self._source)
 
     def _written(self, piece: Piece) -> tuple[str, State] | None:
-        """Return what a piece writes and sets; None if it fails, so that the rendering of the whole says how."""
+        """Return the text that a piece writes, and the values that it sets.
+
+        Return None if the piece fails. The whole conversation is then rendered, which reports the problem.
+        """
         try:
             text, state = self._writer.write(piece)
         except MemoryError:
@@ -174,9 +184,10 @@ class _Child:
 
 
 class _Tracing:
-    """A template that traces what it renders. Turns are located in the renderings without a trace of it.
+    """A template that traces its operations on placeholders.
 
-    `gaps` leaves gaps for pieces. All messages that are rendered are those at the start of one conversation.
+    Its renderings are plain texts, so that locating turns in them is not traced. `gaps` leaves gaps for pieces. The
+    messages of every rendering must be the first messages of one conversation.
     """
 
     def __init__(
@@ -208,9 +219,10 @@ class _Tracing:
         return [gap.expected for gap in self._left.values()]
 
     def parting_at_pieces(self) -> list[tuple[str, str]]:
-        """Return what two renderings that turns are located in have where they part, if that is a gap for a piece.
+        """Return pairs of texts where two renderings diverge at the gap of a piece.
 
-        The piece could start with what the other one has there, as a line end before a call. Then they part later.
+        Turns are located where renderings diverge. A piece could start with the text of the other rendering, such as a
+        line end before a call. The renderings would then diverge later.
         """
         texts = {(count, prompt): text for (count, prompt, _), (text, _) in self._known.items()}
         whole = texts[max(texts)[0], False]
@@ -228,7 +240,7 @@ def _parting_at_piece(*texts: str) -> tuple[str, str] | None:
 
 
 def _at(place: int, text: str) -> str:
-    """Return the gap at a place of a text, or what is there before the next one."""
+    """Return the gap at a place of a text, or the text from there to the next gap."""
     gaps = (gap for gap in ANY_GAP.finditer(text) if gap.start() <= place < gap.end())
     return next((gap.group() for gap in gaps), text[place : place + MOST_OF_MARKER].partition("\0")[0])
 
@@ -247,7 +259,7 @@ def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> Chat
     return template
 
 
-# The first message alone is trained on.
+# Added to a problem if the first message is the only turn to train on.
 NO_PROMPT = "; it writes no prompt before messages[0], the only turn to train on: add a message of the user before it"
 
 
@@ -296,7 +308,7 @@ def _rendering(
 
 
 def _is_prompted(render: Callable[[list[Any], bool], str], messages: list[Any], ends: re.Pattern[str]) -> bool:
-    """Return whether the first message of a conversation continues the prompt that a template writes without any."""
+    """Return whether the first message continues the prompt of an empty conversation."""
     try:
         locate(render, messages, "", [0], "apart", ends)
     except NotLocated:

@@ -1,14 +1,14 @@
-"""Limit what a template may use: it is untrusted data."""
+"""Limits for templates, which are untrusted data."""
 
 # Limit of CPU time, which does not depend on the load of the machine. All renderings of one conversation take a
-# millisecond; a template that takes this long loops.
+# millisecond, so a template that takes this long loops.
 SECONDS = 6.0
 # The parent waits this many times as long in wall time, in case the child is blocked without using CPU.
 PATIENCE = 20
-# Bytes that the child may allocate in addition to what it has when forked. A conversation has at most 16 MB
+# Bytes that the child may allocate in addition to its memory at the fork. A conversation has at most 16 MB
 # (max_record_bytes), and a rendering holds a few copies of it.
 MEMORY = 512 << 20
-# Limit of one rendered text: a template writes its input about once, and an encoder takes up to 50 bytes per character.
+# Limit of one rendered text. A template writes its input about once, and an encoder takes up to 50 bytes per character.
 MOST_CHARACTERS = 16 << 20
 # Limit of turns × (messages + KB). Locating a turn takes two renderings, and each takes about 1 µs per message and 1 µs
 # per KB, so this is 4 s or more.

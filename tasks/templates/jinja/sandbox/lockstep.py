@@ -3,8 +3,8 @@
     steps of each conversation   ─yield Job─▶  ┐                                    ┌ ─send Rendering─▶  steps
                                  ─yield Job─▶  ┴ render_all: one call for them all ─┴ ─send Rendering─▶
 
-Preparing a conversation takes one rendering or several, and what it needs next depends on the last one. So its steps
-are a generator that yields what to render and is sent the rendering.
+Preparing a conversation takes one or several renderings, and each may depend on the previous rendering. The steps of a
+conversation are therefore a generator that yields requests and receives answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tasks.templates.jinja.sandbox.renderer import CALL, Renderer
 from tasks.templates.jinja.sandbox.requests import Answer, Job, Pieces, Rendering
 from tasks.templates.spans import Sample
 
-# Conversations that are rendered together: their renderings are held in memory.
+# Number of conversations that are rendered together. Their renderings are held in memory.
 AT_ONCE = 64
 
 _REQUESTS = (Job, Pieces)
@@ -28,13 +28,13 @@ Result = list[Sample] | Reject | PackError
 
 
 def results_of(steps: Sequence[Steps], renderer: Renderer) -> Iterator[Result]:
-    """Yield what the steps of each conversation return, or the Reject or PackError that they raise.
+    """Yield the result of each conversation's steps, or the error that they raise.
 
-    Steps are sent None if placeholders cannot be rendered, which says nothing of the conversation.
+    If placeholders cannot be rendered, the steps receive None, because the conversation itself may be valid.
     """
     for first in range(0, len(steps), AT_ONCE):
         some = steps[first : first + AT_ONCE]
-        now = [_go_on(step) for step in some]  # what is to be rendered next, or the result
+        now = [_go_on(step) for step in some]  # the next request, or the result
         while places := [place for place, each in enumerate(now) if isinstance(each, _REQUESTS)]:
             jobs = {place: job for place in places if isinstance(job := now[place], Job)}
             alone = {place: job for place, job in jobs.items() if job.trace}
@@ -49,9 +49,10 @@ def results_of(steps: Sequence[Steps], renderer: Renderer) -> Iterator[Result]:
 
 
 def _written(requests: Sequence[Pieces], renderer: Renderer) -> Iterator[Answer | Reject | DataError]:
-    """Yield what the pieces of each conversation write. Those of many conversations are one request.
+    """Yield the results of the pieces of each conversation.
 
-    If that fails, each conversation has a request of its own, so that the answer is about none but its pieces.
+    The pieces of many conversations are one request. If it fails, the pieces of each conversation are sent separately,
+    so that each answer belongs to one conversation.
     """
     first = 0
     while first < len(requests):
@@ -74,10 +75,10 @@ def _of_placeholders(job: Job, renderer: Renderer) -> Rendering | None:
 
 
 def _go_on(step: Steps, answer: Answer | None = None) -> Job | Pieces | Result:
-    """Return what is to be rendered next, or the result."""
+    """Return the next request, or the result."""
     try:
         return step.send(answer)
     except StopIteration as end:
         return list(end.value)
     except (Reject, PackError) as problem:
-        return problem.with_traceback(None)  # it refers to the steps, and so to every text of the conversation
+        return problem.with_traceback(None)  # a traceback refers to the steps, and so to all texts of the conversation

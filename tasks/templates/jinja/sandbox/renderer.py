@@ -1,15 +1,15 @@
 """Render Jinja templates in a sandboxed child process.
 
-Its time and memory are limited, its date is fixed, and it has no randomness.
+The child has limited time and memory, a fixed date, and no randomness.
 
     Renderer.render_all(jobs) ──JSON──▶ forked child: compile once, render, locate turns
       Rendering or problem ◀──JSON, each── text, marks, samples │ the problem
 
-A template is distributed with a tokenizer, by somebody else, and treated as untrusted data: the operating system limits
-the memory and CPU time of the child that renders it, and the child writes no file and replies in JSON. A fork takes
-10 ms. Many conversations are sent at once and answered one by one, so that the problem of one is known to be its own.
+A template is distributed with a tokenizer by a third party and is treated as untrusted data. The operating system
+limits the memory and CPU time of the child that renders it. The child writes no files and replies in JSON. A fork takes
+10 ms. Many conversations are sent at once and answered one by one, so that each problem belongs to one conversation.
 
-The child exits with its parent: it reads the end of its pipe or reaches its CPU time limit.
+When the parent exits, the child exits, too, because it reads the end of its pipe or reaches its CPU time limit.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from tasks.templates.jinja.sandbox.requests import Answer, Job, Pieces, Renderin
 
 _TRIAL = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
-# Bytes of conversations that are sent to the child at once: enough that waiting for it costs nothing.
+# Bytes of conversations that are sent to the child at once, enough to make waiting for replies negligible.
 CALL = 1 << 17
 
 
 class Renderer:
     """A template compiled in a child process.
 
-    Raises DataError if it cannot be used. The template sees `constants` (special tokens and options) by name, and the
-    date `today`. `ends` matches a control token.
+    The template sees `constants` (special tokens and options) by name, and the date `today`. `ends` matches a control
+    token. Raises DataError if the template cannot be used.
     """
 
     def __init__(self, name: str, source: str, constants: Mapping[str, Any], today: datetime, ends: str = r"(?!)"):
@@ -51,7 +51,7 @@ class Renderer:
         self._serve: Callable[[Connection], None] = lambda pipe: serve(pipe, source, constants, today, ends)
         self._owner = 0
         self._end: Any = None
-        self._is_used = False  # answers are on their way
+        self._is_used = False  # answers are pending
         try:
             self._start()
             self.render(Job(_TRIAL, None, False, [], "others"))  # reports an unusable template before any work is done
@@ -66,7 +66,8 @@ class Renderer:
     def render(self, job: Job) -> Rendering:
         """Render one conversation and locate its turns.
 
-        Raises Reject if the template refuses this conversation or fails on it, DataError if it must not be used at all.
+        Raises Reject if the template refuses this conversation or fails on it, and DataError if it must not be used at
+        all.
         """
         [found] = self.render_all([job])
         if isinstance(found, Rendering):
@@ -75,13 +76,13 @@ class Renderer:
         try:
             raise found
         finally:
-            del found  # its traceback refers to this frame: together they would keep the child alive
+            del found  # the traceback refers to this frame, and both would keep the child alive
 
     def render_all(self, jobs: Sequence[Job | Pieces]) -> Iterator[Answer | Reject | DataError]:
-        """Render conversations and locate their turns, or write pieces. Problems take the place of the answers.
+        """Render conversations and locate their turns, or write pieces.
 
-        The child goes on while its answers are used. Nothing is rendered after a DataError, which takes all further
-        places.
+        Yields an answer or an error for each job. The child continues while its answers are used. After a DataError,
+        nothing is rendered, and all further jobs yield the same error.
         """
         error: DataError | None = None
         for call in _calls(jobs):
@@ -100,7 +101,7 @@ class Renderer:
                 yield answer
 
     def close(self) -> None:
-        """Kill the child. The next rendering starts another one."""
+        """Kill the child; the next rendering starts a new child."""
         if self._end is not None:
             self._end()
         self._end, self._owner = None, 0
@@ -116,7 +117,8 @@ class Renderer:
             if not child:
                 run_in_child(theirs, self._serve, masked)
             self._owner = os.getpid()
-            # Runs when this object is deleted and when this process exits, also if it is one of Luigi's workers.
+            # Runs when this object is deleted and when this process exits, even if the process is one of Luigi's
+            # workers.
             self._end = Finalize(self, _end, (child, self._pipe), exitpriority=0)
             self._child = child
         finally:
@@ -127,7 +129,10 @@ class Renderer:
         self._reply("compiling")
 
     def _answers(self, requests: Sequence[bytes]) -> Iterator[Answer | Reject]:
-        """Send requests, and yield the answer to each as it comes. Raises DataError."""
+        """Send requests, and yield each answer as it arrives.
+
+        Raises DataError if the template must not be used.
+        """
         assert not self._is_used, "the next answers are those to other requests"
         if self._owner != os.getpid():
             self._start()
@@ -152,7 +157,10 @@ class Renderer:
                 self.close()
 
     def _reply(self, doing: str, requests: Sequence[bytes] = ()) -> Any:
-        """Return the child's next reply, after sending requests. Raises Reject and DataError if it is a problem."""
+        """Send requests, and return the child's next reply.
+
+        Raises Reject or DataError if the reply is a problem, or if there is no reply.
+        """
         reply, late = None, False
         try:
             if requests:
@@ -202,7 +210,10 @@ class Renderer:
 
 
 def _calls(jobs: Sequence[Job | Pieces]) -> Iterator[list[bytes | Reject]]:
-    """Yield requests to send at once, about CALL bytes; a job that is too much has a Reject instead."""
+    """Yield lists of requests to send at once, of about CALL bytes each.
+
+    A Reject takes the place of a job that takes too much work.
+    """
     call: list[bytes | Reject] = []
     size = 0
     for job in jobs:

@@ -1,4 +1,4 @@
-"""Define what is asked of a template in its child process, and the answers."""
+"""Define the requests to a template's child process, and the answers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import orjson
 from tasks.templates.jinja.composed.pieces import Expected, Piece, State
 from tasks.templates.jinja.locate import Located, Range
 
-# How turns are located: see `locate`. "others" are the ranges of turns that are not trained on, for train_on: all.
+# How turns are located (see `locate`). "others" locates the turns that are not trained on, for train_on: all.
 Method = Literal["auto", "together", "apart", "others"]
 
 
-# Whether placeholders are traced, and whether with white space around them or with gaps for pieces (see `composed`).
+# Whether placeholders are traced, and whether they have white space around them or gaps for pieces (see `composed`).
 Tracing = Literal["", "bare", "spaced", "pieces"]
 
 
 class Job(NamedTuple):
-    """A conversation to render, and the numbers of the messages to locate in it.
+    """A conversation to render, and the indices of the messages to locate in it.
 
-    `marks` asks for the ranges of {% generation %} blocks. `trace` records what the template does to values that are
-    placeholders, which have white space around them if it is "spaced". `values` take their place in "pieces".
+    `marks` requests the ranges of {% generation %} blocks. `trace` records the operations of the template on
+    placeholders. They have white space around them if `trace` is "spaced". `values` replace them in pieces if `trace`
+    is "pieces".
     """
 
     messages: list[Any]
@@ -35,9 +36,9 @@ class Job(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Pieces to write: what a loop or a macro of the template writes of some values, and sets.
+    """Pieces to write: loops and macros of the template, with their values.
 
-    `size` is about the characters of the values.
+    `size` is the approximate number of characters in the values.
     """
 
     pieces: Sequence[Piece | orjson.Fragment]
@@ -51,10 +52,10 @@ Answer = Union["Rendering", Written]
 class Rendering(NamedTuple):
     """A rendered conversation.
 
-    `marks` are the ranges of its {% generation %} blocks. `lost` is a turn that could not be located, and why; then
-    there are no samples. `unprompted`: the template has no prompt for the first message, so that no model writes it,
-    and it was not located. `unusual` is the result of a `Trace`, if one was asked for, `pieces` those with gaps, and
-    `parting` what two renderings have where they part at one.
+    `marks` are the ranges of its {% generation %} blocks. `lost` is a turn that could not be located, with the reason;
+    in this case, there are no samples. `unprompted` is true if the template has no prompt for the first message. No
+    model writes such a message, so it was not located. `unusual` is the result of a `Trace`, if requested. `pieces` are
+    the pieces with gaps. `parting` has pairs of texts where two renderings diverge at the gap of a piece.
     """
 
     text: str
