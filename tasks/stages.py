@@ -1,11 +1,11 @@
-"""The stages of a corpus, each defined once: what it requires, what it writes, when it is done, and how to run it.
+"""The stages of a corpus: requirements, outputs, completeness, and work.
 
     TrainTokenizer ─▶ TokenizePart × N ─▶ Plan ─▶ WriteShard × S ─▶ Publish
                                        └▶ DealParts ─▶ PlanGroup × G ─▶ Plan, for a corpus of several groups
 
-A stage is a small frozen value that can be sent to another process. It knows neither Luigi nor any other engine:
-Luigi's tasks (pipeline/graph.py), `run_all`, rebuild, and repair call the same methods. The last output of a stage is
-its commit: it is written after all others, so a stage that was interrupted is not done.
+Each stage is defined once. It is a small frozen value that can be sent to another process. It depends on neither Luigi
+nor any other engine: Luigi's tasks (pipeline/graph.py), `run_all`, rebuild, and repair call the same methods. The last
+output of a stage is its commit. It is written after all others, so an interrupted stage is not done.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tasks.tokenization.train_tokenizer import train_tokenizer
 
 @dataclass(frozen=True)
 class Stage(ABC):
-    """One step of making the corpus of a recipe."""
+    """One stage of making the corpus of a recipe."""
 
     recipe: Recipe
 
@@ -69,21 +69,33 @@ class Stage(ABC):
 
     @abstractmethod
     def is_done(self, check_content: bool = False) -> bool:
-        """Return whether every output exists at its recorded size and, with `check_content`, has its checksum."""
+        """Return whether every output exists at its recorded size.
+
+        With `check_content`, every output must also have its recorded checksum.
+        """
 
     def is_stored(self) -> bool:
-        """Return the same, asked of the bucket: another machine may have run this since the last refresh."""
+        """Return whether the stage is done at this moment.
+
+        Unlike `is_done`, this asks the bucket: another machine may have run the stage since the last refresh.
+        """
         return mirror_of(self.recipe.layout.root).adopt(self.outputs()[-1]) and self.is_done()
 
     def prepare(self) -> None:  # noqa: B027 - most stages have nothing to drop
-        """Drop what an interrupted run left and what was damaged since, before the required stages are asked."""
+        """Discard outputs of an interrupted run, and outputs that were damaged since.
+
+        This is called before the required stages are checked.
+        """
 
     @abstractmethod
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        """Write the outputs and return the receipt. Requires that what it reads is done. Raises PackError."""
+        """Write the outputs and return the receipt.
+
+        All required stages must be done. Raises PackError.
+        """
 
     def receipt(self) -> dict[str, Any]:
-        """Return what `run` has returned, of a stage that is done. Raises PackError."""
+        """Return the receipt of a stage that is done. Raises PackError."""
         return read_receipt(self.outputs()[-1])
 
 
@@ -93,7 +105,7 @@ def _tokenizer(recipe: Recipe) -> list[Stage]:
 
 @dataclass(frozen=True)
 class TrainTokenizer(Stage):
-    """Train a SentencePiece model on the sources. Only for a config that names no tokenizer."""
+    """Train a SentencePiece model on the sources, if the config names no tokenizer."""
 
     def requires(self) -> Sequence[Stage]:
         return ()
@@ -121,7 +133,7 @@ class TrainTokenizer(Stage):
         return self.receipt()
 
     def receipt(self) -> dict[str, Any]:
-        # Checked here once, and not by each of the processes that will encode.
+        # Check the encoder once here, not in each process that will encode.
         return asdict(engine_check.verdict_of(self.recipe))
 
 
@@ -143,7 +155,7 @@ class TokenizePart(Stage):
         return mirror.has(*self.outputs(), checksum="xxh3" if check_content else "", refused=refused)
 
     def step(self) -> Tokenize:
-        """Return the work as a value that another process can take. The encoder is chosen here, once."""
+        """Return the work as a value for another process, with the encoder chosen here."""
         recipe, part = self.recipe, self.recipe.parts[self.part]
         texts = Texts(f"{recipe.texts_key} {recipe.config.packing} {recipe.layout.root}", recipe)
         return Tokenize(texts, part, recipe.tokens_key(part), engine_check.verdict_of(recipe).engine)
@@ -157,9 +169,9 @@ def _parts(recipe: Recipe) -> list[Stage]:
 
 
 def _repairing(recipe: Recipe, work: Callable[[Recipe, Path], dict[str, Any]], progress: Progress) -> dict[str, Any]:
-    """Do work that compares the checksums of all token files; tokenize those again that were damaged since."""
+    """Do work that checks all token files; rebuild damaged ones and retry."""
     fetch_parts(mirror_of(recipe.layout.root), recipe.layout, recipe.token_keys)
-    engine_check.release_encoders()  # nothing is left to encode for this corpus; another one loads its own
+    engine_check.release_encoders()  # this corpus has nothing left to encode; another corpus loads its own
     try:
         return work(recipe, recipe.plan_folder)
     except StorageError:
@@ -173,7 +185,10 @@ def _repairing(recipe: Recipe, work: Callable[[Recipe, Path], dict[str, Any]], p
 
 @dataclass(frozen=True)
 class DealParts(Stage):
-    """Count the conversations of all parts, so that each group knows which are its own. For several groups."""
+    """Count the conversations of all parts, so that each group knows its own.
+
+    Only a corpus of several groups has this stage.
+    """
 
     def requires(self) -> Sequence[Stage]:
         return _tokenizer(self.recipe) + _parts(self.recipe)
@@ -194,7 +209,7 @@ class DealParts(Stage):
 
 @dataclass(frozen=True)
 class PlanGroup(Stage):
-    """Plan group number `group` by itself."""
+    """Plan group number `group` separately."""
 
     group: int
 
@@ -205,10 +220,10 @@ class PlanGroup(Stage):
         return list(self.step().outputs())
 
     def is_done(self, check_content: bool = False) -> bool:
-        return not check_content and self.step().is_done()  # as Plan
+        return not check_content and self.step().is_done()  # like Plan
 
     def step(self) -> steps.PlanGroup:
-        """Return the work as a value that another process can take."""
+        """Return the work as a value that another process can run."""
         return steps.PlanGroup(self.recipe.layout.root, self.recipe.plan_folder, self.group)
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
@@ -217,7 +232,10 @@ class PlanGroup(Stage):
 
 @dataclass(frozen=True)
 class Plan(Stage):
-    """Assign every conversation to a shard, a row, and an offset: in one plan, or by joining those of groups."""
+    """Assign every conversation to a shard, a row, and an offset.
+
+    The plan of a corpus of several groups joins the plans of the groups.
+    """
 
     def requires(self) -> Sequence[Stage]:
         groups = self.recipe.most_groups
@@ -230,7 +248,7 @@ class Plan(Stage):
         return [self.recipe.plan_folder / name for name in (*names, "plan.json")]
 
     def is_done(self, check_content: bool = False) -> bool:
-        # The figures in plan.json have no checksum, and planning is cheap: a check of the content trusts no plan.
+        # A check of the content trusts no plan: the figures in plan.json have no checksum, and planning is cheap.
         if check_content or not has_plan(self.recipe.plan_folder, mirror_of(self.recipe.layout.root)):
             return False
         return all(stage.is_done() for stage in self.requires())
@@ -249,7 +267,7 @@ class Plan(Stage):
             else:
                 receipt = _repairing(recipe, make_plan, progress)
                 mirror.push(plan / name for name in (*plan_files(recipe.config), "plan.json"))
-        except DataError:  # it may name the list of rejects
+        except DataError:  # its message may name the list of rejects
             mirror.push(path for path in self.outputs() if path.name == "rejects.jsonl" and path.is_file())
             raise
         return receipt
@@ -274,7 +292,7 @@ class WriteShard(Stage):
         return mirror.has(*self.outputs(), checksum="sha256" if check_content else "")
 
     def step(self) -> Pack:
-        """Return the work as a value that another process can take."""
+        """Return the work as a value that another process can run."""
         recipe, config = self.recipe, self.recipe.config
         special = (recipe.encoder.eos_id, recipe.encoder.pad_id) if config.packing else None
         path, root = self.outputs()[0], recipe.layout.root
@@ -297,9 +315,10 @@ class Publish(Stage):
         return [self.recipe.corpus_folder / "manifest.json", self.recipe.published]
 
     def is_done(self, check_content: bool = False) -> bool:
-        """Return whether the manifest is published and unedited, and every file it lists has its size or checksum.
+        """Return whether the manifest is published and unedited, and its files exist.
 
-        A corpus whose texts were written by another version (keys.VERSIONS["texts"]) is done, too.
+        Every file that it lists must have its recorded size and, with `check_content`, its checksum. A corpus whose
+        texts were written by another version (keys.VERSIONS["texts"]) is done, too.
         """
         own, published = self.outputs()
         mirror = refresh(self.recipe)
@@ -309,7 +328,7 @@ class Publish(Stage):
             manifest, folder = load_manifest(published), own.parent
             if own.read_bytes() != published.read_bytes():
                 return False
-            # A run that was killed may have left the manifest in a folder that was not synced yet.
+            # A killed run may have left the manifest in a folder that is not synced.
             sync_folder(published.parent)
             return all(
                 mirror.has_size(folder / file.path, file.bytes)
@@ -320,7 +339,10 @@ class Publish(Stage):
             return False
 
     def prepare(self) -> None:
-        """Drop the receipts of shards that are damaged or whose plan is. A new run has none yet, and hashes nothing."""
+        """Remove the receipts of damaged shards, or of all shards without a valid plan.
+
+        A new run has no receipts yet, so it hashes nothing.
+        """
         is_planned = has_plan(self.recipe.plan_folder, mirror_of(self.recipe.layout.root))
         for stage in self.requires():
             receipt = stage.outputs()[-1]
@@ -347,7 +369,7 @@ class Publish(Stage):
 
 
 def refresh(recipe: Recipe) -> Mirror:
-    """Learn what the root holds of a corpus, if it is in a bucket, and return its mirror."""
+    """Return the mirror of the root of a corpus, refreshed if it is in a bucket."""
     mirror, publish = mirror_of(recipe.layout.root), Publish(recipe)
     if mirror is not LOCAL:
         made = [stage.outputs() for stage in (*_parts(recipe), *publish.requires())]
@@ -362,7 +384,7 @@ def refresh(recipe: Recipe) -> Mirror:
 
 
 def run_all(target: Stage, progress: Progress = SILENT, check_content: bool = False) -> None:
-    """Run `target` and every stage below it that is not done, one after another, in this process."""
+    """Run `target` and its required stages in this process, unless they are done."""
     visited: set[Stage] = set()
 
     def visit(stage: Stage) -> None:
@@ -381,10 +403,10 @@ def run_all(target: Stage, progress: Progress = SILENT, check_content: bool = Fa
 def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
     """Run a share of the stages of a kind, "tokenize" or "pack".
 
-    For machines that share files or a bucket and do not know of each other: what all of them need, the trained
-    tokenizer and the plan, is made by the first one, while the others wait. Groups are planned by all of them, each by
-    the first one that is free. Returns how many stages this share has, and how many of them were done before. Raises
-    Busy if a shard is asked for before all parts are tokenized.
+    This is for machines that share files or a bucket and do not know of each other. The first machine makes the outputs
+    that all need, the trained tokenizer and the plan, while the others wait. All machines plan groups, each group on
+    the first machine that is free. Returns the number of stages in this share, and the number of them that were done
+    before. Raises Busy if shards are requested before all parts are tokenized.
     """
     parts, plan = _parts(recipe), Plan(recipe)
     refresh(recipe)
@@ -402,7 +424,7 @@ def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
             run_once(DealParts(recipe))
         groups = [stage for stage in plan.requires() if isinstance(stage, PlanGroup)]
         unplanned = [groups[number] for number in dict.fromkeys([*own.of([1] * len(groups)), *range(len(groups))])]
-        for wait in (False, True):  # for those that other machines are planning, only when no other is left
+        for wait in (False, True):  # wait for the groups of other machines only when no other group is left
             unplanned = [group for group in unplanned if run_once(group, wait=wait) is None]
         run_once(plan)
     every, costs = parts, sizes_of(recipe.parts)
@@ -417,9 +439,9 @@ def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
 
 
 def run_once(stage: Stage, progress: Progress = SILENT, wait: bool = True) -> dict[str, Any] | None:
-    """Run a stage unless it is done, or wait for another machine that runs it; return its receipt.
+    """Run a stage unless it is done, and return its receipt.
 
-    Without `wait`, the result is None while another machine runs it. Raises PackError.
+    If another machine runs the stage, wait for it or, without `wait`, return None. Raises PackError.
     """
 
     def find() -> dict[str, Any] | None:
@@ -429,20 +451,23 @@ def run_once(stage: Stage, progress: Progress = SILENT, wait: bool = True) -> di
     return make_once(mirror, commit, find, lambda: stage.run(progress), wait=wait)
 
 
-# What an engine asks before it starts, and what exists on disk
+# Checks of an engine before it starts, and of files on disk
 
 
 def claim(recipe: Recipe) -> None:
-    """Make sure that no other run makes this corpus at the same time, before workers are forked. Raises Busy."""
+    """Make sure that no other run makes this corpus at the same time.
+
+    Call this before workers are forked. Raises Busy.
+    """
     path = recipe.layout.lock(recipe.config.name, recipe.corpus_key)
     if not acquire_lock(path):
         raise Busy("busy", f"{recipe.corpus_folder}: another run is making this corpus; wait for it, then run again")
 
 
 def open_encoder(recipe: Recipe) -> engine_check.Verdict | None:
-    """Open and check the encoder for all processes that are forked from this one; None if nothing is left to encode.
+    """Open and check the encoder for all processes that are forked from this process.
 
-    A tokenizer that is still to be trained is opened by TrainTokenizer.
+    Returns None if nothing is left to encode, or if the tokenizer is not trained yet: TrainTokenizer then opens it.
     """
     if not recipe.has_tokenizer or all(stage.is_done() for stage in _parts(recipe)):
         return None
@@ -451,7 +476,7 @@ def open_encoder(recipe: Recipe) -> engine_check.Verdict | None:
 
 
 def has_plan(folder: Path, mirror: Mirror = LOCAL) -> bool:
-    """Return whether `folder` holds the receipt of a plan and all files it lists, at their recorded sizes."""
+    """Return whether a folder has a plan, with all its files at their recorded sizes."""
     receipt = folder / "plan.json"
-    # Of a bucket, there is no receipt here without the files there.
+    # With a bucket, a receipt here means that the bucket has the files.
     return has_listed(receipt) if mirror is LOCAL else receipt.is_file()

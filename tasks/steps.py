@@ -1,9 +1,10 @@
-"""The steps of a run that any process on any machine can take: a part to tokenize, a group to plan, a shard to write.
+"""The steps of a run, as values that any process on any machine can run.
 
     Recipe ─stages.py─▶ Step, under 4 KB ─pickle─▶ another process ─run─▶ data, then its receipt ─▶ Outcome
 
-A step names everything that it reads and writes. It does nothing if its receipt exists, so it may be taken twice, and
-by two processes at once: both write the same bytes. It knows no engine; pipeline/engines decides where steps run.
+A step tokenizes a part, plans a group, or writes a shard. It names everything that it reads and writes. It does nothing
+if its receipt exists, so it may run twice, also in two processes at the same time: both write the same bytes. It does
+not depend on an engine; pipeline/engines decides where steps run.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ from tasks.tokenization.tokenize_part import tokenize_part
 
 
 class Progress:
-    """What a running step reports to its engine, and what an engine knows about the run. This one ignores reports."""
+    """The link between a running step and its engine; this class ignores reports.
+
+    A step reports its progress. An engine provides facts about the run.
+    """
 
     def tokenized(self, conversations: int, rejected: int, tokens: int, share: float) -> None:
-        """Receive counts since the start of the part, and the share of the part that has been read."""
+        """Receive counts since the start of the part, and the share that has been read."""
 
     def run_record(self) -> dict[str, Any]:
-        """Return the facts about this run that run.json holds: times, speeds, versions."""
+        """Return the facts about this run for run.json: times, speeds, and versions."""
         return {}
 
 
@@ -53,12 +57,12 @@ SILENT = Progress()
 
 
 class Step(ABC):
-    """A small frozen value: what to read, what to write, and how."""
+    """A small frozen value that names the inputs, outputs, and options of the work."""
 
     @property
     @abstractmethod
     def place(self) -> str:
-        """Return what the step works on, for a message: a file and its bytes, or a shard."""
+        """Return the name of the work in messages: a file and its bytes, or a shard."""
 
     @abstractmethod
     def outputs(self) -> tuple[Path, Path]:
@@ -75,7 +79,10 @@ class Step(ABC):
 
 @dataclass(frozen=True)
 class Texts:
-    """What turns records into tokens, the same for all parts of a corpus. Sent without the list of its parts."""
+    """The settings that turn records into tokens, the same for all parts of a corpus.
+
+    They are sent to other processes without the lists of sources and parts.
+    """
 
     key: str
     recipe: Recipe = field(compare=False, repr=False)
@@ -86,13 +93,16 @@ class Texts:
 
 @lru_cache(maxsize=4)
 def _recipe_of(texts: Texts) -> Recipe:
-    """Return the recipe that all steps of a corpus share in this process, with its encoder and template."""
+    """Return the recipe that all steps of a corpus share, to load its encoder once."""
     return texts.recipe
 
 
 @dataclass(frozen=True)
 class Tokenize(Step):
-    """Tokenize one part of a source file; `engine` is the encoder that was found to be right for the corpus."""
+    """Tokenize one part of a source file.
+
+    `engine` is the name of the encoder that was chosen for the corpus.
+    """
 
     texts: Texts
     part: Part
@@ -139,7 +149,10 @@ class OfPlan(Step):
     plan_folder: Path
 
     def __getstate__(self) -> dict[str, Any]:
-        """Send absolute paths: another process may be in another folder. Of a bucket, it has a folder of its own."""
+        """Send absolute paths and, for a root in a bucket, its URL.
+
+        Another process may be in another folder. On another machine, it has its own scratch folder.
+        """
         paths = {name: path.absolute() for name, path in vars(self).items() if isinstance(path, Path)}
         return vars(self) | paths | {"url": url_of(self.root)}
 
@@ -184,7 +197,10 @@ class PlanGroup(OfPlan):
 
 @dataclass(frozen=True)
 class Pack(OfPlan):
-    """Write one shard of a plan. `special` has the ids of EOS and padding, or is None for format 2.0."""
+    """Write one shard of a plan.
+
+    `special` has the ids of EOS and padding, or is None for format 2.0.
+    """
 
     path: Path
     shard: int
@@ -234,14 +250,17 @@ def fetch_parts(mirror: Mirror, layout: Layout, keys: Sequence[str]) -> None:
 
 
 def fetch_group(mirror: Mirror, folder: Path, group: int) -> None:
-    """Make sure that the files of a group that was planned can be read locally, and its receipt."""
+    """Make sure that the receipt and the files of a group can be read locally."""
     mirror.fetch_file(receipt := group_receipt(folder, group))
     for name, size in read_receipt(receipt)["files"].items():
         mirror.fetch_file(folder / name, size)
 
 
 def fetch_plan(mirror: Mirror, folder: Path, shard: int | None = None) -> dict[str, Any]:
-    """Make sure that a plan can be read locally, or the placements of a shard; return its receipt."""
+    """Make sure that a plan can be read locally, and return its receipt.
+
+    With `shard`, only the placements of that shard are fetched.
+    """
     mirror.fetch_file(folder / "plan.json")
     receipt = read_receipt(folder / "plan.json")
     for name in receipt["files"] if shard is None else [placements_of(shard, receipt)[0]]:
@@ -254,9 +273,9 @@ def shard_receipt(plan_folder: Path, shard: int) -> Path:
 
 
 def check_token_files(layout: Layout, keys: list[str], plan_folder: Path) -> None:
-    """Check that the token files which shards were written from are as they were planned.
+    """Check that the local token files of a plan have their recorded checksums.
 
-    Raises StorageError if one was damaged since, and drops the receipts of it and of all shards.
+    Raises StorageError if a file is damaged, after removing its receipt and the receipts of all groups and shards.
     """
     for key in keys:
         file, receipt = layout.token_file(key), layout.token_receipt(key)
@@ -268,7 +287,7 @@ def check_token_files(layout: Layout, keys: list[str], plan_folder: Path) -> Non
 
 
 def run(step: Step) -> dict[str, Any]:
-    """Take a step, unless it was taken before, and return its receipt. Raises PackError."""
+    """Run a step unless it is done, and return its receipt. Raises PackError."""
     return read_receipt(step.outputs()[1]) if step.is_done() else step.work(SILENT)
 
 
@@ -281,7 +300,10 @@ def unreadable(written: Path) -> StorageError:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an engine learns of a step: figures, or the error that ended it; `seconds` and `cpu` in seconds."""
+    """The result of a step for an engine: figures, or the error that ended it.
+
+    `seconds` (of wall-clock time) and `cpu` are in seconds, `peak` (of memory) is in bytes.
+    """
 
     conversations: int = 0
     rejected: int = 0
@@ -293,7 +315,10 @@ class Outcome:
 
 
 def attempt(step: Step) -> Outcome:
-    """Take a step and return its figures; an error is a value, so that it arrives whole from any process."""
+    """Run a step and return its figures or its error.
+
+    An error is a value, so that it arrives complete from any process.
+    """
     start, cpu = time.perf_counter(), time.process_time()
     try:
         receipt = run(step)

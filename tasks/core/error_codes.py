@@ -2,8 +2,8 @@
 
     reason ("bad_role", as raised and counted) ─CODES─▶ E207, exit code, meaning, cause, fix ─▶ docs/reference/errors.md
 
-A code stands for one kind of problem, wherever it occurs. It is never reused for another one, so searches and scripts
-that rely on a code keep working. The first digit names the area (see `GROUPS`).
+A code stands for one kind of problem, wherever it occurs. It is never reused for another problem, so searches and
+scripts that rely on a code keep working. The first digit names the area (see `GROUPS`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 USAGE, DATA, MISSING, PART, BUG, STORAGE, BUSY, DIFFERS = 64, 65, 66, 69, 70, 74, 75, 104
 
-# Set by the classes in tasks.core.errors. The values are those of sysexits.h, except 104, which reprotest uses.
+# Exit codes, set by the classes in tasks.core.errors. The values are from sysexits.h, except 104, which reprotest uses.
 EXITS = {
     0: "success",
     USAGE: "the config or the command line is invalid",
@@ -37,7 +37,10 @@ GROUPS = {
 
 
 class Code(NamedTuple):
-    """One kind of problem. `exit` is the exit code of the command; for a reject, of a run that it stops."""
+    """One kind of problem.
+
+    `exit` is the exit code of the command or, for a reject, of a run that it stops.
+    """
 
     code: str
     reason: str

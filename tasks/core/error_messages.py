@@ -25,7 +25,10 @@ def is_on(name: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def as_text(error: PackError) -> str:
-    """Return the code and the message, then cause and fix. An interrupt is not an error, so it is one line."""
+    """Return the code and the message, then cause and fix.
+
+    An interrupt is not an error, so it has only the first line.
+    """
     code = CODES[error.reason]
     rank = f"rank {error.facts['rank']}: " if "rank" in error.facts else ""
     message = rank + printable(from_here(with_urls(str(error))))
@@ -35,7 +38,7 @@ def as_text(error: PackError) -> str:
 
 
 def as_json(error: PackError) -> str:
-    """Return one line of JSON. The `facts` of the error are added to the keys that all errors have."""
+    """Return one line of JSON, with the `facts` of the error as additional keys."""
     code = CODES[error.reason]
     values = {
         "code": code.code,
@@ -55,10 +58,13 @@ def format_error(error: PackError) -> str:
 
 
 def to_pack_error(error: Exception) -> PackError:
-    """Return a PackError as it is; convert any other exception to one, with its type, message, and place."""
+    """Return a PackError as is; convert any other exception to a PackError.
+
+    The message of an unexpected exception names its type, text, and place.
+    """
     if isinstance(error, PackError):
         return error
-    if "KeyboardInterrupt" in str(error):  # libraries written in Rust convert it to an error of their own
+    if "KeyboardInterrupt" in str(error):  # libraries written in Rust convert it to their own errors
         return Interrupted("interrupted", "interrupted; run the same command again to resume")
     if isinstance(error, OSError):
         return StorageError("disk_failed", f"{error.filename}: {error.strerror}" if error.filename else str(error))

@@ -1,7 +1,8 @@
-"""Define the errors that stop a run (`PackError`) and that reject one conversation (`Reject`).
+"""Define the errors that stop a run or reject one conversation.
 
-Every message names the place (file and line), the value, and the fix. Users never see a traceback for something that
-they can fix. Both are raised with a reason from `error_codes.CODES`, which determines the code of the message.
+A `PackError` stops the run, a `Reject` rejects a conversation. Both are raised with a reason from `error_codes.CODES`,
+which determines the code of the message. Every message names the place (file and line), the value, and the fix. Users
+never see a traceback for something that they can fix.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from tasks.core.error_codes import BUG, BUSY, CODES, DATA, DIFFERS, MISSING, PAR
 
 
 class _Coded(Exception):
-    """Hold a stable `reason` ("bad_role") with its `code` (E207), and a `message` that a user can act on."""
+    """An error with a stable `reason`, such as "bad_role", and its `code` (E207).
+
+    Users can act on its `message`.
+    """
 
     def __init__(self, reason: str, message: str):
         super().__init__(reason, message)
@@ -28,7 +32,10 @@ class _Coded(Exception):
 
 
 class PackError(_Coded):
-    """Stop the run. `exit_code` is that of the command; `facts` are added to the error in JSON."""
+    """An error that stops the run.
+
+    `exit_code` is the exit code of the command. `facts` are added to the error in JSON.
+    """
 
     exit_code: int = DATA
 
@@ -68,7 +75,7 @@ class StorageError(PackError):
 
 
 class Busy(PackError):
-    """Another run is making the same corpus, or a worker of this one was killed."""
+    """Another run is making the same corpus, or a worker of this run was killed."""
 
     exit_code = BUSY
 
@@ -92,8 +99,9 @@ class Bug(PackError):
 
 
 class Reject(_Coded):
-    """Reject one conversation: it is written to rejects.jsonl, and the run continues.
+    """An error that rejects one conversation.
 
-    The ledger counts `reason`. `message` names the value and its place in the record, for example
-    'messages[2].role "assistent" is not a role; did you mean assistant?'.
+    The conversation is written to rejects.jsonl, and the run continues. The ledger counts `reason`. `message` names the
+    value and its place in the record, for example 'messages[2].role "assistent" is not a role; did you mean
+    assistant?'.
     """

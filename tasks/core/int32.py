@@ -1,4 +1,4 @@
-"""Cast numbers to int32, which plans and indexes have them as, or refuse those that do not fit.
+"""Cast numbers to int32, the type in plans and indexes, or refuse them.
 
 numpy's own casts wrap around silently: conversation 2,147,483,648 would become -2,147,483,648.
 """
@@ -13,7 +13,7 @@ MOST = (1 << 31) - 1
 
 
 def check_number(number: int, what: str) -> int:
-    """Return a number, such as a count, that fits in int32. Raises DataError, naming `what` is counted."""
+    """Return a number that fits in int32. Otherwise, raises DataError about `what`."""
     if not -MOST <= number <= MOST:
         raise DataError(
             "too_many",
@@ -23,7 +23,7 @@ def check_number(number: int, what: str) -> int:
 
 
 def as_int32(values: np.ndarray, what: str) -> np.ndarray:
-    """Return integers as int32. Raises DataError, naming `what` they are, if one does not fit."""
+    """Return integers as int32. Raises DataError about `what` if one does not fit."""
     if values.dtype.itemsize >= 4 and values.dtype != np.int32 and len(values):
         for extreme in (int(values.min()), int(values.max())):
             check_number(extreme, what)

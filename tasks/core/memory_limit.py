@@ -1,9 +1,10 @@
-"""Limit the memory that a library may allocate for a file whose content can be a thousand times its size.
+"""Limit the memory that a library may allocate to read a file.
 
     with bounded_memory(size): …                an allocation of more than `size` additional bytes is a MemoryError
     with bounded_table(name, size, what): …     the same for reading a table of that size, as a DataError
 
-The operating system enforces the limit (RLIMIT_DATA on Linux), so it holds for anything that Arrow does.
+The content of a file can be a thousand times as large as the file. The operating system enforces the limit
+(RLIMIT_DATA on Linux), so it holds for anything that Arrow does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _STATM = Path("/proc/self/statm")
 
 @contextmanager
 def bounded_memory(size: int) -> Iterator[None]:
-    """Let this process allocate at most `size` more bytes. No limit if the system does not report memory use."""
+    """Let this process allocate at most `size` more bytes.
+
+    There is no limit if the system does not report memory use.
+    """
     if not _STATM.exists():
         yield
         return
@@ -45,7 +49,10 @@ def bounded_memory(size: int) -> Iterator[None]:
 
 @contextmanager
 def bounded_table(name: str, size: int, what: str) -> Iterator[None]:
-    """Limit the memory for reading from a table of `size` bytes. Raises DataError that `what` takes too much."""
+    """Limit the memory for reading from a table of `size` bytes.
+
+    Raises DataError if `what` takes too much memory.
+    """
     try:
         with bounded_memory(TABLE + 4 * size):
             yield

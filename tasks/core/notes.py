@@ -1,4 +1,4 @@
-"""Show what a long operation does, as long as it runs.
+"""Show notes about a long operation while it runs.
 
 with noted(lambda: f"{count} files found so far"): …   a note after 3 seconds, and every 10 seconds from then on
 show_note("waiting for another machine")               a note at once
@@ -28,7 +28,7 @@ def show_notes_with(show: Callable[[str], None]) -> None:
 
 
 def show_note(text: str) -> None:
-    """Show a note as the command shows those of long operations."""
+    """Show a note at once, like a note about a long operation."""
     _show(f"note: {text}")
 
 

@@ -1,4 +1,7 @@
-"""Text that is safe to show: what a terminal would obey, hide or reorder is escaped, and so are the marks of rows."""
+"""Text that is safe to show in a terminal.
+
+Characters that a terminal would obey, hide, or reorder are escaped, and so are the marks of rows.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-# Marks that frame what is shown. In the data they are escaped, so that no text can pass for a mark.
+# Marks that frame shown text. In the data, they are escaped, so that no text can pass for a mark.
 TRAINED = "⟦⟧"
 CONTROL = "▐▌"
 BOUNDARY = "▏"
 
-# Characters without a glyph that text needs all the same: joiners of Persian, of Indian scripts and of emoji.
+# Characters without a glyph that text still needs: joiners in Persian, Indian scripts, and emoji.
 JOINERS = "\u200c\u200d"
 SPACES = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 MARKS = frozenset(TRAINED + CONTROL + BOUNDARY)
@@ -32,7 +35,7 @@ _shown_as: dict[str, str] = {}
 
 
 def show_as(folder: str, name: str) -> None:
-    """Show paths below a folder from now on as if they were below `name`, a URL."""
+    """From now on, show paths below a folder as if they were below `name`, a URL."""
     _shown_as[f"{folder}/"] = f"{name}/"
 
 
@@ -44,7 +47,10 @@ def with_urls(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with every character escaped that a terminal would obey, hide or reorder; newlines stay."""
+    """Return `text` with every unsafe character escaped; newlines stay.
+
+    A terminal would obey, hide, or reorder an unsafe character. Paths become URLs, as in `with_urls`.
+    """
     text = with_urls(text)
     if text.isprintable() and MARKS.isdisjoint(text):
         return text
@@ -61,12 +67,12 @@ def from_here(text: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """1 row, 1,234 rows"""
+    """Return a count with its noun: 1 row, or 1,234 rows."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """Return 4.2 s, 59 s, 1 min 5 s, or 2 h 5 min; a rest of zero is left out."""
+    """Return a duration as 4.2 s, 59 s, 1 min, 1 min 5 s, 2 h, or 2 h 5 min."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -80,7 +86,10 @@ def duration(seconds: float) -> str:
 
 
 def aligned(table: list[list[str]]) -> list[str]:
-    """A head and its lines as text, the first column flush left and the others right."""
+    """Return the lines of a table as aligned text.
+
+    The first column is left-aligned, and all others are right-aligned.
+    """
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(
@@ -92,14 +101,14 @@ def aligned(table: list[list[str]]) -> list[str]:
 
 
 def common_folder(paths: Sequence[str]) -> str:
-    """The folder that all paths share, with a slash at its end; "" if there is none."""
+    """Return the folder that all paths share, with a final slash, or "" without one."""
     folders = [os.path.dirname(path) for path in paths]
     if len(paths) < 2 or len({os.path.isabs(path) for path in paths}) > 1:
         return ""
     if any("://" in folder for folder in folders):  # commonpath would drop a slash
         levels = zip(*(folder.split("/") for folder in folders), strict=False)
         shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
-        return f"{'/'.join(shared)}/" if len(shared) > 2 else ""  # the first two are s3: and nothing
+        return f"{'/'.join(shared)}/" if len(shared) > 2 else ""  # the first two levels are s3: and nothing
     common = os.path.commonpath(folders) if all(folders) else ""
     return f"{common.rstrip('/')}/" if common else ""
 
@@ -111,12 +120,16 @@ _KINDS: dict[type, str] = {
 
 
 def kind(value: object) -> str:
-    """What a value is, in JSON's words."""
+    """Return the JSON type of a value, such as "a string"."""
     return _KINDS.get(type(value)) or f"a value of type {type(value).__name__}"
 
 
 def shown(value: object) -> str:
-    """A value of the data within a message: short, and with every character that a terminal could obey escaped."""
+    """Return a value from the data as a message shows it.
+
+    A string is truncated to 60 characters, and its unsafe characters are escaped. Any other value is shown as its JSON
+    type.
+    """
     if not isinstance(value, str):
         return kind(value)
     text = json.dumps(value if len(value) <= 60 else value[:60] + "…", ensure_ascii=False)

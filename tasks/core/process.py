@@ -17,7 +17,10 @@ def peak_memory() -> int:
 
 @contextmanager
 def suppress_stderr() -> Iterator[None]:
-    """Discard what the process writes to stderr, also from native code: Rust reports errors there that are handled."""
+    """Discard everything that the process writes to stderr.
+
+    This includes native code, because Rust reports errors there even if they are handled.
+    """
     before = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:

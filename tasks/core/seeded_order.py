@@ -17,14 +17,14 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 CONTENTS = 1 << 20  # the stream for orders by content; the streams of splits and epochs are small numbers
 CHUNKS = 1 << 21  # the first stream for dealing chunks to groups; one for each split
 BALANCED = 1 << 22  # the first stream for the order of balanced steps; one for each split
-GROUP = 1 << 32  # the distance of the streams of one group from those of the next
+GROUP = 1 << 32  # the distance between the streams of one group and the next
 
 
 def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
     """Return a seeded permutation of 0..count-1, int32.
 
-    Each `stream` of a seed has a permutation of its own. Element i is the rank of i by its hash. Memory: 24 bytes per
-    number, 4 of them for the result.
+    Each `stream` of a seed has its own permutation. Element i is the rank of i by its hash. The function takes 24 bytes
+    of memory per number, 4 of them for the result.
     """
     check_number(count, "rows and pieces")
     place_of = np.empty(count, np.int32)
@@ -35,8 +35,8 @@ def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
 def _by_draw(count: int, seed: int, stream: int) -> np.ndarray:
     """Return 0..count-1 sorted by their draws, uint64.
 
-    Numbers take the place of the low bits of their draws, because sorting values takes a tenth of the time of sorting
-    indexes. Those whose other bits are equal are sorted again by the whole draw.
+    Each number replaces the low bits of its draw, because sorting values takes a tenth of the time of sorting indexes.
+    Numbers whose remaining bits are equal are then sorted by the whole draw.
     """
     keys = draws(count, seed, stream)
     low = np.uint64((1 << count.bit_length()) - 1)
@@ -53,7 +53,7 @@ def _by_draw(count: int, seed: int, stream: int) -> np.ndarray:
 
 
 def draws(count: int, seed: int, stream: int) -> np.ndarray:
-    """Return a seeded pseudo-random number for each of 0..count-1, uint64; all are different."""
+    """Return a distinct seeded pseudo-random number for each of 0..count-1, uint64."""
     return _draws_of(np.arange(count, dtype=np.uint64), seed, stream)
 
 
@@ -67,10 +67,9 @@ def _draws_of(numbers: np.ndarray, seed: int, stream: int) -> np.ndarray:
 def order_of_contents(digests: np.ndarray, seed: int) -> np.ndarray:
     """Return the indexes that sort contents into a seeded order.
 
-    Contents are given by `digests` (uint64); the indexes are int64.
-
-    Equal contents keep their order. Adding or removing a content does not reorder the others, so the choice of the
-    first k changes only by what was added or removed.
+    Contents are given by `digests` (uint64); the indexes are int64. Equal contents keep their order. Adding or removing
+    contents does not reorder the others, so the choice of the first k changes only by the contents that were added or
+    removed.
     """
     z = digests * GOLDEN
     _mix(z, seed, CONTENTS)
@@ -85,7 +84,10 @@ def hashes(numbers: np.ndarray) -> np.ndarray:
 
 
 def random_signs(first: int, count: int, bits: int) -> np.ndarray:
-    """Return the low bits of the hashes of `count` numbers from `first` as signs, 1 or -1: int64[count, bits]."""
+    """Return pseudo-random signs, 1 or -1, for `count` numbers: int64[count, bits].
+
+    The numbers start at `first`. The signs of a number are the low bits of its hash.
+    """
     found = hashes(np.arange(first, first + count))[:, None] >> np.arange(bits, dtype=np.uint64) & np.uint64(1)
     return 1 - 2 * found.astype(np.int64)
 

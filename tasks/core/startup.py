@@ -1,6 +1,7 @@
-"""Exit with one line on Ctrl-C while a command still loads its modules. Import this first.
+"""Exit with one line on Ctrl-C while a command still loads its modules.
 
-The handler raises nothing, because libraries in C turn an exception during their import into an error of their own.
+Import this module first. The handler raises nothing, because libraries in C turn an exception during their import into
+their own errors.
 """
 
 from __future__ import annotations

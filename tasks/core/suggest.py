@@ -7,15 +7,15 @@ from difflib import get_close_matches
 
 
 def suggest(value: str, known: Iterable[str], at_most: int = 1) -> str:
-    """Return "; did you mean X?" for the names closest to a value, or "" if none is close.
+    """Return "; did you mean X?", or "" if no name is close to a value.
 
-    Case is ignored. Up to `at_most` names are suggested, the closest first.
+    Up to `at_most` names are suggested, the closest first. Case is ignored.
     """
     near = closest(value, known, at_most)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def closest(value: str, known: Iterable[str], at_most: int = 1) -> list[str]:
-    """Return up to `at_most` names that are close to a value, the closest first. Case is ignored."""
+    """Return up to `at_most` close names, the closest first. Case is ignored."""
     names = {name.lower(): name for name in known}
     return [names[match] for match in get_close_matches(value.lower()[:100], names, at_most)]

@@ -1,7 +1,9 @@
-"""Read a YAML file of settings into a pydantic model; report problems with key and closest match.
+"""Read a YAML file of settings into a pydantic model.
 
 corpus.yaml ──read_settings──▶ dict ──check_settings──▶ Config
 qlora.yaml  ──read_settings──▶ dict ──check_settings──▶ TrainingConfig
+
+Messages name the key of a problem and the closest known key.
 """
 
 from __future__ import annotations
@@ -21,20 +23,21 @@ from tasks.core.suggest import suggest
 Model = TypeVar("Model", bound=BaseModel)
 
 INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
-# Also 1e-4, which is text in YAML 1.1.
+# This includes 1e-4, which is text in YAML 1.1.
 NUMBER = re.compile(
     r"([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9_]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$", re.I
 )
 
 SHOWN = 20  # problems in one message
-# Bytes of a file. PyYAML reads 100 KB/s.
+# The limit for the bytes of a file, because PyYAML reads only 100 KB/s.
 LARGEST = 512 << 10
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuse aliases (nested ones grow without bound) and duplicate keys (the first is lost).
+    """A loader that refuses aliases and duplicate keys.
 
-    Read no dates, and no numbers that look like something else: in YAML 1.1, 1:00 is 60 and 010 is 8.
+    Nested aliases grow without bound, and the first of two duplicate keys would be lost. The loader reads no dates, and
+    no numbers that look like something else: in YAML 1.1, 1:00 is 60 and 010 is 8.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as in the base class
@@ -96,7 +99,7 @@ def parse_settings(text: str, where: str) -> dict[str, Any]:
 
 @functools.cache
 def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the defaults of all settings, to compare values with; pydantic takes a millisecond to make them."""
+    """Return the defaults of all settings, cached because making them takes 1 ms."""
     return {name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items()}
 
 
@@ -108,7 +111,7 @@ def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Mo
         found: dict[tuple[str, str], list[str]] = {}
         for item in error.errors(include_url=False):
             place, message, given = _problem(model, item)
-            # A setting with several possible types has one problem for each of them.
+            # A setting with several possible types has one problem per type.
             found.setdefault((place, given), []).append(message)
         lines = [
             f"  {place}{': ' * bool(place)}{' or '.join(messages)}{given}" for (place, given), messages in found.items()
@@ -131,7 +134,10 @@ def _yaml_problem(error: Exception) -> str:
 
 
 def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
-    """Return the place of a pydantic error, the message with the closest known key, and the value found."""
+    """Return the place of a pydantic error, its message, and the value found.
+
+    The message about an unknown key suggests the closest known key.
+    """
     names, inner = _follow(model, item["loc"])
     where = re.sub(r"\.(\d+)", r"[\1]", ".".join(names))
     if item["type"] == "extra_forbidden":
@@ -147,11 +153,11 @@ def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
 
 
 def _as_written(value: Any) -> str:
-    """Return a value as YAML has it, cut to 80 characters."""
+    """Return a value as it is written in YAML, truncated to 80 characters."""
     return json.dumps(value) if value is None or isinstance(value, bool) else f"{value!r:.80}"
 
 
-# pydantic's words, and plainer ones.
+# Phrases of pydantic, and plainer words for them.
 _PLAINER = {
     "Value error, ": "",
     "Input should be": "must be",
@@ -171,7 +177,7 @@ def _plain(message: str) -> str:
 
 
 def _within(model: type[BaseModel], key: str) -> str:
-    """Return where a key belongs that is one level too high, or "" if it is unknown there, too."""
+    """Return where a key belongs that is one level too high, or "" if unknown."""
     for name, field in model.model_fields.items():
         entry = _model_in(field.annotation)
         if entry and key in entry.model_fields:
@@ -185,7 +191,10 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _follow(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel]]:
-    """Return the keys of a place, without the names that pydantic gives to union members, and its model."""
+    """Return the keys of a place in the settings, and the model that contains it.
+
+    Names that pydantic gives to union members are left out.
+    """
     names: list[str] = []
     inner: type[BaseModel] | None = model
     for part in loc:

@@ -1,7 +1,7 @@
-"""Convert columns of numbers and flags between numpy and Arrow; numbers are not copied.
+"""Convert columns of numbers and flags between numpy and Arrow.
 
-pyarrow's own `pa.array` and `to_numpy` do the same, but their first call in a process imports pandas if it is
-installed: 0.2 s in every worker.
+Numbers are not copied. pyarrow's own `pa.array` and `to_numpy` do the same, but their first call in a process imports
+pandas if it is installed, which takes 0.2 s in every worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import xxhash
 
 
 def to_arrow(values: np.ndarray, null: np.ndarray | None = None) -> pa.Array:
-    """Return a column of the array's type over the array's memory, null where `null` (bool) is true."""
+    """Return an Arrow column over the memory of an array; flags are copied.
+
+    The column has the type of the array. It is null where `null` (bool) is true.
+    """
     valid = None if null is None or not null.any() else _bits(~null)
     data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, data])
@@ -38,7 +41,7 @@ def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def to_numpy(column: pa.Array) -> np.ndarray:
-    """Return a read-only array over the column's memory; flags are copied."""
+    """Return a read-only array over the memory of a column; flags are copied."""
     assert not column.null_count, f"{column.type}: {column.null_count} of {len(column)} are null"
     data, start, end = column.buffers()[1], column.offset, column.offset + len(column)
     if data is None or start == end:

@@ -1,7 +1,7 @@
 """Find the files of a corpus and check them against the manifest.
 
 manifest ─find_listed─▶ path of a file with the recorded size ─check_digest─▶ with the recorded content
-manifest ─wrong_files, foreign_files─▶ an error per file that differs ─refuse─▶ one error that names them all
+manifest ─changed_files, foreign_files─▶ an error per file that differs ─raise_all─▶ one error that names them all
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tasks.storage.manifest import Manifest, load_manifest, repair_hint, without
 
 
 class Remote(Protocol):
-    """What the files of a corpus folder are copies of; see stores/mirror.py."""
+    """The store that a corpus folder is a local copy of; see stores/mirror.py."""
 
     def fetch_listed(self, folder: Path, name: str, size: int) -> None:
-        """Make sure that a file of the folder can be read. Raises PackError, also if it is damaged."""
+        """Make sure that a file can be read locally. Raises PackError, also if damaged."""
 
     def names(self, folder: Path) -> set[str]:
         """Return the names of all files, relative to the folder."""
@@ -36,16 +36,17 @@ _remote_with: Callable[[Path], Remote | None] = lambda path: None  # noqa: E731 
 
 
 def find_remotes_with(find: Callable[[Path], Remote | None]) -> None:
-    """Set what gives the store that a path stands for: this package knows none."""
+    """Set the function that finds the store of a path: this package knows no stores."""
     global _remote_with
     _remote_with = find
 
 
 def corpus_folder(manifest: Manifest, path: Path) -> Path:
-    """Return the corpus folder of a manifest: the one it is in, or the one it names below the project root.
+    """Return the corpus folder of a manifest.
 
-    `path` is <corpus>/manifest.json or <root>/manifests/<name>.json. Raises InputMissing if the folder is missing, and
-    DataError if a published manifest is that of another corpus.
+    `path` is <corpus>/manifest.json or <root>/manifests/<name>.json. The result is the folder of the manifest, or the
+    folder that the manifest names below the project root. Raises InputMissing if the corpus folder is missing, and
+    DataError if a published manifest belongs to another corpus.
     """
     folder = path.resolve().parent
     root = folder.parent if folder.name == "manifests" else folder
@@ -68,17 +69,19 @@ def corpus_folder(manifest: Manifest, path: Path) -> Path:
 
 
 def checked_folder(manifest: Manifest, path: Path) -> Path:
-    """Return the corpus folder of a manifest. Raises what `corpus_folder` and `check_copies` raise."""
+    """Call `corpus_folder`, then `check_copies`, and return the corpus folder."""
     folder = corpus_folder(manifest, path)
     check_copies(path, folder)
     return folder
 
 
 def published_copy(folder: Path, manifest: Manifest | None = None) -> Path | None:
-    """Return <root>/manifests/<name>.json for the corpus folder <root>/data/corpora/<name>, also if it is missing.
+    """Return the path of the published manifest of a corpus, or None.
 
-    None if the folder is elsewhere, or if `manifest`, its own, was made for a folder of another name: such a copy of a
-    corpus was never published.
+    The path is <root>/manifests/<name>.json for the corpus folder <root>/data/corpora/<name>. The file may be missing.
+    The result is None if the corpus folder is elsewhere. It is also None if the file is missing for a good reason:
+    there is no folder manifests/, or `manifest`, from the corpus folder, names another folder, so that the corpus is a
+    copy that was never published.
     """
     home = folder.resolve()
     if home.parts[-3:-1] != ("data", "corpora"):
@@ -88,11 +91,11 @@ def published_copy(folder: Path, manifest: Manifest | None = None) -> Path | Non
     return copy if copy.exists() or (copy.parent.is_dir() and not is_copied) else None
 
 
-# Files of a corpus folder that the manifest does not list: itself, and the record of one run.
+# Files of a corpus folder that the manifest does not list: the manifest itself, and the record of a run.
 UNLISTED = {"manifest.json", "run.json"}
 
 
-# What a download of a dataset from the Hub adds: its git attributes, and the notes of huggingface_hub.
+# Files that a download of a dataset from the Hub adds: git attributes, and the notes of huggingface_hub.
 FROM_HUB, NOTES_OF_HUB = {".gitattributes"}, ".cache/huggingface/"
 
 
@@ -108,8 +111,8 @@ LAST = ".last"  # in manifests/: the name of the manifest that the latest run pu
 def remember_manifest(root: Path, name: str) -> None:
     """Record `name`, a file of <root>/manifests, as the manifest of the latest run.
 
-    A run that changes nothing writes nothing. A folder that cannot be written to is not an error: the record is a
-    convenience.
+    A run that changes nothing writes nothing. A folder that cannot be written to is not an error, because the record is
+    only a convenience.
     """
     path, content = root / "manifests" / LAST, f"{name}\n".encode()
     with suppress(StorageError, OSError):
@@ -118,7 +121,7 @@ def remember_manifest(root: Path, name: str) -> None:
 
 
 def last_manifest(root: Path) -> Path | None:
-    """Return the manifest of the latest run below `root`, or None if there is no record or the file is gone."""
+    """Return the latest run's manifest below `root`, or None if unknown or gone."""
     try:
         name = (root / "manifests" / LAST).read_text(encoding="utf-8").strip()
         path = root / "manifests" / name
@@ -128,22 +131,26 @@ def last_manifest(root: Path) -> Path | None:
 
 
 def default_report_path(folder: Path) -> Path:
-    """Return the default path of the report: next to the corpus folder, which contains listed files only.
+    """Return the default path of the report.
 
-    For a corpus in a bucket, it is in the working directory.
+    The report is next to the corpus folder, which contains listed files only. For a corpus in a bucket, it is in the
+    working directory.
     """
     return Path(f"{folder.name}.html") if _remote_with(folder) else folder.with_name(f"{folder.name}.html")
 
 
 def check_copies(path: Path, folder: Path) -> None:
-    """Raise DataError unless the given manifest and the one in the corpus folder are the same bytes."""
+    """Raise DataError unless a manifest and its copy in the corpus folder are equal.
+
+    A copy that is a symbolic link is an error, too.
+    """
     copy = folder / "manifest.json"
     if copy.is_symlink():
         raise DataError(
             "link_in_corpus", f"{copy}: is a symbolic link; a corpus must contain its files; {repair_hint(folder)}"
         )
     if not path.samefile(copy) and copy.read_bytes() != path.read_bytes():
-        load_manifest(copy)  # raises if this is the damaged one
+        load_manifest(copy)  # raises if the copy is the damaged one
         raise _differ(path, copy)
 
 
@@ -152,7 +159,10 @@ def _differ(path: Path, copy: Path) -> DataError:
 
 
 def check_published(path: Path, manifest: Manifest, folder: Path) -> None:
-    """Raise DataError or InputMissing unless the published copy, if there is to be one, has the bytes of `path`."""
+    """Raise DataError unless the published manifest has the bytes of `path`.
+
+    Raises InputMissing if it is missing, unless the corpus was never published.
+    """
     copy = published_copy(folder, manifest)
     if copy is None:
         return
@@ -161,12 +171,15 @@ def check_published(path: Path, manifest: Manifest, folder: Path) -> None:
     with reading(copy, folder):
         same = copy.read_bytes() == path.read_bytes()
     if not same:
-        load_manifest(copy)  # raises if this is the damaged one
+        load_manifest(copy)  # raises if the copy is the damaged one
         raise _differ(path, copy)
 
 
 def find_listed(folder: Path, name: str, size: int) -> Path:
-    """Return the path of the file listed as `name`. Raises DataError or InputMissing unless it has `size` bytes."""
+    """Return the path of the file listed as `name`, fetched if it is in a bucket.
+
+    Raises DataError or InputMissing unless the file has `size` bytes.
+    """
     where = folder / name
     if where.is_symlink() or not where.resolve().is_relative_to(folder.resolve()):
         raise DataError(
@@ -183,7 +196,7 @@ def find_listed(folder: Path, name: str, size: int) -> Path:
 
 
 def listed_file(manifest: Manifest, folder: Path, name: str) -> FileFacts:
-    """Return what the manifest records of a file next to the shards. Raises DataError if it does not list it."""
+    """Return the entry of a file next to the shards. Raises DataError without one."""
     for file in manifest.files:
         if file.path == name:
             return file
@@ -191,13 +204,16 @@ def listed_file(manifest: Manifest, folder: Path, name: str) -> FileFacts:
 
 
 def check_digest(where: Path, found: str, recorded: str, folder: Path) -> None:
-    """Raise DataError if the SHA-256 of a file of the corpus in `folder` is not the recorded one."""
+    """Raise DataError if the SHA-256 of a file differs from the recorded SHA-256."""
     if found != recorded:
         raise DataError("wrong_digest", f"{where}: does not have the recorded SHA-256; {repair_hint(folder)}")
 
 
 def check_listed(folder: Path, file: Shard | FileFacts) -> None:
-    """Check the size and SHA-256 of one file. Raises DataError, InputMissing, or StorageError, naming it."""
+    """Check the size and SHA-256 of one file.
+
+    Raises DataError, InputMissing, or StorageError, naming the file.
+    """
     where = find_listed(folder, file.path, file.bytes)
     try:
         found = sha256_of(where)
@@ -207,7 +223,10 @@ def check_listed(folder: Path, file: Shard | FileFacts) -> None:
 
 
 def check_unchanged(folder: Path, file: Shard | FileFacts) -> None:
-    """Check one file as `check_listed` does, but hash it again only if it changed since the last call."""
+    """Check the size and SHA-256 of one file, but hash it only if it changed.
+
+    A file has changed if its inode or its modification time differ from the last call.
+    """
     where = find_listed(folder, file.path, file.bytes)
     facts = where.stat()
     check_digest(where, _digest(where, facts.st_ino, facts.st_mtime_ns), file.sha256, folder)
@@ -220,7 +239,7 @@ def _digest(where: Path, _inode: int, _changed: int) -> str:
 
 
 def changed_files(folder: Path, files: Sequence[Shard | FileFacts]) -> list[PackError]:
-    """Return the error of `check_listed` for each file that differs, in their order. Reads several files at a time."""
+    """Return the errors of `check_listed` in order; read several files at a time."""
 
     def wrong(file: Shard | FileFacts) -> PackError | None:
         try:
@@ -234,9 +253,9 @@ def changed_files(folder: Path, files: Sequence[Shard | FileFacts]) -> list[Pack
 
 
 def foreign_files(manifest: Manifest, folder: Path) -> list[PackError]:
-    """Return an error for each file of the corpus folder that the manifest does not list, sorted by name."""
+    """Return an error for each file that the manifest does not list, sorted."""
     listed = [Path(file.path) for file in manifest.listed()]
-    # A linked folder of listed files is reported for these.
+    # A link to a folder of listed files is known here, because `find_listed` reports it for these files.
     known = {path.as_posix() for file in listed for path in (file, *file.parents)} | UNLISTED | FROM_HUB
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
     if remote := _remote_with(folder):
@@ -249,7 +268,10 @@ def foreign_files(manifest: Manifest, folder: Path) -> list[PackError]:
 
 
 def raise_all(wrong: Sequence[PackError], folder: Path) -> None:
-    """Raise the only error, or one that names them all, with the reason of the first."""
+    """Raise the only error, or one error that names them all; without errors, return.
+
+    The combined error has the type and the reason of the first error.
+    """
     if len(wrong) < 2:
         for error in wrong:
             raise error
@@ -265,9 +287,9 @@ def raise_all(wrong: Sequence[PackError], folder: Path) -> None:
 
 @contextmanager
 def reading(path: Path, folder: Path | None = None) -> Iterator[None]:
-    """Turn whatever goes wrong while `path` is read or parsed into a DataError that names it.
+    """Convert errors in reading or parsing `path` to a DataError that names it.
 
-    `folder` is that of its corpus, if it has a manifest to repair it by.
+    With `folder`, its corpus folder, the message has the command that repairs the corpus.
     """
     try:
         yield

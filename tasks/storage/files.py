@@ -1,11 +1,11 @@
-"""Write files atomically: temporary file → fsync → rename → fsync of the folder, and of every new folder.
+"""Write files atomically: temporary file → fsync → rename → fsync of the folder.
 
     with atomic_file(path) as out:      .name.XXXX.tmp, locked while it is written
         out.write(…)                    out.digest(), out.size: hashed while the bytes are in memory
                                         → renamed to `path` when the block ends, removed if it fails
 
-A reader therefore sees a complete file or none. A temporary file left behind by a killed run is no longer locked; the
-next writer of the same file removes it.
+A reader therefore sees a complete file or none. New folders are synced, too. The temporary file of a killed run is not
+locked; the next writer of the same file removes it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ import xxhash
 from tasks.core.errors import StorageError
 
 CHUNK = 1 << 20
-# Bytes after which writeback is started: the disk writes while more is computed, and fsync has little left to do.
+# Start writeback after this many bytes, so that the disk writes during computation and fsync has little left to do.
 WRITEBACK_BYTES = 8 << 20
 
-LOCK_PAUSE = 0.05  # seconds between two tries to lock a file that another holder has
+LOCK_PAUSE = 0.05  # seconds between attempts to lock a file that another holder has locked
 
-# SHA-256 for what may leave the machine. XXH3 detects damage as well and is ten times as fast: for local files.
+# SHA-256 is for files that may leave the machine. XXH3 is for local files: it also detects damage, ten times as fast.
 ALGORITHMS: dict[str, Any] = {"sha256": hashlib.sha256, "xxh3": xxhash.xxh3_128}
 
 
 class HashingWriter:
-    """A binary file that counts and hashes what is written to it; pyarrow can write to it."""
+    """A binary file that counts and hashes its bytes; pyarrow can write to it."""
 
     def __init__(self, file: IO[bytes], algorithm: str):
         self._file = file
@@ -56,7 +56,7 @@ class HashingWriter:
         return view.nbytes
 
     def _start_writeback(self) -> None:
-        # Starts to write dirty pages, and keeps them in memory. Not every system supports this.
+        # This starts to write dirty pages, and keeps them in memory. Not every system supports it.
         with suppress(AttributeError, OSError):
             os.posix_fadvise(self._file.fileno(), self._started, self.size - self._started, os.POSIX_FADV_DONTNEED)
         self._started = self.size
@@ -70,14 +70,15 @@ class HashingWriter:
 
 @contextmanager
 def atomic_file(path: Path, algorithm: str = "sha256", *, absent: bool = False) -> Iterator[HashingWriter]:
-    """Write `path` completely or not at all. Raises StorageError, naming the file, if it cannot be written.
+    """Write `path` completely or not at all.
 
-    With `absent`, an existing file is not replaced: the cause of the StorageError is then a FileExistsError.
+    Raises StorageError, naming the file, if it cannot be written. With `absent`, an existing file is not replaced; the
+    cause of the StorageError is then a FileExistsError.
     """
     with _writing(path):
         make_folder(path.parent)
         remove_abandoned(path)
-        # The name is chosen before the file exists: an interrupt may arrive at once.
+        # Choose the name before the file exists, so that the file is removed even if an interrupt follows at once.
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
             with _open_locked(temporary) as file:
@@ -89,7 +90,7 @@ def atomic_file(path: Path, algorithm: str = "sha256", *, absent: bool = False) 
                     raise OSError(f"{writer.size:,} bytes were written, but the file has {arrived:,}")
                 os.fchmod(handle, 0o644)
                 _sync(handle)
-                if absent:  # unlike a rename, a link does not replace a file that another writer has just made
+                if absent:  # unlike a rename, a link does not replace a file that another writer has just created
                     os.link(temporary, path)
                     os.unlink(temporary)
                 else:
@@ -110,7 +111,10 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents, and sync each into its parent, so that it survives a power failure."""
+    """Create a folder and its parents.
+
+    Each new folder is synced into its parent, so that it survives a power failure.
+    """
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -118,7 +122,10 @@ def make_folder(folder: Path) -> None:
 
 
 def _open_locked(temporary: Path) -> IO[bytes]:
-    """Create and lock a file. Retries if another writer removed it as abandoned before it was locked."""
+    """Create and lock a temporary file.
+
+    Retries if another writer removes the file as abandoned before it is locked.
+    """
     while True:
         file = temporary.open("xb")
         try:
@@ -135,7 +142,7 @@ _locks: dict[Path, IO[bytes]] = {}
 
 
 def acquire_lock(path: Path) -> bool:
-    """Lock `path` until this process and every child forked from it has ended.
+    """Lock `path` until this process and all children forked from it have ended.
 
     Returns False if another process holds the lock, and True if this process already does. Raises StorageError if the
     file cannot be created.
@@ -159,10 +166,10 @@ def acquire_lock(path: Path) -> bool:
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock while the block runs; other threads and processes wait. The file exists only as long as it is held.
+    """Hold a lock while the block runs; other threads and processes wait.
 
-    `waiting` is called again and again by those who wait; what it raises ends that. Raises StorageError if the file
-    cannot be created.
+    The lock file exists only while the lock is held. A caller that has to wait calls `waiting` repeatedly; an exception
+    in it ends the wait. Raises StorageError if the lock file cannot be created.
     """
     with _writing(path):
         make_folder(path.parent)
@@ -175,7 +182,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
             except BaseException:
                 file.close()
                 raise
-            # Whoever held the lock before has removed its file.
+            # The previous holder may have removed this file: then lock a new one.
             if os.fstat(file.fileno()).st_nlink:
                 break
             file.close()
@@ -188,7 +195,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
 
 
 def _is_locked(file: IO[bytes]) -> bool:
-    """Lock a file unless another holder has it."""
+    """Lock a file unless another holder has locked it; return whether it is locked."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -197,10 +204,10 @@ def _is_locked(file: IO[bytes]) -> bool:
 
 
 def remove_abandoned(path: Path) -> bool:
-    """Remove the temporary files of `path` that no living process is writing; return whether there are others."""
+    """Remove abandoned temporary files of `path`; return whether others are in use."""
     others = False
     for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        # Open for writing: NFS asks for that before it locks a file.
+        # Open for writing, because NFS does not lock other files.
         with suppress(OSError), old.open("r+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -221,23 +228,23 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync(handle: int) -> None:
-    """Wait until a file or folder is on the disk. On macOS, fsync leaves it in the disk's cache."""
+    """Wait until a file or folder is on disk; on macOS, fsync is not enough."""
     if hasattr(fcntl, "F_FULLFSYNC"):
-        with suppress(OSError):  # not every file system has it
+        with suppress(OSError):  # not every file system supports it
             fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
             return
     os.fsync(handle)
 
 
 def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
-    """Write `path` completely or not at all, and return its bytes and sha256."""
+    """Write `path` completely or not at all, and return its `bytes` and `sha256`."""
     with atomic_file(path) as out:
         out.write(data)
     return {"bytes": out.size, "sha256": out.digest()}
 
 
 def copy_file(source: Path, path: Path) -> dict[str, Any]:
-    """Write the bytes of `source` to `path`, in chunks, and return their number and sha256 as they were written."""
+    """Copy a file in chunks, and return the `bytes` and `sha256` that were written."""
     with source.open("rb") as stream, atomic_file(path) as out:
         while chunk := stream.read(CHUNK):
             out.write(chunk)
@@ -245,7 +252,7 @@ def copy_file(source: Path, path: Path) -> dict[str, Any]:
 
 
 def to_json(value: Any) -> bytes:
-    """Return JSON as it is published: indented, keys in the order given, a newline at the end."""
+    """Return published JSON: indented, keys in the given order, a final newline."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
@@ -266,21 +273,24 @@ def sha256_of(path: Path) -> str:
 
 
 def digest_of(path: Path, algorithm: str) -> str:
-    """Return the hexadecimal digest of a file, by one of ALGORITHMS."""
+    """Return the hexadecimal digest of a file; `algorithm` is one of ALGORITHMS."""
     with path.open("rb") as file:
         return str(hashlib.file_digest(file, ALGORITHMS[algorithm]).hexdigest())
 
 
 def write_receipt(path: Path, values: dict[str, Any]) -> None:
-    """Write a receipt: what a task has written, with a checksum of the receipt itself. Raises StorageError.
+    """Write a receipt: a record of the outputs of a task, and its own checksum.
 
-    It is written last, so it also says that the task is done.
+    A receipt is written last, so it also marks the task as done. Raises StorageError.
     """
     write_bytes(path, to_json(values | {"seal": _seal_of(values, path)}))
 
 
 def read_receipt(path: Path) -> dict[str, Any]:
-    """Return the values of a receipt. Raises StorageError if it is not as it was written here, or edited."""
+    """Return the values of a receipt.
+
+    Raises StorageError if it cannot be read, was damaged or edited, or was written for another path.
+    """
     values = read_json(path)
     seal = values.pop("seal", None) if isinstance(values, dict) else None
     if seal is None or seal != _seal_of(values, path):
@@ -289,14 +299,18 @@ def read_receipt(path: Path) -> dict[str, Any]:
 
 
 def _seal_of(values: dict[str, Any], path: Path) -> str:
-    """Return a checksum of values and place: the receipt of another part, shard, or corpus is not this one."""
+    """Return a checksum of the values of a receipt and the end of its path.
+
+    The path is included so that the receipt of another part, shard, or corpus does not match.
+    """
     return str(xxhash.xxh3_128_hexdigest(to_json([path.parent.name, path.name, values])))
 
 
 def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:
-    """Return whether `file` exists as its receipt describes it: its size and, if named, its `checksum` (sha256, xxh3).
+    """Return whether `file` exists as its receipt describes it.
 
-    False if the file was made by the engine `refused`.
+    This compares the size and, if `checksum` names an algorithm (sha256, xxh3), the checksum. The result is False if
+    the engine `refused` made the file.
     """
     if not (receipt.is_file() and file.is_file()):
         return False
@@ -312,7 +326,10 @@ def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str 
 
 
 def has_listed(receipt: Path) -> bool:
-    """Return whether a receipt exists, and all `files` that it lists, next to it and at their recorded sizes."""
+    """Return whether a receipt and all `files` that it lists exist.
+
+    The files are next to the receipt, and must have their recorded sizes.
+    """
     try:
         sizes = read_receipt(receipt)["files"]
         return all((receipt.parent / name).stat().st_size == size for name, size in sizes.items())

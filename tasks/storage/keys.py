@@ -6,11 +6,11 @@ unchanged work is never repeated:
     tokenizer   the sources in order + training settings                        data/tokenizers/KEY/
     tokens      bytes of the part + how they are read + tokenizer + template + label policy         data/tokens/KEY
     engine      the sources + how they become texts + tokenizer + versions of the encoders         data/engines/KEY
-    plan        the corpus key + the token files, in order + the names that it repeats      data/plans/KEY/
+    plan        the corpus key + the token files, in order + names of corpus and sources    data/plans/KEY/
     corpus      digests of the whole sources + every setting that can change the output            data/corpora/NAME-KEY
                 (not the part size, the number of workers, or file locations)
 
-Each stage has a version in its keys. Raise it when you change what the stage writes.
+Each key contains the version of its stage. Raise this version when you change the output of the stage.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from typing import Any
 
 import orjson
 
-# texts: the wording of reject messages, of the dataset card, and of the manifest's `tokenizer.engine`. It is in the key
-# of the tokens, whose receipts hold reject messages, and in the manifest. It is not in the key of the corpus: shards,
-# index, and plan do not depend on it. groups: takes the place of `corpus` for a corpus that may have several groups.
-# jinja: of what is located in the rendering of a Jinja template, and of `reasoning: drop`; it is in the keys of the
-# tokens of such corpora only. adjusted: takes the place of `corpus` and `groups` for format 2.0 with `reasoning: drop`
-# or default_system: its messages are adjusted, as its text is.
+# Most names are stages. The others:
+# texts: the wording of reject messages, of the dataset card, and of the manifest's `tokenizer.engine`. This version is
+# in the manifest and in the keys of tokens, whose receipts hold reject messages. It is not in the key of the corpus,
+# because shards, index, and plan do not depend on it.
+# groups: replaces `corpus` if a corpus may have several groups.
+# jinja: the location of trained turns in the rendering of a Jinja template, and `reasoning: drop`. This version is only
+# in the keys of tokens and engines of corpora that use one of them.
+# adjusted: replaces `corpus` and `groups` for format 2.0 with `reasoning: drop` or `default_system`, because they
+# change the messages as well as the text.
 VERSIONS = {
     "tokenizer": 1, "tokens": 9, "jinja": 1, "texts": 4, "engine": 3, "plan": 6,
     "corpus": 8, "groups": 9, "adjusted": 10,
@@ -34,34 +37,37 @@ VERSIONS = {
 
 PACKED, WHOLE, SHAPED = "3.0", "2.0", "3.1"  # rows of tokens, one conversation per row, rows of another shape
 
-# Settings with which rows differ from those of format 3.0. At their default they are not among the recorded settings.
+# Settings that make rows differ from format 3.0. They are recorded only if they differ from their defaults.
 SHAPE_SETTINGS = ("align", "padding")
 
 
 def format_version_of(settings: dict[str, Any]) -> str:
-    """Return the format of a corpus from its settings, as they are recorded."""
+    """Return the format version of a corpus from its recorded settings."""
     if settings.get("packing") is False:
         return WHOLE
     is_shaped = isinstance(settings.get("sequence_length"), list) or any(name in settings for name in SHAPE_SETTINGS)
     return SHAPED if is_shaped else PACKED
 
 
-# Settings that locate or name something: the corpus key contains the digest of the content, and no byte of a shard
+# Settings that locate or name something. The corpus key contains digests of the content instead, and no byte of a shard
 # depends on the name.
 KEYED_BY_CONTENT = ("name", "sources", "tokenizer", "template")
 
 
-# The value of plan_group in the settings of a corpus that is too small to be planned in groups, whatever the config
-# has: it has no effect there. Earlier versions, which had no plan_chunk, had this default, so that the keys are theirs.
+# The value that is recorded for plan_group if a corpus is too small to be planned in groups, because the setting has no
+# effect on it. It is the default of versions without plan_chunk, so that corpora of these versions keep their keys.
 ONE_PLAN = 100_000_000
 
 
-# Settings that were renamed, with the name that they keep in the key, so that the key of a corpus stays the same.
+# Renamed settings, with the names that they keep in the key, so that the key of a corpus stays the same.
 KEY_NAMES = {"license": "licence"}
 
 
 def key_of(stage: str, content: dict[str, Any], version: int = 0) -> str:
-    """Return the key of what a stage reads, 64 hexadecimal digits. `version` 0 is the current one of the stage."""
+    """Return the key of the inputs of a stage, 64 hexadecimal digits.
+
+    `version` 0 means the current version of the stage.
+    """
     value = {"stage": stage, "version": version or VERSIONS[stage]} | content
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
@@ -74,10 +80,11 @@ def corpus_key(
     template: str,
     version: int = 0,
 ) -> str:
-    """Return the key of a corpus, from a recipe or from the parts of it that a manifest repeats.
+    """Return the key of a corpus.
 
-    `settings` are those that affect the output. A source is its digest, container, compression, format, and columns;
-    `entries` has the index of its entry in the config's `sources`. `tokenizer` and `template` are digests.
+    The arguments come from a recipe, or from the parts of the recipe that a manifest repeats. `settings` are the
+    settings that affect the output. A source is its digest, container, compression, format, and columns; `entries` has
+    the index of its entry in the config's `sources`. `tokenizer` and `template` are digests.
     """
     content = {KEY_NAMES.get(name, name): value for name, value in settings.items() if name not in KEYED_BY_CONTENT}
     content |= {"format_version": format_version_of(settings), "sources": sources}
@@ -87,7 +94,10 @@ def corpus_key(
 
 
 def _mixture(settings: dict[str, Any], entries: list[int]) -> list[list[Any]]:
-    """Return entry, weight, and limit of each source; empty if each is packed once, whatever its entry."""
+    """Return entry, weight, and limit of each source.
+
+    The list is empty if each source is packed once, because its entry has no effect then.
+    """
     given = [settings["sources"][entry] for entry in entries]
     found = [[n, float(s.get("weight", 1)), s.get("limit")] for n, s in zip(entries, given, strict=True)]
     plain = settings.get("weighting") != "token_share" and all(rest == [1.0, None] for _, *rest in found)

@@ -1,10 +1,10 @@
-"""The manifest of a corpus: what went in, what came out, and how full the rows are.
+"""The manifest of a corpus: its inputs, its outputs, and its packing figures.
 
     manifest.json ─load_manifest─▶ Manifest, refused if its digest or its key shows that it was edited
     Manifest.ledger ─check─▶ an error if a conversation, a token, or a place in a row is unaccounted for
 
 `key` is the content key: the digest of everything that the corpus was built from. `digest` covers the manifest itself.
-A manifest contains no time and no host name; these are in run.json.
+A manifest contains no time and no host name; run.json contains both.
 """
 
 from __future__ import annotations
@@ -70,22 +70,22 @@ class Manifest(Facts):
 
     @model_serializer(mode="wrap")
     def _leave_out_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what other corpora do not have, so that their manifests stay as they were."""
+        """Leave out fields that do not apply to the corpus."""
         return set_only(serialize(self), "loss_weight", "shape")
 
     @property
     def row_shape(self) -> RowShape:
-        """Return the shape of rows; with its defaults in format 3.0."""
+        """Return the shape of rows; it has only defaults in format 3.0."""
         return self.shape or RowShape()
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
-        """Return the lengths that rows have, ascending. The last is `sequence_length`."""
+        """Return the lengths of rows, ascending. The last one is `sequence_length`."""
         return tuple(self.row_shape.lengths or [self.sequence_length])
 
     @property
     def places(self) -> int:
-        """Return the tokens and the padding of all rows."""
+        """Return the number of places in all rows: rows × length, over all splits."""
         return sum(split.rows * (split.sequence_length or self.sequence_length) for split in self.splits.values())
 
     def length_of_split(self, split: str) -> int:
@@ -100,9 +100,9 @@ class Manifest(Facts):
         return self.length_of_split(name) if name else self.sequence_length
 
     def of_length(self, length: int) -> Manifest:
-        """Return the part of the corpus with rows of one length: its splits without the length in their names."""
+        """Return the part with one row length; its split names do not have the length."""
         splits = {kind_of(name): split for name, split in self.splits.items() if split.sequence_length == length}
-        # Its shards are of format 3.1, as a shape says, if only an empty one.
+        # Any shape, even an empty one, means that the shards have format 3.1.
         return self.model_copy(update={"sequence_length": length, "shape": RowShape(), "splits": splits})
 
     @property
@@ -119,13 +119,13 @@ class Manifest(Facts):
     @field_validator("config")
     @classmethod
     def _rename_settings(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """Give settings that an older version recorded the names of today."""
+        """Give settings from older versions their current names."""
         today = {old: name for name, old in KEY_NAMES.items()}
         return {today.get(name, name): value for name, value in config.items()}
 
     @property
     def unused_keys(self) -> dict[str, dict[str, int]]:
-        """Return the unused keys of each source that has some, and how often they occurred."""
+        """Return how often each unused key occurred, for each source that has any."""
         found = self.noticed.get("unused_keys", {})
         return found if isinstance(found, dict) else {}
 
@@ -135,7 +135,7 @@ class Manifest(Facts):
 
 
 def manifest_digest(values: dict[str, Any]) -> str:
-    """Return the SHA-256 of a manifest's content, independent of the order of its keys."""
+    """Return the SHA-256 of a manifest's content; the order of keys has no effect."""
     content = {key: value for key, value in values.items() if key != "digest"}
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
@@ -156,7 +156,7 @@ def key_of_manifest(manifest: Manifest) -> str:
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest and check that nobody edited it.
 
-    Raises DataError or InputMissing, naming the file.
+    Raises DataError, InputMissing, or StorageError, naming the file.
     """
     values = read_values(path)
     try:
@@ -171,13 +171,16 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def read_values(path: Path) -> Any:
-    """Read the JSON of a manifest, whatever it contains. Raises DataError or InputMissing."""
+    """Read the JSON of a manifest, whatever it contains.
+
+    Raises DataError, InputMissing, or StorageError, naming the file.
+    """
     if not os.path.isfile(path):  # not path.is_file(), which raises if a name is too long
         raise InputMissing("manifest_missing", f"{path}: no such manifest{lost_hint(path)}")
     try:
         return read_json(path)
     except StorageError as error:
-        # Not an artifact that a run would rebuild: it may be a file of the user's own.
+        # This is not an artifact that a run would rebuild: it may be the user's own file.
         if error.reason != "damaged_artefact":
             raise
         ours = path.name == "manifest.json" or path.absolute().parent.name == "manifests"
@@ -186,8 +189,11 @@ def read_values(path: Path) -> Any:
 
 
 def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[str]:
-    """Yield what shows that a manifest was edited. Raises DataError if it leads out of its folder or has no key."""
-    # Published byte for byte: else a damaged space would go unnoticed.
+    """Yield each sign that a manifest was edited.
+
+    Raises DataError if a path in it leads out of the corpus folder, or if no key can be computed.
+    """
+    # Compare the bytes of the file, too: otherwise, a damaged space would go unnoticed.
     try:
         unedited = manifest_digest(values) == manifest.digest and to_json(values) == path.read_bytes()
     except orjson.JSONEncodeError as error:
@@ -198,7 +204,7 @@ def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[s
         pure = PurePosixPath(inside)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in inside:
             raise DataError("path_outside", f"{path}: {inside!r} leads out of the corpus folder")
-    listed = Counter(str(PurePosixPath(file.path)) for file in manifest.listed())  # ./a is a
+    listed = Counter(str(PurePosixPath(file.path)) for file in manifest.listed())  # ./a and a are equal
     for name in (name for name, times in listed.items() if times > 1):
         yield f" ({name} is listed twice)"
     try:
@@ -237,12 +243,12 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
 
 
 def repair_hint(path: Path) -> str:
-    """Return the command that restores a damaged corpus or manifest, as the end of an error message."""
+    """Return the command that repairs `path`, for the end of an error message."""
     return f"{REPAIR} {shlex.quote(str(path))}"
 
 
 def lost_hint(path: Path) -> str:
-    """Return the end of an error message: how to restore a missing manifest, or "" if it has no other copy."""
+    """Return "; " and the `repair_hint` for a missing manifest, or "" without a copy."""
     home = path.absolute().parent
     other = home.parent / "data" / "corpora" / path.stem / "manifest.json"
     if home.parts[-3:-1] == ("data", "corpora"):
@@ -251,5 +257,5 @@ def lost_hint(path: Path) -> str:
 
 
 def without_repair_hint(error: Exception) -> str:
-    """Return an error message that ends with "; " and `repair_hint`, without it."""
+    """Return an error message without "; " and the `repair_hint` at its end."""
     return str(error).partition(f"; {REPAIR}")[0]

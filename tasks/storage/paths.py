@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Layout:
-    """Paths of all artifacts below the project root. Nothing here reads or writes a file."""
+    """Paths of all artifacts below the project root, without any file access."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -58,7 +58,7 @@ class Layout:
 
     @staticmethod
     def corpus_name(name: str, key: str) -> str:
-        """Return the corpus folder, relative to the project root."""
+        """Return the path of a corpus folder, relative to the project root."""
         return f"data/corpora/{name}-{key[:12]}"
 
     def published(self, name: str, key: str) -> Path:

@@ -1,9 +1,11 @@
-"""The statistics of each row, and rows.arrow, which has those of all rows of a corpus.
+"""Statistics of rows, and rows.arrow, which contains them for a whole corpus.
 
-    manifest ─open_statistics─▶ RowStatistics of each shard        ─statistics_of_split─▶ those of the first rows
+    manifest ─┬─open_statistics─────▶ RowStatistics of each shard
+              └─statistics_of_split─▶ RowStatistics of a split, or of its first rows
 
-They say what a row costs, in 20 bytes a row, without the shards. rows.arrow is an Arrow IPC stream with a record batch
-for each shard, in the order of the manifest. Corpora without packing, and those of earlier versions, have none.
+The statistics describe the cost of a row in 20 bytes, without the shards. rows.arrow is an Arrow IPC stream with a
+record batch for each shard, in the order of the manifest. Corpora without packing and corpora of earlier versions have
+no rows.arrow.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ ROWS = "rows.arrow"
 
 @dataclass(frozen=True, slots=True)
 class RowStatistics:
-    """Columns over rows: schemas.ROWS_SCHEMA."""
+    """Statistics of rows: the columns of schemas.ROWS_SCHEMA."""
 
     squares: np.ndarray  # int64
     longest: np.ndarray  # int32
@@ -63,13 +65,13 @@ class RowStatistics:
         return pa.record_batch([to_arrow(column) for column in self.columns()], ROWS_SCHEMA)
 
     def sums(self) -> dict[str, int]:
-        """Return what a manifest records of a split (manifest.RowSums)."""
+        """Return the sums that a manifest records for a split (facts.outputs.RowSums)."""
         found = {field.name: int(getattr(self, field.name).sum(dtype=np.int64)) for field in fields(self)}
         return found | {"longest": int(self.longest.max(initial=0))}
 
 
 def add_sums(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    """Return the sums over the rows of both."""
+    """Return the sums over the rows of both arguments."""
     return {name: one[name] + value for name, value in other.items()} | {
         "longest": max(one["longest"], other["longest"])
     }
@@ -81,9 +83,10 @@ def has_statistics(manifest: Manifest) -> bool:
 
 @contextmanager
 def open_statistics(manifest: Manifest, folder: Path) -> Iterator[Iterator[RowStatistics]]:
-    """Open rows.arrow, check its SHA-256, and yield the statistics of each shard, in the order of the manifest.
+    """Open rows.arrow, check its SHA-256, and yield the statistics of each shard.
 
-    Raises DataError or InputMissing, naming the file, also if it does not have the rows of the shards.
+    The shards are in the order of the manifest. Raises DataError or InputMissing, naming the file, also if it does not
+    match the rows of the shards.
     """
     file = listed_file(manifest, folder, ROWS)
     check_unchanged(folder, file)
@@ -113,9 +116,9 @@ def _wrong(path: Path, folder: Path, found: str) -> DataError:
 
 
 def statistics_of_split(manifest: Manifest, folder: Path, split: str, most: int | None = None) -> RowStatistics | None:
-    """Return the statistics of a split, or of its first `most` rows; None if the corpus has none.
+    """Return the statistics of a split, or of its first `most` rows.
 
-    Raises as `open_statistics`.
+    Returns None if the corpus has no rows.arrow. Raises DataError or InputMissing, like `open_statistics`.
     """
     if not has_statistics(manifest):
         return None

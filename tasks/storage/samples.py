@@ -1,11 +1,11 @@
 """Group the samples of a conversation, which are adjacent rows of a token file.
 
     record   7   7   7   8   9 …
-    turn     1   3   5  -1   1        three samples of a conversation, one that is all of a conversation, …
+    turn     1   3   5  -1   1        three samples of one conversation, a whole conversation as one sample, …
     first    ✓           ✓   ✓
 
-Everything is numbered by sample, and a conversation is represented by its first sample. If every conversation is one
-sample, the two are the same, and nothing is computed or stored.
+Arrays have one entry per sample, and a conversation is represented by its first sample. If every conversation is one
+sample, samples and conversations are the same, and nothing is computed or stored.
 """
 
 from __future__ import annotations
@@ -22,33 +22,43 @@ _CHUNK = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """`firsts` is int32[conversations], the first sample of each; None if every conversation is one sample."""
+    """The grouping of samples by conversation.
+
+    `firsts` (int32[conversations]) is the first sample of each conversation, or None if every conversation is one
+    sample.
+    """
 
     firsts: np.ndarray | None = None
 
     @property
     def several(self) -> bool:
-        """Return whether samples may be parts of a conversation."""
+        """Return whether a conversation may have several samples."""
         return self.firsts is not None
 
     def only_first(self, flags: np.ndarray) -> np.ndarray:
-        """Keep a flag of a first sample, and clear that of any other: bool[samples]."""
+        """Return the flags of first samples, and False at all others: bool[samples]."""
         return flags if self.firsts is None else self._at_firsts(flags[self.firsts], len(flags))
 
     def most(self, values: np.ndarray) -> np.ndarray:
-        """Return, at the first sample, the greatest value of the conversation's samples; 0 or False at the others."""
+        """Return, at each first sample, the maximum over its conversation's samples.
+
+        All other samples get 0 or False.
+        """
         if self.firsts is None or not len(values):
             return values
         return self._at_firsts(np.maximum.reduceat(values, self.firsts), len(values))
 
     def total(self, values: np.ndarray) -> np.ndarray:
-        """Return, at the first sample, the sum over the samples of the conversation: integers[samples]."""
+        """Return, at each first sample, the sum over its conversation's samples.
+
+        The result is integers[samples]; all other samples get 0.
+        """
         if self.firsts is None or not len(values):
             return values
         return self._at_firsts(np.add.reduceat(values, self.firsts, dtype=np.int64), len(values))
 
     def of_each(self, values: np.ndarray) -> np.ndarray:
-        """Return for every sample the value of its conversation's first sample."""
+        """Return, for every sample, the value of its conversation's first sample."""
         if self.firsts is None:
             return values
         return np.repeat(values[self.firsts], np.diff(self.firsts, append=len(values)))

@@ -22,7 +22,7 @@ INDEX_SCHEMA = pa.schema(
         ("trained", pa.int32()),  # tokens
         ("separator", pa.bool_()),  # the last token is an EOS that was added after the template's tokens
         ("truncated", pa.bool_()),
-        ("closed", pa.bool_()),  # cut here, truncated or split: the EOS after it is not trained
+        ("closed", pa.bool_()),  # the conversation was cut here (truncated or split): the EOS after it is not trained
         ("turns", pa.int32()),  # messages of the conversation, without system messages
         ("digest", pa.uint64()),  # hash of the content of the conversation
         ("dropped", pa.dictionary(pa.int8(), pa.string())),  # reason why it is in no row
@@ -30,31 +30,36 @@ INDEX_SCHEMA = pa.schema(
 )
 
 
-# The index of a corpus in which a conversation has several samples, each with rows of its own. `turn` is the index of
-# the message that a sample trains on, -1 if it is the whole conversation. The samples of a conversation have the same
-# source and record, and the prompt of a turn is the conversation before it: `record` and `turn` identify the prompt,
-# and a sample begins with the prompt of the sample before it, as far as the template renders that the same.
+# The index of a corpus in which a conversation may have several samples, each with its own index rows. `turn` is the
+# index of the message that a sample trains on, or -1 if the sample is the whole conversation. All samples of a
+# conversation have the same source and record. The prompt of a turn is the conversation before the turn, so `record`
+# and `turn` identify the prompt. A sample begins with the prompt of the previous sample, as far as the template renders
+# both prompts alike.
 _INDEX_OF_SAMPLES_SCHEMA = INDEX_SCHEMA.append(pa.field("turn", pa.int32()))
 
 
 def index_schema(with_turns: bool) -> pa.Schema:
-    """Return the schema of an index, with a column `turn` if a conversation of the corpus has several samples."""
+    """Return the schema of an index.
+
+    `with_turns` adds a column `turn`, for a corpus in which a conversation may have several samples.
+    """
     return _INDEX_OF_SAMPLES_SCHEMA if with_turns else INDEX_SCHEMA
 
 
-# Reasons why an accepted conversation is in no row: names in the ledger and in the index.
+# Reasons why an accepted conversation is in no row, as the ledger and the index name them.
 DROP_REASONS = ("too_long", "min_tokens", "max_tokens", "min_turns", "max_turns", "duplicate", "limit", "weight")
 
 
-# Reasons for samples: another sample of the conversation may be packed, so that dropping this one rejects nothing.
+# Reasons for samples. A sample without trained tokens is dropped, not rejected, if its conversation has other samples
+# with trained tokens.
 SAMPLE_DROP_REASONS = (*DROP_REASONS, "no_trained_tokens")
 
 
-REJECTED = 255  # in Accepted.why: no trained token is left
+REJECTED = 255  # in Accepted.reason: no trained token is left
 
 
 def drop_code(reason: str) -> int:
-    """Return the number in Accepted.reason for a reason; 0 is a sample that stays."""
+    """Return the number of a reason in Accepted.reason; 0 is a sample that stays."""
     return SAMPLE_DROP_REASONS.index(reason) + 1
 
 
@@ -63,7 +68,7 @@ IGNORED = -100
 LOSS_WEIGHT = "loss_weight"  # the column of rows
 
 
-# One row per piece of a conversation; a conversation that fits a row is one piece.
+# One row per piece of a conversation. A conversation that fits in a row is one piece.
 PLAN_SCHEMA = pa.schema(
     [
         ("row", pa.int32()),  # within the shard
@@ -77,20 +82,20 @@ PLAN_SCHEMA = pa.schema(
 )
 
 
-# In a plan of a corpus whose conversations have the same weight each: the trained tokens of the conversation that a
-# piece is of, in all of its pieces and samples.
+# Only in plans that give each conversation the same weight: the trained tokens of a piece's conversation, in all of its
+# pieces and samples.
 TRAINED_OF_ALL = pa.field("trained_of_all", pa.int32())
 
 
 def plan_schema(weighs_conversations: bool) -> pa.Schema:
-    """Return the schema of a plan; `weighs_conversations` as in Config."""
+    """Return the schema of a plan; `weighs_conversations` is defined in Config."""
     return PLAN_SCHEMA.append(TRAINED_OF_ALL) if weighs_conversations else PLAN_SCHEMA
 
 
-# One row per row of the corpus, by split, shard, and row; one record batch per shard.
+# One record per row of the corpus, ordered by split, shard, and row; one record batch per shard.
 ROWS_SCHEMA = pa.schema(
     [
-        ("squares", pa.int64()),  # sum of the squared lengths of the segments: what attention costs
+        ("squares", pa.int64()),  # sum of the squared lengths of the segments, proportional to the cost of attention
         ("longest", pa.int32()),  # tokens of the longest segment
         ("segments", pa.int32()),  # conversations, or pieces of them
         ("trained", pa.int32()),  # tokens
@@ -99,12 +104,12 @@ ROWS_SCHEMA = pa.schema(
 
 
 def is_weighted(settings: dict[str, Any]) -> bool:
-    """Return whether rows have a column `loss_weight`; `settings` are those of a manifest."""
+    """Return whether a manifest's settings give rows a column `loss_weight`."""
     return settings.get("loss_weight", "none") != "none"
 
 
 def row_schema(sequence_length: int, key: str, shape: RowShape | None = None, weighted: bool = False) -> pa.Schema:
-    """Return the schema of a shard of format 3.0 or, with a shape, of format 3.1, with its metadata."""
+    """Return schema and metadata of a shard of format 3.0 or, with `shape`, 3.1."""
 
     def fixed(value: pa.DataType) -> pa.DataType:
         return pa.list_(pa.field("item", value, nullable=False), sequence_length)
@@ -154,7 +159,10 @@ MESSAGE = pa.struct(
 
 
 def conversation_schema(sequence_length: int, key: str) -> pa.Schema:
-    """Return the schema of format 2.0: one conversation per row, for a trainer that tokenizes itself."""
+    """Return the schema of a shard of format 2.0, including its metadata.
+
+    A row is one conversation, for a trainer that tokenizes itself.
+    """
     fields = [("messages", pa.list_(MESSAGE)), ("tools", pa.string()), ("text", pa.large_string())]
     return pa.schema(fields, metadata(sequence_length, key, WHOLE))
 
@@ -177,25 +185,26 @@ TOKENS_AND_TEXT_SCHEMA = pa.schema(
 )
 
 
-# Token files with the weights that the data has: weights[i] is that of the trained tokens from weight_ends[i - 1], or
-# from the first, to weight_ends[i]. The last end is the number of tokens.
+# Token files with loss weights from the data. weights[i] is the weight of the trained tokens from weight_ends[i - 1],
+# or from 0 for the first weight, to weight_ends[i]. The last end is the number of tokens.
 WEIGHTED_TOKENS_SCHEMA = pa.schema(
     [*TOKENS_SCHEMA, ("weight_ends", pa.list_(pa.int32())), ("weights", pa.list_(pa.float32()))]
 )
 
 
-# Numbers of the direction of a conversation, and of the sketch of its embedding. Random projections keep angles to
-# about 1/√AXES (Achlioptas 2003).
+# Number of values in the direction of a conversation, and in the sketch of its embedding. Random projections preserve
+# angles to about 1/√AXES (Achlioptas 2003).
 AXES = 32
 
-# In token files with sketches of the embeddings that the data has: those of samples of a conversation are the same.
+# Only in token files with sketches of embeddings from the data. All samples of a conversation have the same sketch.
 SKETCH = pa.field("sketch", pa.list_(pa.int16(), AXES))
 
 
 def tokens_schema(packing: bool, weighted: bool, embedded: bool = False) -> pa.Schema:
     """Return the schema of token files.
 
-    `weighted` and `embedded` are Config.reads_loss_weights and reads_embeddings, and only with `packing`.
+    `weighted` is Config.reads_loss_weights, and `embedded` is Config.reads_embeddings. They only have an effect with
+    `packing`.
     """
     if not packing:
         return TOKENS_AND_TEXT_SCHEMA

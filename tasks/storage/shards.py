@@ -3,9 +3,9 @@
     manifest + shard ─open_shard─▶ record batches           read_rows ─▶ rows by number
     manifest         ─open_index─▶ reader of index.arrow    to_dicts  ─▶ rows of a batch as dicts
 
-Every reader of a corpus goes through here: the size, the schema, and its metadata (format version, key, sequence
-length) are checked on opening, and the number of rows after the last batch. The SHA-256 of the index is always checked,
-that of a shard if the reader asks for it.
+All readers of a corpus use this module. The size, the schema, and its metadata (format version, key, sequence length)
+are checked when a file is opened, and the number of rows of a shard after its last batch. The SHA-256 of the index is
+always checked. The SHA-256 of a shard is checked if the reader asks for it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class ListedShard(ListedFile, Protocol):
 
 
 def shard_schema(manifest: Manifest, shard: str = "") -> pa.Schema:
-    """Return the schema of a shard, given by its path, with its metadata: the same for all rows of one length."""
+    """Return the schema of a shard, including its metadata.
+
+    `shard` is its path. Shards whose rows have the same length have the same schema.
+    """
     length = manifest.length_of(shard)
     if not manifest.packing_metadata.enabled:
         return conversation_schema(length, manifest.key)
@@ -56,11 +59,11 @@ def shard_schema(manifest: Manifest, shard: str = "") -> pa.Schema:
 def open_shard(
     manifest: Manifest, folder: Path, shard: ListedShard, verified: bool = False, *, streamed: bool = False
 ) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Open a shard and yield its record batches: views of a map of the file, or with `verified` of hashed bytes.
+    """Open a shard and yield its record batches.
 
-    With `streamed`, the pages of a batch are given back when the next one is asked for: as long as they are mapped,
-    they count as memory of the process. Raises DataError or InputMissing, naming the file, if it is not the one that
-    the manifest describes.
+    The batches are views of a map of the file or, with `verified`, of bytes whose SHA-256 was checked. With `streamed`,
+    the pages of a batch are released when the next batch is requested, because mapped pages count as memory of the
+    process. Raises DataError or InputMissing, naming the file, if it is not the file that the manifest describes.
     """
     path = folder / shard.path
     data = _private_map(folder, shard) if streamed else None
@@ -74,7 +77,7 @@ def _counted(
 ) -> Iterator[pa.RecordBatch]:
     found = 0
     for batch in reader:
-        batch.validate()  # slicing a batch whose columns are too short ends the process
+        batch.validate()  # slicing a batch whose columns are too short would end the process
         found += batch.num_rows
         yield batch
         if data and hasattr(mmap, "MADV_DONTNEED"):
@@ -84,9 +87,10 @@ def _counted(
 
 @contextmanager
 def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iterator[pa.RecordBatchReader]:
-    """Open index.arrow as `open_shard` opens a shard, not mapped, and check its SHA-256.
+    """Open index.arrow, check its size, SHA-256, and schema, and yield its reader.
 
-    Its batches are not validated.
+    The file is read, not mapped, and its batches are not validated. Raises DataError or InputMissing, like
+    `open_shard`.
     """
     file = listed_file(manifest, folder, "index.arrow")
     if not verified:
@@ -129,9 +133,10 @@ def _map(folder: Path, file: ListedFile) -> pa.Buffer:
 
 
 def read_verified(folder: Path, file: ListedFile, mapped: bool = False) -> pa.Buffer:
-    """Read a file of a corpus, or map it, and check its size and, if it is recorded, its SHA-256.
+    """Read or map a file of a corpus, and check its size and SHA-256.
 
-    A map changes if the file changes later. Raises DataError or InputMissing, naming the file.
+    The SHA-256 is checked if it is recorded. A map changes if the file changes later. Raises DataError or InputMissing,
+    naming the file.
     """
     path = find_listed(folder, file.path, file.bytes)
     if mapped:
@@ -145,7 +150,7 @@ def read_verified(folder: Path, file: ListedFile, mapped: bool = False) -> pa.Bu
 
 
 def check_schema(path: Path, found: pa.Schema, expected: pa.Schema, folder: Path) -> None:
-    """Raise DataError if the metadata or the columns of a shard differ from those of its corpus."""
+    """Raise DataError if the metadata or columns of a shard are not as expected."""
     if found.metadata != expected.metadata:
         differs = f"metadata {describe_metadata(found)}, expected {describe_metadata(expected)}"
     elif not found.equals(expected):
@@ -165,9 +170,11 @@ def check_row_count(path: Path, found: int, recorded: int, folder: Path) -> None
 def read_rows(
     manifest: Manifest, folder: Path, shard: ListedShard, numbers: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield rows of a shard by number, ascending: numpy arrays of its length, or in format 2.0 Python values.
+    """Yield rows of a shard with their numbers; `numbers` are ascending.
 
-    Rows without padding are as long as they are, and have an `attention_mask`, too. Raises as `open_shard` does.
+    The values of a row are numpy arrays of the row length or, in format 2.0, Python values. With `padding: none`, the
+    arrays are as long as the stored row, and an `attention_mask` is added. Raises DataError or InputMissing, like
+    `open_shard`.
     """
     wanted = iter(numbers)
     number = next(wanted, None)
@@ -202,10 +209,11 @@ def _row_arrays(row: pa.RecordBatch, manifest: Manifest, length: int) -> dict[st
 
 
 def row_columns(batch: pa.RecordBatch, length: int, shape: RowShape, pad: int = 0) -> dict[str, np.ndarray]:
-    """Return the columns of packed rows: input_ids, attention_mask, labels, and position_ids, [rows, length] each.
+    """Return the columns of packed rows, [rows, length] each.
 
-    Rows without padding are filled up with it, and get their mask: they are those of another corpus without their
-    padding. Raises ValueError if a row is empty or too long, or if its columns have different lengths.
+    The columns are input_ids, attention_mask, labels, and position_ids. Rows that are stored without padding are padded
+    with `pad` and get a mask, so that they equal the rows of a corpus with `padding: row`. Raises ValueError if such a
+    row is empty or too long, or if its columns have different lengths.
     """
     names = ("input_ids", "attention_mask", "labels", "position_ids")
     if shape.padding == "row":
@@ -228,7 +236,7 @@ def row_columns(batch: pa.RecordBatch, length: int, shape: RowShape, pad: int = 
         found[name][filled] = _values(batch, name)
     if shape.align > 1:
         found["attention_mask"] = _mask_of_pieces(batch, length, shape)
-        # A row may end with a gap, whose positions go on in the padding.
+        # If a row ends with a gap, the positions of the gap continue in the padding.
         rows, lasts, positions = np.arange(len(sizes)), sizes - 1, found["position_ids"]
         further = np.where(found["attention_mask"][rows, lasts] == 1, 0, positions[rows, lasts] + 1)
         positions += np.where(filled, 0, further[:, None]).astype(np.int32)
@@ -251,7 +259,10 @@ def _values(batch: pa.RecordBatch, name: str) -> np.ndarray:
 
 
 def _mask_of_pieces(batch: pa.RecordBatch, length: int, shape: RowShape) -> np.ndarray:
-    """Return the mask of rows whose pieces, of the lengths `seq_lens`, start at multiples: int8[rows, length]."""
+    """Return the attention mask of rows with aligned pieces, int8[rows, length].
+
+    The lengths of the pieces are in the column `seq_lens`. Each piece starts at a multiple of `align`.
+    """
     rows, tokens = batch.num_rows, _values(batch, "seq_lens").astype(np.int64)
     of_row = np.repeat(np.arange(rows), sizes_of(batch, "seq_lens"))
     places = shape.physical(tokens)
@@ -267,10 +278,11 @@ def _mask_of_pieces(batch: pa.RecordBatch, length: int, shape: RowShape) -> np.n
 
 
 def bounds_of_pieces(mask: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the pieces of rows start and how long they are, int64[pieces] each, over all places of the rows.
+    """Return the starts and the lengths of all pieces in rows, int64[pieces] each.
 
-    `mask` and `positions` are [rows, sequence_length]. A piece starts at a token whose position is 0, with its row, or
-    after padding; it ends before the next one, before padding, or with its row.
+    Starts are counted over the places of all rows. `mask` and `positions` are [rows, sequence_length]. A piece starts
+    at a token whose position is 0, at the start of its row, or after padding. It ends before the next piece, before
+    padding, or at the end of its row.
     """
     mask = mask == 1
     begins, ends = mask & (positions == 0), mask.copy()
@@ -284,14 +296,14 @@ def bounds_of_pieces(mask: np.ndarray, positions: np.ndarray) -> tuple[np.ndarra
 def to_dicts(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return the rows of a batch as dicts.
 
-    Raises pa.ArrowInvalid if an offset is corrupted, which would otherwise be a SystemError or a crash of Python.
+    Raises pa.ArrowInvalid if an offset is corrupted. Without the check, Python would raise SystemError or crash.
     """
     rows.validate(full=True)
     return list(rows.to_pylist())
 
 
 def describe_metadata(schema: pa.Schema) -> str:
-    """Return the metadata of a schema on one line; values of other tools may be long and are cut."""
+    """Return the metadata of a schema on one line; long values are truncated."""
     pairs = (schema.metadata or {}).items()
     shown = [f"{key.decode(errors='replace')}={value[:64].decode(errors='replace')}" for key, value in pairs]
     return ", ".join(shown) or "none"

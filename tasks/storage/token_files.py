@@ -1,6 +1,7 @@
 """Read token files: the conversations of one part as tokens with their labels.
 
-A token file is an Arrow IPC file with one row per sample of an accepted conversation, nearly always all of it:
+A token file is an Arrow IPC file with one row per sample of an accepted conversation. A sample is nearly always the
+whole conversation. The columns:
 
     record      int64               number of the record within the part (a line number for JSONL), from 0
     digest      uint64              hash of the content of the conversation (content_digest)
@@ -8,14 +9,14 @@ A token file is an Arrow IPC file with one row per sample of an accepted convers
     turn        int32               index of the message that the sample trains on; -1 if it is the whole conversation
     trained     int32               trained tokens, including the separator
     separator   bool                whether the last token is an EOS that was added
-    tokens      large_list<int32>   the id of a trained token, ~id (bitwise not) of any other
+    tokens      large_list<int32>   id if a token is trained, ~id (bitwise not) if it is not
     weight_ends, weights            only with loss_weight: data or both (schemas.WEIGHTED_TOKENS_SCHEMA)
     sketch      int16[AXES]         only with company_by: embedding (conversations/keys/embeddings.py)
 
-One number carries a token and its label, so one copy moves both: id = v ^ (v >> 31), trained = v >= 0. The first token
-of a conversation is never trained, because nothing precedes it to predict it from. With `packing: false`, three
-columns follow (messages, tools, text), for format 2.0. The samples of a conversation are adjacent rows with the same
-record and digest. Below, "conversation" means a sample.
+One number holds a token and its label, so one copy moves both: id = v ^ (v >> 31), trained = v >= 0. The first token of
+a conversation is never trained, because there is nothing to predict it from. With `packing: false`, the columns
+messages, tools, and text follow, for format 2.0. The samples of a conversation are adjacent rows with the same record
+and digest. Below, "conversation" means a sample.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ from tasks.storage.schemas import AXES, TOKENS_SCHEMA
 
 
 class TokenFiles:
-    """Token files, mapped or in memory; each is opened when it is needed. A file that is not needed may be None."""
+    """Token files, mapped or in memory.
+
+    Each file is opened when it is first needed. The path of a file that is not needed may be None.
+    """
 
     def __init__(self, paths: Sequence[Path | pa.Buffer | None]):
         self._paths = paths
@@ -51,11 +55,11 @@ class TokenFiles:
         return [self.table(part) for part in range(len(self._paths))]
 
     def table(self, part: int) -> pa.Table:
-        """Return all rows of a file; without a file, none."""
+        """Return all rows of a file, or an empty table if its path is None."""
         return self._open(part).table
 
     def tokens(self, part: int, conversation: int) -> np.ndarray:
-        """Return a view of the tokens of a conversation, int32[length]: ids of trained tokens, ~id of others."""
+        """Return a view of the tokens of a conversation: int32[length], id or ~id."""
         found = self._open(part)
         chunk = bisect_right(found.edges, conversation) - 1
         offsets, values = found.views[chunk]
@@ -63,10 +67,11 @@ class TokenFiles:
         return values[offsets[at] : offsets[at + 1]]
 
     def locate(self, plan: dict[str, np.ndarray]) -> np.ndarray:
-        """Return the offset in its file of the first token of each piece of a plan (schemas.PLAN_SCHEMA), int64.
+        """Return the byte offset of each piece's first token in its file: int64[pieces].
 
-        One file is mapped at a time, and of it only the record batches that have a piece are opened: a shard has
-        pieces from everywhere in the corpus, but not from every record batch of a large one.
+        `plan` has the columns of schemas.PLAN_SCHEMA. One file is mapped at a time, and only its record batches that
+        contain a piece are opened: a shard has pieces from everywhere in the corpus, but not from every record batch
+        of a large corpus.
         """
         found = np.empty(len(plan["part"]), np.int64)
         for pieces, batch, rows, base in self._asked(plan):
@@ -75,7 +80,10 @@ class TokenFiles:
         return found + 4 * plan["first"]
 
     def weights(self, plan: dict[str, np.ndarray]) -> WeightRuns:
-        """Return the weights of the data of each piece of a plan: of its whole conversation, in runs."""
+        """Return the loss weights from the data for each piece of a plan, as runs.
+
+        The runs of a piece cover its whole conversation.
+        """
         numbers, ends, weights = [np.empty(0, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.float32)]
         counts = np.zeros(len(plan["part"]), np.int64)
         for pieces, batch, rows, _ in self._asked(plan):
@@ -88,9 +96,10 @@ class TokenFiles:
         return WeightRuns(offsets_of(counts), np.concatenate(ends)[order], np.concatenate(weights)[order])
 
     def _asked(self, plan: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, pa.RecordBatch, np.ndarray, int]]:
-        """Yield the numbers of pieces, their record batch, their rows in it, and the address at which its file starts.
+        """Yield the pieces of a plan, grouped by record batch.
 
-        Raises ValueError or IndexError if a file does not have what was recorded or planned.
+        Each item is the numbers of the pieces, the record batch, their rows in it, and the address at which its file is
+        mapped. Raises ValueError or IndexError if a file differs from its receipt or from the plan.
         """
         for part, pieces in self._by_part(plan):
             path = self._path(part)
@@ -113,9 +122,9 @@ class TokenFiles:
     def gather(self, plan: dict[str, np.ndarray], starts: np.ndarray, out: np.ndarray) -> None:
         """Copy the pieces of a plan into `out` (int32), each to its offset in `starts`.
 
-        `plan` has the columns of schemas.PLAN_SCHEMA and `position`, from `locate`. The files are read, not mapped: in
-        a map, the 64 KiB around every piece count as memory of the process, and the pieces of a shard are scattered
-        over the corpus. Raises StorageError if a file ends early.
+        `plan` has the columns of schemas.PLAN_SCHEMA and `position`, from `locate`. The files are read, not mapped: the
+        pieces of a shard are scattered over the corpus, and the 64 KiB around every piece of a mapped file count as
+        memory of the process. Raises StorageError if a file ends early.
         """
         room = out.view(np.uint8).data
         for part, pieces in self._by_part(plan):
@@ -130,7 +139,7 @@ class TokenFiles:
                         raise StorageError("damaged_artefact", f"{path}: ends early; delete it and run again")
 
     def _by_part(self, plan: dict[str, np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield each part that has pieces, and their numbers in the order of their conversations."""
+        """Yield each part with pieces, and their numbers in order of conversations."""
         order = np.lexsort((plan["conversation"], plan["part"]))
         edges = np.searchsorted(plan["part"][order], np.arange(len(self._paths) + 1))
         for part, (top, bottom) in enumerate(pairwise(edges.tolist())):
@@ -154,7 +163,7 @@ class TokenFiles:
 
 
 def offsets_and_values(tokens: pa.LargeListArray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the offsets of the lists, from 0, and their values."""
+    """Return the offsets of lists, counted from 0, and the values of the lists."""
     offsets = to_numpy(tokens.offsets)
     return offsets - offsets[0], to_numpy(tokens.values)[offsets[0] : offsets[-1]]
 
@@ -164,33 +173,36 @@ def _lengths(tokens: pa.LargeListArray) -> np.ndarray:
 
 
 class WeightRuns(NamedTuple):
-    """Runs of tokens of the same weight, for each of several pieces: see schemas.WEIGHTED_TOKENS_SCHEMA."""
+    """Runs of tokens with the same weight: see schemas.WEIGHTED_TOKENS_SCHEMA."""
 
-    offsets: np.ndarray  # int64[pieces + 1], in the runs
+    offsets: np.ndarray  # int64[pieces + 1], the first run of each piece, then the number of runs
     ends: np.ndarray  # int32, offset in the conversation at which a run ends
     weights: np.ndarray  # float32
 
     def between(self, pieces: slice) -> WeightRuns:
-        """Return the runs of neighboring pieces."""
+        """Return the runs of the pieces in a slice."""
         offsets = self.offsets[pieces.start : pieces.stop + 1]
         inside = slice(offsets[0], offsets[-1])
         return WeightRuns(offsets - offsets[0], self.ends[inside], self.weights[inside])
 
 
 class _Opened:
-    """All record batches of a token file. Planning opens each file for every column, and most need no tokens."""
+    """All record batches of a token file.
+
+    Offsets and values are computed on first use: planning opens each file once per column, mostly for other columns.
+    """
 
     def __init__(self, table: pa.Table):
         self.table = table
 
     @cached_property
     def edges(self) -> list[int]:
-        """Rows before each record batch, and of all."""
+        """Return the number of rows before each record batch, then the total."""
         return [0, *accumulate(map(len, self._chunks))]
 
     @cached_property
     def views(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Offsets and values of the tokens of each record batch."""
+        """Return the offsets and values of the tokens of each record batch."""
         return [(to_numpy(chunk.offsets), to_numpy(chunk.values)) for chunk in self._chunks]
 
     @property
@@ -199,7 +211,10 @@ class _Opened:
 
 
 def _rows_of_batches(path: Path, reader: pa.RecordBatchFileReader) -> list[int]:
-    """Return the rows of each record batch: as the receipt next to the file has them, or else by opening them all."""
+    """Return the number of rows of each record batch.
+
+    The numbers come from the receipt next to the file or, if it does not have them, from opening all record batches.
+    """
     with suppress(StorageError, LookupError, TypeError):
         rows = read_receipt(path.with_suffix(".json"))["batches"]
         if len(rows) == reader.num_record_batches:
@@ -208,7 +223,7 @@ def _rows_of_batches(path: Path, reader: pa.RecordBatchFileReader) -> list[int]:
 
 
 class TokenFile:
-    """Some rows of a token file: only the record batches that hold them are opened."""
+    """A token file that opens only the record batches with the requested rows."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -230,7 +245,10 @@ class TokenFile:
         return int(self._edges[-1])
 
     def batches(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows [first, last) in slices of record batches. Raises IndexError if there are fewer rows."""
+        """Yield the rows [first, last) as slices of record batches.
+
+        Raises IndexError if there are fewer rows, and ValueError if a record batch differs from the receipt.
+        """
         while first < last:
             number = bisect_right(self._edges, first) - 1
             top, batch = self._edges[number], self._open(number)
@@ -252,9 +270,10 @@ class TokenFile:
 
 
 class TokenColumns:
-    """Columns of the token files of all parts, by number of the conversation over all parts.
+    """Columns of the token files of all parts.
 
-    One file is mapped at a time: touched pages of a map count as memory, at 40 bytes per conversation.
+    Conversations are numbered over all parts. One file is mapped at a time, because touched pages of a map count as
+    memory: 40 bytes per conversation.
     """
 
     TYPES: ClassVar[dict[str, type]] = {
@@ -263,21 +282,27 @@ class TokenColumns:
     }  # fmt: skip
 
     def __init__(self, paths: Sequence[Path | pa.Buffer], bases: Sequence[int]):
-        """Open token files. `bases` has the number of the first record of each part within its source."""
+        """Open token files.
+
+        `bases` has the number of the first record of each part within its source.
+        """
         self._paths, self._bases = paths, bases
         self._part, self._file = -1, TokenFiles([])
         counts = [self._open(part).table(0).num_rows for part in range(len(paths))]
-        self.edges: list[int] = [0, *accumulate(counts)]  # conversations before each part
+        self.edges: list[int] = [0, *accumulate(counts)]  # conversations before each part, then the total
 
     def column(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
-        """Return a column of the conversations [first, last) as TYPES; `record` counts within the source, from 0."""
+        """Return a column of the conversations [first, last); TYPES has its type.
+
+        `record` counts from 0 within the source.
+        """
         last = self.edges[-1] if last is None else last
         found: np.ndarray = np.empty(last - first, self.TYPES[name])
         for part in range(len(self._paths)):
             before = self.edges[part]
             top, bottom = max(first, before), min(last, self.edges[part + 1])
             if top < bottom:
-                # Only the requested slice: large parts are read in slices.
+                # Convert only the requested slice, because large parts are read in slices.
                 own = self._open(part).table(0).column("tokens" if name == "length" else name)
                 chunks = own.slice(top - before, bottom - top).chunks
                 values = [to_numpy(c) if name != "length" else _lengths(c) for c in chunks]
@@ -287,26 +312,32 @@ class TokenColumns:
         return found
 
     def tokens(self, conversation: int) -> np.ndarray:
-        """Return the tokens of a conversation, int32[length]: ids of trained tokens, ~id of others."""
+        """Return the tokens of a conversation: int32[length], id or ~id."""
         part = bisect_right(self.edges, conversation) - 1
         return self._open(part).tokens(0, conversation - self.edges[part])
 
     def contents(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield the tokens of all conversations, some thousand at a time.
+        """Yield the tokens of all conversations, a few thousand at a time.
 
-        Each item is the number of the first conversation, offsets from 0, int64[conversations + 1], and the tokens,
-        int32: ids of trained tokens, ~id of others.
+        Each item is the number of the first conversation, the offsets of the conversations (int64[conversations + 1],
+        from 0), and the tokens (int32, id or ~id).
         """
         for first, tokens in self.chunks("tokens"):
             yield first, *offsets_and_values(tokens)
 
     def sketches(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the number of a conversation, and the sketches from it on, int16[conversations, AXES]."""
+        """Yield the sketches of all conversations, a few thousand at a time.
+
+        Each item is the number of the first conversation and the sketches, int16[conversations, AXES].
+        """
         for first, sketches in self.chunks("sketch"):
             yield first, to_numpy(sketches.flatten()).reshape(-1, AXES)
 
     def chunks(self, name: str) -> Iterator[tuple[int, pa.Array]]:
-        """Yield the number of a conversation, and a column from it on, some thousand at a time."""
+        """Yield a column of all conversations, a few thousand at a time.
+
+        Each item is the number of the first conversation and the values.
+        """
         for part in range(len(self._paths)):
             first = self.edges[part]
             for chunk in self._open(part).table(0).column(name).chunks:
@@ -314,7 +345,7 @@ class TokenColumns:
                 first += len(chunk)
 
     def rows_of(self, conversations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the part of each conversation, and its row in the token file of the part: int64."""
+        """Return the part of each conversation and its row in that token file, int64."""
         edges = np.array(self.edges)
         part = np.searchsorted(edges, conversations, side="right") - 1
         return part, conversations - edges[part]
@@ -326,7 +357,7 @@ class TokenColumns:
 
 
 def _read(handle: int, room: memoryview, position: int) -> int:
-    """Read bytes of a file from `position` into `room` and return how many there were."""
+    """Read bytes of a file from `position` into `room`, and return their number."""
     if hasattr(os, "preadv"):
         return os.preadv(handle, (room,), position)
     data = os.pread(handle, len(room), position)

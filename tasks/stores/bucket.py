@@ -1,7 +1,8 @@
-"""A store in a bucket: S3, Google Cloud Storage, or Azure. The only module that imports obstore.
+"""A store in a bucket: S3, Google Cloud Storage, or Azure.
 
-Credentials come from where the cloud's own tools find them. Nothing that obstore reports is passed on as it is: the
-text of an error holds what the server answered, which for a bad signature is the access key.
+Credentials come from the places where the cloud's own tools find them. The text of obstore's errors is never passed on
+verbatim: it contains the answer of the server, which for a bad signature contains the access key. This is the only
+module that imports obstore.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from tasks.stores.store import Facts, Progress
 from tasks.stores.threads import interruptible
 from tasks.stores.urls import split_url
 
-RETRIES = 8  # of a request: with their pauses about 20 seconds
+RETRIES = 8  # of a request, in about 20 seconds including pauses
 
-# obstore ends a request after 30 s by default, whole bodies of any size included.
+# By default, obstore ends a request after 30 s, including the transfer of the whole body.
 TIMEOUTS = {"connect_timeout": timedelta(seconds=10), "read_timeout": timedelta(seconds=60), "timeout": timedelta(1)}
 
 UPLOAD_PART = 8 << 20
-UPLOADS = 4  # parts of an object that are sent at once
+UPLOADS = 4  # parts of an object that are sent at the same time
 
-MOST_PARTS = 9_000  # of an object; S3 has a limit of 10,000
+MOST_PARTS = 9_000  # of an object; the limit of S3 is 10,000
 
 _NO_CREDENTIALS = re.compile(r"169\.254\.|metadata\.google|[Nn]o credentials|CredentialsNotLoaded|MissingCredential")
 
-# How obstore reports an object that was not deleted: it asks S3 and Azure in batches, whose own answer is 200 or 202.
+# obstore's report of an object that was not deleted. It deletes in batches, which S3 and Azure answer with 200 or 202.
 _NOT_DELETED = re.compile(r"request failed for key .* \(code: (\w{1,60})\)")
-_STATUS_OF_CODE = {"AccessDenied": "403", "SlowDown": "503"}  # of S3; Azure gives the status
+_STATUS_OF_CODE = {"AccessDenied": "403", "SlowDown": "503"}  # codes of S3; Azure reports the status
 
-# What an error says about its cause if it has no status of HTTP; the first that matches counts.
+# Causes of errors without an HTTP status, by patterns in their text; the first match counts.
 _CAUSES = {
     "configured region": "the bucket is in another region; set AWS_REGION",
     "timed out|TimedOut": "no answer in time",
@@ -48,12 +49,15 @@ _CAUSES = {
 
 _VARIABLES = {"s3": "AWS_…", "gs": "GOOGLE_…", "az": "AZURE_…"}
 
-# The process whose threads obstore has started: a child that is forked later would wait for them forever.
+# The process in which obstore has started threads. A child that is forked later would wait for them forever.
 _process = 0
 
 
 class Bucket:
-    """The objects below `url`; `store` is obstore's, of the whole bucket, and `prefix` the folder of the URL in it."""
+    """The objects below `url`.
+
+    `store` is obstore's store of the whole bucket, and `prefix` is the folder of the URL in the bucket.
+    """
 
     def __init__(self, url: str, store: Any, prefix: str = ""):
         self.url, self._store, self._prefix = url.rstrip("/"), store, prefix.strip("/")
@@ -79,13 +83,16 @@ class Bucket:
         url = self.url_of(key)
         with self._errors(key) as obstore:
             found = interruptible(obstore.get, self._store, self._key(key), options={"if_match": expected.identity})
-            if _facts(found.meta) != expected:  # not every server heeds If-Match
+            if _facts(found.meta) != expected:  # not every server respects If-Match
                 raise changed(url)
             chunks = self._chunks(found.stream(min_chunk_size=CHUNK), key, expected.size)
             return receive(chunks, target, expected, url, progress)
 
     def _chunks(self, stream: Any, key: str, size: int) -> Iterator[Any]:
-        """Yield the chunks of a body. An error in it that is not an answer of the server means that it was cut."""
+        """Yield the chunks of a body.
+
+        An error that is not an answer of the server means that the body was cut off.
+        """
         received = 0
         try:
             with self._errors(key):
@@ -147,7 +154,7 @@ class Bucket:
                 interruptible(obstore.put, self._store, self._key(key), source, mode=mode, use_multipart=False)
             except (FileNotFoundError, failed.PreconditionError):
                 return False
-            except (NotImplementedError, failed.BaseError) as error:  # the first one is obstore's, or 501 is a server's
+            except (NotImplementedError, failed.BaseError) as error:  # the first is obstore's; 501 is a server's
                 cannot_compare = isinstance(error, (NotImplementedError, failed.NotSupportedError))
                 if not (cannot_compare or "status code: 501" in str(error)):
                     raise
@@ -162,7 +169,10 @@ class Bucket:
         yield from sorted(found, key=lambda item: item[0].encode())
 
     def _listed(self, meta: Any) -> Facts:
-        """Return the facts of an entry of a list: there, and only there, Azure leaves out the quotes of an ETag."""
+        """Return the facts of an entry of a list.
+
+        Azure leaves out the quotes of an ETag only in lists.
+        """
         e_tag = meta["e_tag"] or ""
         if self.url.startswith("az:") and e_tag and not e_tag.endswith('"'):
             meta = {**meta, "e_tag": f'"{e_tag}"'}
@@ -177,7 +187,7 @@ class Bucket:
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[Any]:
-        """Give obstore, and convert its errors to PackErrors."""
+        """Yield obstore, and convert its errors to PackErrors."""
         obstore = _obstore()
         try:
             yield obstore
@@ -192,7 +202,10 @@ class Bucket:
 
 
 def explained(url: str, text: str) -> PackError:
-    """Return the error for what obstore or a server reports, without repeating any of it but status and code."""
+    """Return the error for a report of obstore or a server.
+
+    The message repeats only the status and the code of the report.
+    """
     status = re.search(r"status code: (\d{3})", text) or _NOT_DELETED.search(text)
     code = re.search(r"<Code>(\w{1,60})</Code>", text)
     if _NO_CREDENTIALS.search(text):
@@ -213,7 +226,11 @@ def explained(url: str, text: str) -> PackError:
 
 
 def open_bucket(url: str, retries: int = RETRIES) -> Bucket:
-    """Open a bucket, or a folder in it. Raises UsageError, or PartMissing if the extra `remote` is not installed."""
+    """Open a bucket, or a folder in it.
+
+    Raises UsageError, StorageError if obstore refuses the configuration, or PartMissing if the extra `remote` is not
+    installed.
+    """
     parts, obstore = split_url(url), _obstore()
     config = _aws_config(os.environ) if parts.scheme == "s3" else {}
     retry = {"max_retries": retries, "retry_timeout": timedelta(minutes=3)}
@@ -225,7 +242,7 @@ def open_bucket(url: str, retries: int = RETRIES) -> Bucket:
         text = str(error).lower()
         if parts.scheme == "az" and "account must" in text:
             problem = "the storage account is unknown; set AZURE_STORAGE_ACCOUNT_NAME"
-        else:  # nothing was asked of a server yet
+        else:  # no server was asked yet
             what = "an endpoint" if " url" in text else "a key, a file of keys, or an option"
             problem = f"{what} in the variables {_VARIABLES[parts.scheme]} cannot be used; fix it"
         raise StorageError("store_denied", f"{url}: {problem}") from None
@@ -233,17 +250,21 @@ def open_bucket(url: str, retries: int = RETRIES) -> Bucket:
 
 
 def _is_plain(scheme: str, config: Mapping[str, str]) -> bool:
-    """Return whether the endpoint may be http://, as that of an emulator. The clouds' own endpoints are https://."""
-    if scheme == "gs":  # it is in GOOGLE_BASE_URL, or in the file of a service account, which only obstore reads
+    """Return whether the endpoint may be http://, as for an emulator.
+
+    The clouds' own endpoints are https://.
+    """
+    if scheme == "gs":  # the endpoint is in GOOGLE_BASE_URL, or in the file of a service account: only obstore reads it
         return True
     of_azure = (os.environ.get(name, "") for name in ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT") if scheme == "az")
     return any(endpoint.startswith("http://") for endpoint in (config.get("aws_endpoint", ""), *of_azure))
 
 
 def _aws_config(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return keys, region, and endpoint of the profile in ~/.aws, unless the environment sets them, and its endpoint.
+    """Return keys, region, and endpoint of the profile in ~/.aws.
 
-    obstore reads the environment and the metadata of the instance, but not these files.
+    Keys and a region that the environment sets are left out. An endpoint in the environment replaces the endpoint of
+    the profile. obstore reads the environment and the metadata of the instance, but not these files.
     """
     home, profile = Path.home() / ".aws", environment.get("AWS_PROFILE", "default")
     files = {
@@ -253,7 +274,7 @@ def _aws_config(environment: Mapping[str, str]) -> dict[str, str]:
     parser, found = ConfigParser(interpolation=None), dict[str, str]()
     try:
         parser.read(map(os.path.expanduser, files), encoding="utf-8")
-    except (ConfigError, OSError, UnicodeError):  # its text holds a line of the file
+    except (ConfigError, OSError, UnicodeError):  # the text of the error contains a line of the file
         raise StorageError("store_denied", f"{' or '.join(files)}: cannot be read; fix the file") from None
     for section in (*files.values(), profile):
         found |= dict(parser[section]) if section in parser else {}
@@ -268,12 +289,15 @@ def _aws_config(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_forked() -> bool:
-    """Return whether this process was forked from one that has used a bucket, so that it cannot use one itself."""
+    """Return whether this process was forked from a process that had used a bucket.
+
+    Such a process cannot use a bucket itself.
+    """
     return _process not in (0, os.getpid())
 
 
 def _obstore() -> Any:
-    """Import obstore. Raises PartMissing if it is not installed."""
+    """Import obstore. Raises PartMissing if it is missing, or Bug after a fork."""
     global _process
     try:
         import obstore

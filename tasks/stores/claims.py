@@ -1,12 +1,13 @@
-"""Let one machine do what several need: the first one claims it, and the others wait for what it makes.
+"""Let one machine do work that several need, while the others wait for the result.
 
-    nothing found ─put if absent─▶ NAME.claim, renewed while the work is done, then deleted ─▶ what was made
-                      └ it is there: another machine works; wait, and look again
+    nothing found ─put if absent─▶ NAME.claim, renewed while the work is done, then deleted ─▶ the result
+                      └ a claim exists: another machine works; wait, and look again
 
-A claim decides who works, and never what is right: what is made twice is the same. So if a claim is not renewed for
-EXPIRY seconds, by the clock of the one who waits, its machine is taken for lost, and one of those who wait replaces the
-claim that it has seen by its own, and does the work. Machines that share the files of a local root have a lock instead,
-which ends with its process. Claims and locks say who holds them, for a note to those who wait.
+A claim only decides which machine works. It does not affect the result: if the work is done twice, the results are
+equal. Therefore, if a claim is not renewed for EXPIRY seconds, by the clock of a machine that waits, the machine that
+holds it is considered lost. One of the waiting machines replaces the claim that it has seen with its own claim, and
+does the work. Machines that share the files of a local root use a lock instead, which ends with its process. Claims and
+locks record their holder, for the note that waiting machines show.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from tasks.stores.store import Facts, Store
 
 Made = TypeVar("Made")
 
-RENEWAL = 5.0  # seconds after which a claim is renewed
+RENEWAL = 5.0  # seconds between two renewals of a claim
 
-EXPIRY = 30.0  # seconds without renewal after which a machine is taken for lost
+EXPIRY = 30.0  # seconds without renewal after which a machine is considered lost
 
-NOTED_AFTER = 5.0  # seconds after which those who wait see for whom
+NOTED_AFTER = 5.0  # seconds of waiting after which a note shows the holder
 
-SHORTEST, LONGEST = 0.1, 2.0  # seconds between two looks; each pause is twice as long as the one before
+SHORTEST, LONGEST = 0.1, 2.0  # seconds between two checks; each pause is twice as long as the previous pause
 
 
 def make_once(
@@ -51,11 +52,12 @@ def make_once(
     wait: bool = True,
     check: Callable[[], None] = lambda: None,
 ) -> Made | None:
-    """Return what `find` finds, or make it, unless another machine does: then wait for it.
+    """Return the result of `find` or `make`, but let only one machine make it.
 
-    `file` is what is made, in the mirror's root: the claim or lock is next to it. `find` asks the root itself: what it
-    finds may have been made since the last refresh. Without `wait`, the result is None while another machine works.
-    `check` is called before each pause, and may end the wait. Raises what `find`, `make`, and stores raise.
+    While another machine makes it, this one waits or, without `wait`, returns None. `file` is the file that is made, in
+    the mirror's root; the claim or lock is next to it. `find` asks the root itself, because the result may be newer
+    than the last refresh. `check` is called before each pause, and may end the wait with an exception. Raises the
+    errors of `find`, `make`, and stores.
     """
     if (found := find()) is not None:
         return found
@@ -70,7 +72,7 @@ def make_once(
         is_lost = claim is not None and time.monotonic() - since >= EXPIRY
         if (claim is None or is_lost) and _put_claim(store, key, own.content(), claim):
             with _renewed(store, key, own):
-                found = find()  # who had the claim before may have ended since
+                found = find()  # the previous holder of the claim may have finished since
                 return make() if found is None else found
         if not wait:
             return None
@@ -108,14 +110,17 @@ def _make_locked(
 
 
 class _MadeElsewhere(Exception):
-    """Another process has the lock, and this one does not wait."""
+    """Another process holds the lock, and this process does not wait."""
 
 
-# Who holds a claim or a lock
+# Holders of claims and locks
 
 
 class _Holder:
-    """This process, as a claim records it. Its content is another one each time: it thus has another ETag."""
+    """This process, as a claim records it.
+
+    The content differs each time, so that each renewal has another ETag.
+    """
 
     def __init__(self) -> None:
         self.id, self._since = secrets.token_hex(8), datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -125,12 +130,12 @@ class _Holder:
         return orjson.dumps({"id": self.id, **who, "renewal": secrets.token_hex(8)})
 
     def holds(self, store: Store, key: str) -> bool:
-        """Return whether a claim is that of this process. Raises PackError."""
+        """Return whether this process holds a claim. Raises PackError."""
         return bool(_held(store, key).get("id") == self.id)
 
 
 def _held(store: Store, key: str) -> dict[str, Any]:
-    """Return what a claim records; nothing if it does not exist anymore. Raises what the store raises."""
+    """Return the values of a claim, or {} if there is none. Raises PackError."""
     try:
         return _values(store.get(key))
     except InputMissing:
@@ -138,7 +143,7 @@ def _held(store: Store, key: str) -> dict[str, Any]:
 
 
 def _values(content: bytes) -> dict[str, Any]:
-    """Return what a claim or a lock records; nothing of one that another version has written."""
+    """Return the values of a claim or lock, or {} if another version wrote it."""
     with suppress(ValueError):
         if isinstance(found := orjson.loads(content), dict):
             return found
@@ -146,7 +151,7 @@ def _values(content: bytes) -> dict[str, Any]:
 
 
 class _Note:
-    """Say once who makes a file, after some time."""
+    """Show once, after some time, which process makes a file."""
 
     def __init__(self, file: str):
         self._file, self._start, self._is_shown = file, time.monotonic(), False
@@ -167,10 +172,13 @@ class _Note:
 
 
 def _put_claim(store: Store, key: str, content: bytes, lost: Facts | None) -> bool:
-    """Put a claim where there is none, or replace that of a machine that is lost. Only one process succeeds."""
+    """Put a claim if there is none, or replace the claim of a lost machine.
+
+    Only one process succeeds: the result is True for that process.
+    """
     if store.put(key, content, absent=lost is None, expected=lost):
         return True
-    # A store that writes an object and answers with an error is asked again, and then refuses what it has written.
+    # A store may write the claim, but answer with an error. It then refuses the retry, because the claim exists.
     with suppress(InputMissing):
         return store.get(key) == content
     return False
@@ -178,7 +186,10 @@ def _put_claim(store: Store, key: str, content: bytes, lost: Facts | None) -> bo
 
 @contextmanager
 def _renewed(store: Store, key: str, own: _Holder) -> Iterator[None]:
-    """Renew a claim while the block runs, then delete it, unless another machine has replaced it."""
+    """Renew a claim while the block runs, then delete it.
+
+    A claim that another machine has replaced is left alone.
+    """
     ended = Event()
 
     def renew() -> None:

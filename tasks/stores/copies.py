@@ -1,10 +1,10 @@
-"""Keep local copies of remote objects: each is fetched once, whole, also if several runs want it at the same time.
+"""Keep local copies of remote objects.
 
-    data/remote/<digest of URL, size, identity>/chats.jsonl.gz    the copy, under its own name
-                                                receipt.json      its URL, size, identity, and SHA-256, written last
+    data/remote/<digest of URL, size, identity>/chats.jsonl.gz               the copy, under its own name
+                                                chats.jsonl.gz.receipt.json  URL, size, identity, SHA-256; written last
 
-An object that has changed has another identity, and so another folder. Nothing is removed here: delete data/remote/
-to make room.
+Each object is fetched once, as a whole, also if several runs need it at the same time. An object that has changed has
+another identity, and therefore another folder. This module removes nothing: delete data/remote/ to make room.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tasks.stores.receive import scratch_full
 from tasks.stores.store import Facts, Reading
 from tasks.stores.threads import run_all
 
-DOWNLOADS = 8  # objects that are fetched at once; each takes a few MB of memory
+DOWNLOADS = 8  # objects that are fetched at the same time; each takes a few MB of memory
 
 
 class Object(NamedTuple):
@@ -51,7 +51,7 @@ class Copy(NamedTuple):
 
 
 class _Progress:
-    """Count what has arrived, over all threads, and stop them."""
+    """Count the objects and bytes that arrive in all threads, and stop the threads."""
 
     def __init__(self) -> None:
         self.objects = self.size = 0
@@ -74,7 +74,7 @@ class _Progress:
 def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
     """Return a copy of each object below `folder`, fetching the missing ones.
 
-    Raises what `fetch` of a store raises, and scratch_full before anything is fetched if the disk has no room.
+    Raises the errors of a store's `fetch`. If the disk has no room, raises scratch_full before anything is fetched.
     """
     folder = folder.absolute()
     places = [place_of_copy(each.url, each.facts, folder) for each in objects]
@@ -87,7 +87,7 @@ def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
         done = f"{progress.objects:,} of {len(missing):,} files, {in_bytes(progress.size)} of {in_bytes(size)}"
         return f"downloading the sources: {done} done"
 
-    # The largest first, so that no thread is left with it when the others have ended.
+    # Fetch the largest object first, so that no thread is still busy with it after the others have ended.
     order = sorted(missing, key=lambda path: -missing[path].facts.size)
     with noted(note):
         run_all(lambda path: _fetch(missing[path], path, progress), order, DOWNLOADS, progress.stop)
@@ -105,7 +105,7 @@ def _fetch(wanted: Object, path: Path, progress: _Progress) -> None:
 
 
 def place_of_copy(url: str, facts: Facts, folder: Path, *, with_holes: bool = False) -> Path:
-    """Return the path of the copy of an object. One with holes, which is not whole, has a folder of its own."""
+    """Return the path of an object's copy. Incomplete copies have separate folders."""
     content = to_json([url, facts.size, facts.identity, *["holes"] * with_holes])
     # The name is for people who look into the folder; the folder identifies the object.
     name = re.sub(r"[^\w.+-]", "_", os.path.basename(url))[-100:].lstrip(".") or "object"
@@ -135,7 +135,7 @@ def _check_room(missing: Sequence[Object], folder: Path) -> None:
 
 
 def damaged_copy(url: str, path: Path) -> StorageError:
-    """Return the error for a copy that is not what arrived."""
+    """Return the error for a copy that has changed since it arrived."""
     return StorageError(
         "copy_damaged", f"{url}: its local copy {path} was changed or is damaged; delete it, then run again"
     )

@@ -1,4 +1,4 @@
-"""A store in a folder of the local file system: what a bucket does, with files."""
+"""A store in a folder of the local file system, which behaves like a bucket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tasks.stores.store import Facts, Progress
 
 
 class Folder:
-    """The files below `root`. Hidden files are not objects: they are temporary files, of writers that may be killed."""
+    """The files below `root`.
+
+    Hidden files are not objects: they are temporary files of writers, some of which may have been killed.
+    """
 
     def __init__(self, root: Path):
         self.root = root
@@ -42,7 +45,7 @@ class Folder:
             return digest
 
     def ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        if not any(length for _, length in ranges):  # as in a bucket, where it takes no request
+        if not any(length for _, length in ranges):  # like a bucket, which sends no request
             return [b""] * len(ranges)
         found = []
         with self._reading(key), self._path(key).open("rb") as file:

@@ -1,7 +1,7 @@
-"""Use a bucket in a process that was forked from one that has used a bucket.
+"""Use a bucket in a process whose parent had used a bucket before the fork.
 
-obstore's threads do not survive a fork, and it cannot start them again. Such a process, as Luigi and the engine
-`workers` fork them, starts a helper: a new Python process that does nothing else, and ends with its parent.
+obstore's threads do not survive a fork, and obstore cannot restart them. Luigi and the engine `workers` fork such
+processes. Each of them starts a helper: a new Python process that only serves the bucket, and ends with its parent.
 
     forked process ─(method, arguments)─▶ python -m tasks.stores.forked URL ─▶ Bucket
                    ◀─result, PackError──
@@ -26,7 +26,7 @@ from tasks.stores.store import Facts, Progress
 
 
 class Forked:
-    """A store whose calls are made by a helper, one after the other."""
+    """A store whose calls are made by a helper, one at a time."""
 
     def __init__(self, url: str):
         self.url, self._lock = url.rstrip("/"), threading.Lock()
@@ -34,7 +34,7 @@ class Forked:
 
     def _start(self) -> None:
         ours, theirs = os.pipe(), os.pipe()
-        # A session of its own: Ctrl-C ends this process, which closes the pipe, which ends the helper.
+        # The helper has its own session: Ctrl-C ends this process, which closes the pipe, which ends the helper.
         self._process = subprocess.Popen(  # noqa: S603 - this Python, and words that no shell sees
             [sys.executable, "-P", "-m", "tasks.stores.forked", self.url, str(theirs[0]), str(ours[1])],
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},  # the same version of this package
@@ -57,7 +57,7 @@ class Forked:
             except (EOFError, OSError):
                 raise StorageError("store_failed", f"{self.url}: the process that reads it ended; run again") from None
             except BaseException:
-                # The answer of this call must not become that of the next. There is one if a claim is released.
+                # The answer to this call must not be read as the answer to the next call, such as a claim's release.
                 self._calls.close()
                 self._answers.close()
                 raise

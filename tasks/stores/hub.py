@@ -1,10 +1,11 @@
-"""A dataset on the Hugging Face Hub. The only module of tasks that imports huggingface_hub.
+"""A dataset on the Hugging Face Hub.
 
     open_hub     Hub: the files at one commit, read-only
-    find_branch  Branch: what a branch holds, and commits that follow one another on it
+    find_branch  Branch: the files of a branch, and a series of commits to it
 
-A revision such as `main` moves. For reading, it is resolved to a commit once in a process, and everything is read at
-that commit. For writing, each commit names the one it follows, so that two writers never mix.
+A revision such as `main` moves. For reading, it is resolved to a commit once per process, and everything is read at
+that commit. For writing, each commit names its parent, so that the commits of two writers never mix. This is the only
+module of tasks that imports huggingface_hub.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MAIN = "main"
 
 
 class Hub:
-    """The files of a dataset at a commit. URLs have the revision that the user named, if any."""
+    """The files of a dataset at a commit. URLs contain the user's revision, if any."""
 
     def __init__(self, dataset: Dataset, commit: str, endpoint: str | None = None):
         self.dataset, self.commit = dataset, commit
@@ -79,7 +80,7 @@ class Hub:
 
 
 def open_hub(dataset: Dataset, commit: str = "") -> Hub:
-    """Open a dataset at `commit`, else at the commit that its revision has now.
+    """Open a dataset at `commit`, by default the current commit of its revision.
 
     Raises InputMissing if it does not exist, StorageError if it cannot be read, or PartMissing without the library.
     """
@@ -94,12 +95,15 @@ def _commit(name: str, revision: str, url: str, endpoint: str | None) -> str:
 
 
 def forget_commits() -> None:
-    """Resolve revisions again: for a test, or a process that serves several runs."""
+    """Forget resolved revisions, for tests and processes that serve several runs."""
     _commit.cache_clear()
 
 
 class Branch:
-    """A branch of a dataset. `commit` is its head, which a new branch has from `main`; empty without a dataset."""
+    """A branch of a dataset.
+
+    `commit` is its head. A new branch starts at the head of `main`. Without a dataset, `commit` is empty.
+    """
 
     def __init__(self, dataset: Dataset, endpoint: str | None, commit: str, private: bool, is_new: bool):
         self.dataset, self.commit, self.private, self.is_new = dataset, commit, private, is_new
@@ -119,7 +123,7 @@ class Branch:
         return Hub(self.dataset, self.commit, self._endpoint).get(path)
 
     def create(self, private: bool) -> None:
-        """Make the dataset and the branch unless they exist. Raises PackError."""
+        """Create the dataset and the branch unless they exist. Raises PackError."""
         with _errors(self.url, WRITE) as hub:
             api = hub.HfApi(self._endpoint)
             if not self.commit:
@@ -131,10 +135,10 @@ class Branch:
             self.is_new = False
 
     def add(self, files: Mapping[str, Path], delete: Sequence[str], message: str) -> None:
-        """Commit files by their paths in the dataset, and deletions, all or nothing.
+        """Commit files and deletions, all or nothing.
 
-        Large files are sent first; those that the Hub has are not sent again, also after an interruption. Raises Busy
-        if another commit came in between, or PackError.
+        `files` maps paths in the dataset to local files. Large files are sent first. Files that the Hub has are not
+        sent again, also after an interruption. Raises Busy if another commit came in between, or PackError.
         """
         with _errors(self.url, WRITE) as hub:
             if not sys.stderr.isatty():
@@ -156,9 +160,10 @@ class Branch:
 
 
 def find_branch(dataset: Dataset) -> Branch:
-    """Find the branch that a URL names, by default `main`; neither it nor the dataset has to exist.
+    """Find the branch that a URL names, by default `main`.
 
-    Raises UsageError if the revision is a tag or a commit, StorageError without a token, or PackError.
+    Neither the branch nor the dataset has to exist. Raises UsageError if the revision is a tag or a commit,
+    StorageError without a token, or PackError.
     """
     endpoint, url, name = os.environ.get("HF_ENDPOINT"), dataset.url, dataset.revision or MAIN
     with _errors(url, WRITE) as hub:
@@ -184,7 +189,7 @@ def find_branch(dataset: Dataset) -> Branch:
 
 
 def has_content(facts: Facts | None, file: Path, sha256: str) -> bool:
-    """Return whether a file on the Hub has the content of a local one: by its SHA-256, or if small by its git hash."""
+    """Return whether a file on the Hub equals a local file, by SHA-256 or git hash."""
     if facts is None or facts.size != file.stat().st_size:
         return False
     if len(facts.identity) == len(sha256):
@@ -198,7 +203,10 @@ READ, WRITE = "set HF_TOKEN", "set HF_TOKEN, or run hf auth login, with a token 
 
 @contextmanager
 def _errors(url: str, token_hint: str = READ) -> Iterator[Any]:
-    """Give huggingface_hub, and convert its errors to PackErrors, without their text, which may hold signed URLs."""
+    """Yield huggingface_hub, and convert its errors to PackErrors.
+
+    The text of the errors is left out, because it may contain signed URLs.
+    """
     try:
         import huggingface_hub as hub
         import huggingface_hub.errors

@@ -1,12 +1,12 @@
-"""Keep a root in a bucket and its scratch folder alike, so that every step reads and writes local files.
+"""Keep a root in a bucket and its scratch folder alike: steps use local files.
 
     bucket ─refresh─▶ receipts, manifests ─▶ scratch folder ─fetch─▶ the files that a step reads, checked
     step ─writing─▶ .staged/ ─▶ bucket: the data, then the receipt ─▶ scratch folder
-    corpus ─commit─▶ its files, then the manifest, which never replaces another one
+    corpus ─commit─▶ its files, then the manifest, which never replaces a different manifest
 
-The key of an object is its path below the root. A receipt in the scratch folder says that the bucket has what it
-describes: it arrives there from the bucket, or after it was put there. `refresh` drops those for which that has
-changed. A local root is its own scratch folder: there, the same methods do what a local file system does by itself.
+The key of an object is its path below the root. A receipt in the scratch folder means that the bucket has the files
+that the receipt describes: it was fetched from the bucket, or written here after it was put into the bucket. `refresh`
+removes receipts for which this has changed. A local root is its own scratch folder: most methods have nothing to do.
 """
 
 from __future__ import annotations
@@ -30,57 +30,73 @@ from tasks.stores.scratch import scratch_with, url_of
 from tasks.stores.store import Facts, Store, open_store
 from tasks.stores.threads import run_all
 
-SCRATCH_BYTES = 20 << 30  # of a scratch folder, after a run; what one run needs may be more
+SCRATCH_BYTES = 20 << 30  # size of a scratch folder after a run; a run may need more
 
-SEVERAL = 4  # folders next to each other that are listed one by one
+SEVERAL = 4  # up to this number, sibling folders are listed separately
 
-REQUESTS = 16  # small objects that are fetched at once
+REQUESTS = 16  # small objects that are fetched at the same time
 
-ATTEMPTS = 3  # to fetch an object that others write again at the same time
+ATTEMPTS = 3  # to fetch an object that other machines rewrite at the same time
 
-STAGED = ".staged"  # the folder of what is being written; a folder in it for each writer
+STAGED = ".staged"  # the folder of unfinished files; each writer has its own folder in it
 
-YOUNG = 3600.0  # seconds for which a file that was used is kept, whatever the size of the folder: it may be in use
+YOUNG = 3600.0  # seconds for which a used file is kept, whatever the size of the folder: it may be in use
 
 Artifact = tuple[Path, Path]
-"""A file, and its receipt, which has its size and its digest."""
+"""A file and its receipt, which records the size and the digest of the file."""
 
 
 class Mirror:
     """A local root: nothing has to be fetched or sent."""
 
     def refresh(self, artifacts: Sequence[Artifact], plan: Path, manifests: Artifact) -> None:
-        """Learn what the root holds of a corpus: its artifacts, its plan, and its manifest, in its two places."""
+        """Find out which artifacts, plan, and manifests of a corpus the root has.
+
+        `manifests` are the two copies of its manifest.
+        """
 
     def has(self, file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:
-        """Return whether the root has a file as its receipt describes it; see has_artifact."""
+        """Return whether the root has a file as its receipt says; see `has_artifact`."""
         return has_artifact(file, receipt, checksum=checksum, refused=refused)
 
     def is_stored(self, file: Path, receipt: Path, refused: str = "") -> bool:
-        """Return the same, asked of the bucket: for what other processes may have written since the last refresh."""
+        """Return whether the root has a file as its receipt describes it at this moment.
+
+        Unlike `has`, this asks the bucket: other processes may have written the file since the last refresh.
+        """
         return self.has(file, receipt, refused=refused)
 
     def has_listed(self, receipt: Path) -> bool:
-        """Return whether the root has a receipt and the `files` that it lists, next to it; asked as by is_stored."""
+        """Return whether the root has a receipt and the `files` that it lists.
+
+        The files are next to the receipt. Like `is_stored`, this asks the bucket.
+        """
         return has_listed(receipt)
 
     def has_size(self, file: Path, size: int) -> bool:
-        """Return whether the root has a file of this size. Raises OSError if a local one is missing."""
+        """Return whether the root has a file of this size.
+
+        Raises OSError if a local file is missing.
+        """
         return file.stat().st_size == size
 
     @contextmanager
     def writing(self, file: Path, receipt: Path, keep: bool = True) -> Iterator[Artifact]:
-        """Give the paths to write a file and its receipt to. They are complete when the block ends.
+        """Yield the paths at which to write a file and its receipt.
 
-        Without `keep`, no step reads the file.
+        Both must be complete when the block ends. Without `keep`, no step reads the file, so that its only copy may be
+        in the bucket.
         """
         yield file, receipt
 
     def push(self, files: Iterable[Path]) -> None:
-        """Send files, in their order."""
+        """Send files to the bucket, in their order."""
 
     def commit(self, files: Iterable[Path], manifests: Artifact) -> None:
-        """Send the files of a corpus, then its manifest. Raises Busy if there is another one."""
+        """Send the files of a corpus to the bucket, then its manifest.
+
+        Raises Busy if the bucket has a different manifest.
+        """
 
     def fetch(self, *artifacts: Artifact) -> None:
         """Make sure that files and their receipts can be read locally. Raises PackError."""
@@ -89,11 +105,11 @@ class Mirror:
         """Make sure that a file without a receipt can be read locally. Raises PackError."""
 
     def adopt(self, file: Path) -> bool:
-        """Return whether the root has a small file, which another machine may have put there, and is here then."""
+        """Return whether the root has a small file, and make it readable locally."""
         return file.is_file()
 
     def shown(self, path: Path) -> str:
-        """Return how messages name a file: by its path, or by the URL of its object."""
+        """Return the name of a file in messages: its path, or the URL of its object."""
         return str(path)
 
 
@@ -103,7 +119,7 @@ class Remote(Mirror):
     def __init__(self, root: Path, url: str):
         self.root, self.url = root, url
         show_as(str(root), url)
-        self._listed: dict[str, Facts] = {}  # by the last `refresh`, and what was put since
+        self._listed: dict[str, Facts] = {}  # objects that the last `refresh` found, and objects that were put since
         self._remove_abandoned()
 
     @property
@@ -116,13 +132,13 @@ class Remote(Mirror):
     def shown(self, path: Path) -> str:
         return f"{self.url}/{self.key(path)}"
 
-    # What there is
+    # Existing objects
 
     def refresh(self, artifacts: Sequence[Artifact], plan: Path, manifests: Artifact) -> None:
         commit = plan / "plan.json"
         self._list([*(file.parent for file, _ in artifacts), plan, manifests[0].parent], manifests[1])
         receipts = [receipt for _, receipt in artifacts]
-        # Of groups, only how they were dealt: what was planned of each is asked when it is needed.
+        # Groups need only deal.json here: the plan of each group is requested when it is needed.
         self._pull([*dict.fromkeys([*receipts, commit, plan / "deal.json"])], again=False)
         self._pull(manifests, again=True)
         for file, receipt in artifacts:
@@ -135,7 +151,10 @@ class Remote(Mirror):
         self._remove_abandoned()
 
     def _list(self, folders: Iterable[Path], file: Path) -> None:
-        """List what is below folders, and a file; several folders of token files by the one above them."""
+        """List the objects below folders, and a file.
+
+        More than SEVERAL sibling folders, such as folders of token files, are listed through their parent.
+        """
         below = dict.fromkeys(folders)
         above = [folder.parent for folder in below]
         for parent in dict.fromkeys(parent for parent in above if above.count(parent) > SEVERAL):
@@ -146,7 +165,10 @@ class Remote(Mirror):
             self._listed |= self.store.list(self.key(folder))
 
     def _pull(self, paths: Sequence[Path], again: bool) -> None:
-        """Fetch small objects that are listed and not here, or `again`; remove those here that are not listed."""
+        """Fetch small objects that are listed, and remove local files that are not.
+
+        Local files with the listed size are only fetched with `again`.
+        """
         wanted = []
         for path in paths:
             facts = self._listed.get(self.key(path))
@@ -158,7 +180,10 @@ class Remote(Mirror):
         run_all(lambda path: self._take(path, is_new=not again), wanted, REQUESTS, lambda: None)
 
     def _take(self, path: Path, is_new: bool = True) -> None:
-        """Fetch a small object. If it is a receipt that is not here yet, data here may be damaged, and is removed."""
+        """Fetch a small object.
+
+        If it is a receipt that is not here yet (`is_new`), its local data may be damaged, and is removed.
+        """
         for data in self._data_of(path) if is_new else ():
             data.unlink(missing_ok=True)
         write_bytes(path, self.store.get(self.key(path)))
@@ -166,7 +191,7 @@ class Remote(Mirror):
     @staticmethod
     def _data_of(receipt: Path) -> list[Path]:
         if receipt.name == "plan.json":
-            # Not hidden files: those are being written, by the threads that fetch the receipts of shards, or are locks.
+            # Hidden files stay: they are locks, or are being written by threads that fetch the receipts of shards.
             return [path for path in receipt.parent.glob("[!.]*") if path.suffix != ".json"]
         return [receipt.with_suffix(".arrow")]
 
@@ -185,7 +210,7 @@ class Remote(Mirror):
             return False
         found, data = _values(receipt), self.store.head(self.key(file))
         if not (data and data.size == found.get("bytes")):
-            receipt.unlink(missing_ok=True)  # as `refresh` does
+            receipt.unlink(missing_ok=True)  # like `refresh`
             return False
         return not (refused and found.get("engine") == refused)
 
@@ -195,14 +220,14 @@ class Remote(Mirror):
         found = {receipt.parent / name: size for name, size in _values(receipt).get("files", {"": -1}).items()}
         heads = {file: self.store.head(self.key(file)) for file in found}
         if not all(facts and facts.size == found[file] for file, facts in heads.items()):
-            receipt.unlink(missing_ok=True)  # as above
+            receipt.unlink(missing_ok=True)  # like `is_stored`
             return False
         return True
 
     def has_size(self, file: Path, size: int) -> bool:
         return self._is_whole({file: size})
 
-    # What is written
+    # Writing
 
     @contextmanager
     def writing(self, file: Path, receipt: Path, keep: bool = True) -> Iterator[Artifact]:
@@ -245,7 +270,7 @@ class Remote(Mirror):
                     raise self._other(path)
                 self._listed[self.key(path)] = Facts(len(content), "")
         except PackError:
-            for path in manifests:  # what is not published is not shown as such
+            for path in manifests:  # do not show an unpublished corpus as published
                 path.unlink(missing_ok=True)
             raise
         self.trim()
@@ -257,7 +282,7 @@ class Remote(Mirror):
             "it, and delete it to publish this one",
         )
 
-    # What is read
+    # Reading
 
     def fetch(self, *artifacts: Artifact) -> None:
         for file, receipt in artifacts:
@@ -267,7 +292,7 @@ class Remote(Mirror):
             try:
                 self.fetch_file(file, found["bytes"], found.get("sha256", ""), found.get("xxh3", ""))
             except _Damaged:
-                # As `publish.dropped` does with local files: the next run makes it again.
+                # Like `dropped` of packing/plan.py for local files: the next run rebuilds the file.
                 self.store.delete(self.key(receipt))
                 receipt.unlink(missing_ok=True)
                 raise
@@ -275,7 +300,7 @@ class Remote(Mirror):
     def fetch_file(self, file: Path, size: int = -1, sha256: str = "", xxh3: str = "") -> None:
         if file.is_file() and size in (-1, file.stat().st_size):
             with suppress(OSError):
-                os.utime(file)  # as used: `trim` drops the oldest
+                os.utime(file)  # mark it as used: `trim` deletes the least recently used files
             return
         with locked(file.with_name(f".{file.name}.lock")):
             if file.is_file() and size in (-1, file.stat().st_size):
@@ -292,8 +317,8 @@ class Remote(Mirror):
     def _fetch_whole(self, file: Path) -> tuple[Facts, str]:
         """Fetch the object of a file, and return its facts and its SHA-256.
 
-        An object that changes meanwhile is fetched again: another machine may have written the same bytes, which have
-        another ETag in some stores. If they are others, their digest shows it.
+        An object that changes meanwhile is fetched again: another machine may have written the same bytes, which get
+        another ETag in some stores. If the bytes differ, the digest shows it.
         """
         key = self.key(file)
         left = ATTEMPTS
@@ -309,9 +334,10 @@ class Remote(Mirror):
                     raise
 
     def fetch_manifest(self, path: Path) -> None:
-        """Fetch a manifest of the bucket, its other copy, and the record of the run, or remove them if they are gone.
+        """Fetch both copies of a manifest, and the record of its run.
 
-        Raises InputMissing if it does not exist, or what the store raises.
+        Local files that the bucket does not have are removed. Raises InputMissing if the manifest does not exist, or
+        the errors of the store.
         """
         name = path.stem if path.parent == self.root / "manifests" else ""
         if path.name == "manifest.json" and path.parent.parent == self.root / "data" / "corpora":
@@ -326,7 +352,7 @@ class Remote(Mirror):
             raise self._missing(path)
 
     def fetch_manifests(self) -> None:
-        """Fetch all manifests of the bucket, and remove those that it does not have."""
+        """Fetch all manifests of the bucket, and remove all other local manifests."""
         folder = self.root / "manifests"
         names = [key for key, _ in self.store.list(self.key(folder)) if key.count("/") == 1 and key.endswith(".json")]
         for path in folder.glob("*.json"):
@@ -335,19 +361,19 @@ class Remote(Mirror):
         run_all(lambda key: self.fetch_manifest(self.root / key), names, REQUESTS, lambda: None)
 
     def fetch_listed(self, folder: Path, name: str, size: int) -> None:
-        """Fetch a file of a corpus folder whose manifest is here. Raises PackError, also if its SHA-256 is another."""
+        """Fetch a file that the local manifest lists. Raises PackError, also if damaged."""
         recorded = {file.path: file.sha256 for file in load_manifest(folder / "manifest.json").listed()}
         self.fetch_file(folder / name, size, recorded.get(name, ""))
 
     def copy(self, file: Path, target: Path) -> None:
-        """Fetch the object of a file to a path elsewhere. Raises PackError."""
+        """Fetch the object of a file to another path. Raises PackError."""
         facts = self.store.head(self.key(file))
         if facts is None:
             raise self._missing(file)
         self.store.fetch(self.key(file), target, facts)
 
     def adopt(self, file: Path) -> bool:
-        """Return whether the bucket has a small file, which is then here, too."""
+        """Return whether the bucket has a small file, and fetch it unless it is here."""
         if (facts := self.store.head(self.key(file))) is None:
             return False
         if not (file.is_file() and file.stat().st_size == facts.size):
@@ -362,12 +388,13 @@ class Remote(Mirror):
         prefix = self.key(folder)
         return {key[len(prefix) :].lstrip("/") for key, _ in self.store.list(prefix)}
 
-    # What is dropped
+    # Removing
 
     def trim(self, most: int = SCRATCH_BYTES, young: float = YOUNG) -> None:
-        """Delete the files that were not used for longest until the folder has at most `most` bytes.
+        """Delete the least recently used files until at most `most` bytes are left.
 
-        They are in the bucket, or are copies of sources. Receipts and manifests stay.
+        These files are in the bucket, or are copies of sources. Receipts, manifests, and files that were used in the
+        last `young` seconds stay.
         """
         found = []
         for path in (self.root / "data").rglob("*"):
@@ -384,7 +411,10 @@ class Remote(Mirror):
                 size -= each
 
     def _remove_abandoned(self) -> None:
-        """Remove what writers that were killed have left, on any machine that has this folder, as a shared home."""
+        """Remove the unfinished files of killed writers.
+
+        The writers may have been on any machine that shares this folder, for example in a shared home folder.
+        """
 
         def in_use() -> None:
             raise _InUse
@@ -396,7 +426,10 @@ class Remote(Mirror):
 
 
 def _lock_of(staged: Path) -> Path:
-    """Return the lock that the writer of a folder holds. It ends with its process, whose number others cannot judge."""
+    """Return the lock that the writer of a folder holds.
+
+    The lock ends with the process of the writer. Other machines could not interpret a process ID.
+    """
     return staged.with_name(f".{staged.name}.lock")
 
 
@@ -405,7 +438,7 @@ class _InUse(Exception):
 
 
 class _Damaged(StorageError):
-    """An object is not what its receipt records."""
+    """An object differs from its receipt."""
 
 
 LOCAL = Mirror()
@@ -419,20 +452,20 @@ def _remote(root: Path, url: str) -> Remote:
 
 
 def mirror_of(root: Path) -> Mirror:
-    """Return the mirror of a root; for a local one, LOCAL."""
+    """Return the mirror of a root: LOCAL for a local root."""
     url = url_of(root)
     return _remote(root, url) if url else LOCAL
 
 
 def remote_with(path: Path) -> Remote | None:
-    """Return the mirror of the bucket that a path in a scratch folder stands for."""
+    """Return the mirror of the scratch folder that contains a path, or None."""
     root = scratch_with(path)
     url = url_of(root) if root else ""
     return _remote(root, url) if root and url else None
 
 
 def open_once(url: str) -> Store:
-    """Open a store once in each process: after a fork, another kind is needed."""
+    """Open a store once per process, because a forked process needs another kind."""
     return _open(url, os.getpid())
 
 
@@ -442,7 +475,7 @@ def _open(url: str, process: int) -> Store:
 
 
 def _values(receipt: Path) -> dict[str, Any]:
-    """Return the values of a receipt, or none if it is damaged."""
+    """Return the values of a receipt, or {} if it is damaged."""
     try:
         return read_receipt(receipt)
     except StorageError:

@@ -1,4 +1,4 @@
-"""Receive an object into a file: a full disk and a body that ends early are errors of their own."""
+"""Receive an object into a file, with errors for a full disk and a cut body."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tasks.core.printable import in_bytes
 from tasks.storage.files import atomic_file
 from tasks.stores.store import Facts, Progress
 
-CHUNK = 1 << 20  # bytes that are held of an object
+CHUNK = 1 << 20  # bytes of an object that are held in memory
 
 
 def receive(chunks: Iterable[bytes], target: Path, expected: Facts, url: str, progress: Progress | None) -> str:
-    """Write the chunks of an object to `target`, completely or not at all, and return its SHA-256.
+    """Write an object to `target`, completely or not at all; return its SHA-256.
 
-    Raises StorageError if they are not as many bytes as expected, or the disk is full.
+    Raises StorageError if the chunks have more or fewer bytes than expected, or if the disk is full.
     """
     try:
         with atomic_file(target) as out:
@@ -43,7 +43,10 @@ def changed(url: str) -> DataError:
 
 
 def scratch_full(url: str, folder: Path, size: int) -> StorageError:
-    """Return the error for a disk without room for `size` bytes of `url`, or of it and further objects."""
+    """Return the error for a disk without room for `size` bytes.
+
+    `url` is the object to fetch, or the first of several objects.
+    """
     return StorageError(
         "scratch_full",
         f"{url}: the disk of {folder} has no room for {in_bytes(size)}; make room, or use another --root (of a bucket: "

@@ -1,7 +1,9 @@
-"""Scratch folders: the local folder that stands for a root in a bucket. No path is ever made of a URL.
+"""Scratch folders: the local folders that stand for roots in buckets.
 
-s3://bucket/prefix  ─scratch_of─▶  ~/.cache/packcorpus/<digest of the URL>/     .url in it: which one it stands for
-PATH of a command   ─local_path_of─▶  the same path, or that of the scratch folder at which the object will be
+s3://bucket/prefix  ─scratch_of─▶  ~/.cache/packcorpus/<digest of the URL>/     with the URL in the file .url
+PATH of a command   ─local_path_of─▶  the same path, or the path in a scratch folder at which the object will be
+
+A URL is never used as a path.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from tasks.core.errors import UsageError
 from tasks.storage.files import write_bytes
 from tasks.stores.urls import BUCKETS, check_url, is_url, local_path, split_url
 
-SCRATCH = "PACKCORPUS_SCRATCH"  # the environment variable with the folder of all scratch folders
+SCRATCH = "PACKCORPUS_SCRATCH"  # the environment variable that names the folder of all scratch folders
 
 MARK = ".url"
 
-# What follows the root in the URL of a manifest or a corpus folder.
+# The root and the key in the URL of a manifest or a corpus folder.
 _BELOW_ROOT = re.compile(r"(?P<root>.*?)/(?P<key>manifests/[^/]+\.json|data/corpora/[^/]+(/.*)?)")
 
 
@@ -39,7 +41,7 @@ def _resolved(folder: str) -> Path:
 
 
 def scratch_of(url: str) -> Path:
-    """Return the scratch folder of a root in a bucket, and make it. Raises UsageError or StorageError."""
+    """Create and return the scratch folder of a root in a bucket. Raises PackError."""
     if check_url(url) not in BUCKETS:
         raise UsageError(
             "url_not_supported", f"{url}: cannot be a root; use a bucket (s3://, gs://, az://) or a folder"
@@ -53,9 +55,9 @@ def scratch_of(url: str) -> Path:
 
 
 def root_of(text: str | Path) -> Path:
-    """Return the folder that --root names: itself, or the scratch folder of a URL. Raises UsageError.
+    """Return the folder that --root names: a path, or the scratch folder of a URL.
 
-    A default of the command line arrives as a path.
+    A default of the command line arrives as a Path. Raises UsageError or StorageError.
     """
     if isinstance(text, Path) or not is_url(text):
         return Path(text)
@@ -63,9 +65,10 @@ def root_of(text: str | Path) -> Path:
 
 
 def local_path_of(text: str | Path) -> Path:
-    """Return the path that an argument of a command names, in a scratch folder if it is the URL of an object.
+    """Return the local path that an argument of a command names.
 
-    Nothing is fetched. Raises UsageError.
+    The path is in a scratch folder if the argument is the URL of an object. Nothing is fetched. Raises UsageError or
+    StorageError.
     """
     if isinstance(text, Path) or not is_url(text):
         return Path(text)
@@ -86,7 +89,7 @@ def url_of(root: Path) -> str:
 
 
 def scratch_with(path: Path) -> Path | None:
-    """Return the scratch folder that a path is in."""
+    """Return the scratch folder that contains a path, or None."""
     parts = path.parts
     above = home().parts
     if len(parts) > len(above) and parts[: len(above)] == above:

@@ -1,11 +1,12 @@
-"""Open the store of a URL or folder. All of them behave alike; tests run the same table against each.
+"""Open the store of a URL or folder.
 
     open_store("s3://bucket/prefix")   Bucket: S3, Google Cloud Storage, Azure, through obstore
     open_store("file:///folder")       Folder: the local file system
     open_hub("hf://datasets/o/n")      Hub: a dataset at one commit, read-only, through huggingface_hub
 
-Keys are relative to the root, with /. An object is written whole from a finished local file, and read whole into one:
-a reader never sees a part of an object, and no step depends on the behavior of a remote stream.
+All stores behave alike: tests run the same table against each. Keys are relative to the root, with /. An object is
+written whole from a finished local file, and read whole into a local file. A reader thus never sees a part of an
+object, and no step depends on the behavior of a remote stream.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from tasks.core.errors import UsageError
 from tasks.stores.urls import check_url, is_url, local_path
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes of each block that arrives. What it raises ends the transfer."""
+"""Called with the number of bytes of each block that arrives. An exception in it ends the transfer."""
 
 
 class Facts(NamedTuple):
-    """What identifies the content of an object: its size, and its ETag, version, or checksum."""
+    """The identity of an object's content: size, and ETag, version, or checksum."""
 
     size: int
     identity: str
 
 
 class Reading(Protocol):
-    """A store that is read.
+    """A store to read from.
 
-    Its methods raise PackError, naming the URL: store_denied, object_missing, store_busy, store_failed, object_cut,
-    object_changed, or scratch_full.
+    Its methods raise PackError, naming the URL. The reasons are store_denied, object_missing, store_busy, store_failed,
+    object_cut, object_changed, and scratch_full.
     """
 
     def url_of(self, key: str) -> str:
@@ -45,7 +46,7 @@ class Reading(Protocol):
         """Return the content of a small object."""
 
     def fetch(self, key: str, target: Path, expected: Facts, progress: Progress | None = None) -> str:
-        """Write a whole object to `target`, completely or not at all, and return its SHA-256.
+        """Write an object to `target`, completely or not at all; return its SHA-256.
 
         Raises object_changed if it is not the object that `expected` describes.
         """
@@ -55,25 +56,25 @@ class Reading(Protocol):
 
 
 class Store(Reading, Protocol):
-    """A store that is read and written."""
+    """A store to read from and write to."""
 
     def ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the (start, length) ranges of an object. Raises object_cut if it ends before.
+        """Return the (start, length) ranges of an object.
 
-        A range of length 0 is empty, whatever its start.
+        Raises object_cut if the object ends before a range does. A range of length 0 is empty, whatever its start.
         """
 
     def read(self, key: str, expected: Facts, start: int, length: int) -> bytes:
-        """Return bytes of an object. Raises object_changed if it is not the object that `expected` describes."""
+        """Return bytes of an object. Raises object_changed if it is not as `expected`."""
 
     def put(self, key: str, source: Path | bytes, absent: bool = False, expected: Facts | None = None) -> bool:
         """Write an object from a finished file, completely or not at all.
 
-        With `expected`, return False and write nothing unless the object is the one that this describes, also if
-        another writer is just faster; a store that cannot compare them at that moment compares them shortly before.
+        With `expected`, return False and write nothing unless the object is the one that `expected` describes, also if
+        another writer is just faster. A store that cannot compare at the moment of writing compares shortly before.
         With `absent`, return False and write nothing if the object exists, also if another writer is just faster. The
-        content is then held in memory: this is for receipts and manifests. False after an error of the server may mean
-        that the first attempt has written it: compare the content.
+        content is then held in memory, so `absent` is for receipts and manifests. False after an error of the server
+        may mean that the first attempt has written the object: compare the content.
         """
 
     def delete(self, key: str) -> None:
@@ -81,7 +82,10 @@ class Store(Reading, Protocol):
 
 
 def open_store(where: str | Path) -> Store:
-    """Open a bucket (s3://, gs://, az://) or a folder (a path or file://). Raises UsageError or PartMissing."""
+    """Open a bucket (s3://, gs://, az://) or a folder (a path or file://).
+
+    Raises UsageError or PartMissing.
+    """
     from tasks.stores.folder import Folder
 
     if isinstance(where, Path) or not is_url(where):

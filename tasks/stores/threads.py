@@ -1,6 +1,7 @@
-"""Run calls that block in threads, so that Ctrl-C ends a wait for a server at once.
+"""Run blocking calls in threads, so that Ctrl-C ends a wait for a server at once.
 
-obstore waits without looking at signals, and Python joins the threads of a pool before it exits. These are daemons.
+obstore waits without handling signals, and Python joins the threads of a pool before it exits. The threads of this
+module are daemons.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
-GRACE = 5.0  # seconds in which the other threads may end after an error or an interruption
+GRACE = 5.0  # seconds that the other threads have to end after an error or an interrupt
 
 
 def interruptible(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Return what a call returns. In the main thread, a signal is handled while the call still waits."""
+    """Return the result of a call. In the main thread, signals interrupt the wait."""
     if threading.current_thread() is not threading.main_thread():
         return call(*arguments, **options)
     found: list[Any] = []
@@ -28,9 +29,10 @@ def interruptible(call: Callable[..., Any], *arguments: Any, **options: Any) -> 
 def run_all(
     work: Callable[[Item], None], items: Sequence[Item], count: int, stop: Callable[[], None], grace: float = GRACE
 ) -> None:
-    """Do the work for every item in up to `count` threads, started in the order of the items.
+    """Do the work for every item in up to `count` threads.
 
-    Raises the first error. `stop` is called before that, or if this thread is interrupted: it should end the others.
+    Work is started in the order of the items. Raises the first error. Before that, or if this thread is interrupted,
+    calls `stop`, which should end the other threads.
     """
     waiting, done = SimpleQueue[Item](), SimpleQueue[BaseException | None]()
     for item in items:

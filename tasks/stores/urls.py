@@ -1,7 +1,9 @@
-"""Recognize URLs, check them, and split them. A URL never contains credentials: they come from the platform.
+"""Recognize, check, and split URLs.
 
 s3://bucket/chats/*.jsonl  →  Url("s3", "bucket", "chats/*.jsonl")
 hf://datasets/owner/name@revision/data/*.parquet  →  Dataset("owner/name", "revision", "data/*.parquet")
+
+A URL never contains credentials; they come from the platform.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Url(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """A dataset on the Hugging Face Hub, and a path in it. `revision` is empty if the URL names none."""
+    """A dataset on the Hugging Face Hub, and a path in it; `revision` may be empty."""
 
     name: str
     revision: str
@@ -48,7 +50,10 @@ def is_url(text: str) -> bool:
 
 
 def refuse_url(path: Path, fix: str = "download it", does: str = "reads") -> None:
-    """Raise UsageError if a path was made of a URL: it has lost a slash. For what is a local file in any case."""
+    """Raise UsageError if a path was made from a URL, but must be a local file.
+
+    Such a path has lost a slash of the URL.
+    """
     if re.match(rf"({'|'.join(SCHEMES)}|https?):/", str(path)):
         url = without_secrets(str(path).replace(":/", "://", 1))
         raise UsageError("url_not_supported", f"{url}: this command {does} local files only; {fix}")
@@ -60,7 +65,10 @@ def without_secrets(url: str) -> str:
 
 
 def check_url(url: str) -> str:
-    """Return the scheme of a URL. Raises UsageError if it is unknown, or if the URL contains credentials."""
+    """Return the scheme of a URL.
+
+    Raises UsageError if the scheme is unknown, or if the URL contains credentials.
+    """
     shown = without_secrets(url)
     if shown != url:
         raise UsageError("url_with_secret", f"{shown}: a URL must contain no user info and no query; remove them")
@@ -75,7 +83,7 @@ def check_url(url: str) -> str:
 
 
 def split_url(url: str) -> Url:
-    """Split the URL of a bucket. Raises UsageError if it names none."""
+    """Split the URL of a bucket. Raises UsageError if it does not name a bucket."""
     scheme = check_url(url)
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket or re.search(r"[*?\[\]]", bucket):
@@ -84,7 +92,7 @@ def split_url(url: str) -> Url:
 
 
 def split_dataset(url: str) -> Dataset:
-    """Split the URL of a dataset on the Hub, as huggingface_hub does. Raises UsageError if it is another one."""
+    """Split a dataset's URL like huggingface_hub. Raises UsageError if it is invalid."""
     check_url(url)
     found = re.fullmatch(
         rf"{_HUB}({_OWNER_AND_NAME})(?:@(refs/(?:convert/\w+|pr/\d+)|[^/]+))?(?:/(.*))?", url, re.DOTALL
@@ -96,12 +104,12 @@ def split_dataset(url: str) -> Dataset:
 
 
 def hub_name(path: str) -> Dataset | None:
-    """Return the dataset that a path could name, such as openai/gsm8k, or None if it can only be a local path."""
+    """Return the dataset that a path, such as openai/gsm8k, could name, or None."""
     return Dataset(path, "", "") if re.fullmatch(_OWNER_AND_NAME, path) else None
 
 
 def local_path(url: str) -> str:
-    """Return the absolute path of a file:// URL. Raises UsageError if it names another host, or a relative path."""
+    """Return the path of a file:// URL. Raises UsageError unless it is absolute."""
     check_url(url)
     path = url.removeprefix("file://")
     if not PurePosixPath(path).is_absolute():

@@ -1,5 +1,5 @@
 """Facts: the parts of a manifest.
 
 In:  values of a run, or of the JSON of a manifest.
-Out: models that are written as they are read; what other corpora do not have is left out.
+Out: models that serialize to the JSON that they were read from, without fields that do not apply to the corpus.
 """

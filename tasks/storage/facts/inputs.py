@@ -1,4 +1,4 @@
-"""What went into a corpus: the tokenizer, the template, and the sources."""
+"""Inputs of a corpus: the tokenizer, the template, the sources, and the mixture."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from tasks.storage.facts.model import SHA256, Facts
 
-# Facts about a source that are recorded only if they are not the usual ones.
+# Facts about how a source was read, recorded only if they are unusual.
 READING = ("roles", "delimiter", "encoding", "ignore")
 
 
 class Tokenizer(Facts):
-    """The tokenizer; `path` is that of its copy in the corpus folder."""
+    """The tokenizer. `path` is the path of its copy in the corpus folder."""
 
     kind: Literal["sentencepiece", "huggingface"]
     path: str
@@ -44,7 +44,10 @@ class TemplateFacts(Facts):
 
 
 class SourceFacts(Facts):
-    """One source file. tokens and trained_tokens add up to encoded and trained of the ledger."""
+    """One source file.
+
+    Over all sources, tokens and trained_tokens add up to encoded and trained of the ledger.
+    """
 
     path: str
     entry: int = Field(ge=0, description="Index in the config's `sources`, from 0.")
@@ -67,7 +70,7 @@ class SourceFacts(Facts):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """Return further facts about how the file was read, if they are not the usual ones."""
+        """Return the facts named in READING that are unusual for this file."""
         facts = {name: getattr(self, name) for name in READING}
         return {name: value for name, value in facts.items() if value}
 

@@ -12,7 +12,10 @@ from tasks.storage.facts.model import Facts, set_only
 
 
 class Conversations(Facts):
-    """read = packed + Σ rejected + Σ dropped; truncated and split are among the packed."""
+    """Conversations: read = packed + Σ rejected + Σ dropped.
+
+    Truncated and split conversations are also counted as packed.
+    """
 
     read: int
     packed: int
@@ -23,16 +26,17 @@ class Conversations(Facts):
 
 
 class Pieces(Facts):
-    """Pieces in rows: one per conversation, more with overlong: split, weights, or epochs."""
+    """Pieces: one per conversation, or more with overlong: split, weights, or epochs."""
 
     packed: int
     dropped: int
 
 
 class Tokens(Facts):
-    """encoded + separators + repeated = packed + truncated + dropped; packed + padding = places in rows.
+    """Tokens: encoded + separators + repeated = packed + truncated + dropped.
 
-    Rows have sequence_length places; with `padding: none`, as many as they need.
+    Also, packed + padding = places in rows. A row has sequence_length places or, with `padding: none`, as many as it
+    needs.
     """
 
     encoded: int
@@ -54,7 +58,10 @@ class Tokens(Facts):
 
 
 class SampleFacts(Facts):
-    """Samples, of which a conversation may have one for each trained turn: read = packed + rejected + Σ dropped."""
+    """Samples: read = packed + rejected + Σ dropped.
+
+    A conversation may have one sample for each trained turn.
+    """
 
     read: int
     packed: int
@@ -67,7 +74,10 @@ class SampleFacts(Facts):
 
 
 class Ledger(Facts):
-    """Where every conversation and every token went. `samples` exists if a conversation has several samples."""
+    """Where every conversation and every token went.
+
+    `samples` exists only if a conversation has several samples.
+    """
 
     conversations: Conversations
     pieces: Pieces
@@ -76,13 +86,14 @@ class Ledger(Facts):
 
     @model_serializer(mode="wrap")
     def _without_samples(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `samples` if every conversation is one sample, so that such manifests stay as they were."""
+        """Leave out `samples` if every conversation is one sample."""
         return set_only(dump(self), "samples")
 
     def check(self, places: int) -> None:
-        """Raise DataError unless conversations, tokens, and places in rows balance: something was lost.
+        """Raise DataError unless conversations, samples, tokens, and places balance.
 
-        `places` is rows × sequence_length, or 0 without packing; with `padding: none` those that rows have.
+        If they do not balance, something was lost. `places` is rows × sequence_length, 0 without packing, or the places
+        that rows actually have with `padding: none`.
         """
         of, tokens = self.conversations, self.tokens
         for unit, count, accounted in (

@@ -1,4 +1,4 @@
-"""What came out: the splits with their shards, how full the rows are, and the files next to them."""
+"""Outputs of a run: splits with their shards, packing figures, and other files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tasks.storage.facts.model import SHA256, Facts, set_only
 
 
 class PackingMetadata(Facts):
-    """How full the rows are. packing_efficiency is packed / (rows × sequence_length) in percent."""
+    """How full the rows are.
+
+    packing_efficiency is packed / (rows × sequence_length) in percent.
+    """
 
     enabled: bool
     algorithm: str
@@ -43,7 +46,7 @@ class Shard(Facts):
 
 
 class RowSums(Facts):
-    """Sums over the records of rows.arrow; `longest` is the largest of them."""
+    """Sums over the records of rows.arrow; `longest` is a maximum."""
 
     squares: int = Field(description="Squared lengths of all segments, to which the cost of attention is proportional.")
     longest: int
@@ -52,7 +55,10 @@ class RowSums(Facts):
 
 
 class Split(Facts):
-    """Rows and shards of train, validation, or train repacked for a later epoch: train_epoch_2, train_epoch_3, …"""
+    """Rows and shards of one split.
+
+    A split is train, validation, or train repacked for a later epoch: train_epoch_2, train_epoch_3, …
+    """
 
     rows: int
     shards: list[Shard]
@@ -72,7 +78,10 @@ class Split(Facts):
 
 
 class WeightSums(Facts):
-    """The weights of the trained tokens of a split. With each conversation weighted the same, the mean weight is 1."""
+    """The weights of the trained tokens of a split.
+
+    If all conversations have the same weight, the mean weight of a token is 1.
+    """
 
     trained: int = Field(description="Trained tokens.")
     conversations: int = Field(description="Conversations, counted as often as they are packed.")

@@ -1,4 +1,4 @@
-"""The shape of rows: their lengths, where pieces start in them, and whether they are filled up."""
+"""The shape of rows: their lengths, the alignment of pieces, and padding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tasks.storage.keys import SHAPE_SETTINGS
 
 
 class RowShape(Facts):
-    """How rows differ from those of format 3.0. What does not differ is left out."""
+    """Properties of rows that differ from format 3.0; the others are left out."""
 
     align: int = Field(default=1, ge=1, description="Pieces start at multiples of it.")
     padding: Literal["row", "none"] = Field(
@@ -28,12 +28,15 @@ class RowShape(Facts):
         return {name: value for name, value in dump(self).items() if value != fields[name].default}
 
     def physical(self, length: Any) -> Any:
-        """Return the places from the start of a piece to the next possible start: its length, rounded up."""
+        """Return the length of a piece, rounded up to a multiple of `align`.
+
+        This is the number of places from its start to the next possible start.
+        """
         return -(-length // self.align) * self.align
 
 
 def shape_of(settings: dict[str, Any]) -> RowShape | None:
-    """Return the shape of rows from the recorded settings; None if it is that of format 3.0."""
+    """Return the shape of rows from recorded settings, or None for format 3.0."""
     values = {name: settings[name] for name in SHAPE_SETTINGS if name in settings}
     if isinstance(lengths := settings.get("sequence_length"), list):
         values |= {"lengths": lengths, "mix": settings.get("mix", "tokens")}
