@@ -11,10 +11,10 @@
     packcorpus push MANIFEST OWNER/NAME [--private] [--revision BRANCH]
     packcorpus schemas FOLDER
 
-With --json a command prints one JSON object on standard output: the value that it would render as text, or
+With --json, a command prints one JSON object on standard output: the value that it would otherwise render as text, or
 {"error": …} (docs/reference/errors.md).
 
-Each command imports Arrow, numpy, and tokenizers only if it needs them, so that --help is immediate.
+A command imports Arrow, numpy, and tokenizers only if it needs them, so that --help is immediate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-# typer does not export click's exceptions; this one is raised for an invalid command line.
+# The exception of click for an invalid command line, which typer does not export.
 _BadCommandLine: Any = typer.BadParameter.__base__
 
 
@@ -60,7 +60,7 @@ def _options(
     pass
 
 
-# In the order of the help. A new command is a function of tasks/cli/commands and one line here.
+# In the order of the help. To add a command, add a function to tasks/cli/commands and a line here.
 app.command()(config.init)
 app.command()(config.check)
 app.command()(run.pack)
@@ -82,7 +82,10 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command. Exit codes follow sysexits.h, as in tasks.core.errors."""
+    """Run the command line.
+
+    Exit codes follow sysexits.h, as in tasks.core.errors.
+    """
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = sys.argv[1:]
@@ -93,11 +96,11 @@ def main() -> None:
             sys.exit(code)
         failure: Exception = Interrupted("interrupted", "interrupted; only the changes reported above were made")
     except _BadCommandLine as error:
-        if not arguments:  # the help, which typer shows without arguments
+        if not arguments:  # the error is the help (no_args_is_help)
             error.show()
             sys.exit(UsageError.exit_code)
         command = error.ctx.info_name if error.ctx and error.ctx.parent else None
-        if error.ctx is None and arguments[0] in typer.main.get_group(app).commands:  # an option that lacks its value
+        if error.ctx is None and arguments[0] in typer.main.get_group(app).commands:  # an option lacks its value
             command = arguments[0]
         help_command = " ".join(filter(None, ("packcorpus", command, "--help")))
         failure = UsageError("bad_command_line", f"{error.format_message().rstrip('.')}; see {help_command}")

@@ -52,7 +52,7 @@ SequenceLengthOption = Annotated[
     str, typer.Option(metavar="N", show_default=False, help="Override the config's sequence_length.")
 ]
 
-# What `init` writes and `check` and `pack` read if no config is named.
+# The config that `init` writes, and other commands read, if no config is named.
 DEFAULT_CONFIG = Path("corpus.yaml")
 
 ConfigArgument = Annotated[
@@ -73,7 +73,10 @@ JsonOption = Annotated[
 
 
 def default_config() -> Path:
-    """Return the config of a command that names none. Raises InputMissing if it does not exist."""
+    """Return the default config.
+
+    Raises InputMissing if it does not exist.
+    """
     if not DEFAULT_CONFIG.is_file():
         raise InputMissing(
             "config_missing", f"{DEFAULT_CONFIG}: no such config; name another one, or run: packcorpus init PATH…"

@@ -1,4 +1,4 @@
-"""Print the result of a command: as one JSON object, with a view, or as lines."""
+"""Print the result of a command as one JSON object, with a view, or as lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def print_view(value: Any, view: Callable[[Any, Any], None], json_output: bool) -> None:
-    """Print a value: as JSON, or with a view on a console."""
+    """Print a value as JSON, or with a view on a console."""
     if json_output:
         print(value_as_json(value))
         return
@@ -19,7 +19,7 @@ def print_view(value: Any, view: Callable[[Any, Any], None], json_output: bool) 
 
 
 def print_lines(value: Any, lines: Callable[[Any], list[str]], json_output: bool) -> None:
-    """Print a value: as JSON, or as lines of text."""
+    """Print a value as JSON, or as lines of text."""
     if json_output:
         print(value_as_json(value))
         return
@@ -30,7 +30,10 @@ def print_lines(value: Any, lines: Callable[[Any], list[str]], json_output: bool
 
 
 def value_as_json(value: Any) -> str:
-    """Return a value of tasks.inspection as one line of JSON, in ASCII: file names may have lone surrogates."""
+    """Return a value of tasks.inspection as one line of JSON.
+
+    The line is ASCII, because file names may contain lone surrogates.
+    """
     return json.dumps(value, default=_plain)
 
 

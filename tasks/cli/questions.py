@@ -1,8 +1,10 @@
-"""Answer `packcorpus inspect`: a path and options become a value, and each kind of value has a renderer.
+"""Answer the questions of `packcorpus inspect`.
 
-manifest   overview; a row; a conversation by number or by file:line; a text; rejects
-shard      figures; a row of it
-source     the file and its first records; the record of a line; a text
+A path and options become a value, and each type of value has a renderer. The values of each kind of file:
+
+manifest   overview; a row; a conversation by number or by file:line; conversations that contain a text; rejects
+shard      figures; a row
+source     the file and its first records; the record of a line; records that contain a text
 config     its sources and the corpora made from it
 """
 
@@ -24,7 +26,7 @@ from tasks.packing.balance.cost import HIDDEN_SIZE
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import load_manifest
 
-# The options that each kind of file takes; all may be inspected without any.
+# Options of each kind of file that select what to show. None of them is required.
 _TAKES: dict[Kind, tuple[str, ...]] = {
     "manifest": ("--row", "--conversation", "--at", "--search", "--rejects"),
     "shard": ("--row",),
@@ -47,7 +49,7 @@ _RENDERERS: dict[type, Callable[[Any, Console], None]] = {
 
 @dataclass(frozen=True)
 class Question:
-    """The options of `inspect`, as given."""
+    """The options of `inspect`, as the user gave them."""
 
     row: int | None = None
     split: str | None = None
@@ -61,7 +63,10 @@ class Question:
     hidden_size: int = HIDDEN_SIZE
 
     def option(self) -> str:
-        """Return the option that selects what to show, or "". Raises UsageError if options exclude one another."""
+        """Return the option that selects what to show, or "".
+
+        Raises UsageError if options exclude one another.
+        """
         given = [
             f"--{name}"
             for name in ("row", "conversation", "at", "line", "search")
@@ -78,9 +83,10 @@ class Question:
 
 
 def answer(path: Path, question: Question, root: Path) -> Any:
-    """Return the value that a question about a file asks for; `root` has the manifests/ in which corpora are found.
+    """Return the value that answers a question about a file.
 
-    Raises UsageError if the question does not apply to the file, and what the functions of tasks.inspection raise.
+    The corpora of a config are searched in the manifests/ of `root`. Raises UsageError if the question does not apply
+    to the file, and the errors of the functions of tasks.inspection.
     """
     only, kind = question.option(), kind_of(path)
     if only and only not in _TAKES[kind]:

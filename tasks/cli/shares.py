@@ -19,14 +19,17 @@ STAGES = ("tokenize", "pack")
 
 
 def run_part(config: Path, root: Path, stage: str, part: str, sequence_length: str) -> dict[str, Any]:
-    """Run share `part`, as I/N, and return what it had to do. Raises PackError."""
+    """Run one share of a stage and return the counts of its steps.
+
+    `part` is the share as I/N. Raises PackError.
+    """
     if stage not in STAGES:
         raise UsageError("bad_command_line", f"--stage {stage}: expected {' or '.join(STAGES)}{suggest(stage, STAGES)}")
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", part)
     number, of = map(int, found.groups()) if found else (0, 0)
     if not 1 <= number <= of:
         raise UsageError("bad_command_line", f"--part {part}: expected I/N, from 1/N to N/N, such as 3/16")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the shares of a machine are its parallelism
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a machine runs several shares in parallel instead
     own = Share(number, of)
     recipe = replace(resolve(config, root, share=own), config=load_config(config, sequence_length))
     share, done = run_share(recipe, stage, own)

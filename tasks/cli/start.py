@@ -5,8 +5,8 @@
     packcorpus train diagnose CORPUS   ─▶ python -m train diagnose --manifest MANIFEST
     packcorpus train merge …           ─▶ python -m train merge …
 
-This package imports neither. The new process keeps the terminal, the signals, and the process id; its exit code is
-that of the command.
+This package imports neither `pipeline` nor `train`. The new process keeps the terminal, the signals, and the process
+id. Its exit code is the exit code of the command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tasks.core.error_messages import JSON
 from tasks.inspection.manifests import find_manifest
 from tasks.stores.scratch import local_path_of, root_of, url_of
 
-# Commands of `python -m train` besides training. A corpus of such a name is named by --manifest.
+# Commands of `python -m train` that take no corpus. A corpus with such a name must be given with --manifest.
 COMMANDS = ("doctor", "merge")
 
 
@@ -31,11 +31,10 @@ def pack(config: Path, root: Path, options: list[str]) -> NoReturn:
 
 
 def train(arguments: list[str]) -> NoReturn:
-    """Train on a corpus, or diagnose it: the first argument, unless it is an option or a command of its own.
+    """Train on a corpus, or diagnose it, or run a command of COMMANDS.
 
-    All others are passed on.
-
-    Raises InputMissing, UsageError, or DataError if there is no such corpus.
+    The first argument, after `diagnose` if it is given, names the corpus unless it is an option or a command. All
+    other arguments are passed on. Raises InputMissing, UsageError, or DataError if there is no such corpus.
     """
     words = [word for word in arguments if word != "--json"]
     if words != arguments:
@@ -46,14 +45,14 @@ def train(arguments: list[str]) -> NoReturn:
         corpus = local_path_of(words.pop(0)) if words and not words[0].startswith("-") else None
         root = _root_of(words)
         words = ["--manifest", str(_find_corpus(corpus, root)), *words]
-        if url_of(root):  # that of the corpus: what the training writes is local
+        if url_of(root):  # only the corpus is in the bucket; the training writes its own files locally
             at = next(number for number, word in enumerate(words) if word.partition("=")[0] == "--root")
             del words[at : at + 1 + ("=" not in words[at])]
     _run("train", *verb, *words)
 
 
 def _root_of(words: list[str]) -> Path:
-    """Return the value of --root, which the training takes as well."""
+    """Return the value of --root, which is also an option of the training."""
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
         if name == "--root":
@@ -68,8 +67,8 @@ def _find_corpus(corpus: Path | None, root: Path) -> Path:
 
 
 def _run(module: str, *words: str) -> NoReturn:
-    """Replace this process by `python -m module words`."""
+    """Replace this process with `python -m module words`."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # -P keeps the working directory off sys.path: a user's own train.py or pipeline.py must not replace ours.
+    # -P keeps the working directory off sys.path, so a user's own train.py or pipeline.py does not replace ours.
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *words])  # noqa: S606 - no shell is wanted

@@ -1,4 +1,4 @@
-"""Dry run: predict what a run would produce from samples, and write the config of `packcorpus init`.
+"""Dry run: predict the result of a run from samples, and draft a config.
 
 In:  a config, or paths of source files.
 Out: a `Prediction` (rows, efficiency, rejects, disk, memory, time, warnings), or a commented config.

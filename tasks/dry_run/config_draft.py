@@ -3,9 +3,9 @@
     paths ─sample─▶ entries of `sources`, each with its format ─┐
     folders nearby ─search─▶ tokenizer ─▶ template ─────────────┴─▶ Config ─predict─▶ figures for the comments ─▶ YAML
 
-The config runs as it is. If records cannot be used, they are listed for the user to fix, and `max_rejects` is as high
-as it has to be for the others to be packed. Files that cannot be read are comments with the reason. Every setting of
-the model is written with its default and description, so that a new setting appears in the next config.
+The config runs without changes. Records that cannot be used are listed for the user to fix, and `max_rejects` is just
+high enough for the other records to be packed. Files that cannot be read are comments with the reason. Every setting
+of the model `Config` is written with its default and description, so new settings appear without changes here.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ NO_TOKENIZER = "none found, so one will be trained on the sources; to fine-tune 
 OF_YOUR_MODEL = "make sure that it is the tokenizer of your model"
 
 
-# Control tokens by which a tokenizer is recognized as made for a template.
+# Control tokens that show that a tokenizer was made for a template.
 TYPICAL = {name: markers[:2] for name, markers in MARKERS.items() if not markers[0].startswith("<tool")}
 
-# Mistral's templates from version 7 on write system messages with it, which version 3 does not.
+# Mistral's templates write system messages with this token from version 7 on. Version 3 does not.
 LATER_MISTRAL = "[SYSTEM_PROMPT]"
 
 
@@ -110,10 +110,10 @@ def write_draft(
     roles: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> Draft:
-    """Draft a config for `paths` and write it. `columns` and `roles` are mappings, each OURS=YOURS.
+    """Draft a config for `paths` and write it to `output`.
 
-    Raises UsageError if it exists and `overwrite` is false, and InputMissing or DataError if no path contains readable
-    conversations.
+    `columns` and `roles` are mappings, each OURS=YOURS. Raises UsageError if `output` exists and `overwrite` is false,
+    and InputMissing or DataError if no path contains readable conversations.
     """
     refuse_url(output, "name a file, then copy it", "writes")
     if output.exists() and not overwrite:
@@ -125,7 +125,7 @@ def write_draft(
         names.setdefault(ours, []).append(theirs)
     given = {"columns": dict(_pairs(columns, "--columns instruction=frage")), "roles": names, "ignore": list(ignore)}
     draft, text = make_draft(paths, output, format, {key: value for key, value in given.items() if value})
-    # It must load before it replaces anything.
+    # The text must be a valid config before it replaces a file.
     check_settings(Config, parse_settings(text, str(output)), str(output))
     write_bytes(output, text.encode())
     load_config(output)
@@ -145,7 +145,10 @@ def _pairs(mappings: Sequence[str], example: str) -> list[tuple[str, str]]:
 def make_draft(
     paths: Sequence[Path], output: Path, format: str = "auto", given: dict[str, Any] | None = None
 ) -> tuple[Draft, str]:
-    """Return the draft and its YAML. `given` are other settings of all sources. Raises as `write_draft` does."""
+    """Return the draft and its YAML.
+
+    `given` has other settings of all sources. Raises the errors of `write_draft`.
+    """
     settings = {"format": format, **(given or {})}
     for name, value in settings.items():
         check_settings(Source, {"path": "x", name: value}, f"--{name}")
@@ -161,7 +164,7 @@ def make_draft(
         raise DataError("nothing_to_draft", f"{', '.join(map(str, paths))}: {problem}")
     folder = output.parent
     tokenizer, others = tokenizer_near([file.path.parent for entry in usable for file in entry.files])
-    # Relative to the working directory: the folder of the config may not exist yet.
+    # These paths are relative to the working directory, because the folder of the config may not exist yet.
     further = {name: settings[name] for name in ("roles", "ignore") if name in settings}
     values: dict[str, Any] = {"sources": [_source(str(entry.path), entry) | further for entry in usable]}
     if tokenizer:
@@ -182,7 +185,10 @@ def make_draft(
 
 
 def _max_rejects(found: Prediction) -> float:
-    """Return the share of rejects, rounded up to a percent; a fifth more if it is an estimate."""
+    """Return the share of rejects, rounded up to a percent.
+
+    An estimate is increased by a fifth.
+    """
     read, rejected = (sum(getattr(source, name) for source in found.sources) for name in ("conversations", "rejected"))
     return min(1.0, math.ceil(round((100 if found.whole else 120) * rejected / max(read, 1), 6)) / 100)
 
@@ -193,7 +199,7 @@ def _source(path: str, entry: Entry) -> dict[str, Any]:
 
 
 def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[str, str, Prediction]:
-    """Return the template, the reason for it, and the prediction for the config with it."""
+    """Return the template, the reason for it, and the prediction with it."""
     if not tokenizer:
         note = "its markers become control tokens of the trained tokenizer"
         return "chatml", note, _predict(values | {"template": "chatml"})
@@ -308,7 +314,10 @@ def _note(name: str, draft: Draft) -> str:
 
 
 def _cut_off(found: Prediction) -> str:
-    """Explain a raised `max_rejects`: the overlong policy rejects conversations without a fault in the data."""
+    """Explain why `max_rejects` is raised although the data has no fault.
+
+    The overlong policy rejects these conversations.
+    """
     config = found.config
     return (
         f"{about(found.cut_off.expected, found)} conversations ({CODES['no_trained_tokens'].code}) have no trained "
@@ -317,7 +326,10 @@ def _cut_off(found: Prediction) -> str:
 
 
 def _broken(found: Prediction) -> list[str]:
-    """Return how many records cannot be used; then a line per reason: its code, how many, and the first record."""
+    """Return a summary of the records that cannot be used, and a line per reason.
+
+    A line has the code of the reason, the number of records, and the first record.
+    """
     lines, total = [], 0
     for reason, reject in sorted(found.rejects.items()):
         count = reject.looked_at - (found.cut_off.looked_at if reason == "no_trained_tokens" else 0)
@@ -343,7 +355,10 @@ def _yaml(value: Any) -> str:
 
 
 def _path_in(folder: Path, path: Path) -> str:
-    """Return a path for the config: relative if both are below the working directory, else absolute."""
+    """Return a path for the config, relative to its folder or absolute.
+
+    The path is relative if the folder and the file are both below the working directory.
+    """
     here = Path.cwd()
     inside = all(Path(os.path.abspath(one)).is_relative_to(here) for one in (folder, path))
     text = os.path.relpath(path, folder) if inside else os.path.abspath(path)

@@ -1,6 +1,6 @@
-"""Find the files of a draft and how each of them is read.
+"""Find the files of a draft and the settings to read them with.
 
-paths ─▶ files ─sample─▶ Entry: format, columns, how many of its records can be used
+paths ─▶ files ─sample─▶ Entry: format, columns, number of records that can be used
 """
 
 from __future__ import annotations
@@ -31,36 +31,40 @@ BUDGET = 2 << 20  # bytes of the sources that are sampled
 
 @dataclass
 class Entry:
-    """One entry of `sources`: `fitting` of `looked_at` records can be read. One with a `problem` is left out."""
+    """One entry of `sources`.
+
+    `fitting` of `looked_at` sampled records can be used. An entry with a `problem` is left out of the config.
+    """
 
     path: Path
     files: list[SourceFile]
     format: str = ""
     columns: dict[str, str] = field(default_factory=dict)
-    roles: dict[str, list[str]] = field(default_factory=dict)  # guessed by their names
-    guessed: bool = False  # the columns, by their names
+    roles: dict[str, list[str]] = field(default_factory=dict)  # guessed from their names
+    guessed: bool = False  # whether the columns were guessed from their names
     fitting: int = 0
     looked_at: int = 0
     total: float = 0.0  # records, estimated unless `counted`
     counted: bool = True
     problem: str = ""
-    error: PackError | None = None  # the same, if it is about the kind of data
+    error: PackError | None = None  # the error behind `problem`, if it is about the kind of data
 
 
 @dataclass
 class Search:
-    """The settings of a source that the user gave (format, columns, roles, ignore), and what was found so far."""
+    """The settings that the user gave for all sources, and the findings so far."""
 
-    given: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)  # format, columns, roles, ignore
     left_out: list[str] = field(default_factory=list)  # files with an unknown extension
     skipped: list[str] = field(default_factory=list)  # folders with outputs of packcorpus
     seen: set[Path] = field(default_factory=set)
 
 
 def find_entries(path: Path, search: Search) -> Iterator[Entry]:
-    """Yield one entry for all files of a path if they have one format, else one per file; files once found are skipped.
+    """Yield one entry for all files of a path, or one per file.
 
-    Raises UsageError if the columns are invalid.
+    There is one entry if all files can be read and have the same format and columns. Files that were found before are
+    skipped. Raises UsageError if the columns are invalid, or if a file is an output of packcorpus.
     """
     outputs = Layout(Path()).outputs()
     for part in _known(path, search.left_out, search.skipped):
@@ -98,9 +102,10 @@ def find_entries(path: Path, search: Search) -> Iterator[Entry]:
 
 
 def _known(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[Path]:
-    """Yield the path itself, or a glob per known extension for a folder that contains other files, too.
+    """Yield the path itself, or a glob per known extension.
 
-    For a folder that contains outputs of packcorpus, yield what is next to them: a glob would include them.
+    The globs are for a folder that also contains other files. If a folder contains outputs of packcorpus, yield paths
+    next to these outputs instead, because a glob would include the outputs.
     """
     if not path.is_dir():
         yield path
@@ -124,7 +129,7 @@ def _known(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[Path
 
 
 def _names(path: Path) -> list[str]:
-    """Return the files of a folder without hidden ones, as a run does."""
+    """Return the files below a folder, without hidden files, as in a run."""
     found = []
     for where, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -141,7 +146,10 @@ def _globs(path: Path, names: list[str], left_out: list[str]) -> Iterator[Path]:
 
 
 def _entry(path: Path, given: dict[str, Any]) -> Entry:
-    """Sample one file; `problem` is the reason why it cannot be read."""
+    """Sample one file and return its entry.
+
+    `problem` is the reason why the file cannot be read.
+    """
     guessed, columns = False, given.get("columns", {})
     try:
         [file] = find_files([Source(**{"path": str(path), **given})], Path())
@@ -176,7 +184,10 @@ def _left_out(path: Path, files: list[SourceFile], error: PackError) -> Entry:
 
 
 def _count_fitting(records: Sequence[Record], file: SourceFile) -> tuple[int, str]:
-    """Return how many records of a file are conversations, and the problem of the first other one."""
+    """Count the records of a file that are conversations.
+
+    Returns the count, and the problem of the first record that is not a conversation.
+    """
     fitting, first = 0, ""
     for _, record in records:
         try:
@@ -188,7 +199,7 @@ def _count_fitting(records: Sequence[Record], file: SourceFile) -> tuple[int, st
 
 
 def guess_columns_of(path: Path) -> dict[str, str]:
-    """Return `guess_columns` of the first record of a file, or {} if it cannot be read."""
+    """Return `guess_columns` of the first record of a file, or {} if it is unreadable."""
     known = Source(path=str(path), format="text")
     try:
         [file] = find_files([known], Path())
@@ -200,6 +211,6 @@ def guess_columns_of(path: Path) -> dict[str, str]:
 
 
 def one_line(text: str, strip: bool = True) -> str:
-    """Make `text` safe for a comment: nothing in it ends the line."""
+    """Make `text` safe for a comment by replacing everything that ends a line."""
     line = printable(text).replace("\n", " ")
     return line.strip() if strip else line

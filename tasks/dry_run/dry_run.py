@@ -1,15 +1,16 @@
-"""Predict what a run would produce, from a bounded sample of every source, in seconds and without writing anything.
+"""Predict the result of a run from a bounded sample of every source.
 
     config ─find_files─▶ files ─sample_files─▶ records ─tokenize_sample─▶ SampleTokens: tokens, labels, rejects
                                                        │ each conversation represents total / read of its file
-           select_pieces, as a run; shares of a mixture ┤
+       select_pieces, as in a run; shares of a mixture ┤
                                                        ▼
-                                  Selection ─lengths, scaled─▶ bin_packing.pack, as a run ─▶ Packed: rows, efficiency
+                                  Selection ─lengths, scaled─▶ bin_packing.pack, as in a run ─▶ Packed: rows, efficiency
                                                        └──────────▶ Costs, failures, warnings ─▶ Prediction
 
-If all data was read, every figure is the one of the run. Otherwise they are estimates: the bytes of a file divided by
-the bytes that were read of it give the number of conversations, and the histogram of lengths, scaled by that, is
-packed by the code that packs in a run. Duplicates are counted only within the sample.
+The prediction takes seconds and writes nothing. If all data was read, every figure equals the figure of the run.
+Otherwise, figures are estimates. The number of conversations in a file follows from its size and the bytes that were
+read of it. The histogram of lengths is scaled to this number and packed by the code that a run uses. Duplicates are
+counted only within the sample.
 """
 
 from __future__ import annotations
@@ -49,22 +50,23 @@ from tasks.templates.jinja.template import JinjaTemplate
 from tasks.tokenization.embedding_sizes import EmbeddingSizes
 from tasks.tokenization.token_batch import noticed_in
 
-BUDGET = 8 << 20  # bytes of the sources; gigatoken and everything around it take 0.7 s for them
+BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
 
 
-SLOWER = 4  # divides the budget if the tokenizer's own library encodes: 1 to 2 s
+SLOWER = 4  # divides the budget if the tokenizer's own library encodes, which takes 1 to 2 s
 
 
-MOST_SAMPLES = 8  # of a conversation that is shown
+MOST_SAMPLES = 8  # samples of a conversation to show
 
 
-JINJA_RECORDS = 1000  # a Jinja template takes 0.3 to 1 ms per conversation
+JINJA_RECORDS = 1000  # conversations to render with a Jinja template, which takes 0.3 to 1 ms for each
 
 
 def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: int = BUDGET) -> Prediction:
-    """Predict the result of PackCorpus from about `budget` bytes of the sources of a config in `folder`.
+    """Predict the result of a run from about `budget` bytes of its sources.
 
-    Raises what a run would raise about config, sources, tokenizer, and template.
+    `folder` is the folder of the config. Raises the errors that a run would raise about the config, sources, tokenizer,
+    and template.
     """
     layout = Layout(root)
     cache = DigestCache(layout.digests(), only_read=True)
@@ -119,7 +121,10 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
 
 
 def _sample(recipe: Recipe, budget: int, scratch: Path) -> tuple[Recipe, Encoder, list[Sample]]:
-    """Sample the sources; smaller samples for a slow encoder or template. A missing tokenizer is trained on them."""
+    """Choose the encoder, and sample the sources.
+
+    Samples are smaller for a slow encoder or template. If the config names no tokenizer, one is trained on the samples.
+    """
     config, files = recipe.config, recipe.files
     if config.tokenizer is None:
         samples = sample_files(files, budget // SLOWER, config.max_record_bytes)
@@ -142,24 +147,24 @@ def _sample(recipe: Recipe, budget: int, scratch: Path) -> tuple[Recipe, Encoder
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The conversations of the samples, and what a run does with each before it packs them."""
+    """The conversations of the samples, and which of them a run packs."""
 
     recipe: Recipe  # the sample of each file is a part
     tokens: TokenColumns
-    weights: np.ndarray  # float64[conversations], how many conversations each represents
+    weights: np.ndarray  # float64[conversations], the number of conversations that each represents
     pieces: Pieces
     reason: np.ndarray  # uint8[conversations], Accepted.reason before the mixture
     shares: Shares
 
     @property
     def parts(self) -> list[slice]:
-        """Return the conversations of each file."""
+        """Return the conversations of each file, as a slice."""
         return [slice(*edges) for edges in pairwise(self.tokens.edges)]
 
 
 def _select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selection:
     config = recipe.config
-    if config.overlong == "error":  # figures are those of truncate
+    if config.overlong == "error":  # the figures are for truncate
         config = config.model_copy(update={"overlong": "truncate"})
     parts = tuple(Part(each.sample.file, 0, each.sample.file.bytes, "") for each in sampled)
     recipe = replace(recipe, config=config, parts=parts)
@@ -174,7 +179,7 @@ def _select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selecti
 
 
 def _is_too_long(selection: Selection) -> np.ndarray:
-    """Return which conversations the overlong policy was applied to, bool[conversations]."""
+    """Return whether the overlong policy applied to each conversation, as bool."""
     reached = np.isin(selection.reason, (0, drop_code("too_long"), REJECTED))
     return reached & (selection.pieces.accepted.length > selection.recipe.config.sequence_length)
 
@@ -195,7 +200,10 @@ def _dropped(selection: Selection) -> dict[str, float]:
 
 
 def _samples(selection: Selection) -> dict[str, float] | None:
-    """Count the samples as in the ledger; None if every conversation is one sample."""
+    """Count the samples, as in the ledger.
+
+    Returns None if every conversation is one sample.
+    """
     if not selection.pieces.accepted.samples.several:
         return None
     packed, weights = selection.shares.packed, selection.weights
@@ -209,7 +217,10 @@ def _samples(selection: Selection) -> dict[str, float] | None:
 
 
 def _giving_all(selection: Selection) -> list[str]:
-    """Return the entries of `sources` that token_share takes completely; they limit the others."""
+    """Return the paths of the sources that token_share takes completely.
+
+    These sources limit the others.
+    """
     sources, chosen = selection.recipe.config.sources, selection.shares
     if selection.recipe.config.weighting != "token_share":
         return []
@@ -219,7 +230,10 @@ def _giving_all(selection: Selection) -> list[str]:
 
 
 def _count_rejects(sampled: list[SampleTokens], selection: Selection) -> tuple[dict[str, Rejects], Rejects]:
-    """Count all rejects by reason, and those that the overlong policy left without a trained token."""
+    """Count all rejects by reason, and the rejects due to the overlong policy.
+
+    The overlong policy rejects a conversation if it leaves no trained token.
+    """
     rejects: dict[str, Rejects] = {}
     cut_off = Rejects()
     for each in sampled:
@@ -238,19 +252,22 @@ def _count_rejects(sampled: list[SampleTokens], selection: Selection) -> tuple[d
 
 
 def _is_rejected(selection: Selection) -> np.ndarray:
-    """Return, at its first sample, whether a conversation was left without a trained token: bool[samples]."""
+    """Return whether each conversation was left without a trained token.
+
+    The result is bool[samples]. Only the first sample of a conversation is marked.
+    """
     return selection.pieces.accepted.samples.only_first(selection.reason == REJECTED)
 
 
 def _weighs_alike(selection: Selection) -> bool:
-    """Return whether the weights of the loss are read, and are 1 everywhere."""
+    """Return whether loss weights are read from the data and all of them are 1."""
     if not selection.recipe.config.reads_loss_weights:
         return False
     return all((chunk.flatten().to_numpy() == 1).all() for _, chunk in selection.tokens.chunks("weights"))
 
 
 def _sources(sampled: list[SampleTokens], selection: Selection, packed: Packed) -> list[Source]:
-    """Sum up each file, and show its first conversation."""
+    """Sum up each file and show its first conversation."""
     found, is_late = [], _is_rejected(selection)
     for each, inside, encoded, trained in zip(
         sampled, selection.parts, _encoded(selection), packed.trained_of_sources, strict=True
@@ -272,16 +289,19 @@ def _example(selection: Selection, number: int, sample: Sample) -> Example:
 
 
 def _encoded(selection: Selection) -> list[float]:
-    """Return the encoded tokens of each file, without separators and rejected conversations."""
+    """Return the number of encoded tokens of each file.
+
+    Separators and rejected conversations are not included.
+    """
     encoded = selection.pieces.accepted.encoded(slice(None)) * (selection.reason != REJECTED)
     return [float(encoded[inside] @ selection.weights[inside]) for inside in selection.parts]
 
 
-# -- their rows ----------------------------------------------------------------------------------------------------
+# -- the rows of these conversations ---------------------------------------------------------------------------------
 
 
 def _pack(selection: Selection) -> Packed:
-    """Pack the pieces as often as all conversations need them, and count rows and tokens."""
+    """Pack the pieces of all represented conversations, and count rows and tokens."""
     recipe, pieces, every = selection.recipe, selection.pieces, slice(None)
     config, accepted, conversation = recipe.config, pieces.accepted, pieces.conversations(every)
     held_out, weight = accepted.held_out[conversation], (selection.weights * selection.shares.copies)[conversation]
@@ -292,7 +312,7 @@ def _pack(selection: Selection) -> Packed:
     for kind in split_names(config.epochs):
         own = held_out if kind == "validation" else ~held_out
         names = splits_of(kind, config.row_lengths)
-        # A further packing has the same pieces as the first, in as many rows.
+        # A later epoch packs the pieces of the first epoch into the same number of rows.
         if kind in SPLITS:
             counts, of_rows = _rows(length[own], weight[own], config)
             costs = of_rows if kind == "train" else costs
@@ -327,7 +347,10 @@ def _pack(selection: Selection) -> Packed:
 
 
 def _mixture(selection: Selection, tokens: np.ndarray, trained: np.ndarray) -> list[MixtureFacts]:
-    """Return what each entry of `sources` contributes to a pass; `tokens` and `trained` are float64[pieces]."""
+    """Return the contribution of each entry of `sources` to a pass.
+
+    `tokens` and `trained` are float64[pieces].
+    """
     pieces, chosen, sources = selection.pieces, selection.shares, selection.recipe.config.sources
     most = pieces.accepted.samples.most
     entries = entries_of(pieces, selection.recipe)
@@ -363,7 +386,10 @@ def _percent(values: np.ndarray, entry: int) -> float:
 
 
 def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[list[int], list[RowsOfLength]]:
-    """Return the rows of each length, and what those of each length cost; nothing of the latter without packing."""
+    """Return the number of rows of each length, and their costs.
+
+    Without packing, there are no costs.
+    """
     if not config.packing:
         return [round(float(weights.sum()))], []
     counts = scaled(bin_packing.in_multiples(lengths, config.align), weights, config.multiples)
@@ -378,7 +404,10 @@ def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[lis
 
 
 def _costs(found: bin_packing.Patterns, length: int, config: Config) -> RowsOfLength:
-    """Return what the rows of patterns cost; if there are more than MOST_ROWS, every n-th row."""
+    """Return the costs of the rows of patterns.
+
+    If there are more than MOST_ROWS rows, evenly spaced rows are returned.
+    """
     shown = min(found.rows, MOST_ROWS)
     every = np.arange(shown) * found.rows // max(1, shown)
     pattern = np.searchsorted(np.cumsum(found.copies), every, "right")
@@ -389,9 +418,10 @@ def _costs(found: bin_packing.Patterns, length: int, config: Config) -> RowsOfLe
 
 
 def scaled(lengths: np.ndarray, weights: np.ndarray, capacity: int) -> np.ndarray:
-    """Return the histogram of all lengths from those of a sample: int64[capacity + 1].
+    """Scale the lengths of a sample to a histogram of all lengths.
 
-    Running sums are rounded, so that the total, and the count of every range of lengths, is right to one half.
+    The result is int64[capacity + 1]. Running sums are rounded, so the count of all lengths up to any length is right
+    to within one half.
     """
     counts = np.bincount(lengths, weights, capacity + 1)
     return np.diff(np.rint(np.cumsum(counts)), prepend=0).astype(np.int64)

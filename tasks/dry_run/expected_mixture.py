@@ -1,10 +1,10 @@
-"""Estimate how often each conversation of a sample is packed, as a share of the conversations that it represents.
+"""Estimate the share of conversations that a mixture packs.
 
-Of a conversation with several samples (storage/samples.py), each has a share of its own.
+    Pieces of a sample, number of conversations that each represents ─limit─▶ ─weight─▶ Shares
 
-    Pieces of a sample, how many each conversation represents ─limit─▶ ─weight─▶ Shares
-
-If the sample is everything, `packing.mixture` itself decides, and every share is 0 or 1.
+A share is the fraction of the conversations that one conversation of the sample represents. If a conversation has
+several samples (storage/samples.py), each of them has its own share. If everything was sampled, `packing.mixture`
+decides, and the conversation is either packed or not.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ from tasks.storage.token_files import TokenColumns
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of each conversation, float64[conversations]; 0 if filters or the overlong policy removed it.
+    """Shares of each conversation, float64[conversations].
 
-    `empty` names the sources that have no trained token for their share: the run will fail.
+    They are 0 if filters or the overlong policy removed the conversation. `empty` names the sources that have no
+    trained token for their share, which makes the run fail.
     """
 
     within: np.ndarray  # within the limit of its source
-    packed: np.ndarray  # of those, packed by the weight of its source
-    copies: np.ndarray  # mean number of times it is packed in a pass
+    packed: np.ndarray  # within the limit, and packed according to the weight of its source
+    copies: np.ndarray  # mean number of times that it is packed in a pass
     empty: str = ""
 
 
 def exact_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Shares:
-    """Decide as a run does. Raises DataError or UsageError as `mix` does."""
+    """Return the shares that a run would have.
+
+    Raises the errors of `mix`: DataError or UsageError.
+    """
     mixed, reasons = mix(pieces, tokens, recipe), pieces.accepted.reason
     packed = (reasons == 0).astype(np.float64)
     copies = packed if mixed.copies is None else mixed.copies * packed
@@ -43,7 +47,10 @@ def exact_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Shares
 
 
 def expected_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weights: np.ndarray) -> Shares:
-    """Estimate shares from conversations that represent `weights` (float64) conversations each."""
+    """Estimate the shares from a sample.
+
+    `weights` is the number of conversations that each conversation represents, float64[conversations].
+    """
     config, accepted = recipe.config, pieces.accepted
     within = (accepted.reason == 0).astype(np.float64)
     if not is_mixed(config):
@@ -69,18 +76,21 @@ def expected_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weight
 
 
 def shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weights: np.ndarray | None) -> Shares:
-    """Return the shares; `weights` is None if the sample is everything."""
+    """Return the shares of each conversation.
+
+    `weights` is None if everything was sampled.
+    """
     if weights is not None:
         return expected_shares(pieces, tokens, recipe, weights)
     reasons = pieces.accepted.reason.copy()
     try:
         return exact_shares(pieces, tokens, recipe)
-    except DataError:  # a source is empty; the shares of the others can be estimated
+    except DataError:  # a source is empty; the shares of the other sources can be estimated
         pieces.accepted.reason[:] = reasons
         return expected_shares(pieces, tokens, recipe, np.ones(len(reasons)))
 
 
 def entries_of(pieces: Pieces, recipe: Recipe) -> np.ndarray:
-    """Return the index in the config's `sources` of each conversation, int64[conversations]."""
+    """Return each conversation's index into `sources`, int64[conversations]."""
     entries = np.array([part.file.entry for part in recipe.parts])
     return np.repeat(entries, np.diff(pieces.accepted.edges))

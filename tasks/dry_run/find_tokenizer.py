@@ -10,7 +10,7 @@ from tasks.core.errors import PackError
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.storage.paths import Layout
 
-# Levels below the folders of the sources and the working directory, folders, and file size to search for a tokenizer.
+# Limits of the search: levels below a start folder, folders per start folder, and bytes of a tokenizer file.
 DEPTH, MOST_FOLDERS, LARGEST = 2, 500, 64 << 20
 
 
@@ -18,10 +18,10 @@ OTHERS = 4  # further tokenizers to mention
 
 
 def tokenizer_near(folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
-    """Return the nearest tokenizer that loads, and the next ones.
+    """Return the nearest tokenizer that loads, and the next candidates.
 
-    Searches the folders of the sources, the working directory, and below these; never above, because those files may
-    belong to another project or another person.
+    Searches the folders of the sources, the working directory, and the folders below them. Does not search the folders
+    above, because their files may belong to another project or person.
     """
     found: list[Path] = []
     for start in dict.fromkeys(folder.resolve() for folder in (*folders, Path())):
@@ -38,7 +38,7 @@ def tokenizer_near(folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
 
 
 def _candidates(start: Path) -> Iterator[Path]:
-    """Yield folders and files that may be a tokenizer, the nearest first."""
+    """Yield folders and files that may be tokenizers, the nearest first."""
     level, seen = [start], 0
     for _ in range(DEPTH + 1):
         below = []

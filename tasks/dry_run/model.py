@@ -21,7 +21,10 @@ from tasks.storage.splits import kind_of, length_in
 
 @dataclass(frozen=True, slots=True)
 class SampleTokens:
-    """The tokenized sample of one file. Records are numbered by their index in `sample.records`."""
+    """The tokenized sample of one file.
+
+    The number of a record is its index in `sample.records`.
+    """
 
     sample: Sample
     file: pa.Buffer  # a token file
@@ -34,7 +37,10 @@ class SampleTokens:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One conversation as tokens: ids int32, trained bool. `place` is its file and line."""
+    """One conversation, or one sample of it, as tokens.
+
+    `place` is its file and line, and the turn if it is one of several samples. `ids` is int32, and `trained` is bool.
+    """
 
     place: str
     ids: np.ndarray
@@ -55,7 +61,11 @@ class Source:
 
 @dataclass(slots=True)
 class Rejects:
-    """Rejects with one reason: how many in the sample, how many they represent, and the first of them."""
+    """The rejects with one reason.
+
+    `looked_at` is their number in the sample, and `expected` is the number of records that they represent. `place` and
+    `message` describe the first of them.
+    """
 
     looked_at: int = 0
     expected: float = 0.0
@@ -71,7 +81,10 @@ class Rejects:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows and tokens. Each conversation of the sample represents several, so that sums are floats."""
+    """Predicted rows and tokens.
+
+    Sums are floats, because each conversation of the sample represents several conversations.
+    """
 
     rows: dict[str, int]  # by split
     costs: list[RowsOfLength]  # of the training split, by length; without trained tokens
@@ -85,7 +98,10 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Bytes on disk by kind, peak memory in bytes of the largest process, and time."""
+    """Predicted resources: disk space, memory, and time.
+
+    `disk` is bytes by kind of file, and `memory` is the peak of the largest process in bytes.
+    """
 
     disk: dict[str, float]
     memory: float
@@ -94,9 +110,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The figures that a run would record in its manifest, and what the run would cost.
+    """The predicted manifest figures and resources of a run.
 
-    `config` is the given one; `recipe` always has a tokenizer.
+    `config` is the given config. `recipe` always has a tokenizer.
     """
 
     config: Config
@@ -107,18 +123,18 @@ class Prediction:
     sources: list[Source]
     files: int
     bytes: int
-    whole: bool  # everything was read, so that the figures are exact
+    whole: bool  # everything was read, so the figures are exact
     rejects: dict[str, Rejects]
-    cut_off: Rejects  # those of `rejects` that the overlong policy left without a trained token
+    cut_off: Rejects  # the part of `rejects` that the overlong policy left without a trained token
     noticed: dict[str, Any]
     unused_keys: dict[str, dict[str, int]]  # of the sample, by source
-    weighs_alike: bool  # loss_weight reads the data, and all weights of the sample are 1
+    weighs_alike: bool  # loss_weight reads weights from the data, and all weights of the sample are 1
     packed: float  # conversations
     too_long: float  # conversations longer than a row
     dropped: dict[str, float]  # by reason
     cut: float  # conversations, truncated or split
     empty_shares: str  # sources without a token for their share
-    giving_all: list[str]  # sources that limit the others, by token_share
+    giving_all: list[str]  # sources that token_share takes completely, so that they limit the others
     pieces: float
     rows: dict[str, int]  # by split
     costs: list[RowsOfLength]  # of the training split, by length; without trained tokens
@@ -144,21 +160,28 @@ def about(count: float, found: Prediction) -> str:
 
 
 def conversations_per_row(found: Prediction) -> float:
-    """Return the mean number of conversations (or pieces of them) in the tokens of a row, the longest if several."""
+    """Return the mean number of conversations, or pieces of them, per row.
+
+    If rows have several lengths, the mean is per row of the longest length.
+    """
     longest = found.config.sequence_length
     places = sum(count * length_in(split, longest) for split, count in found.rows.items())
     return found.pieces / max(places / longest, 1)
 
 
 def train_rows(rows: Mapping[str, int]) -> dict[str, int]:
-    """Return the rows of the training split by its name; of each of its splits, if rows have several lengths."""
+    """Return the number of rows of the training split, by the name of the split.
+
+    If rows have several lengths, there is one split per length.
+    """
     return {split: count for split, count in rows.items() if kind_of(split) == "train"}
 
 
 def steps(found: Prediction, batch_rows: int) -> tuple[int, float]:
-    """Return the optimizer steps per epoch at `batch_rows` rows per step, and trained tokens per step.
+    """Return the optimizer steps per epoch, and the trained tokens per step.
 
-    If rows have several lengths, rows per step are those of the longest; a step has more of the shorter ones.
+    `batch_rows` is the number of rows per step. If rows have several lengths, it is the number of the longest rows; a
+    step of shorter rows has more rows.
     """
     longest, count = found.config.sequence_length, 0
     for split, rows in train_rows(found.rows).items():

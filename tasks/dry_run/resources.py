@@ -12,17 +12,18 @@ from tasks.recipe import Recipe
 from tasks.sources.parts import HASH_THREADS
 from tasks.storage.splits import length_in
 
-# Bytes on disk per piece: in index.arrow (the plan has a copy of it), and in plan.arrow.
+# Bytes on disk per piece: in index.arrow, of which the plan has a copy, and in plan.arrow.
 INDEX_BYTES, PLAN_BYTES = 50.5, 25
 
 
-# The largest process of a run: interpreter and libraries, and the larger of: 7.5 MB each time the text that a worker
-# tokenizes doubles from 100 kB on, for the words that gigatoken has seen (130 MB in all at 1 MB, 157 at 13, 175 at 64),
-# or the conversations of the plan (bench/packing/planning.py: 19 to 28 bytes each).
+# Memory of the largest process: BASE_MEMORY for the interpreter and libraries, and the larger of two terms. A worker
+# takes TEXT_MEMORY each time its text doubles, from TEXT_START bytes on, for the words that gigatoken has seen: in
+# total 130 MB at 1 MB of text, 157 at 13, and 175 at 64. The plan takes PLAN_MEMORY bytes per conversation
+# (bench/packing/planning.py: 19 to 28).
 BASE_MEMORY, TEXT_MEMORY, TEXT_START, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
 
 
-LIST_BYTES = 12.0  # per token of rows without padding: three columns, and little for lengths
+LIST_BYTES = 12.0  # per token of rows without padding, for three columns; the lengths take little
 
 
 TOKEN_BYTES = 4  # mean bytes of text per token
@@ -31,9 +32,9 @@ TOKEN_BYTES = 4  # mean bytes of text per token
 def estimate_costs(
     recipe: Recipe, sampled: list[SampleTokens], packed: Packed, copies: np.ndarray, dropped: float, workers: int
 ) -> Costs:
-    """Estimate the bytes on disk, the memory of the largest process, and the time of a run.
+    """Estimate the disk space, the memory, and the time of a run.
 
-    `copies` is how often each conversation is packed; `dropped` conversations are not.
+    `copies` is how often each conversation is packed. `dropped` is the number of conversations that are not packed.
     """
     config, cores = recipe.config, os.cpu_count() or 1
     conversations = sum(each.sample.expected for each in sampled)
@@ -44,7 +45,7 @@ def estimate_costs(
         shards = places * float(ROW_BYTES + 4 * (config.loss_weight != "none"))
         if config.padding == "none":
             shards = (packed.tokens["packed"] + packed.tokens["padding"]) * LIST_BYTES
-    else:  # all text is written twice, as messages and as rendered
+    else:  # all text is written twice: as messages, and rendered
         text = np.concatenate([each.text * weight for each, weight in zip(sampled, weights, strict=True)])
         shards = 2 * float(text @ copies)
     listed = packed.pieces + dropped

@@ -38,7 +38,10 @@ TRAINING = 1 << 20  # characters to train a tokenizer on if the config names non
 
 
 def train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Recipe:
-    """Return the recipe with a tokenizer trained on the sample, as a run trains one on everything."""
+    """Return the recipe with a tokenizer that is trained on the sample.
+
+    A run trains the tokenizer on all sources.
+    """
     config = recipe.config
     sentences: list[str] = []
     unread = Unread()
@@ -56,7 +59,10 @@ def train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Reci
 
 
 def _texts(sample: Sample, unread: Unread) -> Iterator[str]:
-    """Yield the texts of all messages. Records that cannot be read go to `unread`."""
+    """Yield the texts of all messages.
+
+    Records that cannot be read are added to `unread`.
+    """
     for place, value in sample.records:
         try:
             conversation = sample.file.conversation(value)
@@ -76,23 +82,32 @@ def fast_encoder(reference: Encoder, config: Config) -> Encoder:
 
 
 def encodes_equally(fast: Encoder, reference: Encoder, recipe: Recipe, samples: list[Sample]) -> bool:
-    """Return whether gigatoken and the reference encode texts of the sample equally; a run compares more texts."""
+    """Return whether gigatoken and the reference encode texts of the sample equally.
+
+    A run compares more texts.
+    """
     texts: list[str] = []
     for sample in samples:
         some = sample.records[:: max(1, len(sample.records) // 50)]
-        own = texts_of((record.value for record in some), sample.file, recipe)  # `tokenize_sample` raises errors
+        own = texts_of((record.value for record in some), sample.file, recipe)  # errors are left to `tokenize_sample`
         texts += [text[:LONGEST] for text in own[: max(4, PROOF // len(samples))]]
     return difference(fast, reference, [*HARD, *hard_tokens(reference), *texts]) is None
 
 
 def thinned(sample: Sample, every: int) -> Sample:
-    """Return every n-th record of a sample, at least a few; together they represent as many conversations."""
+    """Return every n-th record of a sample, or at least a few records.
+
+    Together, they represent the same number of conversations.
+    """
     every = max(1, min(every, len(sample.records) // 20))
     return sample.thinned(every)
 
 
 def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder, sizes: EmbeddingSizes) -> SampleTokens:
-    """Tokenize the sample of one file as a run does; `sizes` are those of the embeddings of all files."""
+    """Tokenize the sample of one file, as in a run.
+
+    The sizes of its embeddings are added to `sizes`, which is shared by all files.
+    """
     config, file = recipe.config, sample.file
     rejects: list[tuple[int, Reject]] = []
     weighted = config.reads_loss_weights
@@ -134,9 +149,10 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder, sizes: Emb
 
 
 def count_unused_keys(sample: Sample, weighted: bool = False) -> dict[str, int]:
-    """Return how often each unused key occurs in a sample. A column that is not read counts in every record.
+    """Return how often each unused key occurs in a sample.
 
-    Raises DataError for a record that is not supervised fine-tuning data.
+    A column that is not read counts once per record. Raises DataError for a record that is not supervised fine-tuning
+    data.
     """
     file, records = sample.file, sample.records
     unused = unused_keys_of(file, weighted)

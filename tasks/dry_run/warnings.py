@@ -9,7 +9,7 @@ from tasks.dry_run.model import Prediction, about, train_rows
 from tasks.encoders.added_tokens import is_blank
 from tasks.packing.rejects import suggest_settings
 
-# Share of tokens that repeat a prompt above which a warning explains why.
+# If a larger share of the tokens repeats a prompt, a warning explains the reason.
 NOTEWORTHY = 0.2
 
 
@@ -42,7 +42,7 @@ def find_failures(found: Prediction) -> list[str]:
 
 
 def find_warnings(found: Prediction) -> list[str]:
-    """Return what a user may want to change or to know."""
+    """Return the warnings: facts that a user may want to change or know."""
     warnings: list[str] = []
     if limited := explain_limits(found.giving_all, found.dropped.get("weight", 0.0), found.packed):
         warnings.append(limited)
@@ -63,7 +63,7 @@ def find_warnings(found: Prediction) -> list[str]:
 
 
 def _overlong(found: Prediction) -> list[str]:
-    """Say what becomes of conversations that are longer than a row."""
+    """Warn about conversations that are longer than a row."""
     config, dropped = found.config, found.dropped.get("too_long", 0.0)
     length = f"longer than {config.sequence_length:,} tokens"
     keep = "to keep them whole, raise sequence_length; to keep all their tokens, set overlong: split"
@@ -73,7 +73,7 @@ def _overlong(found: Prediction) -> list[str]:
 
 
 def _weighs_alike(found: Prediction) -> list[str]:
-    """Say that the data has no weights, though `loss_weight` reads them."""
+    """Warn if `loss_weight` reads weights, but all of them are 1."""
     if not found.weighs_alike:
         return []
     instead = "none" if found.config.loss_weight == "data" else "conversation"
@@ -84,7 +84,7 @@ def _weighs_alike(found: Prediction) -> list[str]:
 
 
 def _unbalanced(found: Prediction) -> list[str]:
-    """Say that there are too few rows for `balance`."""
+    """Warn if there are too few rows for `balance`."""
     balance, rows = found.config.balance, sum(train_rows(found.rows).values())
     if balance is None or rows >= balance.ranks * balance.rows_per_rank:
         return []
@@ -99,7 +99,7 @@ def _conversations(count: float, found: Prediction) -> str:
 
 
 def _repeated(found: Prediction) -> list[str]:
-    """Explain why conversations have several samples if nobody asked for them."""
+    """Explain why conversations have several samples, if `turns: auto` chose so."""
     if not found.samples or found.config.turns != "auto":
         return []
     share = found.samples["repeated_prompt_tokens"] / max(1.0, found.tokens["packed"])
@@ -112,9 +112,9 @@ def _repeated(found: Prediction) -> list[str]:
 
 
 def _markers_in_content(found: Prediction) -> list[str]:
-    """Name the tokens that begin and end turns and that messages can write.
+    """Warn about tokens that begin or end turns and that messages can write.
 
-    Some tokenizers do not mark them as special. Then they are matched in messages, as at inference.
+    If a tokenizer does not mark such tokens as special, they are matched in messages, as at inference.
     """
     encoder = found.encoder
     names = {token: name for name, token in encoder.content_tokens.items() if not is_blank(name)}

@@ -1,10 +1,11 @@
-"""Compare two manifests: sources, settings, figures, and the conversations that were added or removed.
+"""Compare two manifests and the conversations of their corpora.
 
     manifest A ┐
-               ├─ compare ─▶ Difference
-    manifest B ┘   index.arrow: a conversation is the digest of its content, wherever and however it is packed
+               ├─ compare ─▶ Difference: sources, settings, figures, added and removed conversations
+    manifest B ┘
 
-An added line moves all lines after it; neither that nor another tokenizer, template, or length adds or removes others.
+The digest of its content in index.arrow identifies a conversation. So a conversation stays the same if it is on another
+line, or if the tokenizer, the template, or the length of rows differs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tasks.verification.partitions import Partitions
 # Show an excerpt of up to this many conversations per side, and this many tokens of each.
 EXCERPTS, EXCERPT = 100, 48
 
-# Conversations that are listed per side, unless more are asked for: all may differ, and there may be a billion.
+# Conversations to list per side by default, because all may differ and there may be a billion.
 LISTED = 10_000
 
 
@@ -48,9 +49,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Moved:
-    """A conversation that is packed on one side only: its place there, and the start of its text.
+    """A conversation that is packed on one side only.
 
-    `why` is the reason the other side dropped it, or "" if it does not have it.
+    `source` and `record` are its place there, and `text` is the start of its text. `why` is the reason why the other
+    side dropped it, or "" if the other side does not have it.
     """
 
     source: str
@@ -78,9 +80,10 @@ class SourceChanges:
 
 @dataclass(frozen=True)
 class ConversationChanges:
-    """The conversations of one side only; they are `compared` if both corpus folders exist.
+    """The conversations that only one side has packed.
 
-    `removed` and `added` count them by the path of their source; `went` and `came` list the first of them.
+    They are `compared` if both corpus folders exist. `removed` and `added` count them by the path of their source.
+    `went` lists the first removed conversations, and `came` lists the first added conversations.
     """
 
     compared: bool
@@ -92,7 +95,10 @@ class ConversationChanges:
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs in the manifest `after`. Figures follow from the rest, so they do not count for `same`."""
+    """The differences between two manifests.
+
+    `same` ignores the figures, because they follow from the rest.
+    """
 
     before: Path
     after: Path
@@ -104,9 +110,9 @@ class Difference:
 
 
 def compare(before: Path, after: Path, limit: int = LISTED) -> Difference:
-    """Compare two manifests, and list up to `limit` conversations of each side.
+    """Compare two manifests and list up to `limit` conversations of each side.
 
-    Raises DataError or InputMissing if one cannot be read.
+    Raises DataError or InputMissing if a manifest or its corpus cannot be read.
     """
     one, other = load_manifest(before), load_manifest(after)
     mine, theirs = ({source.path: source for source in manifest.sources} for manifest in (one, other))
@@ -143,7 +149,7 @@ def _compare_conversations(
 
 
 def _content_of(source: SourceFacts) -> tuple[object, ...]:
-    """Return what determines the conversations of a source."""
+    """Return the facts that determine the conversations of a source."""
     return (
         source.sha256,
         source.container,
@@ -174,7 +180,10 @@ def _settings(one: Manifest, other: Manifest) -> Iterator[Change]:
 
 
 def _entries(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[Change]:
-    """Yield what differs in entries of one path, key by key, and entries of one side only."""
+    """Yield the differences between the entries of `sources`.
+
+    Entries with the same path are compared key by key. An entry of one side only is a difference, and so is the order.
+    """
     sides = [_by_path(before), _by_path(after)]
     if sides[0] == sides[1] and before != after:
         yield Change("order of sources", *([entry.get("path") for entry in entries] for entries in (before, after)))
@@ -191,7 +200,7 @@ def _entries(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Itera
 
 
 def _by_path(entries: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return entries by their path and their number among the entries of that path."""
+    """Return entries by path and by number among the entries with that path."""
     seen: Counter[str] = Counter()
     found = {}
     for entry in entries:
@@ -202,7 +211,7 @@ def _by_path(entries: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, A
 
 
 def _figures(one: Manifest, other: Manifest) -> Iterator[Change]:
-    """Yield all figures of ledger, packing, and splits that differ."""
+    """Yield the recorded figures that differ."""
     before, after = (dict(_numbers("", _counted(manifest))) for manifest in (one, other))
     for name in before | after:
         if before.get(name) != after.get(name):
@@ -237,30 +246,39 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 _PLACE = np.dtype([("digest", "u8"), ("source", "i4"), ("record", "i8")])
 
-_RANGE = 1 << 20  # places of a range of digests, about
+_RANGE = 1 << 20  # approximate number of places in a range of digests
 
 
 class _Side:
-    """The packed conversations of one corpus, by source and record. Its index is read in batches, in any order."""
+    """The packed conversations of one corpus, by source and record.
+
+    The index is read in batches. It may be in any order.
+    """
 
     def __init__(self, manifest: Manifest, folder: Path):
         self.manifest = manifest
         self.folder = folder
 
     def digests(self, ranges: int) -> Partitions:
-        """Return the places of all packed conversations by range of digests; copies of one are in the same range."""
+        """Return the places of all packed conversations by range of digests.
+
+        Copies of a conversation are in the same range.
+        """
         found = Partitions(ranges, _PLACE)
         for batch in self._batches():
             placed = batch.filter(batch.column("row").is_valid())
             rows = np.empty(placed.num_rows, _PLACE)
             for name in _PLACE.names or ():
                 rows[name] = placed.column(name).to_numpy()
-            rows = rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]  # pieces of one are neighbors
+            rows = rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]  # pieces of a conversation are neighbors
             found.add((rows["digest"] >> np.uint64(32)).astype(np.int64) * ranges >> 32, rows)
         return found
 
     def moved(self, wanted: np.ndarray, other: _Side) -> list[Moved]:
-        """Describe conversations of this side, given by place, that the other side does not have packed."""
+        """Describe conversations of this side, given by their places.
+
+        The other side has not packed them; it may have the reason why it dropped them.
+        """
         found: dict[tuple[int, int], dict[str, Any]] = {}
         keys = set(zip(wanted["source"].tolist(), wanted["record"].tolist(), strict=True))
         records = pa.array(np.unique(wanted["record"]))
@@ -280,7 +298,10 @@ class _Side:
         ]
 
     def reasons(self, digests: set[int]) -> dict[int, str]:
-        """Return why conversations were dropped here, by digest; those that were not dropped are left out."""
+        """Return the reasons why conversations were dropped on this side, by digest.
+
+        Conversations that were not dropped are left out.
+        """
         found: dict[int, str] = {}
         wanted = pa.array(digests, pa.uint64())
         for batch in self._batches() if digests else ():
@@ -315,7 +336,10 @@ class _Side:
 
 
 class _Moves:
-    """How many conversations of each source moved, and the places of the first of them, in source order."""
+    """Counts of moved conversations by source, and the places of the first of them.
+
+    The places are in source order.
+    """
 
     def __init__(self, sources: int, limit: int):
         self.first, self._limit = np.empty(0, _PLACE), limit
@@ -352,10 +376,13 @@ def _once(rows: np.ndarray) -> np.ndarray:
 
 
 def _without(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Return the positions in `mine` (digests) that `theirs` lacks; of equal digests the last ones in excess."""
+    """Return the positions of the digests in `mine` that `theirs` lacks.
+
+    If a digest occurs more often in `mine` than in `theirs`, the positions of its last occurrences are returned.
+    """
     order = np.argsort(mine, kind="stable")
     own = mine[order]
-    # The number of each among its equals.
+    # The number of each digest among its equals.
     starts = np.flatnonzero(np.append(True, own[1:] != own[:-1])[: len(own)])
     nth = np.arange(len(own)) - np.repeat(starts, np.diff(starts, append=len(own)))
     theirs = np.sort(theirs)

@@ -1,4 +1,4 @@
-"""Summarize a dry run: the figures of the run as its manifest would have them, and what to know before it starts.
+"""Summarize a dry run: the figures of its manifest, resources, and warnings.
 
 Prediction ─summarize─▶ DryRun
 """
@@ -21,15 +21,19 @@ from tasks.packing.balance.waiting import Waiting, forecast_rows
 from tasks.storage.facts.inputs import MixtureFacts
 from tasks.storage.schemas import IGNORED
 
-# With fewer, the gradient is that of a handful of answers. 65,536 tokens per step are usual, a third of them trained.
+# With fewer trained tokens in a step, its gradient comes from a handful of answers. A usual step has 65,536 tokens, a
+# third of them trained.
 FEW_TRAINED = 1000
-# More epochs than this are not suggested to get more steps.
+# The most epochs that a warning suggests for more steps.
 MOST_EPOCHS = 10
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of the run; one that the run will train is trained on the sample here."""
+    """The tokenizer of the run.
+
+    If the run will train a tokenizer (`trained_here`), this one was trained on the sample.
+    """
 
     name: str
     kind: str
@@ -49,10 +53,11 @@ class Example:
 
 @dataclass(frozen=True)
 class Source:
-    """One file that was sampled. The figures cover the `stands_for` files like it; `counted` conversations are exact.
+    """One sampled file.
 
-    `reach` is the fraction of the file that can be sampled, `whole` whether every record was read. `other_samples` are
-    those of the conversation that is shown, if it has several.
+    Its figures cover `stands_for` similar files. `conversations` is exact if `counted` and `stands_for` is 1. `reach`
+    is the fraction of the file that can be sampled. `whole` is whether every record was read. `other_samples` are the
+    further samples of the conversation in `shown`, if it has several.
     """
 
     path: str
@@ -73,7 +78,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Rejected:
-    """The rejects of one reason: how many in the sample, how many are expected, and the first of them."""
+    """The rejects with one reason.
+
+    `looked_at` is their number in the sample, and `expected` is their estimated number in the run. `place` and
+    `message` describe the first of them.
+    """
 
     code: str
     reason: str
@@ -95,9 +104,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class DryRun:
-    """The result of `packcorpus check`. A manifest has the same names for the figures they share.
+    """The result of `packcorpus check`.
 
-    If not `whole`, figures are estimates from a sample. `warnings` starts with the `failures`: reasons the run fails.
+    Figures that a manifest also has have the same names there. Unless `whole`, figures are estimates from a sample.
+    `failures` are the reasons why the run will fail. `warnings` starts with them.
     """
 
     config: Path
@@ -129,7 +139,10 @@ class DryRun:
 
 
 def summarize(found: Prediction, config_file: Path, batches: list[int], hidden_size: int = HIDDEN_SIZE) -> DryRun:
-    """Summarize a prediction, with the steps and their warnings at each of `batches` rows per step."""
+    """Summarize a prediction.
+
+    `batches` are numbers of rows per step to show steps and warnings for; by default, BATCH_ROWS are shown.
+    """
     recipe, encoder = found.recipe, found.encoder
     trained_here = found.config.tokenizer is None
     name = "" if trained_here else recipe.tokenizer_files.main.name
@@ -216,7 +229,10 @@ def _steps(found: Prediction, rows: int) -> Steps:
 
 
 def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
-    """Return what speaks against the batches; without any, against the middle one of those that are shown."""
+    """Return warnings about numbers of rows per step.
+
+    Without `batches`, only the middle number of BATCH_ROWS is checked.
+    """
     warnings = []
     held = conversations_per_row(found)
     for rows in batches or BATCH_ROWS[1:2]:

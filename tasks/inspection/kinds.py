@@ -1,4 +1,4 @@
-"""Decide what kind of file a path is, and read the figures of a shard."""
+"""Determine the kind of a file, and read the figures of a shard."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from tasks.storage.shards import open_shard, row_columns
 
 @dataclass(frozen=True)
 class ShardFigures:
-    """The figures of one shard; in format 2.0 only its place and its rows.
+    """The figures of one shard.
 
-    `fill` is the percentage of positions that hold a token, `least` and `most` are conversations per row.
+    `fill` is the percentage of positions that hold a token. `least` and `most` are conversations per row. In format
+    2.0, all fields after `rows` are None.
     """
 
     shard: Path
@@ -38,7 +39,10 @@ class ShardFigures:
 
 
 def is_shard(path: Path) -> bool:
-    """Return whether an Arrow file is a shard, by its schema or, if that is damaged, by a manifest beside it."""
+    """Return whether a file is a shard.
+
+    The schema decides or, if it cannot be read, whether there is a manifest.json in the same folder.
+    """
     if path.suffix != ".arrow" or not path.is_file():
         return False
     try:
@@ -49,9 +53,10 @@ def is_shard(path: Path) -> bool:
 
 
 def row_of_shard(path: Path, row: int) -> tuple[Path, str, int]:
-    """Return the manifest beside a shard, its split, and the number of its row `row` within the split.
+    """Return the manifest of a shard, its split, and the number of a row in the split.
 
-    Raises UsageError if the shard has fewer rows, InputMissing if its manifest is gone.
+    `row` is the number in the shard. Raises UsageError if the shard has fewer rows, and InputMissing if there is no
+    manifest in its folder.
     """
     manifest, split, before, shard = _shard_of(path)
     if not 0 <= row < shard.rows:
@@ -60,7 +65,7 @@ def row_of_shard(path: Path, row: int) -> tuple[Path, str, int]:
 
 
 def _shard_of(path: Path) -> tuple[Path, str, int, Shard]:
-    """Return (manifest, split, number of its first row within the split, shard)."""
+    """Return (manifest, split, number of the shard's first row in the split, shard)."""
     beside = path.parent / "manifest.json"
     if not beside.is_file():
         fix = lost_hint(beside) or "; move it back to its folder"
@@ -76,7 +81,10 @@ def _shard_of(path: Path) -> tuple[Path, str, int, Shard]:
 
 
 def shard_figures(path: Path) -> ShardFigures:
-    """Count the figures of a shard in its rows. Raises DataError or InputMissing if it is not as its manifest says."""
+    """Count the figures of a shard from its rows.
+
+    Raises DataError or InputMissing if the shard differs from its manifest.
+    """
     beside, split, first_row, shard = _shard_of(path)
     manifest = load_manifest(beside)
     if manifest.format_version == "2.0":
@@ -99,7 +107,10 @@ def shard_figures(path: Path) -> ShardFigures:
 
 
 def is_source(path: Path) -> bool:
-    """Return whether a file is a source, by its name; a .json is one if it does not start like a manifest."""
+    """Return whether a file is a source, by its extension.
+
+    A .json file is not a source if its name, its folder, or its first bytes show that it is a manifest.
+    """
     if container_by_extension(path.name) is None or not path.is_file():
         return False
     if path.suffix != ".json":
@@ -114,7 +125,10 @@ Kind = Literal["manifest", "shard", "source", "config"]
 
 
 def kind_of(path: Path) -> Kind:
-    """Return the kind of a file, by its name or, if that is ambiguous, by its first bytes; a manifest otherwise."""
+    """Return the kind of a file.
+
+    The name decides or, if it is ambiguous, the first bytes. A file of unknown kind is treated as a manifest.
+    """
     if path.suffix.lower() in (".yaml", ".yml"):
         return "config"
     if is_shard(path):

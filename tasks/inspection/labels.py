@@ -16,13 +16,13 @@ WEIGHTED = {
     "both": "each conversation the same, times the weight in the data",
 }
 
-# Rows per optimizer step for which steps are shown.
+# Numbers of rows per optimizer step to show steps for.
 BATCH_ROWS = (8, 32, 64)
 
 # A shorter run is over before the learning rate has warmed up and decayed.
 FEW_STEPS = 100
 
-# Counts in the manifest's `noticed`: the noun that is counted, and its meaning.
+# For each count in the manifest's `noticed`: the noun that is counted, and its meaning.
 NOTICED = {
     "control_text_seen": ("conversation", "with the name of a control token in its text: encoded as plain text"),
     "not_round_trip": ("conversation", "with ▁ (U+2581), which this tokenizer decodes to a space"),
@@ -34,18 +34,24 @@ NOTICED = {
     "without_embedding": ("conversation", "without an embedding: `company` does not choose who shares its row"),
 }
 
-# Content tokens that are listed.
+# Maximum number of content tokens to list.
 MOST_TOKENS = 12
 
 
 def weighting(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return how trained tokens are weighted, as a name and a value; nothing if all count the same."""
+    """Return the weighting of trained tokens as a list with a name and a value.
+
+    The list is empty if all tokens weigh the same.
+    """
     found = WEIGHTED.get(settings.get("loss_weight", ""))
     return [("loss weight", found)] if found else []
 
 
 def content_tokens(found: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a printable phrase for each content token: "<think> 12 (assistant 11, user 1)"."""
+    """Return a printable phrase for each content token.
+
+    For example: "<think> 12 (assistant 11, user 1)".
+    """
     often = sorted(found.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     lines = [
         f"{printable(token)} {sum(roles.values()):,} ({', '.join(f'{role} {n:,}' for role, n in roles.items())})"
@@ -54,12 +60,15 @@ def content_tokens(found: Mapping[str, Mapping[str, int]]) -> list[str]:
     return lines + [f"{len(often) - MOST_TOKENS:,} more tokens"] * (len(often) > MOST_TOKENS)
 
 
-# Unused keys that are listed for a source, and sources with unused keys that are listed.
+# Maximum number of unused keys to list for a source, and of sources to list.
 MOST_KEYS, MOST_SOURCES = 8, 5
 
 
 def unused_keys(found: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a printable line for each source with unused keys: "chats.jsonl: id 998, messages[].id 4"."""
+    """Return a printable line for each source with unused keys.
+
+    For example: "chats.jsonl: id 998, messages[].id 4".
+    """
     folder = common_folder(list(found))
     lines = []
     for source, counts in list(found.items())[:MOST_SOURCES]:
@@ -87,7 +96,10 @@ DROPPED = {
 
 
 def explain_samples(samples: Mapping[str, Any] | SampleFacts, packed: int) -> str:
-    """Describe the samples of conversations that have several; `packed` tokens are in rows."""
+    """Describe the samples of a corpus whose conversations have several samples.
+
+    `packed` is the number of tokens in rows.
+    """
     found = samples if isinstance(samples, Mapping) else samples.model_dump()
     repeated = found["repeated_prompt_tokens"]
     gone = [f"{count:,} {DROPPED.get(reason, reason)}" for reason, count in found.get("dropped", {}).items()]
@@ -104,7 +116,10 @@ TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant tur
 
 
 def waiting_note(waiting: Sequence[Waiting], balance: Mapping[str, Any], hidden_size: int) -> str:
-    """Explain a table of forecasts of waiting; `balance` is the setting of the corpus."""
+    """Explain a table of forecasts of waiting.
+
+    `balance` is the setting of the corpus.
+    """
     order = f"the rows are ordered for {balance['ranks']:,} ranks, or any divisor of it"
     if balance["ranks"] not in (one.ranks for one in waiting):
         order = f"the rows are too few for one step of {balance_of_step(balance)}, so their order is random"
@@ -112,12 +127,15 @@ def waiting_note(waiting: Sequence[Waiting], balance: Mapping[str, Any], hidden_
 
 
 def balance_of_step(balance: Mapping[str, Any]) -> str:
-    """Return the rows of a step that `balance` is for, in words."""
+    """Describe the rows of one step that `balance` is set for."""
     return f"{balance['ranks']:,} ranks with {counted(balance['rows_per_rank'], 'row')} each"
 
 
 def waiting_line(waiting: Sequence[Waiting], hidden_size: int) -> str:
-    """Return the forecasts of waiting in a sentence, for a corpus that is not ordered for ranks; "" without any."""
+    """Return the forecasts of waiting as a sentence, or "" if there are none.
+
+    The sentence is for a corpus that is not ordered for ranks.
+    """
     if not waiting:
         return ""
     shares: list[str] = []

@@ -1,11 +1,11 @@
-"""From a conversation to its row and back, through index.arrow.
+"""Find the rows of a conversation and the conversations of a row in index.arrow.
 
     number in the index      ─┐                              ┌─▶ source, record, number
     source and line (record) ─┼─▶ Place(s) ◀── split, row ◀──┤
     text in a row (search)   ─┘                              └─▶ split, shard, row, start, length
 
-The index is memory-mapped, and only the columns in question are read: ten million conversations are searched in a
-tenth of a second. Only those found become Python objects.
+The index is read in batches, and only the columns in question are compared. Only entries that match become Python
+objects.
 """
 
 from __future__ import annotations
@@ -31,12 +31,17 @@ from tasks.storage.splits import kind_of
 MOST_RECORDS = (1 << 63) - 1  # the largest number in the index
 
 Place = dict[str, Any]
-"""A row of the index (schemas.INDEX_SCHEMA) with its `number`, from 0. If conversations of the corpus were split,
-`pieces` and `piece` (from 1) are added."""
+"""An entry of the index (schemas.INDEX_SCHEMA) with its `number`, from 0.
+
+If conversations of the corpus were split, it also has `pieces`, the number of pieces, and `piece`, its number from 1.
+"""
 
 
 def find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, int]:
-    """Return the number of the shard within its split, the shard, and the row within it. Raises UsageError."""
+    """Return (number of the shard in the split, shard, row in the shard) of a row.
+
+    `number` is the row in the split. Raises UsageError if there is no such row.
+    """
     if split not in manifest.splits:
         raise UsageError("not_in_it", _no_such_split(manifest, number, split))
     chosen = manifest.splits[split]
@@ -65,7 +70,10 @@ def _no_such_split(manifest: Manifest, number: int, split: str) -> str:
 
 
 def row_number(manifest: Manifest, place: Place) -> int | None:
-    """Return the row of a place within its split, as `--row` takes it, or None if it was dropped."""
+    """Return the row of a place within its split, the number that `--row` takes.
+
+    Returns None if the conversation was dropped.
+    """
     if place["row"] is None:
         return None
     before = manifest.splits[place["split"]].shards[: place["shard"]]
@@ -73,16 +81,16 @@ def row_number(manifest: Manifest, place: Place) -> int | None:
 
 
 def pieces_in_row(manifest: Manifest, folder: Path, split: str, shard: int, row: int) -> list[Place]:
-    """Return the conversations of a row, in their order within it."""
+    """Return the places of the pieces of a row, in their order in the row."""
     found = _search(manifest, folder, {"shard": shard, "row": row})
     return sorted((place for place in found if place["split"] == split), key=lambda place: place["start"])
 
 
 def pieces_of_record(manifest: Manifest, folder: Path, source: int, record: int) -> list[Place]:
-    """Return all places of a record: its pieces, their further copies, and the same in every packed epoch.
+    """Return all places of a record in the index.
 
-    A dropped record has one place without a row. `source` is its position in the manifest's sources. Raises UsageError
-    if the index lacks the record.
+    There is one place for each of its pieces, each copy of a piece, and each epoch. A dropped record has one place
+    without a row. `source` is an index into the manifest's sources. Raises UsageError if the index lacks the record.
     """
     found = _search(manifest, folder, {"source": source, "record": record})
     if not found:
@@ -91,7 +99,10 @@ def pieces_of_record(manifest: Manifest, folder: Path, source: int, record: int)
 
 
 def _why_missing(manifest: Manifest, folder: Path, source: int, record: int) -> str:
-    """Explain why a record is not in the index: it was rejected, the source is shorter, or the line is blank."""
+    """Explain why a record is not in the index.
+
+    It was rejected, the source is shorter, or the line is blank.
+    """
     facts = manifest.sources[source]
     where = f"{facts.path}:{record}"
     for reject in read_rejects(manifest, folder):
@@ -102,7 +113,10 @@ def _why_missing(manifest: Manifest, folder: Path, source: int, record: int) -> 
 
 
 def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of rejects.jsonl. Raises DataError or InputMissing."""
+    """Yield the records of rejects.jsonl.
+
+    Raises DataError or InputMissing.
+    """
     facts = listed_file(manifest, folder, "rejects.jsonl")
     check_unchanged(folder, facts)
     where = folder / facts.path
@@ -114,7 +128,10 @@ def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Place]:
-    """Return all places of the conversation at `number` in the index. Raises UsageError if there is no such number."""
+    """Return all places of the conversation at `number` in the index.
+
+    Raises UsageError if there is no such number.
+    """
     seen = 0
     with open_index(manifest, folder) as reader:
         for batch in reader:
@@ -128,13 +145,16 @@ def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Plac
 
 
 def kept_in_place_of(manifest: Manifest, folder: Path, duplicate: Place) -> Place | None:
-    """Return the conversation that was kept instead of a duplicate, or None if that one was rejected later."""
+    """Return the conversation that was kept instead of a duplicate.
+
+    Returns None if that conversation was rejected later.
+    """
     first = _search(manifest, folder, {"digest": duplicate["digest"]})[0]
     return None if first["dropped"] == "duplicate" else first
 
 
 def sources_taken_whole(manifest: Manifest, folder: Path) -> list[str]:
-    """Return the entries of `sources` from which the mixture took every conversation."""
+    """Return the paths of the `sources` entries that the mixture took completely."""
     left_out: set[int] = set()
     with open_index(manifest, folder) as reader:
         for batch in reader:
@@ -145,9 +165,10 @@ def sources_taken_whole(manifest: Manifest, folder: Path) -> list[str]:
 
 
 def places_at(manifest: Manifest, folder: Path, text: str) -> list[Place]:
-    """Return all places of the conversation at FILE:LINE, or those of its sample at "FILE:LINE turn N".
+    """Return all places of the conversation or sample that `text` names.
 
-    Raises UsageError if `text` names no conversation of the corpus, or no sample of it.
+    `text` is FILE:LINE for a conversation, or "FILE:LINE turn N" for one of its samples. Raises UsageError if the
+    corpus has no such conversation or sample.
     """
     place, between, turn = text.rpartition(" turn ")
     if not between or not turn.isdecimal():
@@ -162,9 +183,9 @@ def places_at(manifest: Manifest, folder: Path, text: str) -> list[Place]:
 
 
 def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
-    """Parse FILE:LINE into the position of its source in the manifest and the record. FILE may be the end of a path.
+    """Parse FILE:LINE into an index into the manifest's sources and a record number.
 
-    Raises UsageError if FILE matches no source, or several.
+    FILE may be the last components of a path. Raises UsageError if FILE matches no source or several sources.
     """
     name, _, line = text.rpartition(":")
     if not name or not line.isdecimal():
@@ -183,19 +204,22 @@ def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
 
 
 def origin(manifest: Manifest, place: Place | None) -> str:
-    """Return FILE:LINE of a place."""
+    """Return FILE:LINE of a place, or a note if the index lacks it."""
     if place is None or not 0 <= place["source"] < len(manifest.sources):
         return "not in index.arrow (run packcorpus verify)"
     return f"{printable(manifest.sources[place['source']].path)}:{place['record']}"
 
 
 def turn_of(place: Place) -> str:
-    """Return which turn a sample trains on, by the index of its message, or "" if it is the whole conversation."""
+    """Return " turn N" for a sample that trains on one turn.
+
+    N is the index of the turn's message. The result is "" for a whole conversation.
+    """
     return f" turn {place['turn']:,}" if place.get("turn", -1) >= 0 else ""
 
 
 def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Place]:
-    """Return all rows of the index with these values."""
+    """Return all entries of the index with the given values."""
     found: list[Place] = []
     seen = 0
     with open_index(manifest, folder) as reader:
@@ -220,7 +244,7 @@ def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Pl
 
 
 def _check(manifest: Manifest, place: Place) -> None:
-    """Raise ValueError if a place refers to something the manifest does not have: the index is damaged."""
+    """Raise ValueError if a place contradicts the manifest: the index is damaged."""
     if not 0 <= place["source"] < len(manifest.sources):
         raise ValueError(f"it refers to source {place['source']}")
     if place.get("turn", -1) is None:
@@ -235,7 +259,10 @@ def _check(manifest: Manifest, place: Place) -> None:
 
 
 def _number_pieces(reader: pa.RecordBatchReader, found: list[Place]) -> None:
-    """Add to each place how many pieces its conversation, or its sample of one, has, and which of them it is."""
+    """Add `pieces` and `piece` to each place.
+
+    `pieces` is the number of pieces of its conversation or sample, and `piece` is its number among them.
+    """
     keys = [name for name in ("source", "record", "turn") if name in reader.schema.names]
     firsts: dict[tuple[int, ...], list[int]] = {tuple(place[key] for key in keys): [] for place in found}
     records = pa.array({record for _, record, *_ in firsts}, pa.int64())

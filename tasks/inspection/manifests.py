@@ -1,8 +1,8 @@
 """Find the manifest that a user names, and list all manifests of a project.
 
-nothing                              ─▶ that of the latest run; else the newest in manifests/
-a file, or a folder with one         ─▶ it; if it is something else than a manifest, an error that says what it is
-mix-0123456789ab, mix, 0123456789ab  ─▶ manifests/mix-0123456789ab.json: as `list` shows it, by name, by key
+nothing                              ─▶ the manifest of the latest run, or else the newest in manifests/
+a file, or a folder with a manifest  ─▶ the manifest; for any other file, an error that names its kind
+mix-0123456789ab, mix, 0123456789ab  ─▶ manifests/mix-0123456789ab.json, by file name, corpus name, or key
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tasks.storage.manifest import Manifest
 
 HERE = Path()
-SHORTEST_KEY = 4  # characters of a key that are accepted for all of it
+SHORTEST_KEY = 4  # characters of a key that are enough to name a manifest
 LISTED = 5
 
 
@@ -35,9 +35,10 @@ def manifests_of(root: Path) -> Path:
 
 
 def find_manifest(path: Path | None, root: Path = HERE) -> Path:
-    """Return the manifest that `path` names; by name or key, it is in the manifests/ of `root`.
+    """Return the manifest that `path` names.
 
-    Raises InputMissing if there is none, UsageError if the name is ambiguous, DataError if the file is something else.
+    `path` is a file, a folder, or the name or key of a manifest in the manifests/ of `root`. Raises InputMissing if
+    there is no such manifest, UsageError if a key is ambiguous, and DataError if the file is of another kind.
     """
     found = find_file(path, root, "manifest")
     _check_kind(found, root)
@@ -45,9 +46,10 @@ def find_manifest(path: Path | None, root: Path = HERE) -> Path:
 
 
 def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Path:
-    """Return the file of any kind that `path` names. Raises InputMissing, which names what is `wanted`, or UsageError.
+    """Return the file that `path` names, of any kind.
 
-    Without a path it is the manifest of the latest run.
+    Without a path, it is the manifest of the latest run. Raises InputMissing, whose message uses `wanted` for the kind
+    of file, or UsageError.
     """
     path = _fetched(path, root)
     if path is None:
@@ -86,7 +88,10 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
 
 
 def _fetched(path: Path | None, root: Path) -> Path | None:
-    """Return the path of a manifest; fetch it, or all of the root, if these are in a bucket. Raises PackError."""
+    """Fetch a manifest, or all manifests of the root, if they are in a bucket.
+
+    Returns the path of the manifest. Raises PackError.
+    """
     if not (url_of(root) or (path and scratch_with(path))):
         return path
     from tasks.stores.mirror import Remote, mirror_of, remote_with
@@ -100,7 +105,7 @@ def _fetched(path: Path | None, root: Path) -> Path | None:
 
 
 def find_damaged(path: Path | None, root: Path = HERE) -> Path:
-    """Return the manifest or corpus folder that `path` names, which may be damaged or missing in part.
+    """Return the manifest or corpus folder that `path` names, even if it is damaged.
 
     Raises UsageError if it is in a bucket.
     """
@@ -116,12 +121,15 @@ def find_damaged(path: Path | None, root: Path = HERE) -> Path:
     if os.path.isfile(path):
         _check_kind(path, root)
         return path
-    # If a published manifest is gone, its corpus may have the other copy.
+    # If a published manifest is missing, the corpus folder may have a copy.
     return path if os.path.isdir(path) else by_name(str(path), root) or path
 
 
 def latest_manifest(root: Path = HERE) -> Path | None:
-    """Return the manifest of the latest run, or else the newest in manifests/; report on stderr which one it is."""
+    """Return the manifest of the latest run, or else the newest in manifests/.
+
+    Reports the choice on stderr.
+    """
     from tasks.storage.corpus_folder import last_manifest
 
     if last := last_manifest(root):
@@ -134,12 +142,15 @@ def latest_manifest(root: Path = HERE) -> Path | None:
 
 
 def complete_manifest(incomplete: str) -> list[str]:
-    """Return what the shell offers for a manifest: those in manifests/, by path or by name; else folders."""
+    """Return shell completions for a manifest.
+
+    They are the manifests in manifests/, by path or by name, then folders.
+    """
     return list(_complete(incomplete, os.path.isdir))
 
 
 def complete_file(incomplete: str) -> list[str]:
-    """Return what the shell offers for any file."""
+    """Return shell completions for any file."""
     return list(_complete(incomplete, lambda path: True))
 
 
@@ -154,14 +165,15 @@ def _complete(incomplete: str, wanted: Callable[[str], bool]) -> Iterator[str]:
 
 
 def _manifests(root: Path) -> list[Path]:
-    """Return those in manifests/, the newest last."""
+    """Return the manifests in manifests/, the newest last."""
     return sorted(manifests_of(root).glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
 
 
 def by_name(text: str, root: Path = HERE) -> Path | None:
-    """Return the manifest with this file name, corpus name (the newest, reported on stderr), or prefix of a key.
+    """Return the manifest with a file name, a corpus name, or a prefix of a key.
 
-    Raises UsageError if several keys have the prefix.
+    If several manifests have the corpus name, the newest is returned and reported on stderr. Returns None if there is
+    no such manifest. Raises UsageError if several keys have the prefix.
     """
     found = _manifests(root)
     for path in found:
@@ -183,7 +195,10 @@ def by_name(text: str, root: Path = HERE) -> Path | None:
 
 
 def _check_kind(path: Path, root: Path) -> None:
-    """Raise DataError if a file is a config, a shard, or a source, by the rules of `inspect`."""
+    """Raise DataError if a file is a config, a shard, or a source.
+
+    `inspect` uses the same rules.
+    """
     from tasks.inspection.kinds import kind_of
     from tasks.inspection.sources import corpora_of
 
@@ -209,9 +224,10 @@ def _check_kind(path: Path, root: Path) -> None:
 
 @dataclass(frozen=True)
 class Overview:
-    """A manifest and its corpus folder, which is None if it is gone.
+    """A manifest and its corpus folder.
 
-    `waiting` is a forecast for the training split, for a model of `hidden_size`; empty without statistics of rows.
+    `corpus` is None if the folder is missing. `waiting` is a forecast for the training split and a model of
+    `hidden_size`. It is empty without a hidden size or without statistics of rows.
     """
 
     manifest: Path
@@ -222,9 +238,10 @@ class Overview:
 
 
 def overview(path: Path, hidden_size: int | None = None) -> Overview:
-    """Read a manifest. With `hidden_size`, forecast how long ranks wait for each other in training.
+    """Read a manifest.
 
-    Raises DataError or InputMissing, naming what is missing or wrong.
+    With `hidden_size`, also forecast how long ranks wait for each other in training. Raises DataError or InputMissing,
+    naming the wrong or missing file.
     """
     from tasks.inspection.waiting import waiting_of
     from tasks.storage.corpus_folder import checked_folder
@@ -243,7 +260,10 @@ def overview(path: Path, hidden_size: int | None = None) -> Overview:
 
 @dataclass(frozen=True)
 class Listed:
-    """A manifest in a listing. `finished` is when its run ended, in UTC, or None if that is not recorded."""
+    """A manifest in a listing.
+
+    `finished` is the time when its run ended, in UTC, or None if it is not recorded.
+    """
 
     path: Path
     name: str
@@ -257,7 +277,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Problem:
-    """An error, by its code and its message."""
+    """The code and the message of an error."""
 
     code: str
     message: str
@@ -265,7 +285,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A manifest that cannot be read, and why."""
+    """A manifest that cannot be read, and the error."""
 
     path: Path
     error: Problem
@@ -273,7 +293,7 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Listing:
-    """Every manifest of a project, by name."""
+    """All manifests of a project, sorted by name."""
 
     manifests: list[Listed | Unreadable]
 

@@ -1,4 +1,4 @@
-"""Read a row, or a conversation with all of its rows, as text.
+"""Read a row, or all pieces of a conversation, as text.
 
 split, row number        ─row_of_split─▶ Row            ┐
 places from index.arrow  ─conversation─▶ Conversation   ┴─ Pieces: place, source line, and Spans of text
@@ -42,7 +42,10 @@ Piece = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a split. In format 2.0 its columns are one conversation, and there is no padding."""
+    """One row of a split.
+
+    In format 2.0, its columns are one conversation, and there is no padding.
+    """
 
     manifest: Path
     split: str
@@ -56,12 +59,16 @@ class Row:
     trained: int
     padding: int
     longest: int  # tokens of the longest conversation
-    squares: int  # sum of the squared lengths of the conversations: what attention costs
+    squares: int  # sum of the squared lengths of the conversations: the cost of attention
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation: its pieces, each once for every row that contains it, or the reason it is in no row."""
+    """A conversation and its pieces.
+
+    A piece is listed once for every row that contains it. If the conversation was dropped, its only piece has the
+    reason, `why`, instead of a row.
+    """
 
     manifest: Path
     conversation: int
@@ -69,9 +76,10 @@ class Conversation:
 
 
 def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> Row:
-    """Read row `number` of a split, counted from 0 over all its shards; with `tokens`, split into single tokens.
+    """Read one row of a split.
 
-    Raises UsageError if there is no such row, DataError or InputMissing if a file is missing or damaged.
+    `number` counts from 0 over all shards of the split. With `tokens`, spans also have the text of each token. Raises
+    UsageError if there is no such row, and DataError or InputMissing if a file is missing or damaged.
     """
     manifest, folder = _open_corpus(path, tokens)
     place, shard, at = find_row(manifest, number, split)
@@ -79,7 +87,7 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
     places = pieces_in_row(manifest, folder, split, place, at)
     filled = trained = padding = longest = squares = 0
     if manifest.format_version == "2.0":
-        # A row that the damaged index lacks is shown all the same.
+        # A row is shown even if a damaged index lacks it.
         pieces = [place_in_corpus(manifest, places[0] if places else None)]
     else:
         encoder = encoder_for_row(manifest, folder, columns)
@@ -110,7 +118,11 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
 
 
 def conversation(path: Path, places: Sequence[Place], tokens: bool = False) -> Conversation:
-    """Read every piece of a conversation, as row_of_split reads a row."""
+    """Read every piece of a conversation.
+
+    With `tokens`, spans also have the text of each token. Raises DataError or InputMissing if a file is missing or
+    damaged.
+    """
     manifest, folder = _open_corpus(path, tokens)
     encoder: Encoder | None = None
     pieces = []
@@ -134,7 +146,7 @@ def conversation(path: Path, places: Sequence[Place], tokens: bool = False) -> C
 
 
 def _weights(columns: dict[str, Any], inside: slice) -> dict[str, Any]:
-    """Return the range of the weights of a piece, if rows have any."""
+    """Return the least and the greatest weight of a piece, if rows have weights."""
     if LOSS_WEIGHT not in columns:
         return {}
     found = columns[LOSS_WEIGHT][inside][columns["labels"][inside] != IGNORED]
@@ -142,7 +154,10 @@ def _weights(columns: dict[str, Any], inside: slice) -> dict[str, Any]:
 
 
 def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
-    """Return why a conversation is in no row, with the numbers that decided. Raises DataError or InputMissing."""
+    """Return why a conversation is in no row, with the numbers that decided.
+
+    Raises DataError or InputMissing.
+    """
     reason, config = place["dropped"], manifest.config
     if reason == "too_long":
         return f"its {place['length']:,} tokens exceed a row of {manifest.sequence_length:,} (overlong: drop)"
@@ -166,13 +181,19 @@ def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
 
 
 def place_in_corpus(manifest: Manifest, place: Place | None) -> Piece:
-    """Add the row and the source to a place; without a place, the index lacks the conversation."""
+    """Add the row number and the origin to a place.
+
+    `place` is None if the index lacks the conversation.
+    """
     row = row_number(manifest, place) if place else None
     return (place or {"number": None}) | {"row_of_split": row, "origin": origin(manifest, place)}
 
 
 def read_row(manifest: Manifest, folder: Path, shard: Shard, at: int) -> dict[str, Any]:
-    """Read the columns of one row. Raises DataError or InputMissing, also if another row of its shard is damaged."""
+    """Read the columns of one row.
+
+    Raises DataError or InputMissing, also if another row of the shard is damaged.
+    """
     check_unchanged(folder, shard)
     [(_, row)] = read_rows(manifest, folder, shard, [at])
     return row
@@ -186,7 +207,10 @@ def _open_corpus(path: Path, tokens: bool) -> tuple[Manifest, Path]:
 
 
 def encoder_for_row(manifest: Manifest, folder: Path, row: dict[str, Any], encoder: Encoder | None = None) -> Encoder:
-    """Open the tokenizer of the corpus, unless given. Raises DataError if the row holds ids that it does not have."""
+    """Open the tokenizer of the corpus, unless `encoder` is given.
+
+    Raises DataError if the row holds ids that the tokenizer does not have.
+    """
     encoder = encoder or open_tokenizer(manifest, folder)
     if row["input_ids"].min() < 0 or row["input_ids"].max() >= encoder.vocab_size:
         raise DataError(

@@ -1,8 +1,9 @@
-"""Search a corpus for a text, in the tokens themselves and without decoding them one by one; list its rejects.
+"""Search the rows of a corpus for a text, and list its rejects.
 
     vocabulary ─token_bytes─▶ bytes of every token ─take(ids of a batch of rows)─▶ the batch as bytes ─find─▶ places
 
-The search sees what a model sees: the text of one conversation, across token boundaries.
+Tokens are not decoded one by one. The search works on the text that a model sees: a match is within one conversation
+and may cross token boundaries.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ AROUND = 16
 class SearchResult:
     """The first `limit` conversations that contain a text, and whether there are more.
 
-    Each is a Piece without `spans`, with `trained_on` and, in a packed corpus, an `excerpt`.
+    Each conversation is a Piece without `spans`, with `trained_on` and, in a packed corpus, an `excerpt`.
     """
 
     manifest: Path
@@ -52,7 +53,10 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The tokens around a match, and whether the conversation continues before and after them."""
+    """The tokens around a match.
+
+    `before` and `after` are whether the conversation continues before and after these tokens.
+    """
 
     spans: list[Span]
     before: bool
@@ -61,7 +65,10 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Rejects:
-    """How many conversations were rejected for which reason, and the first of them as in rejects.jsonl."""
+    """The rejected conversations of a corpus.
+
+    `counts` is their number by reason. `rejects` are the first records of rejects.jsonl.
+    """
 
     manifest: Path
     counts: dict[str, int]
@@ -70,8 +77,11 @@ class Rejects:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A match: the row within its shard, the start of the conversation, the first and last token of the match, and
-    whether any of these tokens is trained on."""
+    """A match in a conversation.
+
+    `row` is within the shard. `start`, `first`, and `last` are offsets in the row: the start of the conversation, and
+    the first and the last token of the match. `trained` is whether any token of the match is trained on.
+    """
 
     split: str
     shard: int
@@ -83,10 +93,10 @@ class Hit:
 
 
 def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None = None) -> Iterator[Hit]:
-    """Yield the conversations that contain `text`, in the order of the rows; copies in one epoch are yielded each.
+    """Yield the conversations that contain `text`, in the order of the rows.
 
-    Packings of later epochs are skipped, since they hold the same conversations. Raises DataError or InputMissing if a
-    file is missing or damaged, UsageError if the text is empty.
+    Every copy is yielded. Later epochs are skipped, because they hold the same conversations. Raises DataError or
+    InputMissing if a file is missing or damaged, and UsageError if the text is empty.
     """
     if not text:
         raise UsageError("bad_command_line", "--search: the text is empty")
@@ -116,7 +126,10 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
 def _in_rows(
     columns: dict[str, np.ndarray], vocabulary: pa.Array, needle: bytes
 ) -> Iterator[tuple[int, int, int, int, bool]]:
-    """Yield (row, start of the conversation, first and last token of the match, whether it is trained on)."""
+    """Yield the first match in each conversation of some rows.
+
+    A match is (row, start of the conversation, first token, last token, whether it is trained on), as in Hit.
+    """
     length = columns["input_ids"].shape[1]
     found = vocabulary.take(to_arrow(columns["input_ids"].reshape(-1)))
     offsets = np.frombuffer(found.buffers()[1], np.int32)[: len(found) + 1]
@@ -150,7 +163,10 @@ def _in_texts(manifest: Manifest, folder: Path, split: str, number: int, shard: 
 
 
 def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
-    """Return the first `limit` conversations that contain `text`. Raises as `search` does."""
+    """Return the first `limit` conversations that contain `text`.
+
+    Raises the errors of `search`.
+    """
     manifest = load_manifest(path)
     folder = checked_folder(manifest, path)
     encoder = open_tokenizer(manifest, folder) if manifest.packing_metadata.enabled else None
@@ -158,7 +174,7 @@ def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
     found = []
     for hit, place in islice(hits, limit):
         piece = place_in_corpus(manifest, place) | {"trained_on": hit.trained}
-        # A hit that the damaged index does not list still has a row.
+        # A hit has a row even if a damaged index does not list it.
         piece |= {"split": hit.split, "row_of_split": _row_of_split(manifest, hit)}
         found.append(piece | {"excerpt": _excerpt(manifest, folder, hit, encoder) if encoder else None})
     return SearchResult(path, text, limit, found, next(hits, None) is not None)
@@ -167,7 +183,10 @@ def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
 def _first_copies(
     manifest: Manifest, folder: Path, text: str, encoder: Encoder | None
 ) -> Iterator[tuple[Hit, Place | None]]:
-    """Yield the first copy of each piece that contains `text`, with its place in the index."""
+    """Yield the first copy of each piece that contains `text`.
+
+    Each has its place in the index, or None if the index lacks it.
+    """
     seen = set()
     for hit in search(manifest, folder, text, encoder):
         places = pieces_in_row(manifest, folder, hit.split, hit.shard, hit.row)
@@ -200,7 +219,10 @@ def _row_of_split(manifest: Manifest, hit: Hit) -> int:
 
 
 def find_rejects(path: Path, limit: int) -> Rejects:
-    """Return the first `limit` rejected conversations. Raises DataError or InputMissing."""
+    """Return the first `limit` rejected conversations.
+
+    Raises DataError or InputMissing.
+    """
     manifest = load_manifest(path)
     counts = {reason: n for reason, n in manifest.ledger.conversations.rejected.items() if n}
     rejects = read_rejects(manifest, checked_folder(manifest, path)) if counts else iter(())

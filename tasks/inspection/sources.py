@@ -24,26 +24,29 @@ from tasks.storage.keys import ONE_PLAN
 from tasks.storage.manifest import load_manifest
 from tasks.storage.paths import Layout
 
-SAMPLED = 100  # records at the start of a source from which its figures are computed
+SAMPLED = 100  # records at the start of a source that its figures are computed from
 
 
 @dataclass(frozen=True)
 class SourceInfo:
-    """What a source file is, by its name and its first records."""
+    """Facts about a source file, from its name and its first records."""
 
     name: str
     format: str
     container: str
     compression: str
     bytes: int
-    delimiter: str  # of a CSV or TSV file, "" if it is the usual one
-    encoding: str  # the same
-    columns: dict[str, str]  # guessed by their names if the keys match no format
+    delimiter: str  # of a CSV or TSV file; "" for a comma or a tab
+    encoding: str  # of a CSV or TSV file; "" for UTF-8
+    columns: dict[str, str]  # guessed from the names of the keys if they match no format
 
 
 @dataclass(frozen=True)
 class SourceSample:
-    """Figures of the first records of a source; `messages` is the mean of those that are not rejected."""
+    """Figures of the first records of a source.
+
+    `messages` is the mean number of messages in the records that are not rejected.
+    """
 
     records: int
     rejected: int
@@ -52,7 +55,10 @@ class SourceSample:
 
 @dataclass(frozen=True)
 class SourceOverview(SourceInfo):
-    """A source file with its first records, each {"record": n, "messages": …} or {"record": n, "rejected": …}."""
+    """A source file and its first records.
+
+    A record is {"record": n, "messages": …} or {"record": n, "rejected": …}.
+    """
 
     records: list[dict[str, Any]]
     sample: SourceSample
@@ -60,7 +66,11 @@ class SourceOverview(SourceInfo):
 
 @dataclass(frozen=True)
 class SourceRecords(SourceInfo):
-    """Records of a source: that of one line, or the first `limit` that contain a text, and whether there are more."""
+    """Some records of a source file.
+
+    They are the record of one line, or the first `limit` records that contain the text `search`. `more` is whether
+    there are more of them.
+    """
 
     records: list[dict[str, Any]]
     search: str | None = None
@@ -70,7 +80,10 @@ class SourceRecords(SourceInfo):
 
 @dataclass(frozen=True)
 class ConfigOverview:
-    """A config: its settings, its source files, and the manifests in `manifests` that were made from it."""
+    """A config, its source files, and the manifests that were made from it.
+
+    `made` lists these manifests, which are in the folder `manifests`.
+    """
 
     config: Path
     settings: dict[str, Any]
@@ -80,7 +93,10 @@ class ConfigOverview:
 
 
 def source_overview(path: Path, limit: int) -> SourceOverview:
-    """Read the first `limit` records of a source. Raises UsageError, InputMissing, DataError or StorageError."""
+    """Read the first `limit` records of a source.
+
+    Raises UsageError, InputMissing, DataError, or StorageError.
+    """
     file = _identified(path)
     read = list(islice(records_of(file), max(limit, SAMPLED)))
     first = [record for _, record in read[:SAMPLED]]
@@ -91,13 +107,19 @@ def source_overview(path: Path, limit: int) -> SourceOverview:
 
 
 def source_line(path: Path, line: int) -> SourceRecords:
-    """Read the record of a line. Raises as source_overview does, and UsageError if there is no such line."""
+    """Read the record of a line of a source.
+
+    Raises the errors of `source_overview`, and UsageError if there is no such line.
+    """
     file = _identified(path)
     return SourceRecords(**vars(_facts(file)), records=[_record_value(line, record_of(file, line))])
 
 
 def source_search(path: Path, text: str, limit: int) -> SourceRecords:
-    """Read the first `limit` records that contain a text. Raises as source_overview does."""
+    """Read the first `limit` records of a source that contain a text.
+
+    Raises the errors of `source_overview`.
+    """
     file = _identified(path)
     found = containing(file, text)
     records = [_record_value(number, record) for number, record in islice(found, limit)]
@@ -106,9 +128,10 @@ def source_search(path: Path, text: str, limit: int) -> SourceRecords:
 
 
 def config_overview(path: Path, manifests: Path) -> ConfigOverview:
-    """Read a config, find its source files, and find the manifests made from it. Raises what load_config raises.
+    """Read a config and find its source files and the manifests made from it.
 
-    Remote sources are fetched to the project of `manifests`, as a run does.
+    Remote sources are fetched to the project of `manifests`, as in a run. Raises the errors of `load_config` and
+    `sources_of`.
     """
     config = load_config(path)
     sources = [_facts(file) for file in sources_of(config, path.parent, Layout(manifests.parent))]
@@ -116,7 +139,10 @@ def config_overview(path: Path, manifests: Path) -> ConfigOverview:
 
 
 def _identified(path: Path) -> SourceFile:
-    """Identify a file. If its keys match no format, guess which keys have which meaning, as `init` does."""
+    """Identify a source file.
+
+    If its keys match no format, guess their meaning from their names, as in `packcorpus init`.
+    """
     try:
         return identify_file(path)
     except DataError as error:
@@ -148,9 +174,10 @@ def _record_value(number: int, record: Conversation | Reject) -> dict[str, Any]:
 
 
 def record_of(file: SourceFile, line: int) -> Conversation | Reject:
-    """Read the record of a line, or of a number if the container has no lines; both count from 1.
+    """Read the record of a line.
 
-    In plain JSONL the lines before it are counted, not parsed. Raises UsageError if there is no such line.
+    Lines count from 1. If the container has no lines, `line` is the number of the record. In plain JSONL, the lines
+    before it are counted, not parsed. Raises UsageError if there is no such line.
     """
     if line < 1:
         raise UsageError("bad_command_line", f"--line {line}: lines are numbered from 1")
@@ -164,7 +191,10 @@ def record_of(file: SourceFile, line: int) -> Conversation | Reject:
 
 
 def records_of(file: SourceFile, start: int = 0) -> Iterator[tuple[int, Conversation | Reject]]:
-    """Yield (number from 1 at `start`, the conversation or why it is rejected) of each record."""
+    """Yield each record as a number and a conversation or reject.
+
+    Numbers count from 1 at `start`, the start of a range of the container.
+    """
     for number, value in RecordReader(container_named(file.container), file, start):
         try:
             yield number + 1, file.conversation(value)
@@ -173,7 +203,10 @@ def records_of(file: SourceFile, start: int = 0) -> Iterator[tuple[int, Conversa
 
 
 def containing(file: SourceFile, text: str) -> Iterator[tuple[int, Conversation | Reject]]:
-    """Yield the numbered conversations that contain a text. Raises UsageError if the text is empty."""
+    """Yield the conversations that contain a text, with their numbers.
+
+    Raises UsageError if the text is empty.
+    """
     if not text:
         raise UsageError("bad_command_line", "--search: the text is empty")
     for number, record in records_of(file):
@@ -191,7 +224,10 @@ def _strings(conversation: Conversation) -> Iterator[str]:
 
 
 def sources_of(config: Config, folder: Path, layout: Layout) -> Iterator[SourceFile]:
-    """Yield the files of a config, in order and not hashed. Raises what `identify_file` raises."""
+    """Yield the files of a config, in order, without hashing them.
+
+    Raises the errors of `find_paths` and `identify_file`.
+    """
     cache = DigestCache(layout.digests(), only_read=True)
     for source in config.sources:
         for located in find_paths(source.path, folder, layout.remote()):
@@ -199,14 +235,17 @@ def sources_of(config: Config, folder: Path, layout: Layout) -> Iterator[SourceF
 
 
 def corpora_of(config: Config, manifests: Path) -> list[Path]:
-    """Return the manifests with this name and these settings, the newest last. Their sources may have changed since."""
+    """Return the manifests with the name and settings of a config, the newest last.
+
+    The sources may have changed since these manifests were written.
+    """
     settings, found = config.settings(), []
     for path in sorted(manifests.glob("*.json"), key=lambda file: file.stat().st_mtime_ns):
         try:
             made = load_manifest(path).config
         except PackError:
             continue
-        # A plan_group without effect is recorded as ONE_PLAN.
+        # A manifest records a plan_group without effect as ONE_PLAN.
         if made["name"] == config.name and all(
             settings.get(name) == value or (name, value) == ("plan_group", ONE_PLAN) for name, value in made.items()
         ):

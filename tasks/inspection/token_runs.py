@@ -1,4 +1,4 @@
-"""Group the tokens of a conversation by how they are labeled, and decode them.
+"""Group the tokens of a conversation by kind and decode them.
 
 ids, labels ─runs_of─▶ Runs of ids ─spans_of─▶ Spans of text
 """
@@ -25,7 +25,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run with its text. `tokens` holds the text of each token, if it was requested."""
+    """A run with its text.
+
+    `tokens` holds the text of each token, if it was requested.
+    """
 
     text: str
     trained: bool
@@ -35,7 +38,10 @@ class Span:
 
 
 def runs_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray) -> list[Run]:
-    """Split the tokens of one conversation where training starts or ends, and around every control token."""
+    """Split the tokens of one conversation into runs.
+
+    A run ends where training starts or ends. Every control token is its own run.
+    """
     runs: list[Run] = []
     marks = encoder.control_strings
     for token, label in zip(ids.tolist(), labels.tolist(), strict=True):
@@ -50,7 +56,10 @@ def runs_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray) -> list[Run]:
 
 
 def spans_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray, tokens: bool = False) -> list[Span]:
-    """Decode the runs of one conversation; with `tokens`, each token by itself as well."""
+    """Decode the runs of one conversation.
+
+    With `tokens`, each token is also decoded separately.
+    """
     return [
         Span(
             encoder.decode(run.ids),
@@ -64,7 +73,10 @@ def spans_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray, tokens: bool
 
 
 def _texts_of_tokens(encoder: Encoder, ids: Sequence[int]) -> Iterator[str]:
-    """Yield the text of each token. Tokens that form one character together are one text."""
+    """Yield the text of each token.
+
+    Tokens that together form one character are one text.
+    """
     held = b""
     for token in ids:
         held += encoder.token_bytes(token)

@@ -1,4 +1,4 @@
-"""Run the checks of a corpus and the repairs of its files, as values.
+"""Verify and repair a corpus, and return the results as values.
 
 manifest ─verify_corpus─▶ Verification          manifest ─repair_corpus─▶ Repairs
 """
@@ -16,7 +16,7 @@ from tasks.verification.verify import verify
 
 @dataclass(frozen=True)
 class Check:
-    """A check that passed, and what it covered."""
+    """A check that passed, and its result."""
 
     name: str
     found: str
@@ -24,7 +24,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """The checks of a corpus, all of which passed."""
+    """The checks of a corpus; all of them passed."""
 
     manifest: Path
     checks: list[Check]
@@ -32,7 +32,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Repaired:
-    """A restored file, what was wrong with it, and the origin of its bytes."""
+    """A restored file, the damage that it had, and the origin of its bytes."""
 
     path: Path
     why: str
@@ -41,16 +41,20 @@ class Repaired:
 
 @dataclass(frozen=True)
 class Repairs:
-    """The restored files of a corpus. The name of `mended` is that of the JSON key."""
+    """The restored files of a corpus.
+
+    `mended` is named after its key in the JSON output.
+    """
 
     manifest: Path
     mended: list[Repaired]
 
 
 def verify_corpus(path: Path, rebuilt: bool = False, config: Path | None = None) -> Verification:
-    """Check a corpus; with `rebuilt`, also that a rebuild from `config` has the same bytes.
+    """Check every invariant of a corpus.
 
-    Raises DataError, InputMissing, StorageError, or NotReproducible if a check fails.
+    With `rebuilt`, also check that a corpus rebuilt from `config` has the same bytes. Raises DataError, InputMissing,
+    StorageError, or NotReproducible if a check fails.
     """
     checks = [Check(name, found) for name, found in verify(path).checks]
     if rebuilt:
@@ -59,7 +63,10 @@ def verify_corpus(path: Path, rebuilt: bool = False, config: Path | None = None)
 
 
 def repair_corpus(path: Path, config: Path | None, report: Callable[[Repaired], None]) -> Repairs:
-    """Restore the damaged files of a corpus and report each. Raises what `repair` raises."""
+    """Restore the damaged files of a corpus and report each of them.
+
+    Raises the errors of `repair`.
+    """
     repaired = []
     for file in repair(path, config):
         repaired.append(Repaired(file.path, file.why, file.source))

@@ -1,4 +1,4 @@
-"""Forecast, for a corpus, how long the ranks of a step wait for the slowest one."""
+"""Forecast how long the ranks of a step wait for the slowest rank, for a corpus."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from tasks.storage.shards import open_shard, sizes_of
 from tasks.storage.splits import splits_of
 from tasks.stores.mirror import remote_with
 
-# Rows without padding whose tokens are counted: enough for 16 steps of 512 ranks. In a bucket, those of one shard.
+# Rows without padding whose tokens are counted: enough for 16 steps of 512 ranks. In a bucket, only one shard is read.
 MOST_COUNTED = 1 << 13
 
 
 def waiting_of(manifest: Manifest, folder: Path, hidden_size: int) -> list[Waiting]:
-    """Return a forecast for the training split, from its first rows; empty if the corpus has no statistics of rows.
+    """Forecast the waiting for the training split from its first rows.
 
-    Raises DataError or InputMissing if rows.arrow, or a shard without padding, is missing or damaged.
+    The result is empty if the corpus has no statistics of rows. Raises DataError or InputMissing if rows.arrow, or a
+    shard without padding, is missing or damaged.
     """
     parts = []
     for split in splits_of("train", manifest.row_lengths):
@@ -37,7 +38,10 @@ def waiting_of(manifest: Manifest, folder: Path, hidden_size: int) -> list[Waiti
 
 
 def _tokens_of_rows(manifest: Manifest, folder: Path, split: str) -> np.ndarray | None:
-    """Return the tokens of the first rows without padding, int64; None if rows are equally long."""
+    """Return the number of tokens of each of the first rows, int64[rows].
+
+    Returns None if rows are padded, because all of them are equally long.
+    """
     if manifest.row_shape.padding == "row":
         return None
     sizes = [np.zeros(0, np.int64)]

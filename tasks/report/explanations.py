@@ -1,4 +1,4 @@
-"""Explain in sentences what the settings of a corpus did to its rows."""
+"""Explain in sentences how the settings of a corpus affect its rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ MIX = {
 
 
 def explain_rows(manifest: Manifest) -> list[str]:
-    """Return a sentence or two on each setting that changes the shape, the content, or the order of rows."""
+    """Explain each setting that affects the shape, the content, or the order of rows.
+
+    Returns one or two sentences per setting.
+    """
     shape, found = manifest.row_shape, list[str]()
     if len(manifest.row_lengths) > 1:
         found.append(
@@ -44,7 +47,10 @@ def explain_rows(manifest: Manifest) -> list[str]:
 
 
 def explain_padding(manifest: Manifest, packings: int) -> str:
-    """Say what the figure of padding shows, after the words "Rows by". Train is packed `packings` times."""
+    """Explain the figure of padding, after the words "Rows by".
+
+    The training split is packed `packings` times.
+    """
     shape, tokens, length = manifest.row_shape, manifest.ledger.tokens, f"{manifest.sequence_length:,}"
     aligning = f"{tokens.alignment or 0:,}"
     if shape.padding == "none":

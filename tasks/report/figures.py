@@ -1,12 +1,12 @@
-"""Count the index of a corpus for the plots of the report, in one pass.
+"""Count the figures of the report's plots in one pass over the index.
 
     index.arrow ─batch by batch─┬─▶ tokens of each sample                    ─▶ Histogram
                                 ├─▶ pieces in ranges of rows ─range by range─▶ Histograms: padding, pieces of each row
                                 └─▶ pieces of the rows that are shown
 
-An index is larger than memory, and may be in any order. What it has in several places, a row or a sample of several
-pieces, is put together range by range; temporary files (verification/partitions.py) hold 12 bytes of each piece until
-then, and 24 more if samples have several.
+An index may be larger than memory, and it may be in any order. So the pieces of a row, or of a sample with several
+pieces, are collected range by range. Until then, temporary files (verification/partitions.py) hold 12 bytes for each
+piece, and 24 more if samples have several pieces.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_index
 from tasks.verification.partitions import Partitions
 
-RANGE = 1 << 18  # pieces that are put together at a time, about
+RANGE = 1 << 18  # approximate number of pieces that are collected at a time
 
 _IN_ROW = np.dtype([("row", "i8"), ("length", "i4")])
 _OF_SAMPLE = np.dtype([("source", "i4"), ("record", "i8"), ("turn", "i4"), ("first", "i4"), ("length", "i4")])
 
 
 class Piece(NamedTuple):
-    """A piece in a row. `turn` is what its sample trains on, -1 if that is a whole conversation."""
+    """A piece in a row.
+
+    `turn` is the turn that its sample trains on, or -1 if the sample is a whole conversation.
+    """
 
     start: int
     length: int
@@ -47,18 +50,22 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Counts over the index. Rows that repack the training split for a later epoch are not counted."""
+    """Counts over the index.
 
-    lengths: Histogram = field(default_factory=Histogram)  # tokens of each sample, all of a dropped one, no copies
+    Rows that repack the training split for a later epoch are not counted.
+    """
+
+    lengths: Histogram = field(default_factory=Histogram)  # tokens of each sample, dropped or not, without copies
     padding: Histogram = field(default_factory=Histogram)  # places without a token in each row
     conversations: Histogram = field(default_factory=Histogram)  # conversations and pieces in each row
-    drawn: dict[int, list[Piece]] = field(default_factory=dict)  # pieces of a row, by its number, in their order
+    drawn: dict[int, list[Piece]] = field(default_factory=dict)  # row number → pieces of the row, in order
 
 
 def read_figures(manifest: Manifest, folder: Path, drawn: Collection[int] = ()) -> Figures:
-    """Read the index, once, and return the figures with the pieces of the `drawn` rows (row_numbers.py).
+    """Read the index once and return the figures.
 
-    Raises DataError or InputMissing if it is not as recorded, and StorageError if temporary files cannot be written.
+    They include the pieces of the rows whose numbers (row_numbers.py) are in `drawn`. Raises DataError or InputMissing
+    if the index is not as recorded, and StorageError if temporary files cannot be written.
     """
     figures, rows = Figures(drawn={row: [] for row in drawn}), RowNumbers(manifest)
     wanted = np.array(list(drawn), np.int64)
@@ -69,10 +76,10 @@ def read_figures(manifest: Manifest, folder: Path, drawn: Collection[int] = ()) 
         by_row = stack.enter_context(Partitions(ranges, _IN_ROW))
         by_sample = stack.enter_context(Partitions(ranges, _OF_SAMPLE))
         for batch in index:
-            # A damaged offset would be a SystemError or a crash of Python.
+            # A damaged offset would cause a SystemError or crash Python.
             batch.validate(full=True)
             row = rows.of_entries(batch)
-            samples = _samples(batch)[~rows.is_repacked(row)]  # the first packing has the same ones
+            samples = _samples(batch)[~rows.is_repacked(row)]  # the first packing has the same samples
             if has_several:
                 by_sample.add(_range_of(samples, ranges), samples)
             else:
@@ -93,12 +100,12 @@ def read_figures(manifest: Manifest, folder: Path, drawn: Collection[int] = ()) 
 
 
 def _has_several_pieces(manifest: Manifest) -> bool:
-    """Return whether the first packing has a sample in several places: cut into pieces, or copied."""
+    """Return whether the first packing has a sample that is cut or copied."""
     return bool(manifest.ledger.conversations.split) or any(one.copies != one.conversations for one in manifest.mixture)
 
 
 def _samples(batch: pa.RecordBatch) -> np.ndarray:
-    """Return what identifies the sample of each entry, and its tokens."""
+    """Return the identifying columns and the tokens of the sample of each entry."""
     samples = np.empty(batch.num_rows, _OF_SAMPLE)
     for name in ("source", "record", "length"):
         samples[name] = _numbers(batch, name)
@@ -108,13 +115,19 @@ def _samples(batch: pa.RecordBatch) -> np.ndarray:
 
 
 def _range_of(samples: np.ndarray, ranges: int) -> np.ndarray:
-    """Return a range for each entry: the same for all of a record, and of equal sizes, however records are numbered."""
+    """Return the number of a range for each sample.
+
+    All samples of a record are in the same range. Ranges have equal sizes, however records are numbered.
+    """
     mixed = samples["record"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed >> np.uint64(32)).astype(np.int64) * ranges >> 32
 
 
 def _lengths(samples: np.ndarray) -> np.ndarray:
-    """Return the tokens of each sample, int64. Of copies, one counts."""
+    """Return the number of tokens of each sample, int64.
+
+    A sample with copies counts once.
+    """
     order = np.lexsort((samples["first"], samples["turn"], samples["record"], samples["source"]))
     columns = [samples[name][order] for name in ("source", "record", "turn", "first")]
     is_other = [np.append(True, column[1:] != column[:-1])[: len(order)] for column in columns]
@@ -124,7 +137,10 @@ def _lengths(samples: np.ndarray) -> np.ndarray:
 
 
 def _in_rows(placed: pa.RecordBatch, row: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """Return the row and the tokens of pieces. Raises ValueError if one is not within the places of its row."""
+    """Return the rows and the numbers of tokens of pieces.
+
+    `room` is the number of places of their rows. Raises ValueError if a piece is not within its row.
+    """
     start, length = _numbers(placed, "start").astype(np.int64), _numbers(placed, "length")
     if ((start < 0) | (length < 1) | (start + length > room)).any():
         raise ValueError("it refers to tokens beyond the end of a row")
@@ -134,7 +150,10 @@ def _in_rows(placed: pa.RecordBatch, row: np.ndarray, room: np.ndarray) -> np.nd
 
 
 def _count(pieces: np.ndarray, row: np.ndarray, rows: RowNumbers, figures: Figures) -> None:
-    """Count rows, given by number, ascending and without gaps, by their pieces."""
+    """Count the padding and the pieces of rows.
+
+    `row` are the numbers of the rows, ascending and without gaps. `pieces` are all pieces in these rows.
+    """
     within = pieces["row"] - row[:1].sum()
     filled = np.bincount(within, pieces["length"], len(row)).astype(np.int64)
     padding = rows.lengths(row) - filled

@@ -1,7 +1,7 @@
-"""Count how often each number occurs, in memory that depends on how many different numbers there are.
+"""Count how often each number occurs.
 
-A corpus has few different lengths of conversations, since they add up to its tokens: at most √(2 × tokens), 1.4 million
-with 10¹² tokens, and thousands in practice.
+Memory depends on the number of different numbers. A corpus has few different lengths of conversations, because the
+lengths add up to its tokens: at most √(2 × tokens), which is 1.4 million for 10¹² tokens, and thousands in practice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import numpy as np
 
 
 class Histogram:
-    """`values` are ascending, and each occurs; `counts` are how often. Both are int64."""
+    """Numbers and how often they occur.
+
+    `values` are the numbers that occur, ascending. `counts` is how often each of them occurs. Both are int64.
+    """
 
     def __init__(self, numbers: np.ndarray | Sequence[int] = ()) -> None:
         self.values, self.counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -27,18 +30,21 @@ class Histogram:
         np.add.at(self.counts, inverse, counts)
 
     def __len__(self) -> int:
-        """Return how many numbers were added."""
+        """Return the count of all added numbers."""
         return int(self.counts.sum())
 
     def above(self, limit: int) -> int:
-        """Return how many numbers are larger than a limit."""
+        """Return the count of numbers above a limit."""
         return int(self.counts[self.values > limit].sum())
 
     def mean(self) -> float:
         return float((self.values * self.counts).sum()) / max(1, len(self))
 
     def quantiles(self, shares: Sequence[float]) -> list[int]:
-        """Return the smallest numbers that at least these shares of all do not exceed, as numpy's "inverted_cdf"."""
+        """Return the quantiles at these shares, by the method "inverted_cdf" of numpy.
+
+        A quantile is the smallest number that at least this share of all numbers does not exceed.
+        """
         places = np.ceil(len(self) * np.array(shares) - 1).clip(0).astype(np.int64)
         found: list[int] = self.values[np.searchsorted(np.cumsum(self.counts), places, side="right")].tolist()
         return found

@@ -1,8 +1,10 @@
-"""Draw the plots of a report: matplotlib ─▶ SVG ─ colors to classes, styles to attributes ─▶ inline SVG.
+"""Draw the plots of a report as inline SVG.
 
-The page has light and dark colors, and a policy that allows no style but its own. So everything that matplotlib draws
-in one of COLORS becomes a class that the style sheet colors, and no element keeps a style. Text stays text: it is
-small, readable aloud, searchable, and scales with the page. Equal figures give equal bytes.
+    matplotlib ─▶ SVG ─colors to classes, styles to attributes─▶ inline SVG
+
+The page has light and dark colors, and its content security policy allows only its style sheet. So each element that
+matplotlib draws in one of COLORS gets a class that the style sheet colors, and no element keeps a style. Text stays
+text, so it is small, searchable, readable aloud, and scales with the page. Equal figures give equal bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ import numpy as np
 
 from tasks.report.histogram import Histogram
 
-# Elements in these colors get the classes "fill-ink" and so on.
+# Elements in these colors get classes such as "fill-ink".
 COLORS = {"#111111": "ink", "#222222": "one", "#333333": "two", "#444444": "faint"}
 INK, ONE, TWO, FAINT = COLORS
-WIDTH = 4.2  # inches: about the width of a phone, so that text keeps its size there
-# A bar with its label above it: inches per bar, and height of the bar and offset of the label as a share of it.
+WIDTH = 4.2  # inches, about the width of a phone, so text keeps its size there
+# Inches per bar with its label above; the bar's height and the label's offset, as shares of these inches.
 BAR_INCHES, BAR, LABEL = 0.4, 0.42, 0.28
-# Points: the smallest width of the axis below bars, a character of its labels in the widest usual font, and a gap.
+# Points: the least width of the axis below bars, a character of its labels in the widest common font, and a gap.
 AXIS, CHARACTER, BETWEEN = 235, 5.1, 6
 SHOWN_SOURCES = 12
 LONGEST_NAME = 36
@@ -33,7 +35,7 @@ LONGEST_NAME = 36
 SETTINGS = {
     "svg.fonttype": "none",
     "font.size": 10,
-    "text.parse_math": False,  # names of files may hold dollars
+    "text.parse_math": False,  # file names may contain dollar signs
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -47,7 +49,7 @@ SETTINGS = {
 
 
 def funnel(unit: str, steps: Sequence[tuple[str, int]]) -> str:
-    """Draw what remains of a unit after each step as bars, the first at the top."""
+    """Draw the count of a unit after each step as bars, the first step at the top."""
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -66,7 +68,10 @@ def funnel(unit: str, steps: Sequence[tuple[str, int]]) -> str:
 
 
 def sources(rows: Sequence[tuple[str, int, int]]) -> str:
-    """Draw the tokens of each source (name, tokens, trained tokens); trained ones are hatched."""
+    """Draw the tokens of each source, with trained tokens hatched.
+
+    `rows` are (name, tokens, trained tokens).
+    """
     shown = list(rows[:SHOWN_SOURCES])
     if rest := rows[SHOWN_SOURCES:]:
         shown.append((f"{len(rest):,} more", sum(row[1] for row in rest), sum(row[2] for row in rest)))
@@ -165,13 +170,16 @@ def _thousands(value: float, _place: object = None) -> str:
 
 
 def _svg(name: str, height: float, draw: Callable[[Any], None]) -> str:
-    """Draw a figure `height` inches high, without the matplotlib settings of this machine."""
+    """Draw a figure of `height` inches.
+
+    The matplotlib settings of this machine have no effect.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     out = io.BytesIO()
     with mpl.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fonts here may lack a glyph; those of the reader may have it
+        warnings.simplefilter("ignore")  # a font here may lack a glyph that the reader's fonts have
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS | {"svg.hashsalt": name})
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -207,7 +215,7 @@ def _is_bare(element: ElementTree.Element) -> bool:
 
 
 def _as_attributes(element: ElementTree.Element, used: set[str], name: str) -> None:
-    """Turn styles into attributes, or classes for COLORS, and remove unused ids."""
+    """Turn styles into attributes, or into classes for COLORS, and remove unused ids."""
     given = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
     element.attrib.clear()
     for pair in given.pop("style", "").split(";"):

@@ -1,10 +1,10 @@
-"""Write the report of a corpus: what happened to the data, as one HTML file to share.
+"""Write the report of a corpus as one HTML file to share.
 
     manifest, index, rejects ─figures, plots─┐
     20 rows, chosen by the key ─rows─────────┴─▶ report.html.jinja + report.css ─▶ NAME-KEY.html
 
-The file is below MOST_BYTES, runs no script, and requests nothing; equal corpora give equal bytes. Everything that
-comes from files is escaped twice: control characters here (`printable`), HTML by Jinja.
+The file has at most MOST_BYTES, runs no script, and requests nothing. Equal corpora give equal bytes. Text from files
+is escaped twice: control characters here (`printable`), and HTML by Jinja.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ from tasks.stores.urls import refuse_url
 
 MOST_BYTES = 500_000
 ROWS = 20
-# Bytes of each sampled row; the next smaller one if the page is too large.
+# Bytes of each sampled row. If the page is too large, the next smaller budget is used.
 BUDGETS = (15_000, 6_000, 2_000)
-SHOWN = 40  # sources, shards
-EXAMPLES = 3  # per reason
+SHOWN = 40  # maximum number of sources, and of shards, to show
+EXAMPLES = 3  # rejects to show per reason
 LONGEST = 300  # characters of a name or message
 LONGEST_CONFIG = 12_000
 
 
 def write_report(path: Path, output: Path | None, hidden_size: int = HIDDEN_SIZE) -> tuple[Path, int]:
-    """Write the report of a manifest and return its path and size. `output` defaults to next to the corpus folder.
+    """Write the report of a corpus and return its path and size.
 
-    Raises PartMissing without the `report` extra, DataError or InputMissing if a file of the corpus is not as recorded,
-    and StorageError if the report cannot be written.
+    By default, `output` is next to the corpus folder. Raises PartMissing without the `report` extra, DataError or
+    InputMissing if a file of the corpus is not as recorded, and StorageError if the report cannot be written.
     """
     if output:
         refuse_url(output, "name a file, then copy it", "writes")
@@ -87,7 +87,7 @@ def write_report(path: Path, output: Path | None, hidden_size: int = HIDDEN_SIZE
 
 
 def _pages(manifest: Manifest, folder: Path, hidden_size: int) -> Iterator[bytes]:
-    """Yield the page with less and less text of the sampled rows."""
+    """Yield the page repeatedly, each time with less text of the sampled rows."""
     render = _template()
     rows = sum(split.rows for split in manifest.splits.values())
     figures = read_figures(manifest, folder, choose(manifest.key, rows, ROWS))
@@ -119,7 +119,7 @@ def _template() -> Callable[..., str]:
     )
     environment.filters |= {"text": _text, "share": _share}
     style = (here / "report.css").read_text(encoding="utf-8")
-    # The policy allows this style sheet and nothing else.
+    # The content security policy allows only this style sheet.
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     template = environment.get_template("report.html.jinja")
     return lambda **facts: template.render(style=style, style_digest=digest, **facts)
@@ -198,7 +198,10 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
 
 
 def _steps(manifest: Manifest) -> dict[str, list[int]]:
-    """Return the optimizer steps of each split at each of BATCH_ROWS rows of the longest length; none of validation."""
+    """Return the optimizer steps of each split, for each of BATCH_ROWS.
+
+    BATCH_ROWS are numbers of rows of the longest length. The list is empty for validation splits.
+    """
     longest = manifest.sequence_length
     return {
         name: [-(-split.rows * manifest.length_of_split(name) // (batch * longest)) for batch in BATCH_ROWS]
@@ -209,7 +212,7 @@ def _steps(manifest: Manifest) -> dict[str, list[int]]:
 
 
 class Step(NamedTuple):
-    """What remains after a step, and what was removed in it: (reason, count)."""
+    """The number that is left after a step, and the removals, as (reason, count)."""
 
     name: str
     left: int
@@ -227,7 +230,7 @@ DROPPING = (
 
 
 def _conversation_steps(manifest: Manifest) -> list[Step]:
-    """Return the steps from read to packed, without those that removed nothing."""
+    """Return the steps from read to packed, without steps that removed nothing."""
     ledger = manifest.ledger.conversations
     left = ledger.read - sum(ledger.rejected.values())
     steps = [Step("read", ledger.read, []), Step("accepted", left, [("rejected", ledger.read - left)])]
@@ -261,17 +264,17 @@ def _token_steps(manifest: Manifest) -> list[Step]:
 
 
 def _is_mixed(manifest: Manifest) -> bool:
-    """Return whether the tokens of a source differ from those of its conversations, counted once."""
+    """Return whether weights, limits, or copies change the tokens of a source."""
     return bool(mixture_table(manifest.mixture, manifest.config.get("weighting")) or manifest.ledger.tokens.repeated)
 
 
 def _places(manifest: Manifest) -> list[tuple[str, int]]:
-    """Return what all rows consist of: (name, tokens)."""
+    """Return the contents of all rows, as (name, tokens)."""
     tokens = manifest.ledger.tokens
     padding = [("padding", tokens.padding)]
     if (alignment := tokens.alignment) is not None:
         padding = [("padding that aligns conversations", alignment), ("other padding", tokens.padding - alignment)]
-    if manifest.row_shape.padding == "none":  # these rows have no other
+    if manifest.row_shape.padding == "none":  # these rows have no other padding
         padding.pop()
     return [
         ("trained", tokens.trained),
@@ -302,7 +305,10 @@ def _config(manifest: Manifest) -> str:
 
 
 def _rejects(manifest: Manifest, folder: Path) -> list[dict[str, Any]]:
-    """Return each reason, the most frequent first, with the first rejected conversations."""
+    """Return the reasons for rejects, the most frequent first, with examples.
+
+    The examples are the first rejected conversations.
+    """
     counts = {reason: count for reason, count in manifest.ledger.conversations.rejected.items() if count}
     if not counts:
         return []
@@ -367,6 +373,6 @@ def count_groups(found: Histogram, most: int = 30) -> list[tuple[str, int]]:
 
 
 def _summed(counts: np.ndarray, groups: np.ndarray, at_least: int = 0) -> list[int]:
-    """Return the sum of the counts of each group, by its number."""
+    """Return the sum of the counts of each group, in the order of group numbers."""
     found: list[int] = np.bincount(groups, counts, at_least).astype(np.int64).tolist()
     return found

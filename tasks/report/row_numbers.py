@@ -11,7 +11,7 @@ from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 
 class RowNumbers:
-    """The rows of a manifest by number: those of the first shard of the first split, of its second shard, …"""
+    """The rows of a manifest, numbered over all shards and splits in order."""
 
     def __init__(self, manifest: Manifest):
         splits = manifest.splits
@@ -23,9 +23,9 @@ class RowNumbers:
         self.count = int(self._rows[-1])
 
     def of_entries(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Return the row of each entry of an index, int64; -1 if it is in none.
+        """Return the row number of each entry of an index, int64.
 
-        Raises ValueError if the manifest lacks the row.
+        The number is -1 if the entry has no row. Raises ValueError if the manifest lacks the row.
         """
         column, is_placed = batch.column("split"), batch.column("row").is_valid()
         names = column.dictionary.to_pylist()
@@ -43,13 +43,13 @@ class RowNumbers:
         return numbers
 
     def is_repacked(self, numbers: np.ndarray) -> np.ndarray:
-        """Return whether each row repacks conversations of the training split for a later epoch."""
+        """Return whether each row repacks the training split for a later epoch."""
         return self._repacked[self._split_of(numbers)]
 
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the places of each row, int64."""
+        """Return the number of places of each row, int64."""
         return self._lengths[self._split_of(numbers)]
 
     def _split_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the number of the split of each row; 0 for -1."""
+        """Return the number of the split of each row, and 0 for the row -1."""
         return np.searchsorted(self._rows[self._shards[1:]], numbers, side="right")

@@ -1,4 +1,4 @@
-"""Choose rows for the report by the key, decode them, and cut them to fit the page.
+"""Choose rows for the report, decode them, and cut them to fit the page.
 
     key ─choose─▶ row numbers ─index─▶ pieces ─shards, tokenizer─▶ Sample ─ Excerpt conversations ─ Runs of text
                                                                    └ strip: conversations and trained tokens, as shapes
@@ -32,17 +32,20 @@ from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import read_rows
 from tasks.templates.spans import trained_turns
 
-# Width of a strip: finer shapes are invisible, and a row of 100,000 tokens would take megabytes.
+# Width of a strip. Finer shapes are invisible, and would take megabytes for a row of 100,000 tokens.
 COLUMNS = 400
 # Bytes of markup around each run of text, and around each conversation.
 RUN_BYTES, CONVERSATION_BYTES = 40, 300
-# Color classes of neighboring conversations, in turn.
+# Number of color classes, which neighboring conversations use in turn.
 HUES = 4
 
 
 @dataclass(slots=True)
 class Run:
-    """Text, or the name of a control token. `left_out` characters are missing between `text` and `suffix`."""
+    """Text, or the name of a control token.
+
+    `left_out` characters are missing between `text` and `suffix`.
+    """
 
     text: str
     trained: bool
@@ -53,7 +56,10 @@ class Run:
 
 @dataclass(slots=True)
 class Excerpt:
-    """A conversation or a piece of one. `groups` are runs grouped by whether they are trained."""
+    """A conversation, or a piece of one.
+
+    `groups` are runs, grouped by whether they are trained.
+    """
 
     place: str
     facts: list[str]
@@ -64,7 +70,10 @@ class Excerpt:
 
 @dataclass(slots=True)
 class Sample:
-    """One row. Shapes are SVG paths over 0 … COLUMNS."""
+    """One row.
+
+    `hues` and `trained_shape` are SVG paths with x from 0 to COLUMNS.
+    """
 
     split: str
     row: int
@@ -80,7 +89,10 @@ class Sample:
 
 
 def choose(key: str, rows: int, count: int) -> list[int]:
-    """Choose `count` distinct numbers below `rows` by the key, ascending; all of them if there are fewer."""
+    """Choose `count` distinct numbers below `rows` by the key, ascending.
+
+    If there are not more than `count` rows, all of them are chosen.
+    """
     if rows <= count:
         return list(range(rows))
     chosen: set[int] = set()
@@ -92,9 +104,9 @@ def choose(key: str, rows: int, count: int) -> list[int]:
 
 
 def samples(manifest: Manifest, folder: Path, drawn: dict[int, list[Piece]], budget: int) -> Iterator[Sample]:
-    """Yield rows, given by number with their pieces (Figures.drawn), each of about `budget` bytes of HTML.
+    """Yield rows, each cut to about `budget` bytes of HTML.
 
-    Raises DataError or InputMissing.
+    `drawn` has their numbers and their pieces (Figures.drawn). Raises DataError or InputMissing.
     """
     encoder = open_tokenizer(manifest, folder) if manifest.packing_metadata.enabled else None
     top = 0
@@ -145,7 +157,10 @@ def _place(manifest: Manifest, piece: Piece) -> str:
 
 
 def _path(spans: Iterable[tuple[int, int]], length: int, y: int, height: int) -> str:
-    """Return rectangles over tokens as one SVG path; those that share a column are joined."""
+    """Return rectangles over spans of tokens as one SVG path.
+
+    Rectangles that share a column are joined.
+    """
     found: list[list[int]] = []
     for first, last in spans:
         left, right = first * COLUMNS // length, max(first * COLUMNS // length + 1, last * COLUMNS // length)
@@ -193,7 +208,10 @@ def _grouped(runs: list[Run]) -> list[tuple[bool, list[Run]]]:
 
 
 def _fit(sample: Sample, budget: int) -> None:
-    """Cut a row to size: first whole conversations and runs at its end, then the middles of the longest texts."""
+    """Cut a row to `budget` bytes.
+
+    First, whole conversations and runs at its end are cut, then the middles of the longest texts.
+    """
     spent = 0
     kept: list[Excerpt] = []
     for excerpt in sample.conversations:
@@ -218,7 +236,7 @@ def _fit(sample: Sample, budget: int) -> None:
 
 
 def _share(sizes: list[int], budget: int) -> int:
-    """Return the largest size to which all texts may be cut to fit into the budget together."""
+    """Return the largest size for which all texts, cut to it, fit into the budget."""
     left = max(budget, 0)
     for place, size in enumerate(sorted(sizes)):
         if size * (len(sizes) - place) > left:

@@ -1,5 +1,5 @@
-"""Verification: a published corpus is checked, rebuilt, or repaired.
+"""Verification: check, rebuild, or repair a published corpus.
 
 In:  a manifest and its corpus folder.
-Out: a second count of every invariant, a byte-for-byte comparison with a new run, or restored files.
+Out: every invariant recomputed, a byte-for-byte comparison with a rebuilt corpus, or restored files.
 """

@@ -1,7 +1,8 @@
-"""Check that no content is in both splits and, if duplicates are dropped, that none is packed twice.
+"""Check that no content is in both splits, or packed twice.
 
-Contents are compared by digest. Conversations with the same digest may be anywhere, so they are distributed over ranges
-of digests: memory is bounded by one range.
+Content may only be packed twice if the config does not drop duplicates. Contents are compared by digest. Conversations
+with the same digest may be anywhere in the index, so they are distributed over ranges of digests. Memory is bounded by
+one range.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tasks.storage.manifest import Manifest
 from tasks.verification.partitions import Partitions
 from tasks.verification.rules import Conversations, Rules
 
-RANGE = 1 << 20  # conversations of a range of digests, about
+RANGE = 1 << 20  # approximate number of conversations in a range of digests
 
 _CONTENT = np.dtype([("digest", "u8"), ("length", "i8"), ("source", "i4"), ("record", "i8"), ("validation", "?")])
 
@@ -21,13 +22,16 @@ class Contents:
     """The contents of all packed conversations."""
 
     def __init__(self, manifest: Manifest, conversations: int):
-        """`conversations` is about how many there are, at most."""
+        """Choose the number of ranges; `conversations` is an upper bound."""
         self._once = manifest.config.get("duplicates") == "drop"
         self._ranges = max(1, -(-conversations // RANGE))
         self._parts = Partitions(self._ranges, _CONTENT)
 
     def add(self, seen: Conversations) -> None:
-        """Add the conversations of a block; blocks are in the order of source and record."""
+        """Add the conversations of a block.
+
+        Blocks are in the order of source and record.
+        """
         placed = np.flatnonzero(seen["placed"])
         rows = np.empty(len(placed), _CONTENT)
         for name in _CONTENT.names or ():

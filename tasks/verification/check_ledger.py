@@ -27,7 +27,7 @@ from tasks.verification.rules import Conversations
 
 
 def check_beside(manifest: Manifest, folder: Path) -> None:
-    """Check what the manifest records about tokenizer and template against the files next to the shards."""
+    """Check the recorded tokenizer and template against the files next to the shards."""
     recorded, files = manifest.tokenizer, find_tokenizer_files(manifest, folder)
     encoder = open_tokenizer(manifest, folder)
     template = [file.sha256 for file in manifest.files if file.path == "template.jinja"]
@@ -52,10 +52,10 @@ class _Counts:
     count: int = 0
     packed: int = 0
     truncated: int = 0
-    tokens: int = 0  # without separators, once
-    repeated: int = 0  # prompt tokens that the sample before has, too
+    tokens: int = 0  # without separators; copies count once
+    repeated: int = 0  # prompt tokens that the previous sample of the conversation also contains
     accepted: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # by source
-    reasons: Counter[int] = field(default_factory=Counter)  # of those that are not packed
+    reasons: Counter[int] = field(default_factory=Counter)  # why conversations or samples are not packed
 
     def add(self, seen: Conversations) -> None:
         placed = seen["placed"]
@@ -103,7 +103,7 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens
             )
 
     ledger, packing = manifest.ledger, manifest.packing_metadata
-    # Packed and padding are counted below, against the places of all rows.
+    # Places are the recorded sum here. Packed tokens and padding are compared with the rows below.
     ledger.check(ledger.tokens.packed + ledger.tokens.padding if packing.enabled else 0)
     reasons, rejected_by = _count_rejects(folder)
     require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)
@@ -189,7 +189,10 @@ def _count_rejects(folder: Path) -> tuple[Counter[str], Counter[str]]:
 
 
 def _check_samples(recorded: SampleFacts, samples: _Counts, require: Callable[[str, Any, Any], None]) -> None:
-    """Check the figures of samples; those of conversations that were rejected are not in the index."""
+    """Check the figures of samples.
+
+    The samples of rejected conversations are not in the index, so their recorded number is used.
+    """
     require("samples: packed", samples.packed, recorded.packed)
     require("samples: dropped", samples.dropped(SAMPLE_DROP_REASONS), dict(sorted(recorded.dropped.items())))
     require("samples: read", samples.count + recorded.rejected, recorded.read)

@@ -1,4 +1,4 @@
-"""Check the limit and the weight of each entry of `sources`, and the figures of the mixture."""
+"""Check the limit and weight of each entry of `sources`, and the mixture figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Mixture:
 
     def __init__(self, manifest: Manifest):
         self._manifest, self._sources = manifest, manifest.config["sources"]
-        # A source or an entry that the manifest does not have counts as one more entry, which nothing reads.
+        # Sources or entries that are not in the manifest count as one additional entry, which nothing reads.
         count = len(self._sources)
         entries = (source.entry if 0 <= source.entry < count else count for source in manifest.sources)
         self._entries = np.array([*entries, count])
@@ -55,7 +55,10 @@ class Mixture:
             self._counts[name] += np.bincount(entries, values, minlength=len(self._weights)).astype(np.int64)
 
     def check_entries(self, where: Path) -> None:
-        """Raise DataError if the choice of conversations or copies contradicts the limit or weight of an entry."""
+        """Raise DataError if the conversations or copies of an entry are wrong.
+
+        They are wrong if they contradict its `limit` or its `weight`.
+        """
         for entry, source in enumerate(self._sources):
             self._check_entry(entry, source, {name: int(self._counts[name][entry]) for name in _COUNTS}, where)
 
@@ -77,13 +80,13 @@ class Mixture:
         whole, rest = divmod(weight, 1)
         require(not counts["unweighted"] or whole == 0, f"some are dropped by weight, but weight is {weight:g}")
         require(not counts["other_copies"], f"copies do not match weight {weight:g}")
-        # Each side of the split rounds its share up, to at least one.
+        # Training and validation split each round their share up, to at least one.
         extra = counts["above"] if whole else counts["placed"]
         of = counts["in_train"] if whole else chosen
         require(abs(extra - rest * of) <= 2 or whole == weight, f"{extra:,} of {of:,} have one more copy")
 
     def check_figures(self, where: Path) -> None:
-        """Raise DataError if the manifest records other figures than were counted."""
+        """Raise DataError if a recorded figure differs from the counted figure."""
         recorded = self._manifest.mixture
         count = len(self._sources)
         found = {name: self._counts[name][:count] for name in ("conversations", "copies", "tokens", "trained_tokens")}

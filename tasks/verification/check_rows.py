@@ -38,15 +38,18 @@ class Tokens:
 
 @dataclass(slots=True)
 class Weights:
-    """Sums over the column `loss_weight` of a split. `conversations` are added up from shares of conversations."""
+    """Sums over the column `loss_weight` of one kind of split."""
 
     trained: int = 0
-    sums: list[float] = field(default_factory=list)  # of each shard
-    conversations: list[float] = field(default_factory=list)  # of each batch
+    sums: list[float] = field(default_factory=list)  # weights, per shard
+    conversations: list[float] = field(default_factory=list)  # sums of the shares of pieces, per batch
 
 
 def _shards(manifest: Manifest, index: Index) -> Iterator[tuple[str, Shard, dict[str, np.ndarray]]]:
-    """Yield each shard with its split and the index's pieces in it, sorted by row and start."""
+    """Yield each shard with its split and its pieces in the index.
+
+    The pieces are sorted by row and start.
+    """
     shards = ((name, shard) for name, split in manifest.splits.items() for shard in split.shards)
     for (split, shard), pieces in zip(shards, index.by_shard, strict=True):
         ordered = pieces[np.lexsort((pieces["start"], pieces["row"]))]
@@ -83,7 +86,10 @@ def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
 def _check_batch(
     batch: pa.RecordBatch, pieces: dict[str, np.ndarray], manifest: Manifest, length: int, where: str, total: Tokens
 ) -> RowStatistics:
-    """Check the rows of a record batch, and return their statistics."""
+    """Check the rows of a record batch and return their statistics.
+
+    Adds their sums to `total`. Raises DataError for the first broken invariant.
+    """
     count, shape = batch.num_rows, manifest.row_shape
     columns_of_rows = row_columns(batch, length, shape, manifest.tokenizer.pad_token_id)
     ids, mask, labels, positions = (
@@ -91,7 +97,7 @@ def _check_batch(
     )
 
     def require(held: Any, what: str) -> None:
-        """Raise DataError unless `held`, a bool per row or per token, is True everywhere."""
+        """Raise DataError unless `held`, a bool per row, is True everywhere."""
         bad = ~np.asarray(held)
         if bad.any():
             row = int(np.argwhere(bad)[0][0])
@@ -128,7 +134,7 @@ def _check_batch(
         raise DataError("bad_row", f"{where} + {row}: a piece of the index goes beyond the end of the row")
     first_tokens = pieces["row"].astype(np.int64) * length + starts
     ends = first_tokens + lengths - 1
-    # Where a run of positions begins: at every piece, and after it at the next one or at padding.
+    # Positions restart at every piece, and after it, at the next piece or at padding.
     after = ends[starts + lengths < length] + 1
     marks = np.zeros(count * length, np.int64)
     marks[first_tokens], marks[after] = first_tokens, after
@@ -178,7 +184,7 @@ def _check_weights(
     where: str,
     total: Tokens,
 ) -> float:
-    """Check the column `loss_weight` of some rows, and return its sum, added exactly."""
+    """Check the column `loss_weight` of some rows and return its exact sum."""
     found = total.weights[kind]
     weights = batch.column("loss_weight").flatten().to_numpy()
     trained = batch.column("labels").flatten().to_numpy() != IGNORED
@@ -205,10 +211,11 @@ def _count_conversations(
     kind: str,
     where: str,
 ) -> float:
-    """Check that the weight of each piece is that of a conversation, and count conversations.
+    """Check the weight of each piece and return the number of conversations.
 
-    The weight w of a conversation of n trained tokens is t / (c n), of a split with t trained tokens and c
-    conversations. So n follows from the weight of a piece. Its share of its conversation is its trained tokens over n.
+    Each of the n trained tokens of a conversation weighs w = t / (c n), if the split has t trained tokens and c
+    conversations. So n follows from the weight of a piece. The piece's share of its conversation is its number of
+    trained tokens divided by n. The result is the sum of these shares.
     """
     facts = (manifest.loss_weight or {})[kind]
     places, tokens = np.flatnonzero(trained), pieces["trained"].astype(np.int64)
@@ -240,9 +247,10 @@ def _check_lists(
     places: np.ndarray,
     require: Callable[[Any, str], None],
 ) -> np.ndarray:
-    """Check what only rows without padding have, and return their sizes, int64[rows].
+    """Check the columns of rows without padding and return the sizes of the rows.
 
-    `row` and `lengths` are those of the pieces; `places` are what the pieces of each row take.
+    The sizes are int64[rows]. `row` and `lengths` describe the pieces in the index. `places` is the number of places
+    that the pieces of each row take.
     """
     sizes, counts = sizes_of(batch, "input_ids"), sizes_of(batch, "seq_lens")
     require(sizes == places, "the row does not end where its last piece does")
@@ -255,7 +263,7 @@ def _check_lists(
 
 
 def check_unpacked_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
-    """Check format 2.0, in which a row is a conversation."""
+    """Check the rows of format 2.0, each of which is one conversation."""
     total = Tokens()
     for _, shard, pieces in _shards(manifest, index):
         with open_shard(manifest, folder, shard, streamed=True) as batches:

@@ -1,10 +1,10 @@
-"""Check the index against the manifest's settings: filters, duplicates, limits, copies, splits, and epochs.
+"""Check that the index follows from the settings in the manifest.
 
-    entries of some conversations ─conversations_of─▶ a row for each ─Selection.add─▶ filters, samples, epochs
-                                                                     ├─Contents─▶ duplicates, splits
-                                                                     └─Mixture──▶ limits, weights, figures
+    entries of some conversations ─conversations_of─▶ columns over them ─Selection.add─▶ filters, samples, epochs
+                                                                        ├─Contents─▶ duplicates, splits
+                                                                        └─Mixture──▶ limits, weights, figures
 
-No code that made the corpus is called.
+None of the code that made the corpus is called.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tasks.verification.rules import Conversations, Rules
 
 
 def conversations_of(entries: np.ndarray, apart: bool = False) -> Conversations:
-    """Return columns over the conversations of entries of an index (ENTRY), sorted by source and record.
+    """Return columns over the conversations of index entries (ENTRY).
 
-    With `apart`, every sample of a conversation has a row of its own.
+    The conversations are sorted by source and record. With `apart`, the columns are over the samples instead.
 
     source, record, turns, digest   as in the index
     placed, validation, truncated   bool
-    length                          tokens: of all pieces, once, or of the whole if it was dropped
-    tokens                          without separators, of all pieces, once; 0 if it was dropped
-    copies, copies_held_out         in the split `train`, and in `validation`
-    places, trained                 in the split `train`, over all copies
-    untrained                       tokens, of all pieces, once
+    length                          tokens of all pieces, or of the whole conversation if it was dropped; without copies
+    tokens                          tokens of all pieces without separators, 0 if it was dropped; without copies
+    copies, copies_held_out         number of copies in the split `train`, and in `validation`
+    places, trained                 tokens in the split `train`, over all copies
+    untrained                       untrained tokens of all pieces, without copies
     reason                          why it was dropped, an index into SAMPLE_DROP_REASONS; -1 if it is packed
     """
     entries = entries[np.lexsort([entries[name] for name in ("first", "turn", "record", "source")])]
@@ -52,7 +52,7 @@ def conversations_of(entries: np.ndarray, apart: bool = False) -> Conversations:
 
     in_train, placed = split == 0, first >= 0
     reason = entries["dropped"].astype(np.int64)
-    if not apart:  # that of a sample counts only if no other has another one
+    if not apart:  # a conversation is dropped for the reason of its other samples
         reason[reason == SAMPLE_DROP_REASONS.index("no_trained_tokens")] = -1
     is_placed = total(placed) > 0
     pieces = np.maximum(1, total(once & placed))
@@ -77,17 +77,24 @@ def conversations_of(entries: np.ndarray, apart: bool = False) -> Conversations:
 
 
 class Selection:
-    """Check the index block by block; a block has all entries of its conversations, and blocks are in their order."""
+    """Check an index against the settings, block by block.
+
+    A block contains all entries of its conversations. Blocks are in the order of source and record.
+    """
 
     def __init__(self, manifest: Manifest, folder: Path, conversations: int):
         self._manifest, self._folder = manifest, folder
         self._settings, self._where = manifest.config, folder / "index.arrow"
         self._rules, self._contents = Rules(), Contents(manifest, conversations)
         self._mixture = Mixture(manifest)
-        self._other_epochs: set[str] = set()  # splits with other pieces than `train`
+        self._other_epochs: set[str] = set()  # splits whose pieces differ from `train`
 
     def add(self, entries: np.ndarray, seen: Conversations, samples: Conversations) -> None:
-        """Check entries of the index (ENTRY); `seen` and `samples` are their conversations and samples."""
+        """Check entries of the index (ENTRY).
+
+        `seen` and `samples` are the columns over their conversations and over their samples. They are the same object
+        if every conversation is one sample.
+        """
         rules = self._rules
         if samples is not seen:
             _check_samples(seen, samples, rules)
@@ -107,7 +114,7 @@ class Selection:
         self._compare_epochs(entries)
 
     def check(self) -> None:
-        """Raise DataError if the selection of conversations or copies does not follow from the settings."""
+        """Raise DataError if conversations or copies do not follow from the settings."""
         self._contents.check(self._rules)
         self._rules.check(self._manifest, self._where)
         self._mixture.check_entries(self._where)
@@ -119,7 +126,7 @@ class Selection:
         self._contents.close()
 
     def _compare_epochs(self, entries: np.ndarray) -> None:
-        """Compare the pieces of every packing of the training split."""
+        """Note each epoch whose pieces differ from the pieces of the first epoch."""
         wanted: np.ndarray | None = None
         kinds = kinds_of_splits(self._manifest)
         for number, name in enumerate(kinds):
@@ -134,7 +141,11 @@ class Selection:
 
 
 def _check_samples(seen: Conversations, samples: Conversations, rules: Rules) -> None:
-    """Check that all samples of a conversation have its content, and are packed together or not at all."""
+    """Check that the samples of a conversation agree with it.
+
+    All samples have its content. Packed samples are in the same splits, equally often. A reason that concerns the whole
+    conversation drops all of its samples.
+    """
     keys = np.stack([samples["source"], samples["record"]])
     owner = np.cumsum(np.append(True, (np.diff(keys) != 0).any(axis=0))[: keys.shape[1]]) - 1
     placed = samples["placed"]

@@ -1,4 +1,4 @@
-"""Check rows.arrow against a count of the rows of the shards, shard by shard."""
+"""Check rows.arrow against statistics counted from the rows, shard by shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tasks.storage.row_statistics import ROWS, RowStatistics, add_sums, has_stat
 
 
 class RecordedStatistics:
-    """The statistics that a corpus records; those of an earlier version record none, and nothing is checked."""
+    """The recorded statistics of a corpus.
+
+    A corpus of an earlier version has no rows.arrow, so its rows are counted but not compared.
+    """
 
     def __init__(self, manifest: Manifest, folder: Path):
         self._manifest, self._folder, self._stack = manifest, folder, ExitStack()
@@ -34,7 +37,10 @@ class RecordedStatistics:
         return self._stack.__exit__(*error)
 
     def check_shard(self, counted: Sequence[RowStatistics]) -> None:
-        """Check the next shard, of whose record batches the statistics are given. Raises DataError."""
+        """Check the next shard, given the statistics counted from its record batches.
+
+        Raises DataError if a recorded value differs.
+        """
         name, shard = self._splits.pop(0)
         own = RowStatistics.joined(counted)
         self._sums[name] = add_sums(self._sums[name], own.sums())
@@ -52,13 +58,16 @@ class RecordedStatistics:
                 )
 
     def check_sums(self) -> None:
-        """Check the sums of the manifest, after the last shard. Raises DataError."""
+        """Check the sums in the manifest, after the last shard.
+
+        Raises DataError if one differs.
+        """
         where = self._folder / "manifest.json"
         if self._recorded and next(self._shards, None) is not None:
             raise DataError("bad_index", f"{self._folder / ROWS}: has more records than the corpus has rows")
         for name, split in self._manifest.splits.items():
             expected = RowSums(**self._sums[name]) if self._recorded else None
-            # A split that the corpus does not have is found with the ledger.
+            # The ledger check reports splits that the corpus should not have.
             if split.statistics != expected and (split.shards or split.statistics):
                 raise DataError(
                     "wrong_figure",

@@ -1,8 +1,9 @@
-"""Distribute rows of numbers over partitions, in a temporary file if they are many.
+"""Distribute many rows of numbers over partitions in a temporary file.
 
     block, block, …  ─add─▶  temporary file: each block, sorted by partition  ─read─▶  all rows of one partition
 
-Memory is bounded by one block and one partition, and 4 bytes for each block and partition: 60 MB with a billion rows.
+Memory is bounded by one block, one partition, and 4 bytes for each block and partition. These bytes add up to 60 MB
+for a billion rows.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ import numpy as np
 
 from tasks.core.errors import StorageError
 
-IN_MEMORY = 32 << 20  # bytes that are kept in memory; more go to a temporary file
-BLOCK = 16 << 20  # bytes that are sorted at a time; each block has a few bytes for every partition
+IN_MEMORY = 32 << 20  # bytes kept in memory; beyond that, all rows go to a temporary file
+BLOCK = 16 << 20  # bytes sorted at a time; each block has an overhead of 4 bytes for every partition
 
 
 class Partitions:
-    """Rows of a structured type in numbered partitions, in each of them in the order in which they were added."""
+    """Rows of a structured type in numbered partitions.
+
+    Each partition keeps its rows in the order in which they were added.
+    """
 
     def __init__(self, count: int, kind: np.dtype):
         self.count, self._kind = count, kind
         self._file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - closed by __exit__
-        # Of each block in the file: rows before it, and int32[count + 1], rows of the block before each partition.
+        # For each block in the file: rows before the block, and int32[count + 1], its rows before each partition.
         self._edges: list[tuple[int, np.ndarray]] = []
         self._rows = 0
         self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
-        self._bytes = 0  # that wait
+        self._bytes = 0  # of the waiting rows
 
     def __enter__(self) -> Self:
         return self
@@ -39,13 +43,16 @@ class Partitions:
         self.close()
 
     def close(self) -> None:
-        """Remove the file, and forget all rows."""
+        """Remove the temporary file and drop all rows."""
         self._file.close()
         self._edges.clear()
         self._waiting.clear()
 
     def add(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Append rows, each to the partition of its number. Raises StorageError if the disk is full."""
+        """Append each row to the partition with its number.
+
+        Raises StorageError if the disk is full.
+        """
         if len(rows):
             self._waiting.append((numbers, rows))
             self._bytes += rows.nbytes
@@ -53,7 +60,10 @@ class Partitions:
             self._write()
 
     def _write(self) -> None:
-        """Write what waits as one block: a partition then is a few long pieces of the file, not many short ones."""
+        """Write the waiting rows as one block.
+
+        Blocks are large, so a partition is a few long runs of the file instead of many short runs.
+        """
         if not self._waiting:
             return
         numbers, rows = (np.concatenate(each) for each in zip(*self._waiting, strict=True))

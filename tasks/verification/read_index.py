@@ -1,9 +1,10 @@
-"""Read the index of a corpus in blocks, and distribute its pieces over shards and over ranges of conversations.
+"""Read the index of a corpus and distribute its entries over partitions.
 
     index.arrow ─read_index─▶ Index      by_shard          the pieces of one shard
                                          by_conversation   all entries of neighboring conversations, in source order
 
-An index is larger than memory, and may be in any order: a corpus is not trusted, nor is the code that wrote it.
+An index may be larger than memory, and it may be in any order, because neither the corpus nor the code that wrote it is
+trusted.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from tasks.verification.partitions import Partitions
 
 BLOCK = 1 << 16  # entries of the index that are handled at a time
 
-RANGE = 1 << 18  # entries of a range of conversations, about
+RANGE = 1 << 18  # approximate number of entries in a range of conversations
 
-# Columns of the index that are null if a conversation was dropped; the others never are.
+# Columns that are null if a conversation was dropped. `dropped` is null otherwise. Other columns have no nulls.
 PLACE = {"split", "shard", "row", "start", "first"}
 
 PIECE = np.dtype(
     [("row", "i4"), ("start", "i4"), ("length", "i4"), ("trained", "i4"), ("separator", "?"), ("closed", "?")]
 )
 
-# `split` is a number in `kinds_of_splits`, `dropped` one in SAMPLE_DROP_REASONS; -1 is null or unknown. `first` is -1
-# if the conversation was dropped, `turn` if the index has no such column.
+# `split` is an index into `kinds_of_splits`, and `dropped` is an index into SAMPLE_DROP_REASONS; -1 is null or unknown.
+# `first` is -1 if the conversation was dropped. `turn` is -1 if the index has no such column.
 ENTRY = np.dtype(
     [
         ("source", "i4"), ("record", "i8"), ("turn", "i4"), ("first", "i4"), ("split", "i2"), ("length", "i4"),
@@ -47,7 +48,10 @@ ENTRY = np.dtype(
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over an index. Sources beyond those of the manifest count as one more source."""
+    """Sums over an index.
+
+    Sources that are not in the manifest count as one additional source.
+    """
 
     trained: np.ndarray  # int64[sources + 1], tokens
     entries: np.ndarray  # int64[sources + 1]
@@ -56,7 +60,7 @@ class Totals:
     placed: int = 0
     separators: int = 0
     nulls: set[str] = field(default_factory=set)  # columns with null values that are not allowed
-    too_small: set[str] = field(default_factory=set)  # columns with a value below the least allowed one
+    too_small: set[str] = field(default_factory=set)  # columns with a value below the allowed minimum
 
 
 @dataclass(slots=True)
@@ -67,22 +71,25 @@ class Index:
     placed: int  # pieces in rows
     trained: np.ndarray  # int64[sources], tokens
     separators: int
-    by_shard: Partitions  # of PIECE; partitions are numbered over all splits of the manifest
+    by_shard: Partitions  # of PIECE; one partition per shard, over all splits of the manifest
     by_conversation: (
-        Partitions  # of ENTRY; a conversation is in one partition, all are in the order of source and record
+        Partitions  # of ENTRY; a conversation is in one partition, partitions are in the order of source and record
     )
 
 
 def kinds_of_splits(manifest: Manifest) -> list[str]:
-    """Return the kinds of splits by their number in ENTRY; rows of several lengths are in splits of one kind."""
+    """Return the kinds of splits by their number in ENTRY.
+
+    If rows have several lengths, several splits are of one kind.
+    """
     return list(dict.fromkeys([*SPLITS, *map(kind_of, manifest.splits)]))
 
 
 @contextmanager
 def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
-    """Read the index twice: check and count its columns, then distribute its entries.
+    """Check and count the columns of an index, then distribute its entries.
 
-    Raises DataError if a column has null values or numbers that are not allowed.
+    Reads the index twice. Raises DataError if a column has null values or numbers that are not allowed.
     """
     totals = _count(manifest, folder)
     shards = [len(split.shards) for split in manifest.splits.values()]
@@ -91,9 +98,9 @@ def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
         by_shard = stack.enter_context(Partitions(sum(shards), PIECE))
         by_conversation = stack.enter_context(Partitions(ranges, ENTRY))
         names, kinds = list(manifest.splits), kinds_of_splits(manifest)
-        # By the number of a split's name: that of its kind. The last is unknown.
+        # The arrays are indexed by split number. Their last element is for unknown splits, which have number -1.
         kind_numbers = np.array([*(kinds.index(kind_of(name)) for name in names), -1])
-        known, of_splits = np.full(len(names) + 1, -1), np.zeros(len(names) + 1, np.int64)  # the last is unknown
+        known, of_splits = np.full(len(names) + 1, -1), np.zeros(len(names) + 1, np.int64)
         for split, (name, count) in enumerate(zip(manifest.splits, shards, strict=True)):
             known[names.index(name)], of_splits[names.index(name)] = sum(shards[:split]), count
         for block in _blocks(manifest, folder):
@@ -165,13 +172,14 @@ def _count(manifest: Manifest, folder: Path) -> Totals:
 
 
 def range_of(entries: np.ndarray, totals: Totals, ranges: int) -> np.ndarray:
-    """Return the partition of each entry: ascending by source and record, and of about equal sizes.
+    """Return the number of the partition of each entry.
 
-    The records of a source are nearly always numbered without gaps; otherwise sizes differ, and nothing else.
+    Partitions ascend by source and record, and have about equal sizes. Sizes differ more if the record numbers of a
+    source have large gaps, which is rare and harmless.
     """
     source = np.minimum(entries["source"], len(totals.entries) - 1)
     before = np.cumsum(totals.entries) - totals.entries
-    # As float64, because the records of a damaged index may be any numbers. Rounding keeps the order.
+    # float64, because the records of a damaged index may be any numbers. Rounding keeps their order.
     least = totals.least.astype(np.float64)
     each = totals.entries / np.maximum(totals.most.astype(np.float64) - least + 1, 1)
     inside = np.minimum((entries["record"] - least[source]) * each[source], totals.entries[source])
@@ -196,6 +204,6 @@ def _numpy(block: pa.RecordBatch, name: str) -> np.ndarray:
 
 
 def _numbers(names: pa.Array, known: tuple[str, ...] | list[str]) -> np.ndarray:
-    """Return the index of each name in `known`; -1 for others and for null."""
+    """Return the index of each name in `known`, or -1 for unknown names and for null."""
     found: np.ndarray = pc.index_in(names.cast(pa.string()), pa.array(known, pa.string())).fill_null(-1).to_numpy()
     return found

@@ -1,6 +1,6 @@
 """Rebuild a corpus from the sources and settings that its manifest records.
 
-manifest + run.json (where the sources are), or a config ─recipe_for─▶ Recipe of the same key, or what differs
+manifest + run.json (where the sources are), or a config ─recipe_for─▶ Recipe with the same key, or an error
 Recipe ─run_all─▶ token files, plan, shards, manifest ─rebuild─▶ compared with the corpus byte for byte
 """
 
@@ -23,15 +23,15 @@ from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.row_statistics import ROWS, has_statistics
 
-# Files whose wording may change between versions; keys.VERSIONS["texts"] is the version of the wording.
+# Files whose wording may change between versions. keys.VERSIONS["texts"] is the version of the wording.
 TEXTS = ("rejects.jsonl", CARD)
 
 
 def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path | None) -> Recipe:
     """Return the recipe of an existing corpus, with its artifacts below `root`.
 
-    Raises UsageError if the folder of the config is not recorded, and InputMissing or DataError, naming the source or
-    setting, if the recipe of today differs.
+    Raises UsageError if the folder of the config is not recorded. Raises InputMissing or DataError, naming the source
+    or setting, if a source is missing or the key differs from the manifest.
     """
     recipe = recipe_of(*config_for(manifest, corpus, config_file), root, revisions_of(manifest))
     if difference := next(_differences(manifest, recipe), ""):
@@ -40,14 +40,18 @@ def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path |
 
 
 def revisions_of(manifest: Manifest) -> dict[int, str]:
-    """Return the recorded commits of datasets on the Hub by the index of their entry in `sources`."""
+    """Return the recorded commits of datasets on the Hub.
+
+    The keys are the indices of their entries in `sources`.
+    """
     return {source.entry: source.revision for source in manifest.sources if source.revision}
 
 
 def config_for(manifest: Manifest, corpus: Path, config_file: Path | None) -> tuple[Config, Path]:
-    """Return the settings of a corpus and the folder of their relative paths.
+    """Return the config of a corpus and the folder that its paths are relative to.
 
-    They come from `config_file` or, without one, from the manifest and run.json.
+    The config is read from `config_file` or, without one, from the manifest and run.json. Raises UsageError if run.json
+    does not record the folder, and InputMissing if the folder does not exist.
     """
     if config_file is not None:
         return load_config(config_file, ",".join(map(str, manifest.row_lengths))), config_file.parent
@@ -69,7 +73,7 @@ def config_for(manifest: Manifest, corpus: Path, config_file: Path | None) -> tu
 
 
 def _differences(manifest: Manifest, recipe: Recipe) -> Iterator[str]:
-    """Yield what differs between the recipe and the manifest, sources first."""
+    """Yield the differences between the recipe and the manifest, sources first."""
     now = {file.name: file.sha256 for file in recipe.files}
     then = {source.path: source.sha256 for source in manifest.sources}
     for name in then | now:
@@ -92,14 +96,14 @@ def _differences(manifest: Manifest, recipe: Recipe) -> Iterator[str]:
 
 
 def rebuild(path: Path, config_file: Path | None = None) -> str:
-    """Rebuild a corpus in a temporary directory (TMPDIR), compare every byte, and return a summary.
+    """Rebuild a corpus, compare every byte, and return a summary.
 
-    Raises NotReproducible, naming the first file that differs or the source or setting that changed, and what
-    `config_for` raises.
+    The rebuilt corpus is in a temporary directory (TMPDIR). Raises NotReproducible, naming the first file that differs,
+    or the source or setting that changed. Also raises the errors of `config_for`.
     """
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
-    config_for(manifest, folder, config_file)  # that the config cannot be found is not an answer yet
+    config_for(manifest, folder, config_file)  # a config that cannot be found does not mean "not reproducible"
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as name:
         try:
             recipe = recipe_for(manifest, folder, Path(name), config_file)
@@ -112,7 +116,7 @@ def rebuild(path: Path, config_file: Path | None = None) -> str:
 
 
 def _compare(manifest: Manifest, folder: Path, rebuilt: Path) -> None:
-    """Raise NotReproducible if a file of the corpus differs from the rebuilt one."""
+    """Raise NotReproducible if a file of the corpus differs from the rebuilt file."""
 
     def same(name: str) -> bool:
         return (rebuilt / name).is_file() and filecmp.cmp(rebuilt / name, folder / name, shallow=False)
@@ -130,7 +134,7 @@ def _compare(manifest: Manifest, folder: Path, rebuilt: Path) -> None:
             return
     if manifest.texts_version != VERSIONS["texts"]:
         for values in (then, now):
-            # Until version 2, `engine` was the encoder of the run.
+            # In manifests of early versions, `engine` is the encoder of the run, which may differ.
             del values["texts_version"], values["digest"], values["tokenizer"]["engine"]
             values["files"] = [file for file in values["files"] if file["path"] not in differ]
     if then != now:
@@ -143,19 +147,19 @@ def _compare(manifest: Manifest, folder: Path, rebuilt: Path) -> None:
 
 
 def _leave_out_statistics(manifest: dict[str, Any]) -> None:
-    """Change the values of a manifest to those of a version without statistics of rows."""
+    """Remove the statistics of rows from the values of a manifest."""
     manifest["files"] = [file for file in manifest["files"] if file["path"] != ROWS]
     for split in manifest["splits"].values():
         split.pop("statistics", None)
 
 
 def has_other_texts(manifest: Manifest, name: str) -> bool:
-    """Return whether the file `name` holds texts whose wording belongs to another version of packcorpus."""
+    """Return whether a file contains the wording of another version of packcorpus."""
     return name in TEXTS and manifest.texts_version != VERSIONS["texts"]
 
 
 def other_texts(manifest: Manifest) -> str:
-    """Explain why rejects.jsonl and the dataset card cannot be written again as they were."""
+    """Explain why rejects.jsonl and the dataset card cannot be reproduced."""
     return (
         f"written by another version of packcorpus (texts {manifest.texts_version}, this version writes texts "
         f"{VERSIONS['texts']})"

@@ -1,13 +1,14 @@
-"""Restore the damaged files of a corpus to their recorded SHA-256; touch no other file.
+"""Restore the damaged or missing files of a corpus to their recorded SHA-256.
 
-    manifest ─ the copy that is unedited is used for both
-    listed file with another SHA-256 ─▶ the first of these that has its bytes ─checked─▶ renamed into place
-        a copy of it    the target of a link, other corpora, trained tokenizers, the tokenizer named by the config
-        the manifest    for the dataset card, which follows from it
+    damaged copy of the manifest ─▶ replaced by the unedited copy
+    damaged file ─▶ the first of these origins that has its bytes ─checked─▶ renamed into place
+        a copy          the target of a link, other corpora, trained tokenizers, the tokenizer or template of the config
+        the manifest    for the dataset card, which is generated from the manifest
         the plan        and the token files that the corpus was made from, even if the sources are gone
-        the sources     with the token files that are complete, or else with nothing that was kept
+        the sources     with the token files that are complete, or else from scratch
 
-Nothing is written whose SHA-256 is not the recorded one, and nothing is removed before its replacement is ready.
+No other file is changed. A file is replaced only by content with the recorded SHA-256, and only when that content is
+ready.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Listed = Shard | FileFacts
 
 
 class RestoredFile(NamedTuple):
-    """A file that was restored, what was wrong with it, and where its bytes came from."""
+    """A restored file, the damage that it had, and the origin of its bytes."""
 
     path: Path
     why: str
@@ -53,14 +54,15 @@ class RestoredFile(NamedTuple):
 
 
 def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile]:
-    """Restore the corpus of a manifest (the file, or the corpus folder) and yield each file that was restored.
+    """Restore the damaged files of a corpus and yield each restored file.
 
-    Raises Busy while a run makes this corpus, and DataError, InputMissing, or UsageError with the reason if a file
-    cannot be restored. Files restored before that stay restored; all others are left as they were.
+    `path` is the manifest or the corpus folder. Raises Busy while a run makes this corpus. Raises DataError,
+    InputMissing, or UsageError with the reason if a file cannot be restored. Files that were restored before the error
+    stay restored; all other files are unchanged.
     """
     found = _find_manifest(path)
     manifest, folder = found.manifest, found.folder
-    # Token files and plans are in the project of the corpus or, for a corpus that was moved, in the working directory.
+    # Token files and plans are in the project of the corpus, or in the working directory if the corpus was moved.
     home = folder.resolve()
     root = home.parents[2] if home.parts[-3:] == Path(manifest.corpus).parts else Path.cwd()
     layout = Layout(root)
@@ -87,11 +89,11 @@ class _Found(NamedTuple):
     manifest: Manifest
     folder: Path
     content: bytes
-    wrong: dict[Path, str]  # copies of the manifest that are to be restored, and what is wrong with them
+    wrong: dict[Path, str]  # copies of the manifest to restore, and their damage
 
 
 def _find_manifest(path: Path) -> _Found:
-    """Find the unedited copy of the manifest, and the copies that differ from it."""
+    """Find the unedited copy of the manifest and the copies to restore."""
     own = path / "manifest.json" if path.is_dir() and path.suffix != ".json" else path
     whole: dict[Path, Manifest] = {}
     wrong: dict[Path, str] = {}
@@ -123,7 +125,10 @@ def _find_manifest(path: Path) -> _Found:
 
 
 def _copies(own: Path) -> tuple[Path, list[Path]]:
-    """Return the corpus folder of the manifest that was named, and all of its copies, this one first."""
+    """Return the corpus folder of a manifest and all copies of the manifest.
+
+    `own`, the manifest that was named, is first.
+    """
     home = own.absolute().parent
     corpus = home.parent / "data" / "corpora" / own.stem
     manifest = None
@@ -143,12 +148,15 @@ def _copies(own: Path) -> tuple[Path, list[Path]]:
 
 
 def _tokenizer_first(manifest: Manifest) -> list[Listed]:
-    """Return all files, the tokenizer first: shards are written with the corpus's own copy of it."""
+    """Return all listed files, the tokenizer first.
+
+    Shards are written with the corpus's own copy of the tokenizer.
+    """
     return sorted(manifest.listed(), key=lambda file: (not file.path.startswith("tokenizer/"), file.path))
 
 
 def _damage(folder: Path, file: Listed) -> str:
-    """Return what is wrong with a listed file, or an empty string."""
+    """Describe the damage of a listed file, or return an empty string."""
     try:
         check_listed(folder, file)
     except PackError as error:
@@ -157,7 +165,7 @@ def _damage(folder: Path, file: Listed) -> str:
 
 
 def _message(error: PackError, path: Path) -> str:
-    """Return the message without the path and the advice to repair."""
+    """Return the message of an error without the path and the advice to repair."""
     return without_repair_hint(error).removeprefix(f"{path}: ")
 
 
@@ -165,7 +173,10 @@ def _message(error: PackError, path: Path) -> str:
 
 
 class _Origins:
-    """Where the content of a listed file may come from, cheapest first. An origin that has none returns None."""
+    """Origins of the content of a listed file, cheapest first.
+
+    An origin that does not have the content returns None.
+    """
 
     def __init__(self, manifest: Manifest, folder: Path, layout: Layout, config_file: Path | None, scratch: Path):
         self.manifest, self.folder, self.layout = manifest, folder, layout
@@ -195,7 +206,10 @@ class _Origins:
         return None
 
     def _named(self, name: str) -> list[Path]:
-        """Return the files of the tokenizer or template that the config names, whatever their content."""
+        """Return the files of the tokenizer or template that the config names.
+
+        Their content is not checked.
+        """
         try:
             config, folder = config_for(self.manifest, self.folder, self.config_file)
             if name == "template.jinja":
@@ -214,7 +228,10 @@ class _Origins:
 
     @cached_property
     def _plan(self) -> tuple[Path, list[str]] | None:
-        """Return the folder of a complete plan of this corpus, and the keys of its token files."""
+        """Return the folder and the token file keys of a complete plan of this corpus.
+
+        Returns None if there is no such plan.
+        """
         sources = [source.path for source in self.manifest.sources]
         for receipt in sorted(self.layout.plan_folder("*").parent.glob("*/plan.json")):
             try:
@@ -250,7 +267,7 @@ class _Origins:
         return self._shard(file, recipe.plan_folder, recipe.layout, recipe.token_keys)
 
     def _shard(self, file: Listed, plan_folder: Path, layout: Layout, keys: list[str]) -> Path:
-        """Write a shard to the scratch folder from the token files that are complete."""
+        """Write a shard to the scratch folder, using only complete token files."""
         path = self.scratch / "shard.arrow"
         for key in keys:
             if layout.token_file(key) not in self._complete:
@@ -274,11 +291,14 @@ def _refuse_folder(where: Path) -> None:
 
 
 class _WrongManifest(DataError):
-    """No origin can have what the manifest records."""
+    """The recorded size and SHA-256 contradict each other, so no origin can match."""
 
 
 def _check_size(where: Path, size: int, file: Listed) -> None:
-    """Raise _WrongManifest if content with the recorded SHA-256 does not have the recorded size."""
+    """Raise _WrongManifest if `size` is not the recorded size.
+
+    `size` is the size of content with the recorded SHA-256.
+    """
     if size != file.bytes:
         raise _WrongManifest(
             "cannot_mend",
@@ -293,7 +313,10 @@ def _check_size_of_whole(where: Path, file: Listed) -> None:
 
 
 def _restore(where: Path, file: Listed, origins: _Origins) -> str:
-    """Restore a file and return where its bytes came from. Raises the reason of the last origin if none has them."""
+    """Restore a file and return the name of the origin of its bytes.
+
+    Raises an error with the reason of the last origin if no origin has the bytes.
+    """
     reason: PackError = InputMissing("origin_missing", "no copy or source of it exists")
     for name, find in (origins.of_card if file.path == CARD else origins.in_order).items():
         try:
@@ -316,14 +339,17 @@ def _restore(where: Path, file: Listed, origins: _Origins) -> str:
 
 
 def _publish(content: Content, where: Path, folder: Path, file: Listed) -> bool:
-    """Write the content to `where` and return True if its SHA-256 is the recorded one."""
+    """Write content to `where` if its SHA-256 is the recorded SHA-256.
+
+    Returns whether it is.
+    """
     with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as stream:
         if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
             return False
         _check_size(where, stream.seek(0, io.SEEK_END), file)
         for above in where.relative_to(folder).parents[:-1]:
             if (folder / above).is_symlink():
-                (folder / above).unlink()  # the link alone: its target is not ours
+                (folder / above).unlink()  # only the link: its target is not part of the corpus
         _refuse_folder(where)
         stream.seek(0)
         with atomic_file(where) as out:

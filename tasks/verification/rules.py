@@ -1,4 +1,4 @@
-"""Ask rules of all conversations block by block, and report the first one that breaks the first rule."""
+"""Check rules on all conversations, block by block."""
 
 from __future__ import annotations
 
@@ -14,20 +14,26 @@ Conversations = dict[str, np.ndarray]
 
 
 class Rules:
-    """The first conversation that breaks each rule. Blocks are asked one after another, each for all rules in order."""
+    """The first conversation that breaks each rule.
+
+    Blocks of conversations are checked one after another, each against all rules in the same order.
+    """
 
     def __init__(self) -> None:
         self._broken: dict[str, tuple[int, int] | None] = {}  # rule → source and record
 
     def require(self, held: np.ndarray, rule: str, of: Conversations) -> None:
-        """Note the first conversation of a block for which `held`, a bool per conversation, is False."""
+        """Note the first conversation of a block that breaks a rule.
+
+        `held` is a bool per conversation, False if the conversation breaks the rule.
+        """
         broken = self._broken.setdefault(rule, None)
         if broken is None and not held.all():
             at = int(np.flatnonzero(~held)[0])
             self._broken[rule] = int(of["source"][at]), int(of["record"][at])
 
     def check(self, manifest: Manifest, where: Path) -> None:
-        """Raise DataError for the first rule that is broken."""
+        """Raise DataError for the first broken rule, with its first conversation."""
         for rule, broken in self._broken.items():
             if broken:
                 name = manifest.sources[broken[0]].path

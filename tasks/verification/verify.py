@@ -1,4 +1,4 @@
-"""Recompute every invariant of a corpus from its files. No code that made the corpus is trusted, or called.
+"""Recompute every invariant of a corpus from its files.
 
 manifest ─ its digest, its two copies
    ├ every file ─ size and SHA-256, nothing missing, no unlisted file
@@ -6,7 +6,8 @@ manifest ─ its digest, its two copies
    ├ index ─ its pieces tile every row without gap or overlap, start where positions restart, end with EOS
    └ ledger ─ conversations, tokens, and figures counted a second time
 
-Memory is bounded: the index is distributed over temporary files (partitions.py), and checked piece by piece.
+None of the code that made the corpus is trusted or called. Memory is bounded, because the index is distributed over
+temporary files (partitions.py) and checked one partition at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from tasks.verification.read_index import Index, read_index
 
 @dataclass(slots=True)
 class Report:
-    """The checks that were made, each with its result. All passed: otherwise `verify` raises."""
+    """The checks that passed, each with its result.
+
+    If a check fails, `verify` raises.
+    """
 
     checks: list[tuple[str, str]] = field(default_factory=list)
 
@@ -77,13 +81,13 @@ def _check_content(path: Path, manifest: Manifest, folder: Path, index: Index, r
 
 
 def _check_files(path: Path, manifest: Manifest, folder: Path) -> str:
-    """Check size and SHA-256 of every file; return how many files and bytes there are."""
+    """Check the size and SHA-256 of every file and return a summary."""
     wrong: list[PackError] = []
     try:
         check_copies(path, folder)
         check_published(path, manifest, folder)
     except PackError as error:
-        if error.reason == "manifests_differ":  # which of the two describes the files is unknown
+        if error.reason == "manifests_differ":  # it is unknown which of the two copies describes the files
             raise
         wrong.append(error)
     listed = manifest.listed()

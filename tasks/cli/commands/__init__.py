@@ -1,5 +1,5 @@
-"""Commands: the functions of `packcorpus`, in groups.
+"""Commands: the functions behind the `packcorpus` commands, in groups.
 
-In:  arguments and options, as typer has checked them.
-Out: one call of a lower layer, and its result printed.
+In:  arguments and options, checked by typer.
+Out: one call to a lower layer, whose result is printed.
 """

@@ -1,4 +1,4 @@
-"""Commands for a config: `init` writes one, `check` predicts what its run would give."""
+"""Commands for a config: `init` drafts it, `check` predicts its run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that bring a corpus elsewhere: `export` to another trainer, `push` to the Hugging Face Hub."""
+"""Commands that copy a corpus: `export` for other trainers, `push` to the Hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands for the files of a corpus: `verify` checks them, `repair` restores them."""
+"""Commands for the files of a corpus: `verify` checks and `repair` restores them."""
 
 from __future__ import annotations
 

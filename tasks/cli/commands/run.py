@@ -1,4 +1,4 @@
-"""Commands that run for long: `pack` and `part` make a corpus, `train` trains on one."""
+"""Long-running commands: `pack` and `part` build a corpus, `train` trains on it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def part(
     )
 
 
-# All options of `train` are passed on, --help included.
+# All options of `train` are passed on, including --help.
 PASSED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     "options_metavar": "[CORPUS] [OPTION]...",

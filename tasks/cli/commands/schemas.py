@@ -1,4 +1,4 @@
-"""The command `schemas`: the files of docs/reference that follow from the code."""
+"""The command `schemas`: write the files of docs/reference that the code defines."""
 
 from __future__ import annotations
 

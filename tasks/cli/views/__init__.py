@@ -1,5 +1,5 @@
-"""Views: values of `tasks.inspection` and `tasks.dry_run`, rendered on a console.
+"""Views: render values of `tasks.inspection` and `tasks.dry_run` on a console.
 
 In:  a value.
-Out: headings, tables, and text; nothing of the data is interpreted.
+Out: headings, tables, and text. Data is never interpreted as markup.
 """

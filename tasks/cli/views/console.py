@@ -1,6 +1,6 @@
-"""Building blocks of every view: a console that interprets no markup, headings, and tables without lines.
+"""Building blocks of views: a plain console, headings, and tables without lines.
 
-columns ─grid─▶ Table ─indented─▶ console, without trailing spaces if that is not a terminal
+columns ─grid─▶ Table ─indented─▶ console, without trailing spaces if it is not a terminal
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from rich.text import Text
 HEADING_STYLE = "bold cyan"
 
 
-UNBOUNDED = 10_000  # columns of an output that is not a terminal: nothing is as wide, so nothing wraps
+UNBOUNDED = 10_000  # width of an output that is not a terminal: wider than any line, so nothing wraps
 
 
 def open_console() -> Console:
-    """Return a console that prints every string as it is: no markup, no emoji names, no highlighting.
+    """Return a console that prints every string verbatim.
 
-    Only a terminal has a width, unless COLUMNS is set; elsewhere lines are as long as their text.
+    It interprets no markup and no emoji names, and highlights nothing. Only a terminal has a width, unless COLUMNS is
+    set. Elsewhere, lines are as long as their text.
     """
     console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
@@ -41,7 +42,10 @@ def plain_table() -> Table:
 
 
 def grid(*right: bool, padding: int = 2) -> Table:
-    """Return a table without lines, with a column for each argument, flush right if it is true."""
+    """Return a table without lines and without a header.
+
+    It has a column for each argument, which is aligned right if the argument is true.
+    """
     table = Table(box=None, padding=(0, padding, 0, 0), show_header=False, pad_edge=False)
     for flush in right:
         table.add_column(justify="right" if flush else "left", no_wrap=flush, overflow="fold")
@@ -54,7 +58,7 @@ def indented(console: Console, table: Table) -> None:
     if console.is_terminal:
         console.print(padded)
         return
-    # In a file or pipe, the spaces that fill the last column would only be in the way.
+    # A file or pipe gets the lines without the spaces that fill the last column.
     with console.capture() as capture:
         console.print(padded)
     for line in capture.get().splitlines():
@@ -62,7 +66,7 @@ def indented(console: Console, table: Table) -> None:
 
 
 def whole(console: Console, table: Table) -> None:
-    """Print a table that must not wrap or be cut, even if it is wider than the terminal."""
+    """Print a table without wrapping or cutting it, even if the terminal is narrower."""
     width = console.width
     console.width = max(width, console.measure(table, options=console.options.update_width(UNBOUNDED)).maximum + 2)
     indented(console, table)
@@ -70,7 +74,7 @@ def whole(console: Console, table: Table) -> None:
 
 
 def single(text: Text) -> Table:
-    """Return a table of one cell, which wraps at the width of the terminal."""
+    """Return a table with one cell, which wraps at the width of the terminal."""
     table = grid(False)
     table.add_row(text)
     return table

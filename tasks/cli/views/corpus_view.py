@@ -1,6 +1,6 @@
-"""Render a corpus in figures: sources, ledger, packing, splits, steps; the checks of verify; and a list of corpora.
+"""Render the figures of a corpus, the checks of `verify`, and a list of corpora.
 
-Nothing that comes from a file is interpreted as markup, and its control characters are escaped.
+Text from files is never interpreted as markup, and its control characters are escaped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHOWN_SOURCES = 30
 
 
 def show_overview(overview: Overview, console: Console) -> None:
-    """Render what the corpus of a manifest consists of."""
+    """Render the overview of a corpus."""
     manifest = overview.content
     _print_head(overview, console)
     _print_sources(manifest, console)
@@ -83,7 +83,10 @@ def _print_head(overview: Overview, console: Console) -> None:
 
 
 def print_facts(facts: Sequence[tuple[str, str]], markers_as_text: Sequence[str], console: Console) -> None:
-    """Print names and values, and below the template which of its markers are not tokens."""
+    """Print names and values.
+
+    A line below the template lists its markers that are not tokens.
+    """
     table = grid(False, False)
     for name, value in facts:
         table.add_row(Text(name, "dim"), printable(value))
@@ -211,12 +214,12 @@ def _line(table: Table, sign: str, label: str, count: int, style: str = "") -> N
 
 
 def _detail(table: Table, label: str, count: int) -> None:
-    """Add a number that is part of the one above it."""
+    """Add a number that is part of the number above it."""
     table.add_row("", Text(f"  {label}", "dim"), Text(f"{count:,}", "dim"))
 
 
 def _most(manifest: Manifest) -> str:
-    """Return what the efficiency is a share of."""
+    """Return the words for the positions that the efficiency is a share of."""
     if manifest.row_shape.padding == "none":
         return f"rows × {manifest.sequence_length:,} positions"
     return "all positions"
@@ -260,7 +263,7 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for name, split in manifest.splits.items():
         size = sum(shard.bytes for shard in split.shards)
-        # Steps have equally many tokens, so of shorter rows there are more in a step.
+        # All steps have equally many tokens, so a step has more of the shorter rows.
         times = manifest.sequence_length / manifest.length_of_split(name)
         is_trained = kind_of(name) != "validation"
         steps = [f"{math.ceil(split.rows / (batch * times)):,}" if is_trained else "" for batch in BATCH_ROWS]
@@ -320,7 +323,7 @@ def print_content_tokens(found: Mapping[str, Mapping[str, int]], console: Consol
 
 
 def print_unused(found: Mapping[str, Mapping[str, int]], console: Console, where: str = "") -> None:
-    """Print the keys of each source that are not used, and how often they occurred."""
+    """Print the unused keys of each source, and how often they occurred."""
     for number, line in enumerate(unused_keys(found)):
         if not number:
             console.print(Text(f"  keys that are not used{where}, and how often they occurred", "dim"), soft_wrap=True)
@@ -328,7 +331,7 @@ def print_unused(found: Mapping[str, Mapping[str, int]], console: Console, where
 
 
 def show_checks(verification: Verification, console: Console) -> None:
-    """Render what `verify` checked."""
+    """Render the checks of `verify`."""
     table = grid(False, False, False)
     for check in verification.checks:
         table.add_row(Text("✓", "green"), printable(check.name), printable(check.found))
@@ -338,12 +341,15 @@ def show_checks(verification: Verification, console: Console) -> None:
 
 
 def show_list(listing: Listing, console: Console) -> None:
-    """Render all manifests, a line each; those that cannot be read with their error code."""
+    """Render all manifests, one per line.
+
+    A manifest that cannot be read is shown with its error code.
+    """
     if not listing.manifests:
         console.print("no manifests; make one with: packcorpus pack CONFIG")
         return
     table = plain_table()
-    # Every command finds a manifest by its name; with the folder the table would be too wide for many terminals.
+    # Every command finds a manifest by its name. With the folder, the table would be too wide for many terminals.
     table.add_column("manifest", no_wrap=True)
     for title in ("length", "rows", "efficiency", "finished"):
         table.add_column(title, justify="right", no_wrap=True)

@@ -13,12 +13,15 @@ from tasks.core.printable import common_folder, counted, printable
 from tasks.inspection.diff import Change, ConversationChanges, Difference, SourceChanges
 from tasks.inspection.labels import DROPPED
 
-SHOWN = 20  # conversations, settings or figures
+SHOWN = 20  # sources or conversations to list; twice as many settings or figures
 CUT = 72  # characters of a value or text
 
 
 def show_difference(difference: Difference, console: Console) -> None:
-    """Render what differs in the second manifest, section by section; what is the same is left out."""
+    """Render the differences between two corpora, section by section.
+
+    Sections without differences are left out.
+    """
     console.print(Text.assemble(("− ", "red"), printable(str(difference.before))), soft_wrap=True)
     console.print(Text.assemble(("+ ", "green"), printable(str(difference.after))), soft_wrap=True)
     if difference.same:
@@ -51,7 +54,7 @@ def _print_sources(sources: SourceChanges, console: Console) -> None:
 
 
 def _conversations(count: int) -> list[str]:
-    """Return the number and its noun."""
+    """Return a number of conversations and its noun."""
     return counted(count, "conversation").split()
 
 
@@ -75,7 +78,7 @@ def _print_changes(title: str, changes: list[Change], console: Console) -> None:
     _print_rest(len(changes) - SHOWN * 2, console)
 
 
-# The names that `inspect` has for figures, by their names in the manifest; "" for those that another one implies.
+# The names of figures in `inspect`, by their names in the manifest. The name is "" if another figure implies it.
 WORDS = {
     "ledger.conversations": "conversations",
     "ledger.conversations.rejected": "rejected:",
@@ -103,7 +106,10 @@ WORDS = {
 
 
 def _named_as_inspect(change: Change) -> list[Change]:
-    """Return a figure with the name that `inspect` has for it, or nothing if another figure implies it."""
+    """Return a list with a figure under its name in `inspect`.
+
+    The list is empty if another figure implies it.
+    """
     name, before, after = change.name, change.before, change.after
     if name.startswith("ledger."):  # a reason that is not listed has a count of 0
         before, after = before or 0, after or 0

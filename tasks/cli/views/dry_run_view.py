@@ -1,4 +1,7 @@
-"""Render the result of `packcorpus check`: sources, a conversation of each, rejects, figures, and optimizer steps."""
+"""Render the result of `packcorpus check`.
+
+Shows the sources, a conversation of each source, rejects, figures, and optimizer steps.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tasks.inspection.token_runs import Span
 from tasks.storage.splits import splits_of
 
 SHOWN_CONVERSATIONS = 12
-# A longer text is shown by its start and its end, in characters; of more spans, the first and the last are shown.
+# A long text is shortened to START and END characters, and many spans are shortened to the first and last SPANS // 2.
 START, END, SPANS = 240, 100, 40
 
 
@@ -53,7 +56,7 @@ def show_dry_run(run: DryRun, console: Console) -> None:
     _print_sources(run, console)
     _print_conversations(run, console)
     _print_rejects(run, console)
-    if any(run.rows.values()):  # else, all figures would be zero
+    if any(run.rows.values()):  # otherwise, all figures are zero
         _print_figures(run, console)
         print_mixture(run.mixture, run.settings["weighting"], console)
         _print_steps(run, console)
@@ -125,7 +128,7 @@ def _print_conversations(run: DryRun, console: Console) -> None:
 
 
 def _shortened(spans: Sequence[Span]) -> Text:
-    """Render spans; leave out the middle of long texts, and of many spans all but the first and last."""
+    """Render spans, without the middle of long texts and the middle of many spans."""
     text = Text()
     pending: list[Span] = []
 

@@ -1,4 +1,4 @@
-"""Show an export: what it holds, what the trainer must be set to, and what the format cannot hold."""
+"""Render an export: its contents, the settings of the trainer, and notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Render a row, or a conversation with all of its rows, with the trained tokens marked.
+"""Render a row or a conversation, with the trained tokens marked.
 
 Row, Conversation ─▶ a title per conversation with its source line and number ─▶ ⟦trained⟧, not trained, ▐control▌
 """
@@ -18,7 +18,7 @@ from tasks.core.printable import CONTROL, counted, printable
 from tasks.inspection.lookup import turn_of
 from tasks.inspection.rows import Conversation, Piece, Row
 
-# Rows with further copies of a conversation that are listed.
+# Maximum number of rows with further copies of a piece to list.
 SHOWN_COPIES = 10
 
 
@@ -59,7 +59,7 @@ def show_row(row: Row, console: Console) -> None:
 
 
 def show_conversation(conversation: Conversation, console: Console) -> None:
-    """Render each piece of a conversation with all of its rows, or the reason it is in none."""
+    """Render each piece of a conversation with its rows, or why it was dropped."""
     first = conversation.pieces[0]
     pieces: dict[tuple[int, int], list[Piece]] = {}
     for piece in conversation.pieces:
@@ -109,7 +109,10 @@ def _has_tokens(piece: Piece) -> bool:
 
 
 def _print_piece(label: str, piece: Piece, console: Console) -> None:
-    """Print a conversation of a packed row, or a piece of one; single tokens with their ids, if it has them."""
+    """Print a conversation of a packed row, or a piece of one.
+
+    If it has the text of single tokens, their ids are printed, too.
+    """
     facts = [counted(piece["length"], "token"), f"{piece['trained']:,} trained"]
     if weights := piece.get("loss_weight"):
         facts.append(f"weight {' to '.join(f'{weight:.4g}' for weight in dict.fromkeys(weights))}")
@@ -163,7 +166,7 @@ def _print_titled(console: Console, title: str, content: str, indent: int = 2) -
 
 
 def _pretty(text: str) -> str:
-    """Indent JSON text; return other text as it is."""
+    """Indent JSON text, and return other text unchanged."""
     try:
         return orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2).decode()
     except orjson.JSONDecodeError:

@@ -1,6 +1,6 @@
-"""Render the conversations that contain a text, and those that were rejected.
+"""Render the results of a search, and the rejects of a corpus.
 
-SearchResult ─▶ a line each with its place, and the text around the match     Rejects ─▶ by reason, and each
+SearchResult ─▶ the place of each match, and the text around it     Rejects ─▶ counts by reason, and the first rejects
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _line_of(excerpt: Excerpt, search: str) -> Text:
 
 
 def show_rejects(rejects: Rejects, console: Console) -> None:
-    """Render how many conversations were rejected for which reason, and the first of them."""
+    """Render the number of rejects by reason, and the first rejects."""
     if not rejects.counts:
         console.print("no conversation was rejected")
         return

@@ -1,8 +1,8 @@
 """Render a source file, a config, and a single shard.
 
-source   format, container, size, and records as messages: the first, that of a line, or those that contain a text
-config   its source files, and the corpora made from it
-shard    how full its rows are, and which corpus it belongs to
+source   format, container, size; first records, the record of a line, or records that contain a text, as messages
+config   source files, and the corpora made from the config
+shard    the fill of its rows, and its corpus
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ SHOWN_REJECTS = 3
 
 
 def show_source(source: SourceOverview, console: Console) -> None:
-    """Render a file with figures of its first records, the first rejects among them, and the first conversation."""
+    """Render a source file.
+
+    Shows the figures of its first records, the first rejects among these, and the first conversation.
+    """
     console.print(Text.assemble((printable(source.name), "bold"), ("  " + _facts(source), "dim")), soft_wrap=True)
     sample = source.sample
     if sample.records > sample.rejected:

@@ -1,9 +1,10 @@
-"""Render tokens as text that a person can trust: which are trained on, which are control tokens, where they end.
+"""Render tokens as text, with marks that text from the data cannot imitate.
 
     Spans ─text_of─▶ ⟦trained⟧, not trained, ▐control token▌, tok▏ens ─print_hanging─▶ lines
 
-Text of the data is shown, never interpreted. Every mark is a symbol as well as a color, so it can be seen without
-colors; in the data these symbols are escaped.
+The marks show which tokens are trained on, which are control tokens, and where tokens end. Every mark is a symbol as
+well as a color, so it can be seen without colors. Text from the data is never interpreted, and these symbols are
+escaped in it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ BOUNDARY_STYLE = "blue"
 
 
 def text_of(spans: Sequence[Span], as_ids: bool = False) -> Text:
-    """Return spans as one text: ⟦ ⟧ around trained text, ▐ ▌ around control tokens, ▏ between single tokens.
+    """Return spans as one text with marks.
 
-    With `as_ids`, token ids take the place of the text.
+    Marks are ⟦ ⟧ around trained text, ▐ ▌ around control tokens, and ▏ between single tokens. With `as_ids`, the text
+    is replaced with token ids.
     """
     text = Text()
     trained = False
@@ -51,7 +53,10 @@ def text_of(spans: Sequence[Span], as_ids: bool = False) -> Text:
 
 
 def print_hanging(console: Console, text: Text, indent: int = 2) -> None:
-    """Print with every line indented. Lines are wrapped on a terminal only; a pipe gets them as they are."""
+    """Print text with every line indented.
+
+    Lines are wrapped only on a terminal.
+    """
     if console.is_terminal:
         lines = text.wrap(console, max(console.width - indent, 20))
     else:
@@ -61,7 +66,7 @@ def print_hanging(console: Console, text: Text, indent: int = 2) -> None:
 
 
 def print_legend(console: Console, boundaries: bool = False) -> None:
-    """Print what the marks mean."""
+    """Print the meaning of the marks."""
     legend = Text.assemble(
         (f"{TRAINED[0]}trained on{TRAINED[1]}", TRAINED_STYLE), "  ", ("not trained on", UNTRAINED_STYLE), "  ",
         CONTROL[0], ("control token", "bold reverse"), CONTROL[1], "  ", ("\\x1b", ESCAPED_STYLE), " escaped character",
@@ -72,7 +77,10 @@ def print_legend(console: Console, boundaries: bool = False) -> None:
 
 
 def print_title(console: Console, number: str, origin: str, facts: Sequence[str]) -> None:
-    """Print the line above a conversation: its number, its source line, and facts; on two lines if it is too wide."""
+    """Print the line above a conversation: its number, its source line, and facts.
+
+    If the line is too wide for the terminal, the facts are on a second line.
+    """
     head = Text.assemble(("━━ ", "cyan"), (f"{number}  " if number else "", "dim"), (origin, HEADING_STYLE))
     facts_text = Text(" · ".join(facts), "dim")
     if console.is_terminal and head.cell_len + facts_text.cell_len + 2 > console.width:
@@ -83,7 +91,7 @@ def print_title(console: Console, number: str, origin: str, facts: Sequence[str]
 
 
 def styled(text: str, style: str) -> Text:
-    """Return `text` as `printable` does, with escaped characters in a color of their own."""
+    """Return text like `printable`, but with escaped characters in their own color."""
     if text.isprintable() and MARKS.isdisjoint(text):
         return Text(text, style)
     found = Text()

@@ -1,4 +1,4 @@
-"""Render for how long the ranks of a step wait for the slowest one."""
+"""Render how long the ranks of a step wait for the slowest rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tasks.packing.balance.waiting import Waiting
 def print_waiting(
     waiting: Sequence[Waiting], balance: Mapping[str, Any] | None, hidden_size: int | None, console: Console
 ) -> None:
-    """Print forecasts: a table if `balance`, the setting of the corpus, is set, and one sentence otherwise."""
+    """Print forecasts of waiting.
+
+    If `balance`, the setting of the corpus, is set, they are a table. Otherwise, they are one sentence.
+    """
     if not waiting or not hidden_size:
         return
     if not balance:
