@@ -1,4 +1,4 @@
-"""Read a list of turns, with or without tools, for every format that has one."""
+"""Read a list of turns, with or without tools, for all formats that have one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 from tasks.core.suggest import closest
 
-# Names that data has for the roles, in lower case. A source's `roles` adds to them.
+# Names of the roles in published data, in lower case. A source's `roles` adds further names.
 ROLE_NAMES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
     **dict.fromkeys(("developer",), "system"),
@@ -30,7 +30,10 @@ SHAREGPT_ROLE_NAMES = {**ROLE_NAMES, "function_call": "function_call"}
 
 
 def messages_of(value: object, where: str, roles: Mapping[str, str]) -> list[Message]:
-    """Read a list of {role, content, …} or {from, value, …}; `where` is its place in the record."""
+    """Read a list of {role, content, …} or {from, value, …}.
+
+    `where` is the place of the list in the record.
+    """
     messages = []
     for index, item in enumerate(list_of(value, where)):
         if type(item) is not dict:
@@ -92,7 +95,10 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
 
 
 def _reasoning(item: dict[str, object], where: str) -> str:
-    """Read the reasoning of a message, which may have any of its names; "" if there is none."""
+    """Return the reasoning of a message, or "".
+
+    Any of REASONING_KEYS may hold it.
+    """
     found = {key: item[key] for key in REASONING_KEYS if item.get(key) not in (None, "")}
     texts = {text_of(value, f"{where}.{key}") for key, value in found.items()}
     if len(texts) > 1:
@@ -135,7 +141,7 @@ def _tool_calls(item: dict[str, object], where: str) -> tuple[ToolCall, ...]:
             call_id = call.get("id")
             if call_id is not None and not isinstance(call_id, str):
                 raise Reject("bad_tool_call", f"{place}.id: expected a string, found {kind(call_id)}")
-            # name and arguments without `function` around them are common in published data
+            # in published data, name and arguments are often not within a `function`
             function = call if call.get("function") is None else call["function"]
             function_place = place if function is call else f"{place}.function"
             call_id = None if call_id is None else text_of(call_id, f"{place}.id")
@@ -147,7 +153,10 @@ def _tool_calls(item: dict[str, object], where: str) -> tuple[ToolCall, ...]:
 
 
 def _tool_call(function: object, where: str, call_id: str | None) -> ToolCall:
-    """Read {"name": …, "arguments": JSON text or object}. Missing or empty arguments are {}."""
+    """Read {"name": …, "arguments": JSON text or object}.
+
+    Missing or empty arguments become {}.
+    """
     if not isinstance(function, dict):
         raise Reject("bad_tool_call", f"{where}: expected an object, found {kind(function)}")
     name, arguments = function.get("name"), function.get("arguments")
@@ -167,7 +176,10 @@ def _tool_call(function: object, where: str, call_id: str | None) -> ToolCall:
 
 
 def _sharegpt_calls(value: str) -> tuple[ToolCall, ...]:
-    """Read the calls in the value of a function_call turn; none if it is not the JSON of one call or of a list."""
+    """Return the calls in the value of a function_call turn.
+
+    Returns () if the value is not the JSON text of a call or of a list of calls.
+    """
     try:
         calls = parsed(value, "", "")
         return tuple(_tool_call(call, "", None) for call in (calls if isinstance(calls, list) else [calls]))
@@ -176,7 +188,10 @@ def _sharegpt_calls(value: str) -> tuple[ToolCall, ...]:
 
 
 def tools_of(record: dict[str, object]) -> tuple[str, ...]:
-    """Read `tools`, a list of schemas or the JSON text of such a list; return each schema as JSON text."""
+    """Return each schema in `tools` as JSON text.
+
+    `tools` is a list of schemas, or the JSON text of such a list.
+    """
     value = record.get("tools")
     if value is None or value == "":
         return ()
@@ -198,9 +213,10 @@ def tools_of(record: dict[str, object]) -> tuple[str, ...]:
 
 
 def _as_function(tool: dict[str, object]) -> dict[str, object]:
-    """Return a schema as the `function` of a tool, which is what templates and models expect.
+    """Return a schema as the `function` of a tool.
 
-    Some data has the function alone; OpenAI's Responses API has the type next to the name.
+    Templates and models expect this form. Some data has only the function, and OpenAI's Responses API has the type next
+    to the name.
     """
     if "function" in tool or not isinstance(tool.get("name"), str) or tool.get("type") not in (None, "function"):
         return tool
@@ -208,7 +224,7 @@ def _as_function(tool: dict[str, object]) -> dict[str, object]:
 
 
 def refuse_role(role: object, where: str, roles: Mapping[str, str]) -> NoReturn:
-    """Raise Reject, and show how the setting `roles` maps this name."""
+    """Raise Reject with a message that shows how to map this name with `roles`."""
     if not isinstance(role, str):
         raise Reject("bad_role", f"{where}: expected a string, found {kind(role)}")
     near = closest(role, roles)

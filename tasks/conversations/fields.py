@@ -1,4 +1,6 @@
-"""Check single values of a record. A wrong value raises Reject with its place in the record::
+"""Check single values of a record.
+
+A wrong value raises Reject with its place in the record::
 
 text_of({"from": 5}["from"], "conversations", 2, "from")
     → Reject("bad_type", "conversations[2].from: expected a string, found a number")
@@ -16,17 +18,17 @@ from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 from tasks.readers.strict_json import big_integer, duplicate_key, is_exact
 
-# Keys of a message, and how a source's `columns` calls them.
+# Keys of a message, and their names in the `columns` of a source.
 _IN_MESSAGES = {"role": "role", "from": "role", "content": "content", "value": "content"}
 
-# orjson writes a datetime as a string; here it is an error, like every value that JSON does not have
+# orjson writes a datetime as a string; here it is an error, like every value that JSON cannot represent
 _STRICT = orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def text_of(value: object, where: str, index: int = -1, key: str = "") -> str:
-    """Return `value` if it is a string that can be encoded, else raise Reject.
+    """Return `value` if it is a string that can be encoded, or raise Reject.
 
-    The place is `where`, or `where[index].key`, which is joined only for an error.
+    The place in the message is `where`, or `where[index].key`, which is joined only for an error.
     """
     if type(value) is str:
         if "\0" not in value:
@@ -66,7 +68,10 @@ def optional_text(record: dict[str, object], key: str) -> str:
 
 
 def system_of(record: dict[str, object]) -> list[Message]:
-    """Return the message for the key `system`, or nothing if it is absent or empty."""
+    """Return a list with the system message of a record.
+
+    The list is empty if the key `system` is absent or empty.
+    """
     system = optional_text(record, "system")
     return [Message("system", system)] if system else []
 
@@ -78,7 +83,7 @@ def list_of(value: object, where: str) -> list[object]:
 
 
 def json_of(value: object, where: str, code: str) -> str:
-    """Return `value` as compact JSON text, its keys in their order."""
+    """Return `value` as compact JSON text, with its keys in their order."""
     try:
         return orjson.dumps(value, option=_STRICT).decode()
     except orjson.JSONEncodeError as error:

@@ -10,7 +10,7 @@ format raises `Reject` with one of these codes: not_an_object, missing_key, bad_
 bad_tool_call, bad_tools, big_integer, empty, nul, lone_surrogate, too_many_turns. The message names the place within
 the record, the value, and the fix if there is one.
 
-Cost: 1 µs a message. A new format is one file in this folder and one line in `FORMATS`.
+Reading takes 1 µs per message. A new format is one file in this folder and one line in `FORMATS`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 from tasks.core.suggest import suggest
 
-# The first one that matches a record is its format.
+# The first format that matches a record is the format of the record.
 FORMATS: tuple[Format, ...] = (MESSAGES, SHAREGPT, ALPACA, DOLLY, OASST, PROMPT_COMPLETION, TEXT)
 
 FORMAT_NAMES: tuple[str, ...] = tuple(format.name for format in FORMATS)
@@ -39,7 +39,7 @@ FORMAT_OF: dict[str, Format] = {format.name: format for format in FORMATS}
 # The names that a `columns` mapping may give to keys of a record.
 COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(key for format in FORMATS for key in format.keys))
 
-# Of one conversation. A message takes 30 µs and 3.5 KB until it is tokens, so these take 3 s and 350 MB.
+# Limit for one conversation. Tokenizing a message takes 30 µs and 3.5 KB, so this many take 3 s and 350 MB.
 MOST_MESSAGES = 100_000
 
 
@@ -52,9 +52,10 @@ def check_format(name: str) -> str:
 
 
 def detect(record: object, columns: Mapping[str, str] = {}, only: str = "") -> str | None:
-    """Return the name of the first format that matches a record, or None; only one format is tried if it is named.
+    """Return the name of the first format that matches a record, or None.
 
-    `columns` maps our column names to the record's, such as {"instruction": "frage"}.
+    `columns` maps packcorpus names of keys to the names in the record, such as {"instruction": "frage"}. If `only`
+    names a format, no other format is tried.
     """
     if not isinstance(record, dict):
         return None
@@ -66,7 +67,10 @@ def detect(record: object, columns: Mapping[str, str] = {}, only: str = "") -> s
 
 
 def role_names(format: str, roles: Mapping[str, str] = {}) -> Mapping[str, str]:
-    """Return our names of the roles in plain records of a format; `roles` as in `read_record`."""
+    """Return the role of each name that roles have in plain records of a format.
+
+    `roles` is as in `read_record`.
+    """
     known = FORMAT_OF[format].roles
     return {role: role for role in ROLES} if known is None else {**known, **roles}
 
@@ -76,8 +80,8 @@ def read_record(
 ) -> Conversation:
     """Return the conversation in a record of the given format, one of `FORMAT_NAMES`.
 
-    `columns` maps our names of keys to the record's, `roles` further names of roles, in lower case, to ours. Raises
-    Reject if the record is not of this format, and KeyError for an unknown format.
+    `columns` maps packcorpus names of keys to the names in the record. `roles` maps further names of roles, in lower
+    case, to roles. Raises Reject if the record is not of this format, and KeyError for an unknown format.
     """
     read = FORMAT_OF[format].read
     if not isinstance(record, dict):
@@ -102,16 +106,17 @@ def read_record(
 
 # -- keys that no format has ------------------------------------------------------------------------------------------
 
-# Common names for the two sides of a record that are not ours.
+# Common names for the two sides of a record, beyond the keys of the formats.
 _ASKED = ("prompt", "instruction", "question", "query", "input", "user", "human", "customer", "source")
 _ANSWERED = ("completion", "response", "output", "answer", "assistant", "gpt", "agent", "reply", "target")
 
 
 def guess_columns(record: Mapping[str, object]) -> dict[str, str]:
-    """Guess a `columns` mapping by the names of a record's keys; return {} if none fits.
+    """Guess a `columns` mapping from the names of a record's keys.
 
-    Keys are ours in another case, a common pair of names, or a list of messages: {"Question": …, "Answer": …} →
-    {question: Question, answer: Answer}, but {"frage": …, "antwort": …} → {}.
+    The keys are packcorpus names in another case, a common pair of names, or a list of messages. Returns {} if no
+    mapping fits. For example, {"Question": …, "Answer": …} gives {question: Question, answer: Answer}, but {"frage": …,
+    "antwort": …} gives {}.
     """
     keys = {key.lower().strip().replace(" ", "_"): key for key in record if isinstance(key, str)}
     columns = {name: keys[name] for name in COLUMNS if name in keys}

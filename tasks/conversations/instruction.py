@@ -1,4 +1,7 @@
-"""The formats `alpaca` and `dolly`: an instruction, perhaps with a context, and a response."""
+"""The formats `alpaca` and `dolly`: an instruction and a response.
+
+The instruction may have a context.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The format `messages`: a list of {role, content}, as OpenAI and most chat templates have it."""
+"""The format `messages`: a list of {role, content}.
+
+OpenAI and most chat templates use this form.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class Turn(Struct, gc=False, forbid_unknown_fields=True):
     content: str
 
 
-_role, _content = attrgetter("role"), attrgetter("content")  # in C: half the time of a comprehension
+_role, _content = attrgetter("role"), attrgetter("content")  # runs in C, in half the time of a comprehension
 
 
 class Plain(PlainRecord, gc=False):

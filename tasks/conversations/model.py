@@ -13,7 +13,10 @@ from xxhash import xxh3_64_intdigest
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call of a tool by the assistant. `arguments` is JSON text (normally an object)."""
+    """One call of a tool by the assistant.
+
+    `arguments` is JSON text, normally of an object.
+    """
 
     name: str
     arguments: str
@@ -22,14 +25,15 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Message:
-    """One turn. `role` is one of `ROLES`.
+    """One message of a conversation.
 
-    `reasoning` is what the assistant thinks before it answers, if the record has it apart from the content. `context`
-    is what Alpaca calls input and Dolly context: it belongs to `content`, but a template may render it
-    separately. A turn of `weight` 0 is never trained on. `loss_weight` is what the record has, and a float once it was
-    read (keys/loss_weights.py).
+    `role` is one of `ROLES`. `reasoning` is the assistant's reasoning before its answer, if the record separates it
+    from the content. `context` is called input in Alpaca and context in Dolly: it belongs to `content`, but a template
+    may render it separately. A message of `weight` 0 is never trained on. `loss_weight` is the value in the record
+    until it is read, and a float afterwards (keys/loss_weights.py).
 
-    Not frozen, although nothing changes a message: frozen, it would take five times as long to create.
+    The class is not frozen, although nothing changes a message, because creating a frozen message takes five times as
+    long.
     """
 
     role: str
@@ -45,9 +49,10 @@ class Message:
 
 @dataclass(slots=True)
 class Conversation:
-    """A list of messages. `tools` holds the schemas of the available tools, each as JSON text.
+    """A list of messages, and the tools that are available in it.
 
-    `loss_weight` and `embedding` are what the record has; the latter is a Sketch once it was read (keys/embeddings.py).
+    `tools` holds the schema of each tool as JSON text. `loss_weight` and `embedding` are the values in the record.
+    `embedding` is a Sketch after it is read (keys/embeddings.py).
     """
 
     messages: tuple[Message, ...]
@@ -60,7 +65,10 @@ ROLES = ("system", "user", "assistant", "tool", "text")
 
 
 def role_named(name: object, roles: Mapping[str, str]) -> str | None:
-    """Return our name of a role, or None; `roles` has the names in lower case, and case is ignored."""
+    """Return the role that a name in the data stands for, or None.
+
+    `roles` maps names in lower case to roles. The case of `name` is ignored.
+    """
     return (roles.get(name) or roles.get(name.lower())) if isinstance(name, str) else None
 
 
@@ -70,7 +78,10 @@ def turns_of(roles: Sequence[str]) -> int:
 
 
 def usual_order(roles: Sequence[str]) -> bool:
-    """Check the order: an optional system message, then user and assistant in turn; tools reply to the assistant."""
+    """Return whether the roles are in the usual order.
+
+    A system message is optional and comes first. Then user and assistant alternate, and tools reply to the assistant.
+    """
     turns = [role for role in roles if role != "text"]
     if turns[:1] == ["system"]:
         turns = turns[1:]
@@ -79,7 +90,10 @@ def usual_order(roles: Sequence[str]) -> bool:
 
 
 def is_blank(message: Message) -> bool:
-    """Return whether a message says nothing; its reasoning does not count."""
+    """Return whether a message has neither text nor tool calls.
+
+    Reasoning does not count.
+    """
     return not (message.tool_calls or message.content.strip() or message.context.strip())
 
 
@@ -92,10 +106,10 @@ def full_text(message: Message) -> str:
 
 
 def whole_text(conversation: Conversation) -> str:
-    """Return the layout of a conversation and all its strings, joined with NUL. Different conversations differ here.
+    """Return the layout of a conversation and all its strings, joined with NUL.
 
-    No string contains NUL. The layout consists of control characters, so it never looks like a control string of a
-    tokenizer.
+    No string contains NUL, so different conversations have different results. The layout consists of control
+    characters, so it never looks like a control string of a tokenizer.
     """
     strings = []
     for message in conversation.messages:
@@ -112,7 +126,10 @@ def whole_text(conversation: Conversation) -> str:
 
 
 def layout_of(conversation: Conversation) -> str:
-    """Return which strings follow in `whole_text`: a character per message and per optional string of it."""
+    """Return the layout, which shows the strings that follow in `whole_text`.
+
+    It has one character for each message, for each optional string and tool call of a message, and for each tool.
+    """
     marks = []
     for message in conversation.messages:
         known = (message.context or None, message.name, message.tool_call_id, message.reasoning or None)
@@ -123,11 +140,11 @@ def layout_of(conversation: Conversation) -> str:
 
 
 def content_digest(text: bytes) -> int:
-    """Return the XXH3 hash (Collet, 2019) of `whole_text` as UTF-8: 64 bits, unsigned.
+    """Return the 64-bit hash of a conversation, unsigned.
 
-    Neither the format of the record nor the weights are part of it, so the same conversation is in the same split
-    however it is stored and trained. It never changes (a golden test checks this), and it is not cryptographic:
-    collisions can be constructed.
+    `text` is `whole_text` as UTF-8, and the hash is its XXH3 hash (Collet, 2019). Neither the format of the record nor
+    the weights are part of it, so a conversation is in the same split however it is stored and trained. The hash
+    function never changes (a golden test checks this). It is not cryptographic: collisions can be constructed.
     """
     return int(xxh3_64_intdigest(text))
 
@@ -136,15 +153,18 @@ def content_digest(text: bytes) -> int:
 
 Record = dict[str, object]
 
-# A key that does not make a record unusual: absent, null, or an empty string.
+# The type of a key that is absent, null, or an empty string in plain records.
 Nothing = Literal[""] | None
 
 
 class PlainRecord(Struct, gc=False, omit_defaults=True):
-    """A record that holds turns and nothing else; subclasses declare its keys and their types (see `Format.plain`)."""
+    """A record that holds only turns.
+
+    Subclasses declare its keys and their types; see `Format.plain`.
+    """
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
-        """Return the roles, as the record names them, and the contents."""
+        """Return the names of the roles in the record, and the contents."""
         raise NotImplementedError
 
 
@@ -152,18 +172,18 @@ class PlainRecord(Struct, gc=False, omit_defaults=True):
 class Format:
     """A format of records.
 
-    `keys` are all the keys that `read` uses, and `matches` decides by them whether a record, without its null values,
-    is of this format. `read` defines what a record means; it raises Reject. `summary` and `example` are for the
-    documentation.
+    `keys` are all the keys that `read` uses. `matches` decides by these keys whether a record is of this format; null
+    values are removed before. `read` converts a record to a conversation, and so defines the meaning of a record; it
+    raises Reject. `summary` and `example` are for the documentation.
 
-    Most records are turns and nothing else, and those are read ten times as fast if `plain` declares them: a record
-    that fits this type must mean exactly its `turns()`, whatever other keys it has. So every key that means something
-    is declared, as `Nothing` if it is not a turn, and a record that lacks a turn does not fit. `roles` are our names of
-    the roles in `turns()`, by their names in lower case; None if `turns()` has ours.
+    Most records hold only turns. They are read ten times as fast if `plain` declares them. The meaning of a record that
+    fits this type must be exactly its `turns()`, whatever other keys it has. So every key that has a meaning is
+    declared, as `Nothing` if it is not a turn, and a record that lacks a turn does not fit. `roles` maps the names of
+    roles in `turns()`, in lower case, to roles; it is None if `turns()` returns roles.
 
-    What is not used is counted. `used` returns those of `keys` that `read` uses of this record, if not always all of
-    them. `objects` yields the path, the keys, and the used keys of objects within the record, given the `columns` of
-    the config; without it, objects are used as a whole.
+    Unused keys are counted. `used` returns the keys that `read` uses of a record; without `used`, they are `keys`.
+    `objects` yields the path, the content, and the used keys of each object within a record, given the `columns` of the
+    config; without `objects`, objects are used as a whole.
     """
 
     name: str

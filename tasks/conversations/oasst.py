@@ -1,4 +1,4 @@
-"""The format `oasst`: a tree of messages, of which the best-ranked path is taken."""
+"""The format `oasst`: a tree of messages, read along its best-ranked path."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _KEYS = frozenset(("role", "text", "replies", "rank", "deleted"))
 
 
 def read(record: Record) -> Conversation:
-    """Follow the reply of the lowest rank at every node; unranked ones come last, and the first of equals wins.
+    """Follow the reply with the lowest rank at every node.
 
-    A loop, not a recursion, because the data decides how deep the tree is.
+    Unranked replies come last. Among equal ranks, the first reply wins. This is a loop and not a recursion, because the
+    data decides how deep the tree is.
     """
     messages: list[Message] = []
     path: list[str] = []
@@ -34,7 +35,7 @@ def read(record: Record) -> Conversation:
                 refuse_role(raw_role, "role", ROLE_NAMES)
             messages.append(Message(role, required_text(node, "text")))
             node, place = _best_reply(node)
-    except Reject as error:  # joined only here: at every node, the cost would be quadratic in the depth
+    except Reject as error:  # joined only here, because joining at every node would take quadratic time
         raise Reject(error.reason, ".".join((*path, error.message))) from None
     while messages and messages[-1].role == "user":
         messages.pop()
@@ -44,7 +45,10 @@ def read(record: Record) -> Conversation:
 
 
 def _best_reply(node: dict[str, object]) -> tuple[object, str]:
-    """Return the reply that the path continues with and its place in `node`; None if all are deleted."""
+    """Return the reply that the path continues with, and its place in `node`.
+
+    The reply is None if there are no replies, or if all of them are deleted.
+    """
     best: object = None
     place = ""
     best_order = (True, float("inf"))

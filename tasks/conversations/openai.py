@@ -10,7 +10,10 @@ from tasks.conversations.model import Conversation, Message, full_text
 
 
 def turns_json(conversation: Conversation) -> str:
-    """Return the messages as JSON for format 2.0; null for the format `text`, which has no turns."""
+    """Return the messages as JSON for format 2.0.
+
+    The result is null for the format `text`, which has no turns.
+    """
     plain = conversation.messages[0].role == "text"
     return orjson.dumps(None if plain else [as_row(message) for message in conversation.messages]).decode()
 
@@ -20,7 +23,10 @@ def tools_json(conversation: Conversation) -> str | None:
 
 
 def as_row(message: Any) -> dict[str, Any]:
-    """Return a message for format 2.0: in OpenAI's form, with tool arguments as JSON text."""
+    """Return a message in OpenAI's form for format 2.0.
+
+    Arguments of tool calls are JSON text.
+    """
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in message.tool_calls
@@ -36,7 +42,7 @@ def as_row(message: Any) -> dict[str, Any]:
 
 
 def as_openai(message: Message) -> dict[str, Any]:
-    """Return a message in OpenAI's form, which chat templates are written for."""
+    """Return a message in OpenAI's form, which chat templates expect."""
     found: dict[str, Any] = {"role": message.role, "content": full_text(message)}
     if message.name is not None:
         found["name"] = message.name
@@ -54,7 +60,10 @@ def as_openai(message: Message) -> dict[str, Any]:
 
 
 def in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message in OpenAI's form whose content is a list of one part, as some templates read it."""
+    """Return a message in OpenAI's form with its content as a list of one part.
+
+    Some templates read only this form.
+    """
     content = message["content"]
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 

@@ -29,7 +29,7 @@ def read(record: Record) -> Conversation:
 
 
 def _sides(record: Record) -> tuple[str, str]:
-    """Return the keys that hold the two sides."""
+    """Return the key of the prompt and the key of the completion."""
     ask = "question" if record.get("prompt") is None and record.get("question") is not None else "prompt"
     answers = ("completion", "response") if ask == "prompt" else ("answer", "response")
     return ask, next((key for key in answers if record.get(key) is not None), answers[0])

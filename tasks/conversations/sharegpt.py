@@ -39,7 +39,7 @@ class Turn(Struct, gc=False, forbid_unknown_fields=True):
     value: str
 
 
-_role, _value = attrgetter("role"), attrgetter("value")  # in C: half the time of a comprehension
+_role, _value = attrgetter("role"), attrgetter("value")  # runs in C, in half the time of a comprehension
 
 
 class Plain(PlainRecord, gc=False):
@@ -61,6 +61,6 @@ SHAREGPT = Format(
     plain=Plain,
     used=_used,
     objects=_objects,
-    # function_call is not a role of its own: it is a tool call of the assistant
+    # function_call is not a role, but a tool call of the assistant
     roles={name: role for name, role in SHAREGPT_ROLE_NAMES.items() if role in ROLES},
 )

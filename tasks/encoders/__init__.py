@@ -1,5 +1,5 @@
 """Encoders: text becomes token ids, and token ids become text.
 
 In:  the files of a SentencePiece or Hugging Face tokenizer, then texts.
-Out: ids, with all matching of control tokens disabled. gigatoken does the same faster, and is used if proven equal.
+Out: ids, with all matching of control tokens disabled. gigatoken is faster, and is used if it is proven equal.
 """

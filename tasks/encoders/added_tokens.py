@@ -1,10 +1,10 @@
 """Decide which added tokens a text may become.
 
     added tokens of the tokenizer ─┬─ special ─────────────────▶ protected: no text becomes one; templates write them
-    content_tokens of the config ──┴─ not special, white space ▶ content tokens: matched as the library matches them
+    content_tokens of the config ──┴─ not special, white space ▶ content tokens: matched by the tokenizer's library
 
 Models read and write tokens such as <think> and <tool_call>, which are added tokens that are not special. EOS, BOS,
-padding, and the unknown token are always protected: they end, begin, or fill a sample.
+padding, and the unknown token are always protected: they end, begin, or fill a sample, or stand for unknown characters.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def content_tokens_of(
     """Return the added tokens that a text may become.
 
     `added` has all added tokens of the tokenizer at `path`, and whether each is special. `settings` change the set in
-    order: `X` adds a token, `-X` removes it, and `-*` removes all but white space. `reserved` tokens are never in it.
-    Raises UsageError for a token that is not an added one, and for one that is reserved.
+    order: `X` adds a token, `-X` removes it, and `-*` removes all but white space. The set never contains `reserved`
+    tokens. Raises UsageError for a name that is not an added token, and for adding a reserved token.
     """
     found = {token for token, special in added.items() if is_blank(token) or not special}
     for setting in settings:
@@ -53,5 +53,8 @@ def content_tokens_of(
 
 
 def is_blank(token: str) -> bool:
-    """Return whether a token consists of white space only: it is how a model writes indentation."""
+    """Return whether a token consists only of white space.
+
+    Models use such tokens to write indentation.
+    """
     return not token.replace("▁", " ").strip()

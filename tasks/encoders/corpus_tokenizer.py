@@ -12,9 +12,9 @@ from tasks.storage.manifest import Manifest
 
 
 def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
-    """Find the corpus's copy of its tokenizer and verify its checksums.
+    """Find the corpus's copy of its tokenizer, and verify its checksums.
 
-    Raises DataError or InputMissing, naming the file.
+    Raises DataError or InputMissing with the name of the file.
     """
     listed = [file for file in manifest.files if file.path.startswith("tokenizer/")]
     files = tuple(find_listed(folder, file.path, file.bytes) for file in listed)

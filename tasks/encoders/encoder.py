@@ -1,16 +1,17 @@
-"""Encode text to ids; no text becomes a control token.
+"""Encode text to token ids, but never to control tokens.
 
     open_encoder(files) ─▶ Encoder ── encode(texts) ─▶ Encoded(ids, offsets)
                                   └── decode(ids)   ─▶ text, byte for byte if the model can represent it
 
-Control tokens are those that the tokenizer marks as special (see `added_tokens`). Two mechanisms keep them out of text:
-the model is loaded without their strings, so it has nothing to match, and every id returned is checked; a text that
-still produced a control id is encoded again, in pieces that split the control string. All other added tokens, such as
-<think>, are ordinary vocabulary: the tokenizer's own library matches them, in content and in text of a template alike.
+Control tokens are the tokens that the tokenizer marks as special (see `added_tokens`). Two mechanisms keep them out of
+text. First, the model is loaded without their strings, so it has nothing to match. Second, every id that it returns is
+checked: a text that still produces a control id is encoded again, in pieces that split the control string. All other
+added tokens, such as <think>, are ordinary vocabulary: the tokenizer's own library matches them, both in content and in
+the text of a template.
 
-No encoder here adds a dummy prefix (SentencePiece's leading space). Whether one belongs there depends on what precedes
-the text, which the encoder cannot see. `leading_space` describes what the tokenizer itself would do; the caller adds
-the space.
+No encoder here adds a dummy prefix (SentencePiece's leading space). Whether a space belongs there depends on the
+preceding text, which the encoder cannot see. `leading_space` describes the tokenizer's own rule; the caller adds the
+space.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Encoded:
     offsets: np.ndarray
 
     def at(self, numbers: np.ndarray) -> Encoded:
-        """Return the texts with these numbers, each as often as its number is there."""
+        """Return the texts with these numbers; a number may occur more than once."""
         lengths = np.diff(self.offsets)[numbers]
         offsets = offsets_of(lengths)
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[numbers] - offsets[:-1], lengths)
@@ -56,7 +57,10 @@ class Encoded:
 
 
 class Unencodable(Reject):
-    """Some texts have no encoding; `problems` says why, by text."""
+    """Some texts have no encoding.
+
+    `problems` maps each of these texts to the reason.
+    """
 
     def __init__(self, problems: Mapping[str, str]):
         super().__init__("unwritable_text", next(iter(problems.values())))
@@ -66,8 +70,8 @@ class Unencodable(Reject):
 class Encoder(ABC):
     """A tokenizer.
 
-    `controls` maps every string that it could mistake for a control token to that token's id. `content_tokens` has the
-    other added tokens, which any text may become.
+    `controls` maps every string that the tokenizer could mistake for a control token to the id of that token.
+    `content_tokens` has the other added tokens, which any text may become.
     """
 
     kind: str
@@ -90,14 +94,17 @@ class Encoder(ABC):
     strips_right: frozenset[str] = frozenset()
     # Content tokens that only the tokenizer's own library is known to match correctly.
     irregular: frozenset[str] = frozenset()
-    # Content tokens after which the tokenizer puts a leading space, as after a control token.
+    # Content tokens after which the tokenizer puts a leading space, like after a control token.
     space_follows: tuple[str, ...] = ()
     # Whether every byte has a token, so that any text can be encoded.
     every_byte: bool = False
 
     @abstractmethod
     def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
-        """Encode without checking for control ids. Raises Unencodable."""
+        """Encode without checking for control ids.
+
+        Raises Unencodable.
+        """
 
     @abstractmethod
     def model(self) -> bytes:
@@ -110,8 +117,8 @@ class Encoder(ABC):
     def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         """Encode each text separately.
 
-        `holding` is the result of the method of that name, if already known. Raises Unencodable, with every such text,
-        if the library fails or a text can only be represented with a control token.
+        `holding` is the result of the method `holding`, if it is already known. Raises Unencodable for all texts on
+        which the library fails, or that can only be represented with a control token.
         """
         encoded = self._encode(texts, holding)
         # Control ids are close together, so this filter leaves few other ids for the slow table lookup.
@@ -147,9 +154,9 @@ class Encoder(ABC):
         return Needles(_searched([*self.controls, *self.irregular]))
 
     def count_content_tokens(self, texts: Sequence[str]) -> list[tuple[int, str]]:
-        """Return each content token that the texts become, except white space: the index of the text, and its string.
+        """Return (index of the text, string) for each content token in the encoded texts.
 
-        None of a text that has no encoding.
+        Content tokens that are white space are left out, and so are texts that have no encoding.
         """
         held = self.holding_content_tokens(texts)
         if not held:
@@ -165,7 +172,7 @@ class Encoder(ABC):
         return [(held[owner], names[token]) for owner, token in zip(owners, encoded.ids[places].tolist(), strict=True)]
 
     def holding_content_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return the indexes of texts with the string of a content token that is not white space."""
+        """Return the indexes of texts with a content token that is not white space."""
         return _found(self._counted, texts)
 
     @cached_property
@@ -191,8 +198,9 @@ class Encoder(ABC):
     def _encode_around(self, text: str) -> np.ndarray:
         """Encode a text in pieces that split its control strings.
 
-        Tries to cut after the first character of each control string, then between all characters of it, then between
-        all characters of the text: a control string that a normalizer produces from other characters cannot be found.
+        The first attempt cuts after the first character of each control string, and the second attempt between all
+        characters of each control string. The last attempt cuts between all characters of the text, because a
+        normalizer can produce a control string from other characters.
         """
         for inside in (lambda s: [s[0], s[1:]], list):
             cut: list[str] = []
@@ -217,7 +225,7 @@ class Encoder(ABC):
     def _encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
         """Encode and concatenate the pieces.
 
-        Equal ones are encoded once: a hostile text has millions of them.
+        Equal pieces are encoded only once, because a hostile text can have millions of them.
         """
         numbers = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
         encoded = self._encode(list(numbers))
@@ -225,7 +233,7 @@ class Encoder(ABC):
         return np.concatenate([arrays[numbers[piece]] for piece in pieces])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decode ids to text, control tokens as their strings.
+        """Decode ids to text, with control tokens as their strings.
 
         Bytes that are not UTF-8 become U+FFFD.
         """
@@ -234,7 +242,7 @@ class Encoder(ABC):
         return b"".join(map(found.__getitem__, ids)).decode("utf-8", "replace")
 
     def with_leading_space(self, text: str) -> str:
-        """Add the leading space that the tokenizer itself would add."""
+        """Add the leading space that the tokenizer itself would add, if any."""
         return text if text.startswith(self.has_space) else f" {text}"
 
     def count_controls(self, texts: Sequence[str]) -> int:
@@ -245,7 +253,7 @@ class Encoder(ABC):
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:
-        """Return a pattern that matches any control string, the longest first."""
+        """Return a pattern that matches any control string, trying the longest first."""
         strings = sorted(self.controls, key=lambda s: (-len(s), s))
         return re.compile("|".join(map(re.escape, strings)) if strings else r"(?!)")
 
@@ -291,13 +299,19 @@ class Encoder(ABC):
 
 
 def _range_of(table: np.ndarray) -> tuple[np.uint32, np.uint32]:
-    """Return the lowest and the highest id in a table, or ids that do not exist if there is none."""
+    """Return the lowest and the highest id whose flag in a table is set.
+
+    If no flag is set, returns ids that do not exist.
+    """
     ids = np.flatnonzero(table)
     return (np.uint32(ids[0]), np.uint32(ids[-1])) if ids.size else (np.uint32(len(table)),) * 2
 
 
 def _searched(texts: Sequence[str]) -> list[bytes]:
-    """Return texts as they are searched: U+2581 becomes a space, as in some models."""
+    """Return texts as bytes in which strings are searched.
+
+    U+2581 becomes a space, because some models treat both alike.
+    """
     # Encode each text separately: a single wide character would make a joined string wide, and slow.
     return [text.encode() if text.isascii() else text.replace("▁", " ").encode() for text in texts]
 

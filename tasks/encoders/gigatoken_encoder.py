@@ -4,9 +4,9 @@
            └─ all others ───────────────────────────────────────────▶ reference ─┘
 
 gigatoken loads the same model as the reference, without its control strings. It encodes 60 to 90 MB/s of chats on one
-core; SentencePiece encodes 5 and tokenizers 1.4. `engine_check` checks that both return the same ids. gigatoken matches
-control tokens in plain text, so the reference encodes every text with a control string, and every text for which
-gigatoken returned a control id nevertheless. Both match content tokens in text, such as <think>.
+core; SentencePiece encodes 5 MB/s, and tokenizers 1.4 MB/s. `engine_check` checks that both encoders return the same
+ids. gigatoken matches control tokens in plain text, so the reference encodes every text with a control string, and
+every text for which gigatoken still returned a control id. Both encoders match content tokens in text, such as <think>.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tasks.storage.arrow import offsets_of
 MOST_MEMORY = 128 << 20
 
 # Separates texts that are encoded in one call; conversations rarely contain it. It is added as a control token after
-# the last of the vocabulary, so that the texts on both sides are encoded independently.
+# the last token of the vocabulary, so that the texts on both sides are encoded independently.
 _SEPARATOR = "\0"
 _ADDED = {
     "content": _SEPARATOR, "special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False,
@@ -43,7 +43,7 @@ _ADDED = {
 
 
 class GigatokenEncoder(Encoder):
-    """An encoder that returns the same ids as `reference`, faster.
+    """An encoder that returns the same ids as `reference` in less time.
 
     Raises Unsupported if gigatoken cannot load the model.
     """
@@ -62,14 +62,15 @@ class GigatokenEncoder(Encoder):
         try:
             self._backend = self._open().backend
             self._make_ready()
-        except Exception as error:  # the library raises ValueError, RuntimeError and others
+        except Exception as error:  # the library raises ValueError, RuntimeError, and others
             raise Unsupported(f"gigatoken cannot load the model: {' '.join(str(error).split())[:160]}") from None
         self._memory = _memory()
 
     def _make_ready(self) -> None:
         """Encode once with interrupts delayed.
 
-        The first array of a process calls Python, and an interrupt there would make Rust panic.
+        To create the first array of a process, the library calls Python. An interrupt during this call would make Rust
+        panic.
         """
         with _delayed_interrupts():
             self._backend.encode("")
@@ -85,9 +86,10 @@ class GigatokenEncoder(Encoder):
         return self.reference.encode(texts) if encoded is None else encoded
 
     def _joined(self, texts: Sequence[str], others: Sequence[int]) -> Encoded | None:
-        """Encode all texts in one call; one call per text takes half as long again.
+        """Encode all texts in one call.
 
-        The reference encodes the texts at the indexes `others`. Returns None if another text contains the separator.
+        One call per text would take half as long again. The reference encodes the texts at the indexes `others`.
+        Returns None if another text contains the separator.
         """
         fast = list(texts)
         for place in others:
@@ -131,12 +133,12 @@ def _opener(reference: Encoder) -> tuple[Callable[[], Any], int]:
     if isinstance(reference, SentencePieceEncoder):
         if reference.has_unused:
             raise Unsupported("the model has unused pieces")
-        if reference.nul_id is not None:  # separates texts as well, and is a fifth faster
+        if reference.nul_id is not None:  # also separates texts, and is a fifth faster
             return partial(Tokenizer.from_json, json_of_sentencepiece(reference.model())), reference.nul_id
         model = json_of_sentencepiece(reference.model(), [_SEPARATOR])
         return partial(Tokenizer.from_json, model), reference.vocab_size
     model = orjson.loads(reference.model())
-    # gigatoken uses the ids of the file. A placeholder could match a text together with its separators.
+    # gigatoken uses the ids in the file, so it needs no placeholders. They could match a text and its separators.
     added = [token for token in model["added_tokens"] or () if not is_placeholder(token)]
     model["added_tokens"] = [*added, _ADDED | {"id": reference.vocab_size}]
     return partial(Tokenizer.from_json, orjson.dumps(model)), reference.vocab_size
@@ -146,7 +148,7 @@ def _opener(reference: Encoder) -> tuple[Callable[[], Any], int]:
 def _delayed_interrupts() -> Iterator[None]:
     """Delay interrupts until the end of the block.
 
-    A signal mask would not help: another thread would get them.
+    A signal mask would not help, because another thread would receive the interrupts.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives interrupts
         yield
@@ -167,7 +169,7 @@ def _delayed_interrupts() -> Iterator[None]:
 def _memory() -> int:
     """Return the resident memory of this process in bytes.
 
-    On systems without /proc, returns its peak.
+    On systems without /proc, returns the peak of this memory.
     """
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -21,7 +21,7 @@ from tasks.storage.arrow import offsets_of
 
 # Characters passed to the tokenizers library per call.
 LONGEST = 1 << 20
-# Ids are below this: many times more than any vocabulary has, and a table of as many flags is small.
+# All ids are below this limit. It is many times the size of any vocabulary, but a table of as many flags is small.
 MOST_TOKENS = 1 << 24
 # Overhead of each text, in characters, when texts are grouped into calls.
 _EACH = 8
@@ -35,11 +35,10 @@ COMMON_EOS = ("</s>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_i
 def _groups(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
     """Split texts into groups of up to LONGEST characters.
 
-    Yields the indexes of the texts, and the texts.
-
-    The tokenizers library takes 130 bytes of memory per character, 570 for one of four bytes, and panics at a run of
-    ten million spaces. A longer text is cut before a space between words, where a model starts a new token anyway. If
-    there is no such place within 64 Ki characters, it is cut anywhere.
+    Yields the indexes of the texts, and the texts. The tokenizers library takes 130 bytes of memory per character, or
+    570 if the character has four bytes, and panics at a run of ten million spaces. So a text of more than LONGEST
+    characters is cut before a space between words, where a model starts a new token anyway. If there is no such place
+    within 64 Ki characters, the text is cut anywhere.
     """
     owners: list[int] = []
     group: list[str] = []
@@ -62,7 +61,10 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
 
 
 def _between_words(text: str, start: int, limit: int) -> int:
-    """Return the last offset up to `limit` that is before a space between words."""
+    """Return the last offset up to `limit` that is before a space between words.
+
+    Returns `limit` if there is no such offset nearby.
+    """
     start = max(start, limit - (1 << 16))
     ends = [match.start() for match in _WORD_ENDS.finditer(text[start : limit + 2])]
     return start + ends[-1] if ends else limit
@@ -71,7 +73,7 @@ def _between_words(text: str, start: int, limit: int) -> int:
 class HuggingFaceEncoder(Encoder):
     """The reference encoder for `tokenizer.json`.
 
-    Uses the tokenizers library without control tokens and dummy prefix.
+    It uses the tokenizers library without control tokens and without a dummy prefix.
     """
 
     kind = "huggingface"
@@ -99,7 +101,7 @@ class HuggingFaceEncoder(Encoder):
             )
         vocab = whole.get_vocab(with_added_tokens=True)
         flags = spec.get("added_tokens") or []
-        # Use the ids that the library assigns, which are not always those in the file.
+        # Use the ids that the library assigns, which may differ from the ids in the file.
         added = {token["content"]: vocab[token["content"]] for token in flags if token["content"] in vocab}
         self.strips_left = frozenset(t["content"] for t in flags if t.get("lstrip"))
         self.strips_right = frozenset(t["content"] for t in flags if t.get("rstrip"))
@@ -113,7 +115,7 @@ class HuggingFaceEncoder(Encoder):
         self._tokens = {token: content for content, token in vocab.items()}
         model = spec.get("model") or {}
         unk = model.get("unk_token")
-        self.unk_id = vocab.get(unk) if isinstance(unk, str) else model.get("unk_id")  # Unigram stores its id
+        self.unk_id = vocab.get(unk) if isinstance(unk, str) else model.get("unk_id")  # Unigram stores the id
         eos = eos_token or token_name(settings.get("eos_token")) or next((e for e in COMMON_EOS if e in added), None)
         self.eos_id = special_id("eos_token", eos, -1, vocab, path)
         starts = whole.encode("", add_special_tokens=True).ids
@@ -134,7 +136,7 @@ class HuggingFaceEncoder(Encoder):
         self._load(spec, [token for token in flags if token["content"] in allowed], whole)
 
     def _load(self, spec: dict[str, Any], matched: Sequence[dict[str, Any]], whole: Any) -> None:
-        """Load the model without its prefix and with the added tokens `matched` only."""
+        """Load the model without its prefix, and with only the added tokens `matched`."""
         from tokenizers import Tokenizer
 
         normalizes = spec.get("normalizer") is not None
@@ -188,7 +190,7 @@ class HuggingFaceEncoder(Encoder):
                 found = [self._prefixed(self._prefixing, *each) for each in zip(texts, found, strict=True)]
             return found
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of Rust; it cannot be imported
+            if type(error).__name__ != "PanicException":  # a type from Rust, which cannot be imported
                 raise
             problem = f"the tokenizer fails on a text ({error}), which begins {shown(texts[0][:40])}"
         if len(texts) == 1:
@@ -203,10 +205,10 @@ class HuggingFaceEncoder(Encoder):
         raise Unencodable(problems)
 
     def _prefixed(self, prefixing: Any, text: str, ids: list[int]) -> list[int]:
-        """Return the ids of a text with the spaces that the tokenizer puts after content tokens."""
+        """Return ids with the spaces that the tokenizer puts after content tokens."""
         if self._content_ids.isdisjoint(ids):
             return ids
-        # The first part of the text has its space already, if one belongs there.
+        # The text before the first content token already has its leading space, if it needs one.
         whole = prefixing.encode(text, add_special_tokens=False)
         first = next((place for place, token in enumerate(whole.ids) if token in self._content_ids), None)
         if first is None:
@@ -238,7 +240,7 @@ def _only(contents: Collection[str], added: Sequence[dict[str, Any]], vocab: Map
     """Keep only the added tokens that are in `contents`.
 
     The library numbers added tokens that are not in the vocabulary in their order. If removing tokens would change the
-    number of one that is kept, each removed token is replaced by a string that no text contains (see `is_placeholder`).
+    number of a kept token, each removed token is replaced by a string that no text contains (see `is_placeholder`).
     """
     kept = [token for token in added if token["content"] in contents]
     if all(token["content"] in vocab for token in kept):
@@ -251,14 +253,15 @@ def _only(contents: Collection[str], added: Sequence[dict[str, Any]], vocab: Map
 
 
 def is_placeholder(token: Mapping[str, Any]) -> bool:
-    """Return whether an added token stands for a removed one."""
+    """Return whether an added token replaces a removed token."""
     return str(token["content"]).startswith("\0")
 
 
 def _disable_prefix(spec: dict[str, Any]) -> tuple[LeadingSpace, tuple[str, ...]]:
     """Disable the dummy prefix of a tokenizer.json (in place).
 
-    Returns where the tokenizer adds it, and the prefixes of texts to which it does not add one.
+    Returns where the tokenizer adds the dummy prefix, and the prefixes of texts to which it does not add a dummy
+    prefix.
     """
     found: LeadingSpace = "none"
     unless: tuple[str, ...] = ()
@@ -293,7 +296,7 @@ def _disable_prefix(spec: dict[str, Any]) -> tuple[LeadingSpace, tuple[str, ...]
 def _byte_level_table() -> dict[str, bytes]:
     """Return GPT-2's alphabet of bytes.
 
-    Printable bytes map to themselves, the other 68 to U+0100 and following.
+    Printable bytes are represented by themselves, and the other 68 bytes by U+0100 and the characters that follow.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -1,12 +1,12 @@
-"""Compare two tokenizers by what decides which tokens a text becomes.
+"""Compare the parts of two tokenizers that decide which tokens a text becomes.
 
     files of a corpus's tokenizer ─┐
-                                   ├─differences─▶ [] if every text becomes the same tokens, else what differs
+                                   ├─differences─▶ [] if every text becomes the same tokens, else the differences
     files of a model's tokenizer ──┘
 
-Compared are vocabulary, merges or scores, added tokens, normalizer, pre-tokenizer, and the ids of BOS and EOS. Chat
-template, padding, truncation, decoder, and the layout of the files do not matter, so a tokenizer that a library has
-saved again is the same one.
+These parts are vocabulary, merges or scores, added tokens, normalizer, pre-tokenizer, settings of the model, and the
+names of BOS and EOS. Chat template, padding, truncation, decoder, and the layout of the files do not matter, so a
+tokenizer stays equal if a library saves it again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SINGLE = ("normalizer", "pre-tokenizer")
 
 
 def differences(corpus: TokenizerFiles, model: TokenizerFiles, compare_eos: bool = True) -> list[str]:
-    """Name each part that differs, with its first difference; [] if the two are the same tokenizer.
+    """Describe each part that differs, with its first difference.
 
-    The names of BOS and EOS are compared if the settings of both have them. Raises DataError, naming the file, if a
-    tokenizer cannot be read.
+    Returns [] if the tokenizers are equal. The names of BOS and EOS are compared if the settings of both tokenizers
+    have them. Raises DataError with the name of the file if a tokenizer cannot be read.
     """
     if corpus.main.suffix != model.main.suffix:
         kinds = {".model": "a SentencePiece model", ".json": "a tokenizer.json"}
@@ -51,7 +51,10 @@ def differences(corpus: TokenizerFiles, model: TokenizerFiles, compare_eos: bool
 
 
 def _read_json(path: Path) -> Parts:
-    """Return the parts of a tokenizer.json as the library reads it, whichever version wrote it."""
+    """Return the parts of a tokenizer.json.
+
+    The library reads the file, so the version that wrote the file does not matter.
+    """
     from tokenizers import Tokenizer
 
     try:
@@ -60,7 +63,7 @@ def _read_json(path: Path) -> Parts:
         raise DataError("bad_tokenizer", f"{path}: not a valid tokenizer.json: {error}") from None
     model = spec["model"]
     vocabulary = model.pop("vocab")
-    # Of a Unigram model, a list of pieces with scores.
+    # The vocabulary of a Unigram model is a list of pieces with scores.
     pieces = vocabulary if isinstance(vocabulary, dict) else {piece: n for n, (piece, _) in enumerate(vocabulary)}
     return {
         "vocabulary": pieces,
@@ -96,7 +99,10 @@ def _read_sentencepiece(path: Path) -> Parts:
 
 
 def _named(name: str, ours: Any, theirs: Any) -> str:
-    """Name a part that differs, and its first difference unless the part is a single value."""
+    """Describe a part that differs, with its first difference.
+
+    A part that is a single value is only named.
+    """
     if name in _SINGLE:
         return name
     pairs = list(_pairs(ours, theirs))
@@ -106,7 +112,7 @@ def _named(name: str, ours: Any, theirs: Any) -> str:
 
 
 def _pairs(ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the entries of two tables that differ, in the order of the first."""
+    """Yield the entries of two tables that differ, in the order of the first table."""
     if isinstance(ours, Mapping):
         for key in dict.fromkeys((*ours, *theirs)):
             one, other = ours.get(key), theirs.get(key)

@@ -28,7 +28,7 @@ class SentencePieceEncoder(Encoder):
         pad_token: str | None = None,
         content_tokens: Sequence[str] = (),
     ):
-        # Imported here, so that a run does not load the library of the other kind of tokenizer.
+        # Imported here, so that a run with another kind of tokenizer does not load this library.
         from google.protobuf.message import DecodeError
         from sentencepiece import SentencePieceProcessor
         from sentencepiece import sentencepiece_model_pb2 as proto
@@ -38,12 +38,12 @@ class SentencePieceEncoder(Encoder):
             model.ParseFromString(path.read_bytes())
         except DecodeError as error:
             raise DataError("bad_tokenizer", f"{path}: not a SentencePiece model, or truncated: {error}") from None
-        # A file that ends between two fields is valid protobuf. The trainer always writes these, in this order; without
-        # the last one, defaults would apply, which remove spaces.
+        # A file that ends between two fields is valid protobuf. The trainer always writes these fields in this order.
+        # Without the last field, defaults would apply, which remove spaces.
         for field in ("pieces", "trainer_spec", "normalizer_spec"):
             if not (model.pieces if field == "pieces" else model.HasField(field)):
                 raise DataError("bad_tokenizer", f"{path}: has no {field}: not a SentencePiece model, or truncated")
-        # Lists, because there are tens of thousands of pieces, and access through protobuf is ten times slower.
+        # Use lists: there are tens of thousands of pieces, and access through protobuf is ten times slower.
         types = proto.ModelProto.SentencePiece
         control, by_user, byte = types.CONTROL, types.USER_DEFINED, types.BYTE
         kinds = [piece.type for piece in model.pieces]
@@ -63,12 +63,12 @@ class SentencePieceEncoder(Encoder):
                 self.controls[piece] = token
                 # SentencePiece never matches a control piece in text.
                 kinds[token] = model.pieces[token].type = control
-        # SentencePiece matches them before it replaces spaces.
+        # SentencePiece matches content tokens before it replaces spaces.
         self.irregular = frozenset(piece for piece in allowed if " " in piece or "▁" in piece)
         named_kinds = list(zip(self._pieces, kinds, strict=True))
         self._byte_pieces = {t: int(p[3:5], 16) for t, (p, kind) in enumerate(named_kinds) if kind == byte}
         self.every_byte = len(self._byte_pieces) == 256
-        # SentencePiece allows no NUL in a piece, so the texts on both sides of one are encoded independently.
+        # SentencePiece allows no NUL in a piece, so the texts on both sides of a NUL are encoded independently.
         looks_around = model.normalizer_spec.precompiled_charsmap or model.normalizer_spec.remove_extra_whitespaces
         nul = next((token for token, byte in self._byte_pieces.items() if not byte), None)
         self.nul_id = None if looks_around else nul

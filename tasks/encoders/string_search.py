@@ -1,9 +1,10 @@
-"""Find where any of many strings occurs in a text, in one pass over its bytes.
+"""Find all places where one of many strings occurs in a text, in one pass.
 
     Needles([b"<s>", b"</s>", b"[INST]", …]).places(b"so <s>")  →  3
 
-A tokenizer has hundreds of control strings. A regular expression of them searches 5 to 60 MB/s; this searches 800 MB/s
-of chats. Positions are filtered by the first byte, then by the first two, and the few that are left are compared.
+A tokenizer has hundreds of control strings. A regular expression for them searches 5 to 60 MB/s; this module searches
+800 MB/s of chats. Positions are filtered by their first byte, and then by their first two bytes. Only the few remaining
+positions are compared.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _WINDOW = 1 << 17
 
 
 class Needles:
-    """Strings to search for. Empty ones are ignored."""
+    """Strings to search for; empty strings are ignored."""
 
     def __init__(self, needles: Iterable[bytes]):
         self._needles = tuple(filter(None, needles))

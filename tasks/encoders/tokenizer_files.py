@@ -26,7 +26,7 @@ TOKENIZER_FILES = (
 class TokenizerFiles:
     """The files of a tokenizer.
 
-    `main` is a .model or a tokenizer.json, `files` are all of them.
+    `main` is a .model file or a tokenizer.json. `files` are all files, including `main`.
     """
 
     main: Path
@@ -38,7 +38,7 @@ class TokenizerFiles:
     def settings(self) -> dict[str, Any]:
         """Merge tokenizer_config.json over special_tokens_map.json.
 
-        Empty if neither exists.
+        Returns {} if neither file exists.
         """
         merged: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -52,7 +52,10 @@ class TokenizerFiles:
         return merged
 
     def chat_template(self) -> str | None:
-        """Return the tokenizer's chat template; if it has several, the default one."""
+        """Return the tokenizer's chat template, or None.
+
+        If there are several templates, this is the default template.
+        """
         for file in self.files:
             if file.name == "chat_template.jinja":
                 try:
@@ -66,7 +69,10 @@ class TokenizerFiles:
 
 
 def joined_sha256(files: Iterable[tuple[str, str]]) -> str:
-    """Return the checksum of a tokenizer, from the names and checksums of its files: that of a single file."""
+    """Return the checksum of a tokenizer from (name, checksum) of its files.
+
+    The checksum of a single file is returned unchanged.
+    """
     named = list(files)
     return named[0][1] if len(named) == 1 else hashlib.sha256(orjson.dumps(named)).hexdigest()
 
@@ -74,7 +80,8 @@ def joined_sha256(files: Iterable[tuple[str, str]]) -> str:
 def find_tokenizer(path: Path) -> TokenizerFiles:
     """Find the files of the tokenizer at `path`.
 
-    Raises InputMissing if there is none, DataError if the file is empty, UsageError if it is of another kind.
+    Raises InputMissing if there is no tokenizer, DataError if the file is empty, and UsageError if the file has an
+    unknown extension.
     """
     if os.path.isdir(path):  # not path.is_dir(), which raises if a name is too long
         models = sorted(found.name for found in path.glob("*.model") if found.is_file())
@@ -109,7 +116,8 @@ def open_encoder(
 ) -> Encoder:
     """Load the reference encoder of a tokenizer.
 
-    `content_tokens` changes which added tokens a text may become. Raises DataError or UsageError, naming the file.
+    `content_tokens` changes which added tokens a text may become. Raises DataError or UsageError with the name of the
+    file.
     """
     settings = files.settings()
     if files.main.suffix == ".json":

@@ -15,7 +15,7 @@ _FILE_MAGIC = b"ARROW1"
 
 _DECOMPRESSED = 64 << 20  # bytes of compressed batches that are decompressed for a sample
 
-_ALMOST = 0.99  # the share of a file that is read, if its end is not reached
+_ALMOST = 0.99  # maximum share of a file that counts as read if its end is not reached
 
 
 class ArrowIpc(TableContainer):
@@ -23,7 +23,7 @@ class ArrowIpc(TableContainer):
     extensions = (".arrow", ".feather")
 
     def batches(self, reader: RecordReader) -> Iterator[Any]:
-        # not memory-mapped: if someone truncates a mapped file, the process is killed
+        # not memory-mapped, because the process would be killed if a mapped file was truncated
         with reader.file.open() as file:
             reader.track(file.tell, 0, reader.file.bytes)
             yield from _batches(file)
@@ -39,7 +39,10 @@ class ArrowIpc(TableContainer):
 
 
 class _MappedBatches:
-    """All batches as one group. Mapped: of a batch from which no row is drawn, only the header is read."""
+    """All record batches of a file, as one group.
+
+    The file is memory-mapped: if no row is drawn from a batch, only its header is read.
+    """
 
     def __init__(self, source: Any, file: File):
         before, self.reach = pa.total_allocated_bytes(), 1.0

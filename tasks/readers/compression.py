@@ -16,7 +16,7 @@ import zstandard
 from tasks.core.errors import DataError
 from tasks.readers.lines import CHUNK, Read
 
-# A file that decompresses to more than this many bytes and this many times its own size is refused: a bomb of a few
+# A file is refused if it decompresses to more than BOMB_BYTES and more than BOMB_RATIO times its size: a bomb of a few
 # megabytes would keep a run busy for hours. Chats decompress to 3 to 30 times their size.
 BOMB_BYTES, BOMB_RATIO = 64 << 20, 200
 
@@ -28,10 +28,10 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def decompressed(file: BinaryIO, compression: str, name: str) -> Read:
-    """Return a function that reads the decompressed bytes of an open file; `compression` is "", "gz", or "zst".
+    """Return a function that reads the decompressed bytes of an open file.
 
-    The function raises DataError if the data is damaged, ends early, is followed by something else, or is a bomb; the
-    message has the name `name` and the offset in the compressed file.
+    `compression` is "", "gz", or "zst". The function raises DataError if the data is damaged, ends early, is followed
+    by something else, or is a decompression bomb. The message contains `name` and the offset in the compressed file.
     """
     if not compression:
         return file.read
@@ -60,7 +60,10 @@ def decompressed(file: BinaryIO, compression: str, name: str) -> Read:
 
 
 def _gunzip(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """Decompress consecutive gzip members (RFC 1952); zero bytes may follow the last one, as in padded copies."""
+    """Decompress consecutive gzip members (RFC 1952).
+
+    Zero bytes may follow the last member, as in padded copies.
+    """
     begin, data, members = 0, file.read(CHUNK), 0  # begin: offset of `data` in the file
     while data:
         if not data.startswith(b"\x1f\x8b"[: len(data)]):
@@ -86,7 +89,7 @@ def _gunzip(file: BinaryIO, name: str) -> Iterator[bytes]:
                 yield piece
             if not data and not decompressor.eof:
                 data = file.read(CHUNK)
-                if not data and not piece:  # as long as there is a piece, zlib may hold more
+                if not data and not piece:  # as long as it returns data, zlib may hold more
                     raise DataError("bad_compression", f"{name}: byte {begin:,}: the gzip data ends early: truncated?")
         members += 1
         data = data or file.read(CHUNK)

@@ -1,10 +1,10 @@
-"""Define what a container is, and read a file or a range of it.
+"""Define containers, and read the records of a file or of a range of it.
 
     b'{"text":"a"}\n\n{"text":"b"}\n{"tex'  →  (0, {"text": "a"}), (2, {"text": "b"}), (3, Reject("bad_json", …))
 
 A record that cannot be parsed is a `Reject` in its place: bad_json, bad_utf8, lone_surrogate, nul, too_deep,
-duplicate_key, big_integer, too_long_record, bad_csv, bad_value. A file that cannot be read any further raises
-DataError.
+duplicate_key, big_integer, too_long_record, bad_csv, bad_value. DataError is raised if the rest of a file cannot be
+read.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ Block = tuple[Sequence[int], list[Any]]
 """Numbers of records, and the records."""
 
 Rows = tuple[Sequence[int], list[Any], int]
-"""The same, and their approximate size in bytes."""
+"""Numbers of records, the records, and their approximate size in bytes."""
 
 Decode = Callable[[list[bytes]], list[Any] | None]
-"""Decode the JSON records of one block, or return None if each of them has to go through `parse_record`."""
+"""Decode the JSON records of one block, or return None if `parse_record` has to parse each of them."""
 
 
 class File(Protocol):
-    """The facts of a source file that a container needs; `SourceFile` has them."""
+    """The facts about a source file that a container needs, as in `SourceFile`."""
 
     @property
     def path(self) -> Path: ...
     @property
-    def name(self) -> str: ...  # as messages call it
+    def name(self) -> str: ...  # the name in messages
     @property
     def compression(self) -> str: ...
     @property
@@ -58,15 +58,19 @@ class File(Protocol):
     @property
     def encoding(self) -> str: ...  # "" for UTF-8
     def open(self, stop: int | None = None) -> BinaryIO:
-        """Open the file, to read all bytes from some place to `stop`, or some of them.
+        """Open the file for reading bytes.
 
-        Once it was hashed, reading raises DataError if it has changed since.
+        Pass `stop` to read all bytes up to it, or omit it to read single places. Once the file is hashed, reading
+        raises DataError if it has changed since.
         """
         ...
 
 
 class Range(NamedTuple):
-    """A range of a file that one task reads: bytes, or groups of rows; `sha256` identifies its content."""
+    """A range of a file that one step reads: bytes or row groups [start, stop).
+
+    `sha256` identifies its content.
+    """
 
     start: int
     stop: int
@@ -74,16 +78,20 @@ class Range(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A sampled record (or its Reject) and its place: "chats.jsonl:17", as in rejects.jsonl."""
+    """A sampled record or its Reject, and its place.
+
+    The place has the form of places in rejects.jsonl, such as "chats.jsonl:17".
+    """
 
     place: str
     value: object
 
 
 class Run(NamedTuple):
-    """Neighboring records of a file that is read from its start, and how many they are.
+    """Neighboring records of a file that is read from its start.
 
-    `size` is their approximate size in bytes, `cost` what they took to read, in bytes of uncompressed text.
+    `size` is their approximate size in bytes. `cost` is the cost of reading them, in bytes of uncompressed text.
+    `number` is the number of records.
     """
 
     size: int
@@ -97,10 +105,10 @@ Window = Callable[[BinaryIO, int, int], tuple[list[Record], int]]
 
 
 class Table(Protocol):
-    """An open table for sampling: its groups of rows, and the record batches of one group."""
+    """A table that is open for sampling, with its groups of rows."""
 
     @property
-    def rows(self) -> Sequence[int]: ...  # of each group
+    def rows(self) -> Sequence[int]: ...  # number of rows of each group
     @property
     def row_bytes(self) -> float: ...
     @property
@@ -111,7 +119,7 @@ class Table(Protocol):
 
 
 class Container:
-    """A file layout: how it is identified, split, read, and sampled.
+    """A file layout, with methods that identify, split, read, and sample a file.
 
     A subclass must set `name` and `extensions` and implement `read` (tables: `TableContainer.batches`). By default a
     file is identified by its extension, is not split, and is sampled from its start.
@@ -122,25 +130,27 @@ class Container:
     is_text = False  # UTF-8 text: may be compressed as .gz or .zst
     is_compressed = False  # values are compressed within the file
     numbered_by: Literal["line", "record"] = "record"
-    record = "a row"  # what one record is, for the documentation
+    record = "a row"  # description of one record, for the documentation
 
     def read(self, reader: RecordReader) -> Iterator[Rows]:
-        """Yield the records of `reader.file` in [reader.start, reader.stop), numbered from 0 at `reader.start`.
+        """Yield the records of `reader.file` in [reader.start, reader.stop).
 
-        A stop of None is the end of the file. Raises DataError if the file cannot be read any further.
+        Records are numbered from 0 at `reader.start`. A stop of None is the end of the file. Raises DataError if the
+        rest of the file cannot be read.
         """
         raise NotImplementedError
 
     def column_names(self, file: File) -> list[str]:
-        """Return the names of the columns of a table; other containers have none."""
+        """Return the names of a table's columns; other containers have no columns."""
         return []
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def split(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
-        """Return the SHA-256 of a file and the ranges it is split into; `chunks` are its bytes.
+        """Return the SHA-256 of a file and the ranges that it is split into.
 
-        Where a range ends must follow from the bytes before it and `part_size` alone.
+        `chunks` are the bytes of the file. The end of a range must depend only on the bytes before it and on
+        `part_size`.
         """
         digest = hashlib.sha256()
         for chunk in chunks:
@@ -148,29 +158,38 @@ class Container:
         return digest.hexdigest(), [Range(0, file.bytes, digest.hexdigest())]
 
     def cut(self, file: File, ranges: list[Range], part_size: int) -> list[Range]:
-        """Cut the ranges of a file that was hashed further, at places that only its content shows."""
+        """Divide the ranges of a hashed file further, at places that its content shows."""
         return ranges
 
     def records_before(self, file: File, start: int) -> int:
-        """Count the numbers that precede a range start, so that messages name a record's place in the file."""
+        """Return how many numbers precede the start of a range.
+
+        Messages need this to name the place of a record in the file.
+        """
         return 0
 
     def seek(self, file: File, number: int) -> tuple[int, int]:
-        """Return a range start at or before a record (from 0), and the number of the record there."""
+        """Return a range start at or before a record, and the number of the record there.
+
+        Numbers count from 0.
+        """
         return 0, 0
 
     # -- identification ---------------------------------------------------------------------------------------------
 
     def resolve(self, file: File, prefix: bytes, is_record: Callable[[dict[str, object]], bool]) -> str:
-        """Return the name of the container that the content of a file shows; `prefix` is its decompressed start.
+        """Return the name of the container that the content of a file has.
 
-        Raises DataError if the content is not what the extension promises. `is_record` tests whether an object has the
-        keys of a known format.
+        `prefix` is the decompressed start of the file. `is_record` returns whether an object has the keys of a known
+        format. Raises DataError if the content does not fit the extension.
         """
         return self.name
 
     def explain_unreadable(self, file: File, prefix: bytes) -> str:
-        """Explain why none of the first records is an object; "" if the start of the file does not show it."""
+        """Explain why none of the first records is an object.
+
+        Returns "" if the start of the file does not show the reason.
+        """
         return ""
 
     def first_records(self, file: File) -> Iterator[object]:
@@ -181,11 +200,17 @@ class Container:
     # -- sampling ---------------------------------------------------------------------------------------------------
 
     def window(self, file: File, max_record_bytes: int) -> Window | None:
-        """Return a function that reads records from the middle of an uncompressed file, or None if there is none."""
+        """Return a function that reads records from the middle of an uncompressed file.
+
+        Returns None if records cannot be found there.
+        """
         return None
 
     def table(self, file: File) -> AbstractContextManager[Table] | None:
-        """Open a table for sampling, or return None if the container has no groups of rows."""
+        """Open a table for sampling.
+
+        Returns None if the container has no groups of rows.
+        """
         return None
 
     def runs(self, reader: RecordReader) -> Iterator[Run]:
@@ -194,11 +219,14 @@ class Container:
         while run := list(islice(numbered, RUN)):
             records = [Record(f"{reader.file.name}:{number + 1}", value) for number, value in run]
             size = sum(_text_size(value) for _, value in run)
-            yield Run(size, 4 * size, len(run), partial(list, records))  # to parse costs about 4 times as much
+            yield Run(size, 4 * size, len(run), partial(list, records))  # parsing costs about 4 × as much
 
 
 def _text_size(value: object) -> int:
-    """Estimate the size of a record in bytes: its strings, at any depth, and 100 for each other value."""
+    """Estimate the size of a record in bytes.
+
+    The estimate is the length of all strings, at any depth, plus 100 for each other value.
+    """
     size, left = 0, [value]
     while left:
         item = left.pop()
@@ -212,12 +240,12 @@ def _text_size(value: object) -> int:
 
 
 class RecordReader:
-    """Iterate over (number, record) of one file, or of a range of it.
+    """Iterate over (number, record) of a file or of a range of it.
 
-    A record is any JSON value or table row, or a Reject; its number counts from 0 at `start`. After the iteration
-    `records` is the number of lines or records in the range, blank lines included. Of a table only the wanted columns
-    become records, unless it has none of them; `unread` counts the values of the others. `decode` replaces the decoder
-    of JSON records.
+    A record is any JSON value or table row, or a Reject. Its number counts from 0 at `start`. After the iteration,
+    `records` is the number of lines or records in the range, counting blank lines. If a table has wanted columns, only
+    these columns are read, and `unread` counts the values of the other columns. `decode` replaces the decoder of JSON
+    records.
     """
 
     def __init__(
@@ -241,7 +269,10 @@ class RecordReader:
             yield from zip(numbers, records, strict=True)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield numbers and records, up to BLOCK of them and about BLOCK_BYTES at a time."""
+        """Yield numbers and records in blocks.
+
+        A block has up to BLOCK records, and about BLOCK_BYTES bytes.
+        """
         self.records = 0
         for numbers, records, size in self.container.read(self):
             step = max(1, min(BLOCK, BLOCK_BYTES * len(records) // max(size, 1)))
@@ -252,7 +283,10 @@ class RecordReader:
 
     @property
     def share(self) -> float:
-        """The share of the range that has been read, from 0 to 1: of the bytes on disk, or of the rows."""
+        """Return the share of the range that has been read, from 0 to 1.
+
+        The share is measured in bytes on disk, or in rows.
+        """
         start, stop = self._bounds
         try:
             return min(1.0, (self.position() - start) / max(stop - start, 1))
@@ -260,12 +294,12 @@ class RecordReader:
             return 1.0
 
     def track(self, position: Callable[[], int], start: int, stop: int) -> None:
-        """Measure `share` by a position that runs from start to stop."""
+        """Measure `share` by a position that grows from `start` to `stop`."""
         self.position, self._bounds = position, (start, stop)
 
     @contextmanager
     def open_text(self) -> Iterator[Read]:
-        """Open a text file; the result reads its decompressed bytes."""
+        """Open a text file, and return a function that reads its decompressed bytes."""
         with self.file.open() as file:
             self.track(file.tell, 0, self.file.bytes)
             yield decompressed(file, self.file.compression, self.file.name)
@@ -275,7 +309,10 @@ class RecordReader:
 
 
 def in_blocks(found: Iterator[tuple[object, int]], first: int = 0) -> Iterator[Rows]:
-    """Group (record, bytes) into rows numbered from `first`. Records read before an error come before it."""
+    """Group (record, bytes) pairs into Rows whose numbers begin at `first`.
+
+    Records that were read before an error are yielded before the error is raised.
+    """
     held: list[object] = []
     size = 0
     error: DataError | None = None

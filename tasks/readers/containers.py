@@ -1,6 +1,6 @@
-"""List the containers and compressions that a file can have, by the extensions of its name.
+"""List the containers and compressions of files, by file extension.
 
-To add a container, write one file beside this one and add one item to CONTAINERS.
+To add a container, write one file next to this one, and add one item to CONTAINERS.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def container_named(name: str) -> Container:
 
 
 def container_by_extension(name: str) -> tuple[Container, str] | None:
-    """Return (container, compression) by the extensions of a file name, or None if it has no known extension.
+    """Return (container, compression) by the extensions of a file name.
 
-    The compression is "" for an uncompressed file.
+    The compression is "" for an uncompressed file. Returns None if the name has no known extension.
     """
     stem, compression = name.lower(), ""
     for extension, known in COMPRESSIONS.items():

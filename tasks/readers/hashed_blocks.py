@@ -3,8 +3,8 @@
     bytes of a file ─HashedBlocks.passing─▶ the same bytes ─▶ SHA-256 of the file, of its parts
                                   └───────▶ BlockDigests ─CheckedBlocks─▶ bytes that were hashed, or an error
 
-A file can change after it was hashed, even with its size and times restored. So what becomes rows is compared with what
-was hashed, block by block. Hashing and comparing each take 0.1 ms per MB.
+A file can change after it was hashed, and its size and times may be restored. So all bytes that become rows are
+compared with the bytes that were hashed, block by block. Hashing and comparing each take 0.1 ms per MB.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from xxhash import xxh3_128_digest
 
 from tasks.core.errors import DataError
 
-BLOCK = 1 << 18  # bytes, as many as are read at once
+BLOCK = 1 << 18  # bytes; files are also read in chunks of this size
 
 DIGEST = 16  # bytes of a digest
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDigests:
-    """The digests of all blocks of a file, joined; each has `size` bytes, but the last may be shorter."""
+    """The digests of all blocks of a file, joined.
+
+    Each block has `size` bytes; the last block may be shorter.
+    """
 
     size: int
     joined: bytes
@@ -34,14 +37,20 @@ class BlockDigests:
 
 @dataclass(frozen=True, slots=True)
 class KeptDigests:
-    """What a step has instead of the digests of a large file: the record that holds them, and their own digest."""
+    """A reference to the digests of a large file, which a step has instead of them.
+
+    `record` is the name of the record that holds the digests, and `digest` is the digest of these digests.
+    """
 
     record: str
     digest: bytes
 
 
 class HashedBlocks:
-    """Hash the bytes that pass in blocks of `size` bytes. Each chunk that passes but the last is a multiple of it."""
+    """Hash the bytes of a stream in blocks of `size` bytes.
+
+    The size of each chunk, except the last, must be a multiple of `size`.
+    """
 
     def __init__(self, size: int = BLOCK):
         self._size = size
@@ -62,13 +71,16 @@ class HashedBlocks:
 def open_checked(path: Path, name: str, size: int, digests: BlockDigests) -> BinaryIO:
     """Open a file of `size` bytes whose blocks were hashed.
 
-    Reading raises DataError, with the file's `name`, if a block is not the one that was hashed.
+    Reading raises DataError, with `name` in the message, if a block has changed since.
     """
     return io.BufferedReader(CheckedBlocks(path.open("rb", buffering=0), name, size, digests), BLOCK)
 
 
 class CheckedBlocks(io.RawIOBase):
-    """The bytes of a file. Each block is compared with its digest before any of its bytes is returned."""
+    """The bytes of a file, which are checked when they are read.
+
+    Each block is compared with its digest before any of its bytes is returned.
+    """
 
     def __init__(self, file: io.FileIO, name: str, size: int, digests: BlockDigests):
         self._file, self._source, self._size, self._digests = file, name, size, digests
@@ -87,7 +99,7 @@ class CheckedBlocks(io.RawIOBase):
 
     def tell(self) -> int:
         if self.closed:
-            raise ValueError("I/O operation on closed file")  # as other files do
+            raise ValueError("I/O operation on closed file")  # like other files
         return self._place
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]

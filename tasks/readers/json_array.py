@@ -23,7 +23,7 @@ from tasks.readers.strict_json import parse_record
 
 ARRAY_LIMIT = 2 << 30  # bytes of a JSON array that has to be in memory as a whole
 
-_SEARCHED = 16 << 20  # bytes of an array that are searched for the end of an element like the first one's
+_SEARCHED = 16 << 20  # bytes of an array that are searched for the separator of its elements
 
 _FIRST = 100  # records of an array that `first_records` yields
 
@@ -51,14 +51,17 @@ class JsonArray(Container):
                 number += len(records)
             else:
                 return
-        # The array is damaged, or a block was not one: find out which record is to blame.
+        # The array is damaged, or a block was not valid JSON. Read element by element to find the bad record.
         with reader.open_text() as read:
             data = read_whole(read, name)
         rest = islice(array_elements(data, name), number, None)
         yield from in_blocks(((parse_record(element, False), len(element)) for element in rest), number)
 
     def resolve(self, file: File, prefix: bytes, is_record: Callable[[dict[str, object]], bool]) -> str:
-        """An array is JSON; anything else must be one object per line."""
+        """Return json for an array, or jsonl for one object per line.
+
+        Raises DataError if the file starts with neither, or if it is one object that is not one record on one line.
+        """
         if prefix.startswith(b"["):
             return self.name
         if not prefix.startswith(b"{"):
@@ -81,7 +84,10 @@ class JsonArray(Container):
         return Jsonl.name
 
     def first_records(self, file: File) -> Iterator[object]:
-        """The first 100, without reading more of the array than they take (and up to three times as much)."""
+        """Yield the first 100 records.
+
+        The array is read in growing steps, so up to about four times the bytes of the requested records are read.
+        """
         with RecordReader(self, file).open_text() as read:
             prefix, whole, count = b"", False, 0
             while count < _FIRST and not whole:
@@ -99,7 +105,11 @@ class JsonArray(Container):
                         raise
 
     def window(self, file: File, max_record_bytes: int) -> Window | None:
-        """Elements between two places with the bytes that separate the first two elements; None if unknown."""
+        """Return a function that reads elements from the middle of the array.
+
+        It finds elements by the bytes that separate the first two elements. Returns None if these bytes cannot be
+        found.
+        """
         with RecordReader(self, file).open_text() as read:
             _, separator = find_separator(read, file.name)
         if not separator:
@@ -108,7 +118,7 @@ class JsonArray(Container):
         def window(source: BinaryIO, start: int, stop: int) -> tuple[list[Record], int]:
             source.seek(start)
             text = source.read(stop - start + len(separator) - 1)
-            # An element belongs to the window in which the one before it ends.
+            # An element belongs to the window in which the previous element ends.
             first = text.find(separator) if start else 0
             if first < 0:
                 return [], 0
@@ -146,7 +156,7 @@ def _object(text: bytes) -> dict[str, object] | None:
 def _check_one_object(
     file: File, value: dict[str, object], lines: int, is_record: Callable[[dict[str, object]], bool]
 ) -> None:
-    """Raise DataError if a file that is one JSON object is not one record on one line."""
+    """Raise DataError if a file of one JSON object is not one record on one line."""
     lists = [key for key, item in value.items() if isinstance(item, list)]
     if lists and not is_record(value):
         command = f"jq -c '.{lists[0]}[]' {file.name} > {PurePath(file.name).stem}.jsonl"
@@ -165,7 +175,7 @@ def _check_one_object(
 def read_whole(read: Read, name: str, prefix: bytes = b"") -> bytes:
     """Return `prefix` and all bytes that follow it, without a byte order mark.
 
-    Raises DataError if they are more than `ARRAY_LIMIT`.
+    Raises DataError if there are more than `ARRAY_LIMIT` bytes.
     """
     chunks, size = [prefix], len(prefix)
     while size <= ARRAY_LIMIT and (chunk := read(CHUNK)):
@@ -181,11 +191,11 @@ def read_whole(read: Read, name: str, prefix: bytes = b"") -> bytes:
 
 
 def array_blocks(read: Read, name: str) -> Iterator[bytes]:
-    """Yield the array as several smaller arrays, so that it does not have to be in memory as a whole.
+    """Yield an array as several smaller arrays, so that memory is bounded.
 
-    A block ends at the bytes that separate the first two elements, including the first key of the second. Such a place
-    may be inside an element; then the block is not valid JSON, and parsing it fails. An array whose elements do not
-    look alike is one block from there on.
+    A block ends at the bytes that separate the first two elements. They include the first key of the second element. If
+    these bytes occur inside an element, the block is not valid JSON, and parsing it fails. If they do not occur any
+    more, the rest of the array is one block.
     """
     text, separator = find_separator(read, name)
     while separator:
@@ -201,9 +211,10 @@ def array_blocks(read: Read, name: str) -> Iterator[bytes]:
 
 
 def find_separator(read: Read, name: str) -> tuple[bytes, bytes]:
-    """Return the start of an array and the bytes that separate its first two elements, b"" if there is no second.
+    """Return the start of an array and the separator of its first two elements.
 
-    The separator runs from the last byte of the first element through the first string of the second.
+    The separator runs from the last byte of the first element through the first string of the second. It is b"" if
+    there is no second element.
     """
     text = separator = b""
     while not separator and len(text) < _SEARCHED and (chunk := read(max(CHUNK, 3 * len(text)))):
@@ -224,10 +235,10 @@ def _separator(text: bytes, name: str) -> bytes:
 
 
 def array_elements(data: bytes, name: str) -> Iterator[bytes]:
-    """Yield the text of each element of a JSON array, found by its brackets, commas, and strings alone.
+    """Yield the text of each element of a JSON array.
 
-    One bad element thus costs one record and not the file. Raises DataError if the array does not close or is followed
-    by something else.
+    Elements are found only by brackets, commas, and strings, so a bad element costs one record and not the file. Raises
+    DataError if the array is not closed, or is followed by something else.
     """
     depth, begin, count = 0, 0, 0
     for token in _JSON_TOKEN.finditer(data):

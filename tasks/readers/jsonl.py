@@ -38,7 +38,7 @@ class Jsonl(Container):
         number = 0
         with _open(reader) as read:
             for lines, unterminated in line_blocks(read, reader.max_record_bytes):
-                if any(lines):  # else blank, and perhaps millions
+                if any(lines):  # otherwise all lines are blank, and there may be millions
                     records = reader.decode(lines)  # a block at once: three times as fast as line by line
                     if records is not None:
                         yield range(number, number + len(records)), records, sum(map(len, lines))
@@ -63,7 +63,10 @@ class Jsonl(Container):
         return before
 
     def seek(self, file: File, number: int) -> tuple[int, int]:
-        """Lines are counted without being parsed; beyond the last line, the start is the size of the file."""
+        """Return the start of a line and its number, without parsing any line.
+
+        Beyond the last line, the start is the size of the file. In a compressed file, it is always 0.
+        """
         if file.compression:
             return 0, 0
         left, position = number, 0
@@ -101,7 +104,10 @@ class Jsonl(Container):
         return window
 
     def runs(self, reader: RecordReader) -> Iterator[Run]:
-        """Lines are counted; they are parsed only if their run is kept."""
+        """Yield all lines in runs.
+
+        Each line is counted, but it is parsed only if its run is kept.
+        """
         number = 0
         with _open(reader) as read:
             for lines, unterminated in line_blocks(read, reader.max_record_bytes):

@@ -11,7 +11,7 @@ Read = Callable[[int], bytes]
 
 CHUNK = 1 << 18  # bytes read at once; with 1 MiB, records fall out of the cache and parse 5 to 25 % slower
 
-WINDOW = 1 << 14  # bytes of a sampling window; many short ones, because neighboring records are alike
+WINDOW = 1 << 14  # bytes of a sampling window; windows are short and many, because neighboring records are alike
 
 BOM = b"\xef\xbb\xbf"
 
@@ -23,9 +23,9 @@ def line_blocks(read: Read, limit: int) -> Iterator[tuple[list[bytes], bool]]:
 
     A block is (lines, False), or ([line], True) for a last line without a line end. A UTF-8 byte order mark at the
     start of the stream is skipped. A line of more than `limit` bytes is replaced by `TOO_LONG` and never held as a
-    whole: memory is bounded by limit + two chunks.
+    whole, so memory is bounded by `limit` plus two chunks.
     """
-    pieces: list[bytes] = []  # of the line that has not ended yet; joined once, so that long lines cost no more
+    pieces: list[bytes] = []  # of the unfinished line, joined only once so that long lines take linear time
     held, skipping, first = 0, False, True
     while chunk := read(CHUNK):
         if first:
@@ -66,7 +66,10 @@ def byte_range(file: BinaryIO, start: int, stop: int) -> Read:
 
 
 def end_of_line(source: BinaryIO, place: int, limit: int) -> int:
-    """Return the end of the line at `place`, its line end included; the search stops after `limit` bytes."""
+    """Return the offset after the line at `place` and its line end.
+
+    The search stops after `limit` bytes.
+    """
     source.seek(place)
     while source.tell() - place <= limit and (some := source.readline(CHUNK)):
         if some.endswith(b"\n"):
@@ -75,10 +78,11 @@ def end_of_line(source: BinaryIO, place: int, limit: int) -> int:
 
 
 def split_at_lines(chunks: Iterable[bytes], part_size: int) -> tuple[str, list[tuple[int, int, str]]]:
-    """Hash the bytes of a file and split it at line ends: (sha256 of the file, [(start, stop, sha256), …]).
+    """Hash the bytes of a file, and split the file at line ends.
 
-    A part ends with the first line that ends at or after k times part_size, for k = 1, 2, …: the bytes that follow do
-    not affect where it ends. The first part costs no hashing of its own, because until its end it is the whole file.
+    Returns (SHA-256 of the file, [(start, stop, SHA-256), …]). A part ends with the first line that ends at or after
+    the next multiple of `part_size`, so the bytes that follow do not affect its end. The first part needs no separate
+    hash: up to its end, it is the whole file.
     """
     whole, piece = hashlib.sha256(), None
     cuts: list[tuple[int, int, str]] = []

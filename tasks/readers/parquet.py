@@ -20,7 +20,7 @@ class Parquet(TableContainer):
     is_compressed = True
 
     def batches(self, reader: RecordReader) -> Iterator[Any]:
-        # no threads and no read-ahead: parts are what runs in parallel, and a row group may be large
+        # no threads and no read-ahead, because parts run in parallel and a row group may be large
         with reader.file.open() as source, pq.ParquetFile(source, pre_buffer=False) as file:
             groups = range(file.metadata.num_row_groups)[reader.start : reader.stop]
             facts = [file.metadata.row_group(group) for group in groups]
@@ -40,7 +40,10 @@ class Parquet(TableContainer):
         return list(self._metadata(file).schema.to_arrow_schema().names)
 
     def cut(self, file: File, ranges: list[Range], part_size: int) -> list[Range]:
-        """Cut at row groups, after as few as reach `part_size` bytes (uncompressed)."""
+        """Cut the file into ranges of row groups.
+
+        A range has as few row groups as reach `part_size` uncompressed bytes.
+        """
         [whole] = ranges
         metadata = self._metadata(file)
         ranges, start, size = [], 0, 0

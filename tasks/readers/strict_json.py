@@ -1,4 +1,4 @@
-"""Parse one JSON record and reject what JSON parsers disagree about."""
+"""Parse a JSON record, and reject input that JSON parsers interpret differently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.readers.lines import BOM
 _NINETEEN = b"0" * 19
 
 
-_UPPER_HALVES, _OF_DIGITS = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x3030303030303030)  # of eight bytes
+_UPPER_HALVES, _OF_DIGITS = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x3030303030303030)  # for words of eight bytes
 
 
 _DIGITS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))  # every digit → 0, all else → a space
@@ -30,8 +30,8 @@ _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(-?[0-9][0-9.eE+-]*)', re
 def duplicate_key(text: bytes) -> str:
     """Describe the first duplicate key in an object of a JSON text, or return "".
 
-    A loop over strings and brackets instead of json's object_pairs_hook, whose recursion fails at a depth that depends
-    on the caller's.
+    This is a loop over strings and brackets. The recursion of json's object_pairs_hook would fail at a depth that
+    depends on the depth of the caller.
     """
     levels: list[set[str]] = []  # the keys of each open object, and an empty set for each open list
     for token in _KEY_OR_BRACKET.finditer(text):
@@ -49,10 +49,11 @@ def duplicate_key(text: bytes) -> str:
 
 
 def big_integer(text: bytes) -> str:
-    """Describe the first integer in a JSON text that does not fit in 64 bits, or return "".
+    """Describe the first integer in a JSON text that does not fit in 64 bits.
 
-    orjson silently reads it as a floating-point number. Of 19 consecutive digits, eight fill an aligned word of eight
-    bytes; to check those words first costs a tenth of parsing.
+    Returns "" if there is none. orjson silently reads such an integer as a floating-point number. Any 19 consecutive
+    digits fill an aligned word of eight bytes, so these words are checked first, which takes a tenth of the time of
+    parsing.
     """
     if not _may_hold_nineteen(text) or _NINETEEN not in text.translate(_DIGITS):
         return ""
@@ -67,7 +68,11 @@ def big_integer(text: bytes) -> str:
 
 
 def _may_hold_nineteen(text: bytes) -> bool:
-    """Test whether an aligned word of eight bytes has only digits (or ":;<=>?", which share their upper half)."""
+    """Return whether a text may contain 19 consecutive digits.
+
+    If it does, an aligned word of eight bytes has only digits. The test also accepts ":;<=>?", which have the same
+    upper half-byte as digits.
+    """
     eights = np.frombuffer(text, np.uint64, len(text) // 8)
     return bool(((eights & _UPPER_HALVES) == _OF_DIGITS).any())
 
@@ -76,7 +81,10 @@ _NOT_A_NUMBER = re.compile(r"-?(?:NaN|Infinity|inf)\b", re.IGNORECASE)
 
 
 def decode_block(texts: list[bytes]) -> list[Any] | None:
-    """Decode the records of a block at once; None if one of them has to be examined by `parse_record`."""
+    """Decode the records of a block at once.
+
+    Returns None if `parse_record` has to examine one of the records.
+    """
     try:
         records = list(map(orjson.loads, texts))
     except orjson.JSONDecodeError:
@@ -88,8 +96,9 @@ def decode_block(texts: list[bytes]) -> list[Any] | None:
 def parse_record(text: bytes, unterminated: bool) -> object:
     """Parse one record, or return the Reject that explains why it cannot be parsed.
 
-    `unterminated`: the file ends with it, without a line end. A byte order mark is skipped on every line, as in
-    concatenated files: if it were skipped on the first line only, the result would depend on where a part starts.
+    `unterminated` means that the file ends with this record, without a line end. A byte order mark is skipped on every
+    line, as in concatenated files. If it was skipped on the first line only, the result would depend on where a part
+    starts.
     """
     text = text.removeprefix(BOM)
     try:
@@ -103,26 +112,29 @@ def parse_record(text: bytes, unterminated: bool) -> object:
 
 
 def is_exact(text: bytes, value: object) -> bool:
-    """Check that no string of a JSON text is missing in what was decoded from it; False if that cannot be decided."""
+    """Return whether a decoded value has all the strings of its JSON text.
+
+    Returns False if this cannot be decided.
+    """
     try:
         return same_strings(text, orjson.dumps(value))
-    except orjson.JSONEncodeError:  # nested deeper than orjson writes
+    except orjson.JSONEncodeError:  # nested more deeply than orjson can write
         return False
 
 
 def same_strings(text: bytes, rewritten: bytes) -> bool:
-    """Check that a JSON text and what was decoded from it and encoded again contain the same number of strings.
+    """Return whether a JSON text has as many strings as its decoded value.
 
-    Decoders silently keep the last of two equal keys; then strings are missing. Counting quotation marks finds this at
-    a tenth of the cost of decoding; a decoder that reports equal keys takes five times as long. Inside a string,
-    encoders write a quotation mark as \\", which counts on both sides. A text that may write it as \\u0022 cannot be
-    compared, so this returns False.
+    `rewritten` is the value, encoded again. Decoders silently keep the last of two equal keys; then strings are
+    missing. Counting quotation marks detects this at a tenth of the cost of decoding, while a decoder that reports
+    equal keys takes five times as long. Inside a string, encoders write a quotation mark as \\", which counts on both
+    sides. A text that may write it as \\u0022 cannot be compared, so the result is False.
     """
     return text == rewritten or (b"u0022" not in text and _quotes(text) == _quotes(rewritten))
 
 
 def as_array(texts: list[bytes]) -> bytes:
-    """Return JSON texts as one array, as encoders write it: without white space."""
+    """Return JSON texts as one array, like encoders write it: without white space."""
     return b"[%s]" % b",".join(texts)
 
 
@@ -131,7 +143,10 @@ def _quotes(text: bytes) -> int:
 
 
 def _reject(text: bytes, error: orjson.JSONDecodeError, unterminated: bool) -> Reject:
-    """Explain why `text` is not valid JSON. `unterminated`: it is the last line of its file, without a line end."""
+    """Explain why `text` is not valid JSON.
+
+    `unterminated` means that it is the last line of its file, without a line end.
+    """
     try:
         decoded = text.decode()
     except UnicodeDecodeError as bad:

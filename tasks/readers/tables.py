@@ -1,4 +1,7 @@
-"""Tables: Arrow record batches become records, 1,000 rows or 32 MiB at a time, within a limit on memory."""
+"""Convert Arrow record batches to records, within a limit on memory.
+
+Up to 1,000 rows or 32 MiB are converted at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from tasks.core.errors import DataError, Reject
 from tasks.core.memory_limit import bomb, bounded_table
 from tasks.readers.container import Container, File, RecordReader, Rows
 
-BATCH_ROWS, BATCH_BYTES = 1000, 32 << 20  # of a slice that becomes records at once
+BATCH_ROWS, BATCH_BYTES = 1000, 32 << 20  # of a slice that is converted to records at once
 
-# A row above this number needs a byte of the file, or the file is a bomb.
+# A table with more rows than this, and with more rows than bytes, is refused as a bomb.
 _BOMB_ROWS = 200_000
 
 
@@ -23,7 +26,10 @@ class TableContainer(Container):
     """A container whose rows a library reads as Arrow record batches."""
 
     def batches(self, reader: RecordReader) -> Iterator[Any]:
-        """Yield the record batches of `reader.file` in [reader.start, reader.stop), with all columns."""
+        """Yield the record batches of `reader.file` with all columns.
+
+        The batches cover [reader.start, reader.stop).
+        """
         raise NotImplementedError
 
     def column_names(self, file: File) -> list[str]:
@@ -57,7 +63,7 @@ class TableContainer(Container):
 
 @contextmanager
 def readable(container: Container, file: File) -> Iterator[None]:
-    """Raise DataError, naming the file, in place of the errors of Arrow."""
+    """Replace the errors of Arrow by a DataError that names the file."""
     try:
         yield
     except MemoryError:
@@ -69,14 +75,17 @@ def readable(container: Container, file: File) -> Iterator[None]:
 
 
 def wanted(names: Collection[str], file: File) -> list[str]:
-    """Return the columns of a table that are read: those that have a meaning, else all of them."""
+    """Return the columns of a table that are read.
+
+    They are the columns that have a meaning, or all columns if none has a meaning.
+    """
     columns = file.wanted_columns
     return [name for name in names if name in columns] or list(names)
 
 
 def present(column: Any) -> int:
     """Count the values of a column that are neither null nor an empty string or list."""
-    import pyarrow.compute as pc  # 30 ms, and only for tables with such columns
+    import pyarrow.compute as pc  # takes 30 ms, and only tables with unread columns need it
 
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -95,9 +104,10 @@ _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
 def rows_of(batch: Any) -> list[object]:
-    """Return the rows of an Arrow batch; a row that Python cannot represent is a Reject.
+    """Return the rows of an Arrow batch.
 
-    Times become text: as values they would depend on whether pandas is installed (Python has no nanoseconds).
+    A row that Python cannot represent becomes a Reject. Times become text: as values, they would depend on whether
+    pandas is installed, because Python's own types have no nanoseconds.
     """
     for index, field in enumerate(batch.schema):
         if pa.types.is_timestamp(field.type) or pa.types.is_time(field.type):
@@ -115,5 +125,5 @@ def rows_of(batch: Any) -> list[object]:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the message of a library without the lines of advice that follow."""
+    """Return the first line of a library's message, without the advice below it."""
     return (str(error).splitlines() or [type(error).__name__])[0]

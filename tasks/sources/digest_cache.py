@@ -1,19 +1,19 @@
-"""Keep the digests of source files between runs, so that an unchanged file is not hashed again.
+"""Keep the digests of source files, so that later runs do not hash them again.
 
     data/digests/NAME.json   path, size, times, inode ─▶ SHA-256, ranges of parts, digests of blocks
-                             URL, size, ETag, of an object that is read in blocks (remote_blocks.py)
-                             the same, and what its source sets ─▶ container, format, delimiter, encoding
+                             URL, size, ETag of an object that is read in blocks (remote_blocks.py) ─▶ the same facts
+                             URL, size, ETag, settings of its source ─▶ container, format, delimiter, encoding
 
-An entry is believed only if nothing that the file system records of the file differs, and if the file was at least
-RACY_NS old when it was hashed: a change within the same tick of the clock as the hashing would leave the times as they
-are. Whatever is read from a file later is compared with the digests of its blocks (readers/hashed_blocks.py), also if
-these come from here. A cache that is damaged or cannot be written is as good as none.
+An entry is valid only if all that the file system records about the file is unchanged, and if the file was at least
+RACY_NS old when it was hashed. The times would not show a change within the clock tick in which the file was hashed.
+All bytes that are read from a file later are compared with the digests of its blocks (readers/hashed_blocks.py), even
+if these digests come from the cache. A cache that is damaged or cannot be written counts as missing.
 
-With a root in a bucket, the entries of objects are there, too, so an object is identified and hashed by the first
-machine that needs it. An object that changes has another ETag, and so another entry. What two machines find is the
-same, and so are the bytes that they write.
+If the root is in a bucket, the entries of objects are stored there, too, so the first machine that needs an object
+identifies and hashes it. An object that changes has another ETag, and therefore another entry. If two machines process
+the same object, they write the same bytes.
 
-A large file that is too young to be believed has an entry, too: steps refer to it (sent_digests.py).
+A large file that is too young for a valid entry has an entry, too, because steps refer to it (sent_digests.py).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from tasks.stores.claims import make_once
 from tasks.stores.mirror import LOCAL, Mirror, mirror_of
 from tasks.stores.urls import is_url
 
-VERSION = 2  # of how files are hashed and split into ranges, and of the entries
+VERSION = 2  # of the hashing, of the split into ranges, and of the entries
 
-FOUND = ("container", "format", "delimiter", "encoding")  # what the start of an object shows
+FOUND = ("container", "format", "delimiter", "encoding")  # facts that the start of an object shows
 
-FORMAT_VERSION = 1  # of how this is found; the names of all formats are in the key as well
+FORMAT_VERSION = 1  # of the detection of FOUND; the key also contains the names of all formats
 
-WORTH_A_CLAIM = 4 << 20  # bytes of an object: a smaller one is a single request, as is a claim
+WORTH_A_CLAIM = 4 << 20  # bytes of an object; a smaller object takes one request, and so does a claim
 
 Found = TypeVar("Found")
 
@@ -55,7 +55,10 @@ RACY_NS = 2_000_000_000  # the coarsest clock of a file system in use ticks ever
 
 
 class Hashed(NamedTuple):
-    """What hashing a file found, and the name of the entry that has it, if there is one."""
+    """The result of hashing a file.
+
+    `record` is the name of the entry that holds the result, or "" if there is no entry.
+    """
 
     sha256: str
     ranges: list[Range]
@@ -64,9 +67,10 @@ class Hashed(NamedTuple):
 
 
 class DigestCache:
-    """The digests of files in a folder. With `fresh`, none is believed, and all are written again.
+    """A folder with the digests of files.
 
-    A cache that is `only_read` keeps nothing: commands that look do not write to a bucket.
+    With `fresh`, existing entries are ignored and written again. With `only_read`, no entry is written, so commands
+    that only read do not write to a bucket.
     """
 
     def __init__(self, folder: Path, fresh: bool = False, only_read: bool = False):
@@ -74,7 +78,10 @@ class DigestCache:
         self._written: set[str] = set()
 
     def find(self, file: SourceFile, part_size: int) -> Hashed | None:
-        """Return what is known of a file that has not changed since it was hashed. Raises what a store raises."""
+        """Return the digests of a file that has not changed since it was hashed.
+
+        Returns None if the cache has no valid entry. Raises the errors of stores.
+        """
         with suppress(TypeError):  # the path is not UTF-8
             path = self._entry(file, part_size)
             found = self._find(path, file, partial(_hashed, path.name))
@@ -86,9 +93,10 @@ class DigestCache:
     def find_once(
         self, file: SourceFile, part_size: int, hashed: Callable[[], Hashed], wait: bool, check: Callable[[], None]
     ) -> Hashed | None:
-        """Return what is known of an object, or hash it, unless another machine does: then wait for that machine.
+        """Return the known digests of an object, or hash it unless another machine does.
 
-        Without `wait`, the result is None while another machine hashes it. `check` may end the wait.
+        If another machine hashes the object, this machine waits for the result; without `wait`, it returns None
+        instead. `check` is called before each pause and can end the wait.
         """
         if self._fresh or file.bytes < WORTH_A_CLAIM or self._mirror is LOCAL:
             return self.find(file, part_size) or hashed()
@@ -96,11 +104,14 @@ class DigestCache:
         return make_once(self._mirror, path, find, hashed, wait=wait, check=check)
 
     def find_format(self, file: SourceFile, source: Source) -> SourceFile | None:
-        """Return an object with the container and the format that were found in it. Raises what a store raises."""
+        """Return an object with the container and format in its entry, or None.
+
+        Raises the errors of stores.
+        """
         return self._find(self._format_entry(file, source), file, partial(_identified, file))
 
     def keep_format(self, file: SourceFile, source: Source, found: SourceFile) -> None:
-        """Write what was found in the start of an object."""
+        """Write an entry with the facts that the start of an object shows."""
         values = {"path": file.name, "state": _state_of(file)}
         values |= {name: getattr(found, name) for name in FOUND}
         self._write(self._format_entry(file, source), values, shared=True)
@@ -116,9 +127,9 @@ class DigestCache:
         return [time.time_ns(), *_state_of(file)]
 
     def keep(self, file: SourceFile, part_size: int, started: list[Any], found: Hashed) -> Hashed:
-        """Write what hashing a file found, and return it with its entry.
+        """Write the result of hashing a file, and return it with the name of its entry.
 
-        The entry is never believed if the file may have changed meanwhile.
+        The entry is never valid if the file may have changed while it was hashed.
         """
         began, *state = started
         values: dict[str, Any] = {"path": _name_of(file), "state": state, "sha256": found.sha256}
@@ -148,7 +159,10 @@ class DigestCache:
         return True
 
     def prune(self) -> None:
-        """Remove entries of files that do not exist anymore, and damaged ones. Reads nothing if none was written."""
+        """Remove damaged entries and entries of files that no longer exist.
+
+        Reads nothing if this cache has not written an entry.
+        """
         for path in self._folder.glob("*.json") if self._written else ():
             if path.name in self._written:
                 continue
@@ -167,7 +181,10 @@ class DigestCache:
         return self._folder / f"{key_of('digests', read, VERSION)}.json"
 
     def _format_entry(self, file: SourceFile, source: Source) -> Path:
-        """Return the entry of an object whose format is not known yet. A version with other formats has its own."""
+        """Return the entry of an object whose format is not known yet.
+
+        A version of packcorpus with other formats uses a separate entry.
+        """
         set_here = [source.format, source.columns, source.delimiter, source.encoding]
         read = {"path": file.name, "state": _state_of(file), "source": set_here, "formats": FORMAT_NAMES}
         return self._folder / f"{key_of('format', read, FORMAT_VERSION)}.json"
@@ -178,7 +195,7 @@ class DigestCache:
 
 
 def _read(path: Path, file: SourceFile, read: Callable[[dict[str, Any]], Found]) -> Found | None:
-    """Return what an entry says about a file as it is now."""
+    """Return the facts in an entry if it is valid for the file, or None."""
     with suppress(OSError, StorageError, LookupError, TypeError, ValueError):
         entry = read_receipt(path)
         if entry["path"] == _name_of(file) and entry["state"] == _state_of(file):
@@ -201,10 +218,10 @@ def _name_of(file: SourceFile) -> str:
 
 
 def _state_of(file: SourceFile) -> list[Any]:
-    """Return size, times, and inode, or the size and the ETag of an object.
+    """Return the size, times, and inode of a file, or the size and ETag of an object.
 
-    The time of the last change cannot be set, as that of writing can. Not the device: every machine that mounts a
-    shared file system gives it another number.
+    The times include the time of the last status change, because programs can set the modification time but not this
+    one. The device is left out, because each machine that mounts a shared file system has another number for it.
     """
     if file.identity:
         return list(file.facts)

@@ -28,7 +28,7 @@ def explain_wide_encoding(file: SourceFile, encoding: str) -> DataError:
 
 
 def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataError:
-    """Return the error for a file none of whose first records has a known format."""
+    """Return the error for a file whose first records have no known format."""
     name, columns = file.name, dict(file.columns)
     keys: dict[str, None] = {}
     objects: list[dict[str, object]] = []
@@ -77,9 +77,9 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
 
 
 def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
-    """Return an error if the start of the file shows why none of the first records is an object.
+    """Return an error if the start of a file shows why it has no readable records.
 
-    `reject` is that of the first record.
+    `reject` is the first Reject among its first records, of which none is an object.
     """
     container = container_named(file.container)
     if not container.is_text:
@@ -92,7 +92,7 @@ def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
             f"{file.name}: is not UTF-8 ({reject.message}); if it comes from Windows, convert it with  "
             f"{_convert(file, 'WINDOWS-1252')}",
         )
-    if reject.reason != "bad_json":  # such as a duplicate key: the record is complete
+    if reject.reason != "bad_json":  # for example a duplicate key, so the record is complete
         return None
     with RecordReader(container, file).open_text() as read:
         prefix = read(CHUNK).removeprefix(BOM).lstrip()

@@ -28,9 +28,10 @@ _BEGINNING = 1 << 20  # bytes that show the encoding and the delimiter of a CSV 
 def identify(
     path: Path, name: str, source: Source, stat: os.stat_result, identity: str = "", cache: DigestCache | None = None
 ) -> SourceFile:
-    """Return the file with its container and format, not hashed yet. Raises DataError if either cannot be found.
+    """Return a source file with its container and format, not yet hashed.
 
-    Of an object that `cache` knows, nothing is read.
+    An object that `cache` knows is not read. Raises DataError if the container or the format cannot be found, and
+    UsageError if a setting for CSV and TSV files is set for another file.
     """
     known = container_by_extension(name)
     assert known is not None, f"the extension of {name} is checked before"
@@ -61,7 +62,7 @@ def identify(
 
 
 def _identified(file: SourceFile, container: Container, source: Source) -> SourceFile:
-    """Return the file with what its source sets, and what its start shows."""
+    """Return the file with the settings of its source, or else of its content."""
     if isinstance(container, Csv):
         file = _csv_file(file, container, source)
     elif container.is_text:
@@ -75,12 +76,18 @@ def _identified(file: SourceFile, container: Container, source: Source) -> Sourc
 
 
 def first_records(file: SourceFile) -> Iterator[object]:
-    """Yield up to 100 records from the start of a file, reading only what is asked for."""
+    """Yield up to 100 records from the start of a file.
+
+    Only as much of the file is read as the requested records take.
+    """
     return islice(container_named(file.container).first_records(file), _FIRST)
 
 
 def _text_container(file: SourceFile) -> str:
-    """Return the container that the text is in: a .json may hold an array or lines."""
+    """Return the name of the container that the text is in.
+
+    A .json file may hold an array or lines.
+    """
     container = container_named(file.container)
     with RecordReader(container, file).open_text() as read:
         start = read(CHUNK)
@@ -93,7 +100,10 @@ def _text_container(file: SourceFile) -> str:
 
 
 def _csv_file(file: SourceFile, container: Csv, source: Source) -> SourceFile:
-    """Return the file with its encoding and delimiter: those of the source, else those that its beginning shows."""
+    """Return the file with its encoding and delimiter.
+
+    They come from the source if it sets them, or else from the start of the file.
+    """
     with RecordReader(container, file).open_text() as read:
         start = read(_BEGINNING)
     encoding = find_encoding(start) if source.encoding == "auto" else source.encoding.replace("utf-8", "")
@@ -121,6 +131,6 @@ def _is_header(cells: list[str], source: Source) -> bool:
 
 
 def _format(file: SourceFile) -> str | None:
-    """Return the format of the first record that has one."""
+    """Return the format of the first record that matches one, or None."""
     columns = dict(file.columns)
     return next((format for record in first_records(file) if (format := detect(record, columns))), None)

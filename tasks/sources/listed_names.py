@@ -1,4 +1,7 @@
-"""Rules about the names of files in a folder, local or remote: extensions, and the order of a saved dataset."""
+"""Rules for file names in a folder: extensions, and the order of a saved dataset.
+
+The folder is local or remote.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_by_exte
 
 
 def saved_files(entries: Container[str], here: str, read: Callable[[str], bytes]) -> list[str] | None:
-    """Return the files of a folder written by save_to_disk, in its order, or None if it is another folder.
+    """Return the files of a folder that save_to_disk wrote, in its order.
 
-    `read` returns the content of a file of the folder, which messages call `here`. Raises DataError or InputMissing.
+    Returns None if the folder is not a saved dataset. `read` returns the content of a file in the folder. Messages call
+    the folder `here`. Raises DataError or InputMissing.
     """
     if "dataset_dict.json" in entries:
         splits = _list_in(read("dataset_dict.json"), f"{here}/dataset_dict.json", "splits")
@@ -48,7 +52,10 @@ def _list_in(content: bytes, name: str, key: str) -> list[object]:
 
 
 def check_extensions(names: Sequence[str], requested: str) -> None:
-    """Raise DataError if a name has an unknown extension; `requested` is the path that found them."""
+    """Raise DataError if a name has an unknown extension.
+
+    `requested` is the path or URL that the names were found with.
+    """
     unknown = [name for name in names if container_by_extension(name) is None]
     if unknown:
         known = f"known are {' '.join(EXTENSIONS)}, text files also with {' or '.join(COMPRESSIONS)}"

@@ -1,6 +1,6 @@
 """Find the files that a path in the config refers to.
 
-A file, a glob, a folder, or a folder written by save_to_disk, whose files keep the order it gave them::
+A path refers to a file, a glob, a folder, or a folder written by save_to_disk, whose files keep its order::
 
     chats/*.jsonl     →  chats/a.jsonl, chats/b.jsonl
     chats             →  chats/a.jsonl, chats/b.jsonl, chats/old/a.csv.gz
@@ -24,13 +24,15 @@ from tasks.stores.urls import check_url, is_url, local_path
 
 
 def find_paths(pattern: str, folder: Path, copies: Path | None = None, revision: str = "") -> list[Located]:
-    """Return each file that `pattern` matches.
+    """Return the files that `pattern` matches.
 
-    The pattern is a file, glob, or folder, relative to `folder`, or starts with `~`, or is a URL or the name of a
-    dataset on the Hub. The files of a glob or folder are in the byte order of their names. All have a known extension.
-    Remote files are copied below `copies`, those of the Hub at the commit `revision` or else as they are now; without
-    `copies`, a URL is a UsageError. Raises InputMissing or DataError with the name of the file that is missing or has
-    an unknown extension, and what a store raises.
+    The pattern is a file, glob, or folder that is relative to `folder` or starts with `~`, a URL, or the name of a
+    dataset on the Hub. The files of a glob or folder are in the byte order of their names. All files have a known
+    extension.
+
+    Remote files are copied below `copies`. Files on the Hub are copied at the commit `revision`, or at the current
+    commit if `revision` is empty. Without `copies`, a URL of a remote file raises UsageError. Raises InputMissing or
+    DataError with the name of the file that is missing or has an unknown extension, and the errors of stores.
     """
     if is_url(pattern):
         if check_url(pattern) == "file":
@@ -55,7 +57,10 @@ def find_paths(pattern: str, folder: Path, copies: Path | None = None, revision:
 
 
 def _find_paths(pattern: str, folder: Path, matches: list[str]) -> list[tuple[Path, str]]:
-    """Find the files of a local pattern; `matches` grows as they are found."""
+    """Find the files of a local pattern.
+
+    Files are added to `matches` as they are found.
+    """
     path = (folder / pattern).absolute()
     name = PurePath(pattern).as_posix()
     if path.is_dir():
@@ -83,7 +88,10 @@ def _find_paths(pattern: str, folder: Path, matches: list[str]) -> list[tuple[Pa
 
 
 def broken_link(path: Path) -> str:
-    """Explain that a path, or a folder that it is in, is a symbolic link that leads nowhere; "" if none is."""
+    """Describe the symbolic link in a path that leads nowhere, or return "".
+
+    The link is the path itself or a folder that the path is in.
+    """
     for each in (*reversed(path.parents), path):
         if each.is_symlink() and not os.path.exists(each):
             return f"{'' if each == path else f'{each} '}is a symbolic link to {os.readlink(each)}, which leads nowhere"
@@ -104,9 +112,10 @@ def _in_folder(folder: Path, name: str, found: list[str]) -> list[tuple[Path, st
 
 
 def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) -> Iterator[tuple[bytes, list[str]]]:
-    """Yield (sort key, files): one file each, but a saved dataset is one group that keeps its own order.
+    """Yield (sort key, files) for each group of files in a folder.
 
-    Links are followed, each folder once; hidden names are skipped.
+    A saved dataset is one group that keeps its own order; any other file is a group of one. Links are followed, but
+    each folder is visited once. Hidden names are skipped.
     """
     stat = folder.stat()
     if (stat.st_dev, stat.st_ino) in seen:

@@ -1,4 +1,4 @@
-"""Define an entry of the config's sources, a source file, and its parts."""
+"""Define an entry of `sources` in the config, a source file, and its parts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tasks.sources.remote_blocks import open_blocks
 from tasks.stores.store import Facts
 from tasks.stores.urls import check_url, is_url
 
-_BUFFER = 1 << 12  # as Python had it up to 3.13; 3.14 would read 128 KiB for each sample of a file
+_BUFFER = 1 << 12  # the default up to Python 3.13; Python 3.14 would read 128 KiB for each sample of a file
 
 
 def _check_format(name: str) -> str:
@@ -50,7 +50,7 @@ EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"t
 # Settings of a source that are recorded only if they are set.
 LATER = ("roles", "delimiter", "encoding", "ignore")
 
-SHOWN = 5  # files of which an unusual layout is described
+SHOWN = 5  # maximum number of files whose unusual layout is described
 
 
 class Source(BaseModel):
@@ -113,29 +113,35 @@ class Source(BaseModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out settings of later versions at their defaults, so that keys and manifests stay the same."""
+        """Leave out the settings in LATER that have their default values.
+
+        A config without these settings thus has the same keys and manifests in all versions.
+        """
         values, defaults = serialize(self), defaults_of(type(self))
         return {name: value for name, value in values.items() if name not in LATER or value != defaults[name]}
 
     @property
     def role_names(self) -> dict[str, str]:
-        """Our role by each of its names in `roles`, in lower case."""
+        """Return the role of each name in `roles`, by the name in lower case."""
         return {name.lower(): role for role, names in self.roles.items() for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file that is read.
+    """One file of the sources, and how to read it.
 
-    `path` is absolute; `name` is the path as in the config, with /. `container` and `format` are those of the content,
-    not those requested. `bytes` and `mtime_ns` are from the time when `sha256` was computed. `entry` is the index of
-    the first entry of `sources` that matches the file. `roles` has further names of roles, in lower case, and ours.
-    `delimiter` and `encoding` of a CSV or TSV file are empty if they are the usual ones: comma or tab, and UTF-8.
-    A remote file has a URL as `name`, and `path` is that of its copy, whose SHA-256 on arrival is `arrived`; `revision`
-    is the commit of a dataset on the Hub. `embedded`: embeddings of records are read. `blocks` has the digests of its
-    blocks once it was hashed, and `record` is the entry of the digest cache that has them, too, if there is one. An
-    object that is read in blocks has an `identity`, its ETag: nothing has arrived of it but what was read, and `path`
-    has holes.
+    `path` is absolute. `name` is the path as in the config, with forward slashes. `container` is the container of the
+    content, which may differ from the extension, and `format` is never `auto`. `bytes` and `mtime_ns` are the size and
+    modification time of the content that `sha256` was computed from. `entry` is the index of the first entry of
+    `sources` that matches the file. `roles` has further names of roles, in lower case, each with its role. `delimiter`
+    and `encoding` of a CSV or TSV file are empty for the usual values: comma or tab, and UTF-8. If `embedded` is set,
+    embeddings of records are read. `blocks` has the digests of the file's blocks once the file is hashed, and `record`
+    names the entry of the digest cache that also has them, if there is one.
+
+    The `name` of a remote file is its URL. `path` is then the local copy, `arrived` is the SHA-256 of the copy on
+    arrival, and `revision` is the commit of a dataset on the Hub. An object that is read in blocks has its ETag as
+    `identity`. Its `arrived` is empty, and the file at `path` holds only the blocks that were read, with holes between
+    them.
     """
 
     path: Path
@@ -164,9 +170,10 @@ class SourceFile:
         return Facts(self.bytes, self.identity)
 
     def open(self, stop: int | None = None) -> BinaryIO:
-        """Open the file, to read all bytes from some place to `stop`, or some of them.
+        """Open the file for reading bytes.
 
-        Once it was hashed, reading raises DataError if it has changed since.
+        Pass `stop` to read all bytes up to it, or omit it to read single places. Once the file is hashed, reading
+        raises DataError if it has changed since.
         """
         assert not isinstance(self.blocks, KeptDigests), "sent_digests.with_digests has read them"
         if self.identity:
@@ -177,7 +184,7 @@ class SourceFile:
 
     @property
     def wanted_columns(self) -> frozenset[str]:
-        """The keys that have a meaning in a record of this file."""
+        """Return the keys that have a meaning in a record of this file."""
         further = (LOSS_WEIGHT, *[EMBEDDING] * self.embedded)
         unread = () if self.embedded else (EMBEDDING,)
         mapped = (theirs for ours, theirs in self.columns if is_of_record(ours) and ours not in unread)
@@ -185,20 +192,29 @@ class SourceFile:
 
     @property
     def reading(self) -> dict[str, Any]:
-        """Further facts about how the file is read, if they are not the usual ones. Part of content keys."""
+        """Return the settings that this file is read with, unless they are the usual ones.
+
+        The settings are part of content keys.
+        """
         facts = {"roles": dict(self.roles), "delimiter": self.delimiter, "encoding": self.encoding}
         facts |= {"ignore": list(self.ignore)}
         return {name: value for name, value in facts.items() if value}
 
     def conversation(self, record: object) -> Conversation:
-        """Read a record of this file. Raises Reject, also if the record is one."""
+        """Convert a record of this file to a conversation.
+
+        Raises Reject, also if the record is itself a Reject.
+        """
         if isinstance(record, Reject):
             raise record
         return read_record(without_parts(record, self.ignore), self.format, dict(self.columns), dict(self.roles))
 
 
 def found_layouts(files: Sequence[SourceFile], sources: Sequence[Source]) -> list[str]:
-    """Describe the unusual delimiters and encodings that were found, not set: a line for each file, up to five."""
+    """Describe each unusual delimiter or encoding that was detected.
+
+    There is one line for each file, up to five files. Values that are set in the config are not described.
+    """
     lines = []
     for file in files:
         source = sources[file.entry]
@@ -212,10 +228,10 @@ def found_layouts(files: Sequence[SourceFile], sources: Sequence[Source]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The range of a file that one step reads: bytes [start, stop), or groups of rows.
+    """The range of a file that one step reads: bytes or row groups [start, stop).
 
-    `sha256` is the digest of the bytes; for groups of rows, of the file's digest, start, and stop. It does not cover
-    container, compression, format, and columns.
+    `sha256` is the digest of the bytes. For row groups, it is the digest of the file's digest, `start`, and `stop`. It
+    does not cover container, compression, format, and columns.
     """
 
     file: SourceFile

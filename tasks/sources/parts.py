@@ -6,9 +6,9 @@
                                                                  │
                                                                  └ read_part ─→ (0, {"messages": …}), (1, …) …
 
-A part is what one step reads. Its start and end follow from the bytes and the part size alone, and its digest from its
-content, so that a line appended to a file changes the last part and no other. A file and its parts are hashed in the
-same pass.
+A part is the range of a file that one step reads. Its start and end depend only on the bytes and the part size, and its
+digest depends only on its content, so a line appended to a file changes only the last part. A file and its parts are
+hashed in one pass.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from tasks.storage.paths import Layout
 from tasks.stores.copies import damaged_copy
 from tasks.stores.threads import run_all
 
-# Each part costs 7 ms besides its work, two files, and two lines of a list that every run goes through.
+# Each part costs 7 ms of overhead, two files, and two lines of a list that every run reads.
 MOST_PARTS = 2048
 
 HASH_CHUNK = 1 << 20  # bytes hashed at once
 
 HASH_THREADS = 4  # as fast as most disks read
 
-HASH_OBJECTS = 8  # objects that are fetched and hashed at once
+HASH_OBJECTS = 8  # objects of this machine's share that are fetched and hashed at once
 
-HASH_OF_OTHERS = 2  # of those that another machine may be hashing at the same time
+HASH_OF_OTHERS = 2  # other objects hashed at once; another machine may be hashing them, too
 
 
 def find_parts(
@@ -63,20 +63,20 @@ def find_parts(
     embedded: bool = False,
     share: Share = WHOLE,
 ) -> list[tuple[SourceFile, list[Part]]]:
-    """Find the files of `sources` as `find_files` does, hash them, and split them into parts.
+    """Find the files of `sources`, hash them, and split them into parts.
 
-    `part_size` is in bytes; it is doubled until `most_parts` parts are enough (each file is at least one part). Files
-    that `cache` knows are not hashed; of objects that are read in blocks, those of this `share` are read first.
-    Raises what `find_files` and stores raise.
+    `part_size` is in bytes. It is doubled until `most_parts` parts of this size can hold all files; each file has at
+    least one part. Files that `cache` knows are not hashed. Among objects that are read in blocks, the objects of this
+    `share` are hashed first. Raises the errors of `find_files` and of stores.
     """
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
     files = find_files(sources, folder, layout, revisions, embedded, cache, share)
-    # By doubling, so that a corpus that grows keeps its parts until it is twice as large.
+    # Because the size is doubled, a growing corpus keeps its parts until it is twice as large.
     while sum(file.bytes for file in files) > part_size * most_parts:
         part_size *= 2
     remote = _hash_objects(files, part_size, cache, share)
-    # Threads, because hashing releases Python's lock; they have ended before a worker is forked.
+    # Threads suffice because hashing releases the GIL. They end before a worker is forked.
     stop = Event()
     split = partial(_split, part_size=part_size, stop=stop, hash_chunk=hash_chunk, cache=cache, remote=remote)
     size, found = in_bytes(sum(file.bytes for file in files)), list[tuple[SourceFile, list[Part]]]()
@@ -94,10 +94,11 @@ def find_parts(
 
 
 class PartReader(RecordReader):
-    """Iterate over (number, record) of a part, both as in RecordReader.
+    """Iterate over (number, record) of a part, like RecordReader.
 
-    For JSON Lines the number is the line within the part, blank lines included; otherwise the record within the part.
-    Raises DataError if the file cannot be read any further, or is not the one that was hashed.
+    For JSON Lines, the number is the line within the part, counting blank lines. For other containers, it is the record
+    within the part. Raises DataError if the rest of the file cannot be read, or if the file is not the one that was
+    hashed.
     """
 
     def __init__(self, part: Part, max_record_bytes: int = MAX_RECORD_BYTES, decode: Decode = decode_block):
@@ -119,21 +120,27 @@ class PartReader(RecordReader):
 
 
 def read_part(part: Part, max_record_bytes: int = MAX_RECORD_BYTES, decode: Decode = decode_block) -> PartReader:
-    """Return an iterable over the records of `part`; a JSON line of more than `max_record_bytes` is a Reject."""
+    """Return an iterable over the records of `part`.
+
+    A JSON line of more than `max_record_bytes` becomes a Reject.
+    """
     return PartReader(part, max_record_bytes, decode)
 
 
 def place_of(part: Part, record: int) -> str:
-    """Return FILE:LINE of a record (from 0 within its part), or FILE:RECORD if the file has no lines.
+    """Return FILE:LINE of a record, or FILE:RECORD if the file has no lines.
 
-    Meant for messages: the records before the part are counted each time.
+    `record` counts from 0 within its part. Use this for messages only: each call counts the records before the part.
     """
     before = container_named(part.file.container).records_before(part.file, part.start) if part.start else 0
     return f"{part.file.name}:{before + record + 1}"
 
 
 def sizes_of(parts: Sequence[Part]) -> list[int]:
-    """Return about how many bytes of its file each part has. Row groups of a table count alike."""
+    """Return approximately how many bytes of its file each part has.
+
+    All row groups of a table are assumed to have the same size.
+    """
     spans = Counter[str]()
     for part in parts:
         spans[part.file.name] += part.stop - part.start
@@ -141,7 +148,7 @@ def sizes_of(parts: Sequence[Part]) -> list[int]:
 
 
 def _check_unchanged(file: SourceFile) -> None:
-    if file.identity:  # its ETag is compared with each answer
+    if file.identity:  # each response is compared with its ETag
         return
     try:
         stat = file.path.stat()
@@ -159,7 +166,10 @@ def _split(
     cache: DigestCache | None,
     remote: Mapping[str, Hashed],
 ) -> tuple[SourceFile, list[Part]]:
-    """Raises CancelledError if `stop` is set."""
+    """Hash a file unless its digests are known, and split it into parts.
+
+    Raises CancelledError if `stop` is set.
+    """
     try:
         known = remote.get(file.name) or (cache.find(file, part_size) if cache else None)
         found = known or _hash(file, part_size, stop, hash_chunk, cache)
@@ -176,10 +186,11 @@ def _split(
 def _hash_objects(
     files: Sequence[SourceFile], part_size: int, cache: DigestCache | None, share: Share
 ) -> dict[str, Hashed]:
-    """Return the digests of objects that are read in blocks, hashed here or on another machine.
+    """Return the digests of the objects that are read in blocks, by name.
 
-    Those of this share are first, so that machines which start together hash different ones. What is left then is
-    hashed by others: this machine waits for them, and does the work of those that were lost.
+    This machine hashes the objects of its share first, so machines that start together hash different objects. It then
+    hashes objects that no other machine has claimed. Finally, it waits for the other machines, and hashes the objects
+    of machines that were lost.
     """
     objects = [file for file in files if file.identity]
     if not objects:
@@ -201,7 +212,7 @@ def _hash_objects(
 
     with noted(lambda: f"hashing the sources in buckets: {len(found):,} of {len(objects):,} files done"):
         run_all(find, own, HASH_OBJECTS, stop.set)
-        # From the end, because the machines whose share it is come from the start.
+        # From the end, because the machines with these shares begin at the start.
         run_all(find, sorted({*range(len(objects))}.difference(own), reverse=True), HASH_OF_OTHERS, stop.set)
         left = [number for number, file in enumerate(objects) if file.name not in found]
         run_all(partial(find, wait=True), left, HASH_OF_OTHERS, stop.set)

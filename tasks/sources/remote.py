@@ -1,8 +1,8 @@
-"""Find the objects that a URL refers to, as a path finds files, and fetch copies of them.
+"""Find the objects that a URL refers to, and fetch copies of them.
 
 s3://bucket/chats/*.jsonl.gz    →  s3://bucket/chats/a.jsonl.gz, …, each with a copy below data/remote/
-s3://bucket/chats               →  the objects below it, as of a folder, unless an object has this key
-hf://datasets/owner/name@v1/x   →  the same of a dataset, at the commit that v1 has now
+s3://bucket/chats               →  the objects below it, unless an object has this key
+hf://datasets/owner/name@v1/x   →  the files of a dataset, at the commit that v1 has now
 owner/name                      →  hf://datasets/owner/name, if no such path exists
 """
 
@@ -30,14 +30,15 @@ from tasks.stores.scratch import url_of
 from tasks.stores.store import Facts, Reading, open_store
 from tasks.stores.urls import Dataset, hub_name, split_dataset, split_url
 
-SHOWN = 8  # groups of files of a dataset that a message lists
+SHOWN = 8  # maximum number of groups of files that a message lists
 
 
 class Located(NamedTuple):
-    """A file that a source names: its absolute path and its name, which is a URL if it is a copy of a remote file.
+    """A file that a source names, with its absolute path.
 
-    `revision` is the commit of a dataset on the Hub. `sha256` is that of a copy when it arrived. `identity` is that of
-    an object that is read in blocks; `path` has those that were read.
+    `name` is the URL of a remote file, or else the path as in the config. `revision` is the commit of a dataset on the
+    Hub. `sha256` is the digest of a copy when it arrived. `identity` is the ETag of an object that is read in blocks;
+    the file at `path` then holds only the blocks that were read.
     """
 
     path: Path
@@ -48,7 +49,10 @@ class Located(NamedTuple):
 
 
 class _Listing:
-    """What a URL names in a store: an object, the objects that match a glob, or those below a folder."""
+    """The objects in a store that a URL names.
+
+    A URL names one object, the objects that match a glob, or the objects below a folder.
+    """
 
     def __init__(self, store: Reading, key: str):
         self.store, self.key = store, key.strip("/")
@@ -56,7 +60,10 @@ class _Listing:
 
     @cached_property
     def listed(self) -> dict[str, Facts]:
-        """Return the objects below the longest folder that has no glob, hidden ones left out."""
+        """Return the objects below the longest folder path without a glob.
+
+        Hidden objects are left out.
+        """
         literal = list(takewhile(lambda part: not has_magic(part), PurePosixPath(self.key).parts))
         found = dict[str, Facts]()
         with noted(lambda: f"{self.url}: still listing objects; if it takes too long, narrow the URL"):
@@ -69,8 +76,11 @@ class _Listing:
         return found
 
     def find(self) -> dict[str, Facts]:
-        """Return the objects that are named, in their order. Raises InputMissing or DataError."""
-        if self.key and (facts := self.store.head(self.key)):  # as for a path, also if it looks like a glob
+        """Return the objects that the URL names, in order.
+
+        Raises InputMissing or DataError.
+        """
+        if self.key and (facts := self.store.head(self.key)):  # like a path, a key may look like a glob
             check_extensions([self.url], self.url)
             return {self.key: facts}
         if has_magic(self.key):
@@ -85,7 +95,10 @@ class _Listing:
         return {key: self.listed[key] for key in keys}
 
     def _of_folder(self) -> list[str]:
-        """Return the keys below a folder; a saved dataset is one group that keeps its own order."""
+        """Return the keys below a folder.
+
+        A saved dataset is one group that keeps its own order.
+        """
         folders: dict[str, list[str]] = {}
         for key in self.listed:
             folder, _, name = key.rpartition("/")
@@ -110,7 +123,10 @@ class _Listing:
 
 
 def _matches(parts: list[str], pattern: list[str]) -> bool:
-    """Return whether a key matches a glob as a path does; ** is any number of folders."""
+    """Return whether a key matches a glob by the rules for paths.
+
+    ** matches any number of folders.
+    """
     if not pattern:
         return not parts
     if pattern == ["**"]:
@@ -121,7 +137,10 @@ def _matches(parts: list[str], pattern: list[str]) -> bool:
 
 
 def find_remote(url: str, copies: Path, revision: str = "") -> list[Located]:
-    """Return the objects that a URL names, with copies below `copies`. Raises PackError, naming the URL."""
+    """Return the objects that a URL names, with copies below `copies`.
+
+    Raises PackError with the URL in its message.
+    """
     if url.startswith("hf://"):
         return _find_in_dataset(split_dataset(url), copies, revision)
     where = split_url(url)
@@ -130,9 +149,9 @@ def find_remote(url: str, copies: Path, revision: str = "") -> list[Located]:
 
 
 def with_copy(part: Part, copies: Path) -> Part:
-    """Return a part with the path of the copy of its file on this machine; a missing one is fetched.
+    """Return a part whose file has the path of its copy on this machine.
 
-    Raises DataError if the object has changed, and what a store raises.
+    A missing copy is fetched. Raises DataError if the object has changed, and the errors of stores.
     """
     file = part.file
     if file.identity:
@@ -146,12 +165,18 @@ def with_copy(part: Part, copies: Path) -> Part:
 
 
 def dataset_named(path: str) -> Dataset | None:
-    """Return the dataset on the Hub that a path which does not exist may name, such as openai/gsm8k."""
+    """Return the dataset on the Hub that a missing path may name, or None.
+
+    For example, openai/gsm8k names a dataset. A path with a known extension does not.
+    """
     return hub_name(path) if container_by_extension(path) is None else None
 
 
 def find_dataset(dataset: Dataset, missing: InputMissing, copies: Path, revision: str = "") -> list[Located]:
-    """Return the files of a dataset whose name is not a local path. Raises `missing`, extended, if there is none."""
+    """Return the files of a dataset whose name is not a local path.
+
+    If the dataset cannot be read, raises InputMissing with the message of `missing` and the reason.
+    """
     try:
         return _find_in_dataset(dataset, copies, revision)
     except PackError as error:
@@ -167,7 +192,7 @@ def _find_in_dataset(dataset: Dataset, copies: Path, revision: str) -> list[Loca
     hub = open_hub(dataset, revision)
     listing = _Listing(hub, dataset.key)
     if not listing.key:
-        # Beside its data a dataset has a README.md, a license, and facts about itself.
+        # Besides its data, a dataset has a README.md, a license, and metadata.
         for key in [key for key in listing.listed if not _is_data(key)]:
             del listing.listed[key]
         _check_one_group(dataset, list(listing.listed))
@@ -180,7 +205,10 @@ def _is_data(key: str) -> bool:
 
 
 def _check_one_group(dataset: Dataset, keys: Sequence[str]) -> None:
-    """Raise DataError if a whole dataset was named that has several groups of files, such as train and test."""
+    """Raise DataError if a whole dataset was named that has several groups of files.
+
+    For example, train and test are two groups.
+    """
     groups = sorted({re.sub(r"\d{3,}(-of-\d{3,}(-[0-9a-f]{16})?)?", "*", key) for key in keys})
     if len(groups) > 1:
         listed = ", ".join(groups[:SHOWN]) + f" and {len(groups) - SHOWN} more" * (len(groups) > SHOWN)
@@ -193,7 +221,10 @@ def _check_one_group(dataset: Dataset, keys: Sequence[str]) -> None:
 
 
 def _copied(store: Reading, found: dict[str, Facts], copies: Path) -> list[Located]:
-    """Return copies of objects. For a root in a bucket, which several machines may share, texts are read in blocks."""
+    """Return copies of objects.
+
+    If the root is in a bucket, several machines may share the work, so text files are read in blocks instead.
+    """
     objects = [Object(store, key, facts) for key, facts in found.items()]
     in_blocks = [each for each in objects if url_of(copies.parents[1]) and _is_text(each)]
     whole = [each for each in objects if each not in in_blocks]
@@ -207,13 +238,16 @@ def _copied(store: Reading, found: dict[str, Facts], copies: Path) -> list[Locat
 
 
 def _is_text(wanted: Object) -> bool:
-    """Return whether an object is a text in a bucket. A table is read in any order, and a dataset has no ETags."""
+    """Return whether an object is a text file in a bucket.
+
+    Only these objects can be read in blocks: a table is read in any order, and files of a dataset have no ETags.
+    """
     known = container_by_extension(wanted.key)
     return bool(known and known[0].is_text and hasattr(wanted.store, "read"))
 
 
 def _with_holes(url: str, facts: Facts, copies: Path) -> Path:
-    """Return the file that holds what was read of an object, and make it."""
+    """Create the file that holds the blocks of an object, and return its path."""
     path = place_of_copy(url, facts, copies.absolute(), with_holes=True)
     open_holes(path, facts.size).close()
     return path

@@ -1,11 +1,11 @@
-"""Read an object of a bucket in blocks, and keep the blocks that were read in a file with holes.
+"""Read an object of a bucket in blocks, and keep the blocks in a file with holes.
 
     s3://bucket/chats.jsonl ─If-Match─▶ blocks that a reader asks for ─▶ data/remote/<digest>/chats.jsonl, with holes
 
-A machine that tokenizes some parts of a file thus fetches these parts and no others. What was hashed before is compared
-with the digests of its blocks (readers/hashed_blocks.py), so a hole is a block that has another digest: there is
-nothing else to record, and processes may fill the same file at once. Of an object that was not hashed yet, such as its
-start, which shows its format, the process remembers the digests of the blocks that it has read.
+A machine that tokenizes some parts of a file fetches only these parts. If the object is hashed, each block is compared
+with its digest (readers/hashed_blocks.py). The content of a hole does not match the digest, so no record of the holes
+is needed, and several processes may fill the same file at once. If the object is not hashed yet, for example while its
+start is read to find its format, the process remembers the digests of the blocks that it has read.
 """
 
 from __future__ import annotations
@@ -26,21 +26,27 @@ from tasks.stores.receive import changed, scratch_full
 from tasks.stores.store import Facts
 from tasks.stores.urls import split_url
 
-AHEAD = 16  # blocks that are fetched at once, when a file is read from one end to the other
+AHEAD = 16  # blocks that are fetched at once when a file is read sequentially
 
-# Digests of the blocks that this process has read of objects that were not hashed yet, by the file that holds them,
-# which is that of one ETag, and their number: their bytes are not fetched again, to hash them or to read them again.
+# Digests of the blocks that this process has read of objects that were not hashed yet, so that these blocks are fetched
+# only once. The key is the number of the block and the file that holds it. Each ETag of an object has its own file.
 _read_before: dict[tuple[Path, int], bytes] = {}
 
 
 def read_object(url: str, facts: Facts, start: int, length: int) -> bytes:
-    """Return bytes of an object. Raises what a store raises, object_changed if it is another one now."""
+    """Return a range of bytes of an object.
+
+    Raises the errors of stores, such as object_changed if the object has changed.
+    """
     where = split_url(url)
     return open_once(f"{where.scheme}://{where.bucket}").read(where.key, facts, start, length)
 
 
 def fetch_all(path: Path, url: str, facts: Facts, check: Callable[[], None]) -> Iterator[bytes]:
-    """Yield a whole object, and keep it in `path`. `check` is called before each request, and may end it."""
+    """Yield all bytes of an object, and keep them in `path`.
+
+    `check` is called before each request and can end the iteration by raising an error.
+    """
     with open_holes(path, facts.size) as file:
         start = 0
         while start < facts.size:
@@ -54,12 +60,18 @@ def fetch_all(path: Path, url: str, facts: Facts, check: Callable[[], None]) -> 
 
 
 def open_blocks(path: Path, url: str, facts: Facts, digests: BlockDigests | None, stop: int | None) -> BinaryIO:
-    """Open an object, to read all bytes from some place to `stop`, or some of them."""
+    """Open an object for reading bytes.
+
+    Pass `stop` to read all bytes up to it, so that blocks are fetched together. It is None for reading single places.
+    """
     return io.BufferedReader(RemoteBlocks(path, url, facts, digests, stop), BLOCK)
 
 
 class RemoteBlocks(CheckedBlocks):
-    """The bytes of an object. A block that is not in `path` is fetched, with those that will be asked for next."""
+    """The bytes of an object.
+
+    A block that is missing in `path` is fetched together with the blocks that will probably be read next.
+    """
 
     def __init__(self, path: Path, url: str, facts: Facts, digests: BlockDigests | None, stop: int | None):
         super().__init__(open_holes(path, facts.size), url, facts.size, digests or BlockDigests(BLOCK, b""))
@@ -101,7 +113,10 @@ class RemoteBlocks(CheckedBlocks):
 
 
 def open_holes(path: Path, size: int) -> io.FileIO:
-    """Open a file of this size to read and write it; what was never written is a hole."""
+    """Open a file of `size` bytes for reading and writing.
+
+    Bytes that were never written are holes.
+    """
     make_folder(path.parent)
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
     if os.fstat(file.fileno()).st_size != size:
@@ -110,7 +125,10 @@ def open_holes(path: Path, size: int) -> io.FileIO:
 
 
 def _again(file: io.FileIO, path: Path, number: int, length: int) -> bytes:
-    """Return a block that this process has read before, or b"" if it has not, or the file has other bytes."""
+    """Return a block that this process has read before, or b"".
+
+    The result is b"" if this process has not read the block, or if the file has other bytes.
+    """
     if (path, number) not in _read_before:
         return b""
     file.seek(number * BLOCK)

@@ -1,7 +1,9 @@
-"""Send a part to another process without the digests of its file, which are 64 KB per GB.
+"""Send a part to another process without the digests of its file.
 
 Part with the digests of all blocks ─without_digests─▶ Part with the name of their record, and their own digest
-data/digests/NAME.json, here or in the bucket ─with_digests─▶ the first one, in the process that reads the part
+data/digests/NAME.json, here or in the bucket ─with_digests─▶ the first part again, in the process that reads it
+
+The digests of a file take 64 KB per GB.
 """
 
 from __future__ import annotations
@@ -20,21 +22,24 @@ from tasks.sources.model import Part
 from tasks.storage.files import read_receipt
 from tasks.stores.mirror import mirror_of
 
-SENT = 1024  # bytes of digests that are sent with a part: those of 16 MB
+SENT = 1024  # bytes of digests that are sent with a part, enough for a file of 16 MB
 
 
 def is_large(blocks: BlockDigests) -> bool:
-    """Return whether the digests of a file are too many to be sent with each of its parts."""
+    """Return whether a file's digests are too large to send with each part."""
     return len(blocks.joined) > SENT
 
 
 def blocks_in(entry: dict[str, Any]) -> BlockDigests:
-    """Return the digests that an entry of the digest cache has."""
+    """Return the digests of blocks in an entry of the digest cache."""
     return BlockDigests(entry["block"], b64decode(entry["blocks"], validate=True))
 
 
 def without_digests(part: Part) -> Part:
-    """Return a part as a step sends it: with the place of the digests of its file, unless they are few."""
+    """Return a part with the name of the record that has the digests of its file.
+
+    A part keeps digests that are few or have no record.
+    """
     blocks, record = part.file.blocks, part.file.record
     if not record or not isinstance(blocks, BlockDigests) or not is_large(blocks):
         return part
@@ -42,7 +47,10 @@ def without_digests(part: Part) -> Part:
 
 
 def with_digests(part: Part, folder: Path) -> Part:
-    """Return a part that was sent with the digests of its file, from the cache in `folder`. Raises PackError."""
+    """Return a part with the digests of its file, read from the cache in `folder`.
+
+    Raises PackError if the digests were removed or replaced.
+    """
     kept = part.file.blocks
     if not isinstance(kept, KeptDigests):
         return part
@@ -61,12 +69,15 @@ def _digest_of(joined: bytes) -> bytes:
 
 @lru_cache(maxsize=4)
 def _kept_blocks(path: Path, digest: bytes) -> BlockDigests:
-    """Return the digests of a large file, for several parts of it. Raises ValueError if they were lost."""
+    """Return the digests of a large file, cached because several parts need them.
+
+    Raises ValueError if they were removed or replaced.
+    """
     mirror_of(path.parents[2]).adopt(path)
     try:
         blocks = blocks_in(read_receipt(path))
     except (StorageError, LookupError, TypeError):
-        path.unlink(missing_ok=True)  # if it was damaged, it is fetched or made again
+        path.unlink(missing_ok=True)  # a damaged record is fetched or written again
         raise ValueError from None
     if _digest_of(blocks.joined) != digest:
         raise ValueError

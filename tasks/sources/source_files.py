@@ -1,4 +1,4 @@
-"""Find the files of a config's sources, and identify each."""
+"""Find the files of a config's sources, and identify each of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tasks.sources.shares import WHOLE, Share
 from tasks.storage.paths import Layout
 from tasks.stores.threads import run_all
 
-AT_ONCE = 8  # objects whose start is read at once
+AT_ONCE = 8  # objects whose starts are read concurrently
 
 
 def find_files(
@@ -38,13 +38,14 @@ def find_files(
     cache: DigestCache | None = None,
     share: Share = WHOLE,
 ) -> list[SourceFile]:
-    """Return the files of `sources` in their order, and within a glob or folder by name; `sha256` is still empty.
+    """Return the files of `sources`, identified but not yet hashed.
 
-    `folder` is the folder of the config. A file that several entries match is read once. An output of `layout` is
-    refused, and copies of remote files are written there; without it only local files are found. `revisions` has
-    commits of datasets on the Hub by the index of their entry. `embedded`: embeddings of records are read. Objects that
-    `cache` knows are not read; of the others, those of this `share` are read first. Raises UsageError, InputMissing,
-    DataError, StorageError, or PartMissing; the message names the file.
+    The files are in the order of `sources`, and within a glob or folder in the order of their names. A file that
+    several entries match is read once. `folder` is the folder of the config. A file that is an output in `layout` is
+    refused. Copies of remote files are written to `layout`; without `layout`, only local files are found. `revisions`
+    maps the index of an entry to the commit of its dataset on the Hub. If `embedded` is set, embeddings of records are
+    read. Objects that `cache` knows are not read. Among the other objects, the objects of this `share` are read first.
+    Raises UsageError, InputMissing, DataError, StorageError, or PartMissing with the name of the file in the message.
     """
     outputs, copies = (layout.outputs(), layout.remote()) if layout else ([], None)
     revisions = revisions or {}
@@ -89,9 +90,11 @@ def _reading(source: Source) -> Iterator[None]:
 def _identify_objects(
     sources: Sequence[Source], located: Sequence[Sequence[Located]], cache: DigestCache | None, share: Share
 ) -> dict[tuple[int, str], SourceFile]:
-    """Return the objects that are read in blocks, by entry and name. Each is identified by the first machine.
+    """Return the objects that are read in blocks, by entry and name.
 
-    One that cannot be identified is left out: whoever needs it next gets its error, in the order of the config.
+    Each object is identified by the first machine that needs it, and the objects of this machine's share come first. An
+    object that cannot be identified is left out: its error is raised when the object is needed, in the order of the
+    config.
     """
     objects: list[tuple[int, Located, os.stat_result]] = []
     for entry, source in enumerate(sources):
@@ -117,9 +120,9 @@ def identify_file(
     identity: str = "",
     cache: DigestCache | None = None,
 ) -> SourceFile:
-    """Identify one file as `find_files` does.
+    """Identify one file, like `find_files`.
 
-    Raises UsageError, InputMissing, DataError, or StorageError; the message names the file.
+    Raises UsageError, InputMissing, DataError, or StorageError with the name of the file in the message.
     """
     name = name or str(path)
     if container_by_extension(name) is None:

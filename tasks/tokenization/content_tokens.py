@@ -2,8 +2,8 @@
 
     {"<think>": {"assistant": 12}, "<tool_call>": {"assistant": 3, "user": 1}}
 
-What a template writes is not counted, and neither is white space, nor what a template leaves out of a conversation,
-such as the reasoning of earlier turns.
+The template's own text and white space are not counted. Text that a template leaves out of a conversation, such as the
+reasoning of earlier turns, is not counted either.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Counts = dict[str, dict[str, int]]
 _SEVERAL = {"\x0e": 2, "\x0f": 3}
 
 
-# Characters around a token, without white space, by which it is found in what a template writes.
+# Number of characters around a token, without white space, that identify it in the rendered text.
 _NEAR = 24
 
 
 def count_content_tokens(encoder: Encoder, conversations: Iterable[Sequence[Prepared]]) -> Counts:
-    """Return how often each content token occurs in what the template writes of the conversations, by role.
+    """Count the content tokens in the rendered text of conversations, by role.
 
-    Each conversation has all its samples.
+    Each conversation is given by all its samples.
     """
     texts: list[str] = []
     roles: list[str] = []
@@ -57,16 +57,16 @@ def count_content_tokens(encoder: Encoder, conversations: Iterable[Sequence[Prep
 
 
 class _Written:
-    """What a template writes of a conversation."""
+    """The text that a template writes for a conversation."""
 
     def __init__(self, text: str):
         self._text = text
 
     def parts_of(self, text: str, tokens: re.Pattern[str]) -> list[str]:
-        """Return what is written of a string: all of it, or the content tokens that have the same text around them.
+        """Return the parts of a string that are written.
 
-        A template may strip a content, write the reasoning in it elsewhere, or format the JSON of a call, so that white
-        space does not count.
+        This is the whole string, or else all its content tokens that have the same text around them. White space is
+        ignored, because a template may strip a content, write its reasoning elsewhere, or format the JSON of a call.
         """
         if text in self._text:
             return [text]
@@ -91,7 +91,10 @@ def _tokens(encoder: Encoder) -> re.Pattern[str]:
 
 
 def merged(found: Iterable[Mapping[str, Mapping[str, int]]]) -> Counts:
-    """Return the sums of counts, in an order that does not depend on theirs."""
+    """Add up counts of content tokens by role.
+
+    The order of the result does not depend on the order of the counts.
+    """
     sums: Counter[tuple[str, str]] = Counter()
     for counts in found:
         for token, by_role in counts.items():
@@ -107,7 +110,10 @@ def _by_token(sums: Mapping[tuple[str, str], int]) -> Counts:
 
 
 def _roles(layout: str, count: int) -> list[str]:
-    """Return the role of each of `count` strings that `layout_of` describes; "tools" for the schemas of tools."""
+    """Return the role of each of `count` strings that `layout_of` describes.
+
+    The role of tool schemas is "tools".
+    """
     roles: list[str] = []
     role = ""
     for mark in layout:

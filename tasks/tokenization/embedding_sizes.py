@@ -1,9 +1,10 @@
-"""Check that the embeddings of a corpus can be compared: all have equally many numbers, and there is at least one.
+"""Check that all embeddings of a corpus have equally many numbers.
 
     sketches of a batch ─note_embeddings─▶ receipt: {"embeddings": {"384": 0}, "without_embedding": 2}
     receipts of all parts ─check_embeddings─▶ DataError, naming two records that differ
 
-Each size is noted with its first record, so what is found does not depend on where a part starts.
+At least one record must have an embedding. Each size is noted with its first record, so the result does not depend on
+where a part starts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ HINT = "map its key with columns: {embedding: KEY}, or remove company_by"
 
 
 def note_embeddings(receipt: dict[str, Any], sketches: Sequence[Sketch], records: np.ndarray) -> None:
-    """Add the sizes of the embeddings of some samples to a receipt, and how many conversations have none."""
+    """Add the sizes of embeddings to a receipt.
+
+    Also add the number of conversations without an embedding.
+    """
     sizes = np.array([sketch.numbers for sketch in sketches])
     missing = len(np.unique(records[sizes == 0]))
     receipt["without_embedding"] = receipt.get("without_embedding", 0) + missing
@@ -34,13 +38,16 @@ def note_embeddings(receipt: dict[str, Any], sketches: Sequence[Sketch], records
 
 
 class EmbeddingSizes:
-    """The sizes that were found, and where each was found first."""
+    """The sizes of embeddings, each with the place where it was found first."""
 
     def __init__(self) -> None:
         self._found: dict[str, Callable[[], str]] = {}
 
     def add(self, receipt: Mapping[str, Any], place_of: Callable[[int], str]) -> None:
-        """Add those of a receipt, whose records have the places `place_of`. Raises DataError if there are several."""
+        """Add the sizes in a receipt.
+
+        `place_of` returns the place of a record of the receipt. Raises DataError if there are several sizes.
+        """
         for size, record in sorted(receipt.get("embeddings", {}).items(), key=itemgetter(1)):
             self._found.setdefault(size, partial(place_of, record))
         if len(self._found) > 1:
@@ -52,13 +59,16 @@ class EmbeddingSizes:
             )
 
     def require(self, name: str) -> None:
-        """Raise DataError if there is none in the corpus of this name."""
+        """Raise DataError if the corpus `name` has no embeddings."""
         if not self._found:
             raise DataError("no_embeddings", f"{name}: no conversation has an {EMBEDDING}; {HINT}")
 
 
 def check_embeddings(recipe: Recipe, receipts: Sequence[Mapping[str, Any]], bases: Sequence[int]) -> None:
-    """Check the embeddings of all parts; `bases` has the records of each file before each part. Raises DataError."""
+    """Check the embeddings of all parts.
+
+    `bases` has the number of records that precede each part in its file. Raises DataError.
+    """
     if not recipe.config.reads_embeddings:
         return
     sizes = EmbeddingSizes()

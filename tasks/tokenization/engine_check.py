@@ -1,12 +1,12 @@
-"""Check that the fast encoder equals the reference encoder on texts of the corpus, before it is used.
+"""Check that the fast encoder equals the reference encoder before it is used.
 
     sources ─ random windows ─▶ records ─ template ─▶ texts ─┐
                                  a fixed list of hard texts ─┴▶ gigatoken ═ reference ?
                                                                            └▶ data/engines/KEY.json: the verdict
 
-If one text differs, the reference encodes the whole corpus. The tokens are the same either way, so the verdict is in
-run.json and not in the manifest. The choice of texts depends on the sources alone, not on parts, workers, or time. The
-check takes 0.4 s for 25 MB and runs once.
+The encoders are compared on texts of the corpus. If one text differs, the reference encodes the whole corpus. The
+tokens are the same in both cases, so the verdict is in run.json and not in the manifest. The choice of texts depends
+only on the sources, and not on parts, workers, or time. The check takes 0.4 s for 25 MB and runs once.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tasks.stores.mirror import mirror_of
 from tasks.tokenization.frames import forget_frames
 from tasks.tokenization.prepare import texts_of
 
-TEXTS = 1500  # compared at least, if the corpus has as many
-BUDGET = 1 << 20  # bytes of sources that are read for them; of smaller sources every text is compared
+TEXTS = 1500  # minimum number of texts to compare, if the corpus has as many
+BUDGET = 1 << 20  # bytes of sources to read; if the sources are smaller, all texts are compared
 MOST_BYTES = 1 << 24  # the budget for sources with few, long texts
-MOST_FILES = 16  # files that are read
-MOST_TOKENS = 100  # content tokens that are compared
-LONGEST = 2048  # characters; of a longer text, as many from a random place
-THREADS = 4  # that encode with the reference
+MOST_FILES = 16  # maximum number of files to read
+MOST_TOKENS = 100  # maximum number of content tokens to compare
+LONGEST = 2048  # characters; a longer text is cut to as many characters from a random place
+THREADS = 4  # threads that encode with the reference
 
 # Texts on which encoders are known to differ, from each other or between releases.
 HARD = (
@@ -58,9 +58,10 @@ HARD = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`engine` encodes the corpus. `texts` and `bytes` count what was compared; `differs` is an excerpt that differed.
+    """The result of the check.
 
-    `reason` is why gigatoken cannot read this tokenizer.
+    `engine` encodes the corpus. `texts` and `bytes` are the numbers of texts and bytes that were compared. `differs` is
+    an excerpt of a text that differed. `reason` is the reason why gigatoken cannot read this tokenizer.
     """
 
     engine: str
@@ -71,7 +72,10 @@ class Verdict:
 
 
 def encoder_of(recipe: Recipe) -> Encoder:
-    """Return gigatoken if the check passed, else the reference. Raises what `verdict_of` raises."""
+    """Return gigatoken if the check passed, or else the reference encoder.
+
+    Raises the errors of `verdict_of`.
+    """
     return encoder_named(verdict_of(recipe).engine, recipe.encoder)
 
 
@@ -110,7 +114,10 @@ def verdict_of(recipe: Recipe) -> Verdict:
 
 
 def known_verdict(recipe: Recipe) -> Verdict | None:
-    """Return the recorded verdict, or that of the config; None if the check has not run yet."""
+    """Return the verdict that the config sets, or the recorded verdict.
+
+    Returns None if the check has not run yet.
+    """
     if recipe.config.engine == "reference":
         return Verdict(recipe.encoder.engine)
     try:
@@ -120,7 +127,11 @@ def known_verdict(recipe: Recipe) -> Verdict | None:
 
 
 def refused(recipe: Recipe) -> bool:
-    """Check whether tokens from gigatoken, perhaps made for another corpus, are known to be wrong for this one."""
+    """Return whether tokens from gigatoken must not be used for this corpus.
+
+    Such tokens may exist because another corpus has used gigatoken. They are refused if the config requires the
+    reference encoder, or if the recorded verdict does not choose gigatoken.
+    """
     if recipe.config.engine == "reference" or not recipe.has_tokenizer:
         return recipe.config.engine == "reference"
     verdict = known_verdict(recipe)
@@ -138,12 +149,18 @@ def _versions() -> dict[str, str]:
 
 @lru_cache(maxsize=2)
 def _gigatoken(reference: Encoder) -> GigatokenEncoder:
-    """Load once per process. A forked child inherits the encoder and its cache of words."""
+    """Load gigatoken once per process.
+
+    A forked child inherits the encoder and its cache of words.
+    """
     return GigatokenEncoder(reference)
 
 
 def release_encoders() -> None:
-    """Free the memory of encoders that are no longer needed, about 40 MB, and of what is known of templates."""
+    """Free the memory of encoders and frames that are no longer needed.
+
+    An encoder takes about 40 MB.
+    """
     _gigatoken.cache_clear()
     forget_frames()
 
@@ -161,7 +178,10 @@ def _prove(recipe: Recipe) -> Verdict:
 
 
 def hard_tokens(encoder: Encoder) -> list[str]:
-    """Return texts with content tokens of the tokenizer: whole, cut, twice, and next to other text."""
+    """Return texts with content tokens of the tokenizer.
+
+    The tokens are whole, cut, repeated, and next to other text.
+    """
     tokens = sorted(encoder.content_tokens)[:MOST_TOKENS]
     return [
         text
@@ -171,10 +191,13 @@ def hard_tokens(encoder: Encoder) -> list[str]:
 
 
 def difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str | None:
-    """Return an excerpt of the first text that the two encode differently, from shortly before the difference."""
+    """Return an excerpt of the first text that the encoders encode differently.
+
+    The excerpt starts shortly before the difference. Returns None if all texts are equal.
+    """
     if not texts:
         return None
-    # The library of the reference encodes in each thread by itself, and takes most of the time of the check.
+    # The reference takes most of the time of the check, and its library can encode in several threads at once.
     size = -(-len(texts) // min(THREADS, os.cpu_count() or 1))
     blocks = [texts[start : start + size] for start in range(0, len(texts), size)]
     try:
@@ -186,7 +209,7 @@ def difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str |
                 if not _are_equal(fast.encode(block), theirs)
             )
             block = next(different, None)
-    except Unencodable as error:  # the conversations that have them are rejected
+    except Unencodable as error:  # conversations with these texts are rejected
         return difference(fast, reference, [text for text in texts if text not in error.problems])
     if block is None:
         return None
@@ -208,17 +231,17 @@ def _are_equal(one: Encoded, other: Encoded) -> bool:
 
 
 def sample(recipe: Recipe, at_least: int = TEXTS, budget: int = BUDGET) -> list[str]:
-    """Return texts of the corpus as the template writes them, each once, from everywhere in the sources.
+    """Return distinct texts from all over the sources, as the template writes them.
 
-    Every text if the sources are within the budget. Files and records that cannot be read are left out: the task that
-    reads the whole source reports them.
+    All texts are returned if the sources are within the budget. Files and records that cannot be read are left out; the
+    step that reads the whole source reports them.
     """
     limit = recipe.config.max_record_bytes
     while True:
         samples = sample_files(
             recipe.files, budget, limit, most_files=MOST_FILES, stream=4 * BUDGET, skip_unreadable=True
         )
-        draw = random.Random("".join(file.sha256 for file in recipe.files))  # only .random() never changes
+        draw = random.Random("".join(file.sha256 for file in recipe.files))  # only .random() is stable across releases
         texts: dict[str, None] = {}
         for drawn in samples:
             for text in texts_of((record.value for record in drawn.records), drawn.file, recipe):

@@ -1,12 +1,13 @@
-"""Render conversations with what a template writes around their values, which depends on the shape alone.
+"""Render conversations of the same shape once, and fill in their values.
 
     roles user, assistant ──Frames──▶ Filling  "<|im_start|>user\n…<|im_end|>\n<|im_start|>assistant\n"  not trained on
                                                "…<|im_end|>"                                             trained on
     contents "2+2?", "4"  ─Filling──▶ Prepared: the texts of this conversation
 
-What surrounds the values is rendered once, by the template itself, with gaps. To fill the gaps takes 1 µs per plain
-conversation; messages, spans, and segments take 15 µs, and a Jinja template takes a millisecond. A conversation whose
-values could change more than the gaps (a blank turn, a value that the template tests, …) is not filled in.
+The text that a template writes around the values depends only on the shape of a conversation. The template renders it
+once, with gaps. Filling the gaps takes 1 µs per plain conversation. Messages, spans, and segments take 15 µs, and a
+Jinja template takes a millisecond. A conversation is rendered instead if its values could change more than the gaps: a
+blank turn, a value that the template tests, …
 """
 
 from __future__ import annotations
@@ -46,24 +47,28 @@ from tasks.templates.placeholders import (
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import Segments, segments_of
 
-# The maximum number of shapes that a template is tried with, if it can be filled for none of them.
+# The maximum number of shapes that are tried with a template, if none of them can be filled in.
 MOST_FAILURES = 8
 
-# Shapes of what a template reads itself are rare if fewer than one in HIT conversations is filled in with them, which
-# shows after MOST_MISSES. Then only one in LOOKED_AT is tried: a shape takes as long as to compose a conversation.
+# If a template reads arguments or tools itself (`Reads`), few conversations may have the same shape. If fewer than one
+# in HIT is filled in, which shows after MOST_MISSES, only one in LOOKED_AT is tried: computing a shape takes as long as
+# composing a conversation.
 HIT, MOST_MISSES, LOOKED_AT = 8, 64, 16
 
-# The maximum number of shapes. Conversations of more shapes are rendered, and so are those of more messages than this.
+# The maximum number of shapes, and of messages in a shape. All other conversations are rendered.
 MOST_SHAPES = 1024
 
-# The maximum number of pieces of text around gaps, of one shape and of all: with samples of each turn, they grow with
-# the square of the turns.
+# The maximum number of pieces of text around gaps, for one shape and for all shapes. If each turn is a sample, their
+# number grows with the square of the number of turns.
 PIECES_OF_SHAPE, PIECES_OF_ALL = 1 << 14, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """What samples have in common that differ in their texts only; S segments, some of which are texts."""
+    """The common properties of samples that differ only in their texts.
+
+    A shape has S segments, some of which are texts.
+    """
 
     tokens: np.ndarray  # int32[S], TEXT for a text
     trained: np.ndarray  # bool[S]
@@ -72,12 +77,15 @@ class Shape:
     turns: int  # messages that are not system messages
     # Index of the message that a sample trains on; -1 if the sample is the whole conversation.
     turn: int = field(default=-1, kw_only=True)
-    # If the texts contain every string of the conversation: its layout.
+    # The layout of the conversation if the texts contain all its strings, or else "".
     layout: str = field(default="", kw_only=True)
 
 
 def shape_of_sample(segments: Segments, conversation: Conversation, turn: int | None, layout: str = "") -> Shape:
-    """Return the shape of a sample of a conversation; `turn` and `layout` as in `Shape`."""
+    """Return the shape of a sample of a conversation.
+
+    `turn` and `layout` are as in `Shape`, but `turn` is None for the whole conversation.
+    """
     usual, turns = _order_of(tuple([message.role for message in conversation.messages]))
     return Shape(
         tokens=np.array(segments.tokens, np.int32),
@@ -96,30 +104,34 @@ def _order_of(roles: tuple[str, ...]) -> tuple[bool, int]:
 
 
 class Prepared(Struct, gc=False):
-    """A sample of a conversation, nearly always all of it, that is ready to be encoded."""
+    """A sample that is ready to be encoded.
+
+    Nearly always, a sample is a whole conversation.
+    """
 
     shape: Shape
     texts: list[str]  # to be encoded, in the order of the segments of `shape`
-    characters: int  # to be encoded, and at most one more for each text
+    characters: int  # to be encoded, with at most one additional character per text
     strings: Sequence[str]  # all strings of the conversation, after its layout unless the shape has it
     digest: int  # its content_digest
     row: tuple[str, str | None, str] | None = None  # messages, tools, text: further columns of format 2.0
-    weights: Sequence[tuple[int, float]] = ()  # the segment from which on each weight of the data holds
+    weights: Sequence[tuple[int, float]] = ()  # weights of the data, each with its first segment
     sketch: Sketch | None = None  # of the embedding of the conversation
 
 
 class _Frame(NamedTuple):
-    """What a template writes around the values of a sample."""
+    """The text that a template writes around the values of a sample."""
 
     shape: Shape
-    parts: list[str]  # of all texts, joined with NUL: every second one, "", is to be replaced by a value
+    parts: list[str]  # of all texts, joined with NUL; every second part is "" and is replaced by a value
     gaps: list[tuple[int, int]]  # number of the value, and number of its JSON format or -1
 
 
 class Filling:
-    """The samples of all conversations with the same shape, to be filled with values.
+    """The samples of all conversations with the same shape, with gaps for the values.
 
-    `strips`: the template removes white space around values. `unusual` says whether it may write values differently.
+    `strips` means that the template removes white space around values. `unusual` returns whether the template may write
+    given values differently.
     """
 
     def __init__(
@@ -133,19 +145,19 @@ class Filling:
     ):
         self._frames, self._layout, self._strips, self.unusual = frames, layout + "\0", strips, unusual
         self._objects, self._formats = objects, formats
-        # Nearly always, there is one sample that has every content once.
+        # Nearly always, there is one sample, which has every content once.
         self._only = frames[0] if frames[0].shape.layout else None
         self._texts = 1 + sum(part.count("\0") for part in frames[0].parts)
 
     def is_compared(self, found: Sequence[Prepared]) -> bool:
-        """Return whether a conversation is to be rendered as well, and compared with these samples."""
+        """Return whether a conversation is also rendered and compared with `found`."""
         return self.unusual is not None and found[0].digest % COMPARED == 0
 
     def fill(self, contents: list[str]) -> list[Prepared] | None:
         """Return the samples of a plain conversation with these contents.
 
-        Return None if a content is blank (then a template may write something else, and the turn is not trained on), or
-        not valid text.
+        Returns None if a content is blank, because then a template may write something else, and the turn is not
+        trained on. Also returns None if a content is unusual, or if it is not valid text.
         """
         for content in contents:
             if not content or content.isspace():
@@ -170,11 +182,14 @@ class Filling:
         return [Prepared(shape, texts, len(joined), contents, digest)]
 
     def fill_values(self, values: list[str], conversation: Conversation) -> list[Prepared] | None:
-        """Return the samples of any conversation with these values."""
+        """Return the samples of any conversation with these values.
+
+        Returns None if they cannot be filled in.
+        """
         if not can_be_filled(values, self._objects, self.unusual):
             return None
         whole = whole_text(conversation)
-        # A shape with a layout says what the strings are; other strings begin with it.
+        # If the shape has the layout, the strings are just the values. Otherwise they begin with the layout.
         strings = values if self._only else whole.split("\0")
         try:
             return self._filled(values, strings, content_digest(whole.encode()))
@@ -197,15 +212,15 @@ class Filling:
 
 
 class Frames(dict[tuple[str, ...], Filling | None]):
-    """Fillings by the names of the roles; None for roles without one. They are rendered on first use.
+    """Fillings by the names of the roles, rendered on first use.
 
-    `roles` maps the names in records, in lower case, to ours.
+    The value is None for roles that have no filling. `roles` maps the names in records, in lower case, to roles.
     """
 
     def __init__(self, template: Template, train_on: TrainOn, roles: Mapping[str, str]):
         self._template, self._train_on, self._roles = template, train_on, roles
         self._encoder = template.encoder
-        # With these, the content decides about a space.
+        # With such an encoder, the content decides whether a space is added.
         self.known = not self._encoder.has_space and not self._encoder.space_follows
         self._by_shape: dict[ConversationShape, Filling | None] = {}
         self._seen: set[int] = set()  # hashes of shapes
@@ -213,9 +228,12 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         self.start_part()
 
     def start_part(self) -> None:
-        """Expect other conversations: forget what failed, and all shapes if there is no space for others."""
-        self._failures = dict.fromkeys(Reads, 0)  # shapes without a filling, if there is none with one
-        self._misses = dict.fromkeys(Reads, 0)  # conversations that were not filled in, less HIT for each that was
+        """Prepare for the conversations of another part.
+
+        Forgets all failures, and all shapes if there is no space for more.
+        """
+        self._failures = dict.fromkeys(Reads, 0)  # number of shapes without a filling, until a shape has one
+        self._misses = dict.fromkeys(Reads, 0)  # conversations that were not filled in, minus HIT for each that was
         self._count = 0
         if max(len(self), len(self._by_shape)) >= MOST_SHAPES or self._pieces > PIECES_OF_ALL:
             self.clear()
@@ -232,7 +250,10 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         return filling
 
     def filled(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[list[Prepared] | None, bool]:
-        """Return the samples of a conversation, or None, and whether they are to be compared with its rendering."""
+        """Return the samples of a conversation, and whether to compare them.
+
+        The samples are None if the conversation cannot be filled in. They are compared with the rendered conversation.
+        """
         if not self.known or len(conversation.messages) > MOST_SHAPES:
             return None, False
         apart = self._template.separate(conversation)
@@ -249,11 +270,11 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         return found, found is not None and filling.is_compared(found)
 
     def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Filling | None, list[str]]:
-        """Return what conversations of this shape are filled into, and the values of this one."""
+        """Return the filling for a conversation, and the values of the conversation."""
         self._count += 1
         for reads in Reads:
             if self._failures[reads] >= MOST_FAILURES and has_tools(conversation):
-                continue  # it is filled in for no shape, and the shape has objects
+                continue  # no shape can be filled in, and this shape has objects
             if reads:
                 if self._misses[reads] > MOST_MISSES and self._count % LOOKED_AT:
                     continue
@@ -278,7 +299,10 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         return None, []
 
     def _is_first(self, shape: ConversationShape) -> bool:
-        """Return whether a shape is new. There may be as many of them as conversations, so that one is not enough."""
+        """Return whether a shape occurs for the first time.
+
+        There may be as many shapes as conversations, so a shape has to occur twice before it is rendered.
+        """
         number = hash(shape)
         if number in self._seen:
             return False
@@ -286,15 +310,19 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         return True
 
     def _render(self, shape: ConversationShape, trained: Sequence[bool]) -> Filling | None:
-        """Return None if the template rejects the roles, or if nothing is trained on."""
+        """Render a shape, and return its filling.
+
+        Returns None if the shape cannot be filled in, for example because the template rejects the roles, or because
+        nothing is trained on.
+        """
         turns, objects = blank(shape)
         try:
             outline = self._template.outline(turns, trained)
-        except (Reject, DataError):  # the conversations themselves will say why
+        except (Reject, DataError):  # rendering the conversations raises the error
             return None
         if outline is None:
             return None
-        every = [(number, -1) for number in range(len(shape.turns))]  # of a plain conversation
+        every = [(number, -1) for number in range(len(shape.turns))]  # the gaps of a plain conversation
         frames, spaces, pieces = [], set(), 0
         for spans, turn in outline.samples:
             segments = segments_of(spans, self._encoder)
@@ -315,15 +343,21 @@ class Frames(dict[tuple[str, ...], Filling | None]):
 
 
 def frames_of(template: Template, train_on: TrainOn, roles: Mapping[str, str]) -> Frames:
-    """Return the frames for the next part: each process renders a shape once, and its forks inherit it."""
-    # Mypy takes objects of a protocol for unhashable.
+    """Return the frames for the next part.
+
+    A process renders each shape only once, and its forks inherit the result.
+    """
+    # mypy considers objects of a protocol unhashable.
     frames = _frames_once(template, train_on, tuple(roles.items()))  # type: ignore[arg-type]
     frames.start_part()
     return frames
 
 
 def forget_frames() -> None:
-    """Free the memory of frames: the next part renders its shapes."""
+    """Free the memory of frames.
+
+    The next part renders its shapes again.
+    """
     _frames_once.cache_clear()
 
 
@@ -333,9 +367,10 @@ def _frames_once(template: Template, train_on: TrainOn, roles: tuple[tuple[str, 
 
 
 def _cut(texts: Sequence[str]) -> tuple[list[str], list[tuple[int, int, bool]]]:
-    """Return the pieces of texts joined with NUL, every second one an empty one for a gap, and the gaps.
+    """Cut texts at their gaps, and return the pieces and the gaps.
 
-    A gap is the number of its value, that of its JSON format or -1, and whether white space around the value is kept.
+    The texts are joined with NUL. Every second piece is empty, and stands for a gap. A gap is the number of its value,
+    the number of its JSON format or -1, and whether white space around the value is kept.
     """
     parts = [""]
     gaps: list[tuple[int, int, bool]] = []

@@ -1,10 +1,10 @@
-"""Decode records that contain turns and nothing else, by the type that their format declares.
+"""Decode records that contain only turns, by the type that their format declares.
 
     b'{"messages": [{"role": "user", "content": "2+2?"}]}'    a line ─decode─▶ Plain(messages=[Turn("user", "2+2?")])
     {"prompt": "6 × 7?", "completion": "42", "system": None}  a row  ─of─────▶ Plain(prompt="6 × 7?", completion="42")
 
-msgspec checks a record against the type (`Format.plain`) while decoding it. A record that does not fit is decoded
-with care, which defines what a record means.
+msgspec checks a record against the type (`Format.plain`) while decoding it. Any other record is decoded to a dict and
+read by `Format.read`, which defines the meaning of a record.
 """
 
 from __future__ import annotations
@@ -18,20 +18,26 @@ from tasks.conversations.formats import FORMAT_OF
 from tasks.conversations.model import PlainRecord
 from tasks.readers.strict_json import as_array, decode_block, same_strings
 
-# Keys that are common in published data and that no format uses. A string under one of them is decoded and ignored.
+# Keys that are common in published data and that no format uses. Strings under these keys are decoded and ignored.
 IGNORED = ("id", "source", "category")
 
 
 class PlainRecords:
-    """The plain records of a format. For "" no record is plain."""
+    """A decoder for the plain records of a format.
+
+    If the format is "", no record is plain.
+    """
 
     def __init__(self, format: str):
         self._plain = FORMAT_OF[format].plain if format else None
-        # Of JSON, only declared keys: msgspec does not check the values of others.
+        # JSON records may only have declared keys, because msgspec does not check the values of other keys.
         self._decode = self._plain and Decoder(_strict(self._plain)).decode
 
     def decode(self, lines: list[bytes]) -> list[Any] | None:
-        """Decode JSON records, each as a PlainRecord if it is plain; None if one has to be examined by itself."""
+        """Decode JSON records, each as a PlainRecord if it is plain.
+
+        Returns None if a record has to be examined separately.
+        """
         if self._decode is None:
             return decode_block(lines)
         records: list[Any] = []
@@ -40,7 +46,7 @@ class PlainRecords:
             try:
                 records.append(self._decode(line))
             except (DecodeError, UnicodeDecodeError, RecursionError):
-                if not records:  # if the first one is not plain, most are not
+                if not records:  # if the first record is not plain, most records are not
                     return decode_block(lines)
                 others.append(len(records))
                 records.append(None)
@@ -48,7 +54,7 @@ class PlainRecords:
         if others:
             plain = [record for record in records if record]
             plain_lines = [line for line, record in zip(lines, records, strict=True) if record]
-        # Of two equal keys, msgspec keeps the last one silently.
+        # msgspec silently keeps the last of two equal keys.
         if not same_strings(as_array(plain_lines), encode(plain)):
             return decode_block(lines)
         found = decode_block([lines[number] for number in others])
@@ -59,7 +65,10 @@ class PlainRecords:
         return records
 
     def of(self, record: object) -> PlainRecord | None:
-        """Return a row of a table, or a decoded record, as a PlainRecord; None if it is not plain."""
+        """Return a table row or a decoded record as a PlainRecord.
+
+        Returns None if it is not plain.
+        """
         if self._plain is None or type(record) is not dict:
             return None
         try:
@@ -69,7 +78,10 @@ class PlainRecords:
 
 
 def as_dict(record: object) -> object:
-    """Return a PlainRecord as the dict that it was decoded from; any other record as it is."""
+    """Return a PlainRecord as the dict that it was decoded from.
+
+    Any other record is returned unchanged.
+    """
     return to_builtins(record) if isinstance(record, PlainRecord) else record
 
 

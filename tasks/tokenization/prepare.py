@@ -3,7 +3,8 @@
     record ─┬─PlainRecords──▶ roles, contents ─Frames──▶ Prepared                    nearly every record, 2 µs
             └─read_record──▶ Conversation ─template──▶ samples ─▶ Prepared of each    any record, 20 µs
 
-The second way defines what a record means. The first one gives the same, or nothing: a property test compares them.
+The second way defines the meaning of a record. The first way returns the same result, or none; a property test compares
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ TEXT_CELLS = ("csv", "tsv")  # containers whose numbers are text
 
 
 class ToRender(NamedTuple):
-    """A conversation to be rendered, and compared with what it was filled into, if it was."""
+    """A conversation to be rendered.
+
+    If it was filled in, `filled` is compared with the result.
+    """
 
     conversation: Conversation
     trained: list[bool]
@@ -55,18 +59,21 @@ class Preparer:
         packing: bool = True,
         weighted: bool = False,
     ):
-        """`weighted`: read how much turns count in the loss, and do not fill in without."""
+        """Set up the frames and the decoder for the file.
+
+        If `weighted` is set, the loss weights of turns are read, and no record is treated as plain.
+        """
         self._file, self._weighted = file, weighted
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
         self._frames = frames_of(template, train_on, role_names(file.format, dict(file.roles)))
-        # Without frames, plain records would only be converted back. With other keys, none is plain.
-        reads = weighted or file.embedded  # more than plain records have
+        # Without frames, plain records would only be converted back. With `columns`, no record is plain.
+        reads = weighted or file.embedded  # keys that plain records do not have
         fills = packing and not reads and self._frames.known and not file.columns
         self._plain = PlainRecords(file.format if fills else "")
-        self.decode = self._plain.decode  # for the reader of the file
+        self.decode = self._plain.decode  # passed to the reader of the file
 
     def prepare(self, record: object) -> list[Prepared]:
-        """Return what is encoded of a record, one for each of its samples.
+        """Return the prepared samples of a record.
 
         Raises Reject, and PackError if the run cannot continue.
         """
@@ -76,7 +83,10 @@ class Preparer:
         raise found
 
     def prepare_all(self, records: Iterable[object]) -> Iterator[list[Prepared] | Reject | PackError]:
-        """Yield what is encoded of each record, or what `prepare` raises for it. A PackError may be the last one."""
+        """Yield the prepared samples of each record, or the error of `prepare`.
+
+        A PackError may be the last result, even if there are more records.
+        """
         found: list[list[Prepared] | ToRender | Reject | PackError] = []
         for record in records:
             try:
@@ -92,7 +102,7 @@ class Preparer:
             yield self.prepared(each, next(samples)) if isinstance(each, ToRender) else each
 
     def _fill(self, record: object) -> list[Prepared] | ToRender:
-        """Return the samples of a record whose shape is known, or a conversation to be rendered."""
+        """Return the samples of a record, or its conversation if it must be rendered."""
         plain = record if isinstance(record, PlainRecord) else self._plain.of(record)
         if plain:
             names, contents = plain.turns()
@@ -102,7 +112,7 @@ class Preparer:
                     return found
                 conversation = self._file.conversation(as_dict(record))
                 return ToRender(conversation, trained_turns(conversation, self._train_on), found)
-            # If not even contents alone can be filled in, nothing of these turns can.
+            # If a conversation with only contents cannot be filled in, no other conversation with these turns can.
             return self._fill_with_care(as_dict(record), self._packing and filling is not None)
         return self._fill_with_care(as_dict(record), self._packing)
 
@@ -117,7 +127,10 @@ class Preparer:
         return ToRender(conversation, trained, filled)
 
     def _conversation(self, record: object) -> Conversation:
-        """Read a record, with weights and its embedding if they are used. Raises Reject."""
+        """Read a record, with its weights and its embedding if they are used.
+
+        Raises Reject.
+        """
         conversation = self._file.conversation(record)
         if not self._weighted and not self._file.embedded:
             return conversation
@@ -133,7 +146,7 @@ class Preparer:
     ) -> list[Prepared]:
         """Add the embedding and the weights of the turns to the samples of a conversation.
 
-        Raises Reject if a sample cannot have the weights.
+        Raises Reject if the weights do not fit the segments of a sample.
         """
         if self._file.embedded:
             for sample in samples:
@@ -174,16 +187,17 @@ class Preparer:
 
 
 def unused_keys_of(file: SourceFile, weighted: bool) -> UnusedKeys:
-    """Return what counts the keys that a Preparer of the file does not use."""
+    """Return a counter of the keys that a Preparer of the file does not use."""
     further = [LOSS_WEIGHT] * weighted + [EMBEDDING] * file.embedded
     return UnusedKeys(file.format, dict(file.columns), file.ignore, further)
 
 
 def weights_of_segments(shape: Shape, of_turns: dict[int, Any]) -> list[tuple[int, float]]:
-    """Return the first segment that each weight holds from; the first weight holds from segment 0.
+    """Return (first segment, weight) for each run of segments with the same weight.
 
-    `of_turns` has the weights of the turns that are trained on. Each is a run of trained segments; the separator
-    belongs to the last one. Raises Reject if a template does not keep turns of different weights apart like this.
+    The first run begins at segment 0. `of_turns` has the weights of the turns that are trained on. Each of these turns
+    is a run of trained segments; the separator belongs to the last run. Raises Reject if the turns have different
+    weights and the template does not separate them like this.
     """
     weights = [of_turns[shape.turn]] if shape.turn >= 0 else list(of_turns.values())
     if len(set(weights)) == 1:
@@ -200,7 +214,7 @@ def weights_of_segments(shape: Shape, of_turns: dict[int, Any]) -> list[tuple[in
 
 
 def comparable(sample: Prepared) -> tuple[object, ...]:
-    """Return everything of a sample that ends up in a token file."""
+    """Return all values of a sample that are written to a token file."""
     shape = sample.shape
     return sample.texts, sample.digest, shape.turn, shape.tokens.tolist(), shape.trained.tolist(), shape.separator
 
@@ -237,7 +251,10 @@ def prepare_spans(
     turn: int | None = None,
     strings: Strings | None = None,
 ) -> Prepared:
-    """Prepare a sample that a template has rendered. Raises Reject if there is no span."""
+    """Prepare a sample that a template has rendered.
+
+    Raises Reject if there are no spans.
+    """
     segments = segments_of(spans, encoder)
     shape = shape_of_sample(segments, conversation, turn)
     characters = sum(map(len, segments.texts)) + len(segments.texts) - 1
@@ -245,7 +262,10 @@ def prepare_spans(
 
 
 def texts_of(records: Iterable[object], file: SourceFile, recipe: Recipe) -> list[str]:
-    """Return the texts that are encoded of records of a file; none of those that cannot be used."""
+    """Return the texts that are encoded for records of a file.
+
+    Records that cannot be used are skipped.
+    """
     preparer = Preparer(file, recipe.template, recipe.encoder, recipe.config.train_on)
     found = [each for each in preparer.prepare_all(records) if isinstance(each, list)]
     return [text for samples in found for sample in samples for text in sample.texts]

@@ -1,10 +1,11 @@
-"""Split a conversation into segments: each is one control token, or one text that is encoded by itself.
+"""Split a conversation into segments.
 
     "<|im_start|>user\\n" "2+2?" <|im_end|> "\\n" …  ─segments_of─▶  tokens   [TEXT,  7,     TEXT, …]
     spans                                                            trained  [False, False, False, …]
                                                                      texts    ["<|im_start|>user\\n2+2?", "\\n…", …]
 
-Adjacent spans of text are one text if both are trained on, or neither.
+Each segment is one control token, or one text that is encoded separately. Adjacent spans of text are one text if both
+are trained on, or neither is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _Columns = tuple[list[int], list[bool], list[str]]
 
 
 class Segments(NamedTuple):
-    """`tokens` and `trained` have one item per segment, `texts` one per text among them."""
+    """The segments of a sample.
+
+    `tokens` and `trained` have one item per segment. `texts` has one item per segment that is a text.
+    """
 
     tokens: list[int]  # TEXT for a text
     trained: list[bool]
@@ -31,7 +35,10 @@ class Segments(NamedTuple):
 
 
 def segments_of(spans: Sequence[Span], encoder: Encoder) -> Segments:
-    """Return the segments of spans. Raises Reject if there is no span."""
+    """Return the segments of spans.
+
+    Raises Reject if there are no spans.
+    """
     closing = _closing(spans)
     separator = closing.token != encoder.eos_id
     columns = _unjoined(spans) if encoder.leading_space == "none" else None
@@ -43,7 +50,10 @@ def segments_of(spans: Sequence[Span], encoder: Encoder) -> Segments:
 
 
 def _unjoined(spans: Sequence[Span]) -> _Columns | None:
-    """Return tokens, flags, and texts of spans; None if adjacent ones are one text."""
+    """Return the tokens, flags, and texts of spans.
+
+    Returns None if adjacent spans have to be joined.
+    """
     strings, tokens, flags, *_ = zip(*spans, strict=True)
     are_texts = bytes(map(TEXT.__eq__, tokens))
     if b"\1\1" in are_texts:
@@ -54,11 +64,11 @@ def _unjoined(spans: Sequence[Span]) -> _Columns | None:
 
 
 def _joined(spans: Sequence[Span], encoder: Encoder) -> _Columns:
-    """Return tokens, flags, and texts of spans."""
+    """Return the tokens, flags, and texts of spans, with adjacent texts joined."""
     tokens: list[int] = []
     flags: list[bool] = []
     texts: list[str] = []
-    pending: list[str] = []  # the parts of the last segment's text
+    pending: list[str] = []  # the texts of the spans in the last segment
     after = "start"
     leading = False
 
@@ -94,7 +104,10 @@ def _has_leading_space(encoder: Encoder, after: str, start: bool) -> bool:
 
 
 def _closing(spans: Sequence[Span]) -> Span:
-    """Return the last span that is more than white space; the separator follows it. Raises Reject without spans."""
+    """Return the last span that is not only white space, or else the last span.
+
+    The separator, if there is one, has the same flag. Raises Reject if there are no spans.
+    """
     if not spans:
         raise Reject("no_trained_tokens", "the template writes none of its answers")
     return next((span for span in reversed(spans) if span.token != TEXT or span.text.strip()), spans[-1])

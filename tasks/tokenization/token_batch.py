@@ -1,8 +1,9 @@
-"""Encode prepared samples in batches: nearly always, a sample is a whole conversation.
+"""Encode prepared samples in batches.
 
-    add(number, prepared) ──▶ texts, tokens, trained ──encode()──▶ a record batch of token_files.SCHEMA
+    add(number, prepared) ──▶ texts, tokens, trained ──encode()──▶ a record batch of a token file
 
-Ids, labels, and offsets are computed for a whole batch, from the few shapes of its conversations.
+Nearly always, a sample is a whole conversation. Ids, labels, and offsets are computed for a whole batch, from the few
+shapes of its conversations.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ from tasks.tokenization.frames import Prepared, Shape
 # Characters gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
 BATCH_CHARACTERS = 1 << 21
 
-# Handled, but a user may want to know: conversations with a control string as text, conversations with a character that
-# decodes to another one, unknown tokens, and conversations whose turns are in an unusual order.
+# Cases that are handled, but that a user may want to know of: conversations with a control string as text,
+# conversations with a character that decodes to another character, unknown tokens, and conversations whose turns are in
+# an unusual order.
 NOTICED = ("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_order")
 COUNTS = ("accepted", "tokens", *NOTICED)
 
 
 def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums of what the receipts have noticed; what only some settings count only if there is any."""
+    """Add up the counts of noticed cases in receipts.
+
+    Counts that only some settings have are left out if they are 0.
+    """
     counts = merged(receipt.get("content_tokens", {}) for receipt in receipts)
     sums = {name: sum(receipt[name] for receipt in receipts) for name in NOTICED}
     missing = sum(receipt.get("without_embedding", 0) for receipt in receipts)
@@ -42,7 +47,10 @@ def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class _Shapes:
-    """The distinct shapes of a batch. `which` is the number of each conversation's shape, int64."""
+    """The distinct shapes of a batch.
+
+    `which` is the number of each conversation's shape, int64.
+    """
 
     def __init__(self, shapes: Sequence[Shape]):
         keys = list(map(id, shapes))
@@ -55,7 +63,10 @@ class _Shapes:
         return np.array([getattr(shape, name) for shape in self._distinct.values()], dtype)[self.which]
 
     def segments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return tokens and flags of all segments, and the offsets of the conversations in them."""
+        """Return the tokens, the flags, and the offsets of all segments.
+
+        The offsets divide the segments into conversations.
+        """
         distinct = self._distinct.values()
         begins = offsets_of([len(shape.tokens) for shape in distinct])
         ends = offsets_of(np.diff(begins)[self.which])
@@ -65,9 +76,10 @@ class _Shapes:
 
 
 class Batch:
-    """Samples that are encoded together, all of a conversation.
+    """Samples that are encoded together.
 
-    `encode` adds what it counts (COUNTS) to `receipt`, and conversations that cannot be encoded to `rejects`.
+    A batch has either all samples of a conversation or none. `encode` adds its counts (COUNTS) to `receipt`, and adds
+    conversations that cannot be encoded to `rejects`.
     """
 
     def __init__(self, encoder: Encoder, receipt: dict[str, Any]):
@@ -89,7 +101,10 @@ class Batch:
         self.characters += prepared.characters
 
     def encode(self, schema: pa.Schema) -> pa.RecordBatch | None:
-        """Return the whole batch as one record batch of the token file, or None if no conversation can be encoded."""
+        """Return the whole batch as one record batch of the token file.
+
+        Returns None if no conversation can be encoded.
+        """
         try:
             texts, holding, encoded = self._encoded()
         except Unencodable as error:
@@ -102,7 +117,7 @@ class Batch:
         values, offsets, counts, ends = _labelled(encoded, tokens, trained, segments)
         self._notice(encoded, texts, holding, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
         records = np.array(self.records, np.int64)
-        is_first = np.append(True, records[1:] != records[:-1])  # of the samples of a conversation
+        is_first = np.append(True, records[1:] != records[:-1])  # whether a sample is the first of its conversation
         self.receipt["unusual_order"] += int(np.count_nonzero(is_first & ~shapes.of_each("usual", bool)))
         self.receipt["accepted"] += int(np.count_nonzero(is_first))
         separators = shapes.of_each("separator", bool)
@@ -129,10 +144,13 @@ class Batch:
         return pa.record_batch(columns, schema=schema)
 
     def _weights(self, ends: np.ndarray, segments: np.ndarray) -> list[pa.Array]:
-        """Return the columns weight_ends and weights; `ends` are offsets in tokens, `segments` those of samples."""
+        """Return the columns weight_ends and weights.
+
+        `ends` are the offsets of segments in the tokens, and `segments` are the offsets of samples in the segments.
+        """
         counts = np.array([len(prepared.weights) for prepared in self._conversations])
         runs = [run for prepared in self._conversations for run in prepared.weights]
-        # Each run ends where the next one of its sample starts, or with the sample.
+        # Each run ends where the next run of its sample starts, or where its sample ends.
         starts = np.array([segment for segment, _ in runs]) + np.repeat(segments[:-1], counts)
         last = offsets_of(counts)[1:] - 1
         stops = np.append(starts[1:], 0)
@@ -162,10 +180,10 @@ class Batch:
         self._conversations = [self._conversations[n] for n in kept]
 
     def _notice(self, encoded: Encoded, texts: list[str], holding: list[int], offsets: np.ndarray) -> None:
-        """Count what a user may want to know.
+        """Count the cases that a user may want to know of.
 
-        `holding` are the numbers of the texts that contain a control string or the like; `offsets` are those of the
-        conversations in `texts`.
+        `holding` are the numbers of the texts with a control string or an irregular content token. `offsets` are the
+        offsets of the samples in `texts`.
         """
         receipt, encoder = self.receipt, self.encoder
         if encoder.unk_id is not None:
@@ -174,8 +192,8 @@ class Batch:
             underlined = np.fromiter(map(str.__contains__, texts, repeat("▁")), bool, len(texts))
             samples = np.searchsorted(offsets, np.flatnonzero(underlined), "right") - 1
             receipt["not_round_trip"] += len({self.records[n] for n in samples.tolist()})
-        # Only the strings of the conversation count: a marker that the template writes as text is intended. If the
-        # texts contain all strings, the shape has their layout.
+        # Only the strings of the conversation count, because a marker that the template writes as text is intended. If
+        # the texts contain all strings, the shape has their layout.
         found = set((np.searchsorted(offsets, holding, side="right") - 1).tolist())
         others = [n for n, prepared in enumerate(self._conversations) if not prepared.shape.layout]
         strings = ["\0".join(self._conversations[n].strings) for n in others]
@@ -187,7 +205,7 @@ class Batch:
             places = encoder.places_of_content_tokens(encoded.ids)
             owners = np.searchsorted(encoded.offsets, places, side="right") - 1  # texts
             which = np.unique(np.searchsorted(offsets, owners, side="right") - 1).tolist()
-            # By record: each sample of a conversation has all its strings, and the template may write each in another.
+            # By record: each sample has all strings of its conversation, but its text may contain only some of them.
             samples_of: dict[int, list[Prepared]] = {self.records[n]: [] for n in which}
             for record, prepared in zip(self.records, self._conversations, strict=True):
                 if record in samples_of:
@@ -198,9 +216,10 @@ class Batch:
 
 
 def encode_repeated(encoder: Encoder, texts: Sequence[str]) -> tuple[list[int], Encoded]:
-    """Encode texts of which many are equal, each of them once: the samples of a conversation repeat its beginning.
+    """Encode texts, of which many are equal, and encode each distinct text once.
 
-    Returns the numbers of the texts that hold a control string or the like, and all texts as `Encoder.encode` does.
+    Equal texts are common because the samples of a conversation repeat its beginning. Returns the numbers of the texts
+    with a control string or an irregular content token, and all encoded texts.
     """
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     which = np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
@@ -211,11 +230,11 @@ def encode_repeated(encoder: Encoder, texts: Sequence[str]) -> tuple[list[int], 
 def _labelled(
     encoded: Encoded, tokens: np.ndarray, trained: np.ndarray, segments: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the tokens as a token file stores them, the offsets of the conversations, and their trained tokens.
+    """Return tokens as a token file stores them, with offsets and counts.
 
-    Last come the offsets of the segments.
-
-    `tokens` and `trained` have one value per segment; `segments` are the offsets of the conversations in them.
+    The results are the tokens, the offsets of the samples, their numbers of trained tokens, and the offsets of the
+    segments. `tokens` and `trained` have one value per segment. `segments` are the offsets of the samples in the
+    segments.
     """
     is_text = tokens == TEXT
     lengths = np.ones(len(tokens), np.int64)

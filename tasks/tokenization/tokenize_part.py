@@ -1,7 +1,9 @@
-"""Tokenize one part of a source file: write a token file with the tokens and labels of every conversation.
+"""Tokenize one part of a source file.
 
 reader ──▶ record ──Preparer──▶ texts and control tokens ──Batch.encode──▶ token file
                       └─ Reject ─────────────────────────────────────────▶ receipt
+
+The token file has the tokens and labels of every conversation.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ def tokenize_part(
 ) -> dict[str, Any]:
     """Write the token file, then its receipt (the commit), and return the receipt.
 
-    `on_batch` receives the conversations, rejects, and tokens so far, and the share of the part that has been read.
-    Raises PackError if the run must stop: the source changed or is damaged, or labels cannot be located.
+    `on_batch` receives the numbers of conversations, rejects, and tokens so far, and the share of the part that has
+    been read. Raises PackError if the run must stop: the source changed or is damaged, or labels cannot be located.
     """
     receipt: dict[str, Any] = dict.fromkeys(("conversations", *COUNTS), 0)
     rejects: list[list[Any]] = []
-    batches: list[int] = []  # rows of each record batch: a reader opens those that it needs
+    batches: list[int] = []  # rows of each record batch; a reader opens only the batches that it needs
     weighted = config.reads_loss_weights
     schema = tokens_schema(config.packing, weighted, part.file.embedded)
     preparer = Preparer(part.file, template, encoder, config.train_on, config.packing, weighted)
@@ -80,7 +82,7 @@ def tokenize_part(
             flush(batch)
         for name, count in reader.unread.items():
             unused.add_column(name, count)
-        rejects.sort(key=itemgetter(0))  # some were found when their batch was encoded
+        rejects.sort(key=itemgetter(0))  # some rejects were found when their batch was encoded
         receipt["conversations"] = receipt["accepted"] + len(rejects)
         receipt |= {"records": reader.records, "bytes": out.size, "xxh3": out.digest(), "rejects": rejects}
         receipt["batches"] = batches
@@ -93,8 +95,11 @@ def tokenize_part(
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Collect garbage less often. Python searches for cycles after every 700 new objects; here are a million objects
-    without a cycle, and the search took a fifth of the time."""
+    """Collect garbage less often.
+
+    Python searches for cycles after every 700 new objects. A part creates a million objects without a cycle, and the
+    search took a fifth of the time.
+    """
     before = gc.get_threshold()
     gc.set_threshold(100_000)
     try:

@@ -1,8 +1,8 @@
-"""Train a SentencePiece BPE model with byte fallback, for a config without a tokenizer.
+"""Train a SentencePiece tokenizer, for a config without a tokenizer.
 
-The same sources give the same bytes: one thread, no sampling, no clock. Text is not changed (no normalization, no white
-space removed), digits are split, and every byte has a piece, so that any text decodes to itself. The markers of the
-template become control tokens of the model, and nothing else does.
+The model is BPE with byte fallback. The same sources always produce the same bytes: one thread, no sampling, no clock.
+Text is not changed (no normalization, no white space removed). Digits are split, and every byte has a piece, so any
+text decodes to itself. Only the markers of the template become control tokens of the model.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from tasks.sources.parts import place_of, read_part
 from tasks.storage.files import write_bytes
 from tasks.templates.built_in import MARKERS
 
-# The trainer keeps all text in memory; more does not improve a vocabulary of the sizes allowed.
+# The trainer keeps all text in memory; more text does not improve a vocabulary of the allowed sizes.
 MOST_CHARACTERS = 100_000_000
 LONGEST_SENTENCE = 16_384
 
 
 @dataclass(slots=True)
 class Unread:
-    """Count the records without text, and remember the place and the message of the first one."""
+    """Count the records without text, and describe the first of them."""
 
     count: int = 0
-    first: str = ""
-    wrong: str = ""  # the message if its keys are those of another format
+    first: str = ""  # the place and the message of the first record
+    wrong: str = ""  # the message if the first record has the keys of another format
 
     def add(self, reject: Reject, value: object, file: SourceFile, place: str) -> None:
-        """Add a record. Raises DataError if the first one is not supervised fine-tuning data."""
+        """Add a record.
+
+        Raises DataError if the first record is not supervised fine-tuning data.
+        """
         self.count += 1
         if self.count > 1:
             return
@@ -53,18 +56,19 @@ class Unread:
 def train_tokenizer(
     parts: tuple[Part, ...], template: str, vocab_size: int, max_record_bytes: int, path: Path
 ) -> dict[str, Any]:
-    """Train on the contents of all messages, write the model, and return its bytes and sha256.
+    """Train on the contents of all messages, and write the model.
 
-    Raises what `train_model` and reading raise.
+    Returns the size of the model in bytes and its SHA-256. Raises the errors of `train_model` and of reading.
     """
     unread = Unread()
     return write_bytes(path, train_model(_sentences(parts, max_record_bytes, unread), template, vocab_size, unread))
 
 
 def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread: Unread) -> bytes:
-    """Return a model trained on `sentences`. `unread` are the records that gave none, for the error message.
+    """Return a model trained on `sentences`.
 
-    Raises DataError if there is no text, or if vocab_size is too small for its characters.
+    `unread` has the records without sentences, for the error message. Raises DataError if there is no text, or if
+    `vocab_size` is too small for its characters.
     """
     from sentencepiece import SentencePieceTrainer
 
@@ -73,7 +77,7 @@ def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread
     failures: list[BaseException] = []
 
     def counted() -> Iterator[str]:
-        # The trainer turns every exception raised in here into a RuntimeError.
+        # The trainer turns every exception that is raised here into a RuntimeError.
         nonlocal not_blank
         try:
             for sentence in sentences:
@@ -124,7 +128,10 @@ def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread
 
 
 def _sentences(parts: tuple[Part, ...], max_record_bytes: int, unread: Unread) -> Iterator[str]:
-    """Yield the contents of all messages in source order, cut for the trainer. Records without text go to `unread`."""
+    """Yield the contents of all messages in source order, cut for the trainer.
+
+    Records without text are added to `unread`.
+    """
     left = MOST_CHARACTERS
     for part in parts:
         for record, value in read_part(part, max_record_bytes):
@@ -141,6 +148,6 @@ def _sentences(parts: tuple[Part, ...], max_record_bytes: int, unread: Unread) -
 
 
 def cut_sentence(text: str) -> Iterator[str]:
-    """Cut a text into lengths that the trainer accepts."""
+    """Cut a text into sentences that are short enough for the trainer."""
     for start in range(0, len(text), LONGEST_SENTENCE):
         yield text[start : start + LONGEST_SENTENCE].replace("\0", "")

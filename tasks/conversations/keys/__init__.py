@@ -1,5 +1,5 @@
-"""The keys of a record: which of them are used, which are not, and which mean that it is other data.
+"""Keys of a record: used, unused, or a sign of other data.
 
-A record is never changed by what nobody asked for: a key that no format uses is counted, and a key that changes what
-the data means stops the run until the config decides.
+A record is only changed if the config requests it. A key that no format uses is counted. A key that changes the meaning
+of the data stops the run until the config decides.
 """

@@ -1,10 +1,11 @@
-"""Read what a conversation is about as its record says: `embedding`, a vector of numbers of any model.
+"""Read the `embedding` of a record: a vector of numbers, from any model.
 
-{"messages": […], "embedding": [0.12, -0.5, …]}  ─sketch_of─▶  AXES integers, nearly at the angles of the vectors
+{"messages": […], "embedding": [0.12, -0.5, …]}  ─sketch_of─▶  AXES integers that nearly keep the angles of vectors
 
-Only the sketch is kept, so that a conversation takes 64 bytes, whatever the model. The vector is rounded to integers,
-one by one, before anything is added up. Sums of integers below 2^53 are exact in any order, so the sketch is the same
-on every machine. Read only with `company_by: embedding` in the config.
+The embedding describes the topic of a conversation. Only its sketch is kept, so a conversation takes 64 bytes, whatever
+the model. Each number of the vector is rounded to an integer before anything is added up. Sums of integers below 2^53
+are exact in any order, so the sketch is the same on every machine. Embeddings are read only if the config has
+`company_by: embedding`.
 """
 
 from __future__ import annotations
@@ -22,27 +23,28 @@ from tasks.storage.schemas import AXES
 
 EMBEDDING = "embedding"
 
-# Numbers of a vector.
+# Maximum length of a vector.
 MOST_NUMBERS = 1 << 16
 
-# Vectors are rounded to this many steps on each side of 0, so that sums of squares are at most 2^46; sketches to UNIT
-# steps for the length of a vector.
+# Vectors are rounded to STEPS steps on each side of 0, so that sums of squares are at most 2^46. Sketches are rounded
+# to UNIT steps for the length of a vector.
 STEPS, UNIT = 1 << 15, 1 << 10
 
 _MOST = np.iinfo(np.int16).max
 
 
 class Sketch(NamedTuple):
-    """What is kept of an embedding; without one, all of it is 0."""
+    """The sketch of an embedding; it is all zeros if there is no embedding."""
 
-    numbers: int = 0  # of the embedding
+    numbers: int = 0  # length of the embedding
     axes: bytes = bytes(2 * AXES)  # int16[AXES]
 
 
 def sketch_of(value: object, where: str, is_text: bool) -> Sketch:
-    """Return the sketch of the embedding of a record. Raises Reject if it is not a vector of finite numbers.
+    """Return the sketch of the embedding of a record.
 
-    `is_text`: a list is written as text, as in CSV. `where` is the key in the data.
+    `is_text` means that a list is written as text, as in CSV. `where` is the key in the data. Raises Reject if the
+    value is not a vector of finite numbers.
     """
     if value is None or (is_text and value == ""):
         return Sketch()
@@ -70,5 +72,8 @@ def sketch_of(value: object, where: str, is_text: bool) -> Sketch:
 
 @lru_cache(maxsize=4)
 def _signs(count: int) -> np.ndarray:
-    """Return the signs with which `count` numbers are added up to each axis: float64[AXES, count]."""
+    """Return the signs that `count` numbers have in the sum of each axis.
+
+    The result is float64[AXES, count].
+    """
     return np.ascontiguousarray(random_signs(0, count, AXES).T, np.float64)

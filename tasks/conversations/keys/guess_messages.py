@@ -1,4 +1,4 @@
-"""Guess which key of a record holds its messages, and which keys of a message its role and its content.
+"""Guess the key of a record's messages, and the keys of their role and content.
 
 {"dialog": [{"speaker": "Agent", "text": "Hi"}]} → {messages: dialog, role: speaker, content: text}
 """
@@ -9,13 +9,16 @@ from collections.abc import Mapping
 
 from tasks.conversations.keys.other_data import OTHER_KEYS
 
-# Common names, the likeliest first.
+# Common names, the most likely first.
 _ROLES = ("role", "from", "speaker", "author", "sender", "who", "name", "type", "user")
 _CONTENTS = ("content", "value", "text", "message", "utterance", "body", "says", "msg")
 
 
 def guess_messages(record: Mapping[str, object]) -> dict[str, str]:
-    """Return a `columns` mapping for the first list of objects with both keys; {} if there is none."""
+    """Guess a `columns` mapping from the first list of objects with both keys.
+
+    Returns {} if there is no such list.
+    """
     for key, value in record.items():
         first = value[0] if isinstance(value, list) and value else None
         if key in OTHER_KEYS or not isinstance(first, dict):
@@ -28,6 +31,9 @@ def guess_messages(record: Mapping[str, object]) -> dict[str, str]:
 
 
 def _named(message: Mapping[str, object], names: tuple[str, ...]) -> str:
-    """Return the key of a string that has one of these names, in any case."""
+    """Return the key of a string with one of these names, or "".
+
+    The case of the key is ignored.
+    """
     keys = {key.lower(): key for key, value in message.items() if isinstance(key, str) and isinstance(value, str)}
     return next((keys[name] for name in names if name in keys), "")

@@ -1,4 +1,4 @@
-"""Guess which role an unknown name in the data stands for, by words of it.
+"""Guess the role that an unknown name in the data stands for, by its words.
 
 [{"speaker": "Customer", …}, {"speaker": "Support Agent", …}] → {user: [Customer], assistant: [Support Agent]}
 """
@@ -21,13 +21,13 @@ _ANSWERS = (
 )  # fmt: skip
 _WORDS = {**dict.fromkeys(_ASKS, "user"), **dict.fromkeys(_ANSWERS, "assistant")}
 
-MOST_NAMES = 8  # of a role; data with more has the names of people
+MOST_NAMES = 8  # maximum for one role; if there are more, they are names of people
 
 
 def guess_roles(records: Iterable[object], columns: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return a `roles` mapping for the unknown names in lists of messages; {} if none can be guessed.
+    """Guess a `roles` mapping for the unknown names in lists of messages.
 
-    A name with words of both sides, or of none, is left out.
+    A name with words for both roles, or for neither, is left out. Returns {} if no name can be guessed.
     """
     found: dict[str, list[str]] = {}
     for name in _names(records, [columns["role"]] if "role" in columns else ["role", "from"]):
@@ -38,7 +38,7 @@ def guess_roles(records: Iterable[object], columns: Mapping[str, str]) -> dict[s
 
 
 def _names(records: Iterable[object], keys: Sequence[str]) -> Iterator[str]:
-    """Yield the names that are not known, once for each way that they are written in lower case."""
+    """Yield each unknown name once, ignoring case."""
     seen = set(ROLE_NAMES)
     for record in records:
         for messages in record.values() if isinstance(record, dict) else ():

@@ -1,10 +1,10 @@
-"""Read how much a conversation, or a turn of it, counts in the loss: `loss_weight`, a number.
+"""Read `loss_weight`, the weight of a conversation or a turn in the loss.
 
 {"messages": [{…}, {"role": "assistant", "content": "4", "loss_weight": 0.5}], "loss_weight": 2} → a weight of 1.0
 
-The weight of a turn is multiplied by that of its record; without a number, it is 1. A turn of weight 0 is not trained
-on, as with `weight: 0`, so that every token that is trained on has a weight above 0. Read only with `loss_weight: data`
-or `both` in the config.
+The weight of a turn is multiplied by the weight of its record. A missing weight is 1. A turn of weight 0 is not trained
+on, as if it had `weight: 0`, so every token that is trained on has a weight above 0. The key is read only with
+`loss_weight: data` or `both` in the config.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from tasks.core.printable import kind, shown
 
 LOSS_WEIGHT = "loss_weight"
 
-# Weights that float32 holds with all factors, of any conversation.
+# Limits of weights, chosen so that float32 can hold their product with all factors of a conversation.
 LEAST, MOST = 1e-6, 1e6
 
 
 def with_loss_weights(conversation: Conversation, is_text: bool, name: str = LOSS_WEIGHT) -> Conversation:
-    """Return a conversation whose messages have their weights as floats. Raises Reject for an invalid one.
+    """Return a conversation whose messages have their weights as floats.
 
-    `is_text`: numbers are written as text, as in CSV. `name` is the key in the data.
+    `is_text` means that numbers are written as text, as in CSV. `name` is the key in the data. Raises Reject for an
+    invalid weight.
     """
     of_record = _weight(conversation.loss_weight, name, is_text)
     messages = []
@@ -56,7 +57,10 @@ def _weight(value: object, where: str, is_text: bool) -> float:
 
 
 def loss_weight_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a line for each source with weights that are not used; `unused` has counts by source."""
+    """Return a line for each source with weights that are not used.
+
+    `unused` has counts by source.
+    """
     return [
         f"{source}: {path} is not used; to weigh the loss by it, set  loss_weight: data"
         for source, counts in unused.items()

@@ -1,4 +1,4 @@
-"""Find the objects within a record that a format reads, each with the keys that are used of it.
+"""Find the objects within a record that a format reads, with their used keys.
 
 {"messages": [{"role": "user", "content": "2+2?", "id": 7}]}
     → ("messages[]", {"role": "user", "content": "2+2?", "id": 7}, {"role", "content", "name", "tool_calls", …})
@@ -14,7 +14,7 @@ from tasks.conversations.keys.training_flags import TRAINING_FLAGS
 from tasks.conversations.model import Record
 
 Object = tuple[str, dict[str, object], Collection[str]]
-"""The path of an object, such as messages[].tool_calls[]; the object; the keys of it that are used."""
+"""The path of an object, such as messages[].tool_calls[]; the object; its used keys."""
 
 _OF_MESSAGES = (*TRAINING_FLAGS, *REASONING_KEYS, "name", "tool_calls", "tool_call_id", "function_call")
 
@@ -28,9 +28,9 @@ _CALL_WITHOUT_FUNCTION = _FUNCTION | {"id", "type"}
 def objects_in_messages(
     record: Record, key: str, columns: Mapping[str, str], sharegpt: bool = False
 ) -> Iterator[Object]:
-    """Yield the messages of the list under `key`, and the content parts and tool calls in them.
+    """Yield the messages under `key`, and their content parts and tool calls.
 
-    A message with a role, a string, and nothing else is left out: nearly every one is.
+    A message that has only a role and a string is left out, which applies to nearly every message.
     """
     messages = record.get(key)
     if type(messages) is not list:
@@ -45,7 +45,10 @@ def objects_in_messages(
 
 
 def _keys_of(item: dict[str, object], columns: Mapping[str, str], sharegpt: bool) -> tuple[str, str]:
-    """Return the keys of a message that hold its role and its content; `columns` may map both (see `read_record`)."""
+    """Return the keys that hold the role and the content of a message.
+
+    `columns` may map both keys; see `read_record`.
+    """
     role, content = ("from", "value") if sharegpt and item.get("from") is not None else ("role", "content")
     if sharegpt and not columns.keys().isdisjoint(MESSAGE_KEYS) and "content" not in item:
         content = "value"
@@ -73,9 +76,10 @@ def _in_message(item: dict[str, object], where: str, used: Collection[str], cont
 def objects_in_tree(
     record: Record, key: str, columns: Mapping[str, str], used: Collection[str], replies: str
 ) -> Iterator[Object]:
-    """Yield the nodes of the tree under `key`; all below the root have one path.
+    """Yield the nodes of the tree under `key`.
 
-    A loop, not a recursion, because the data decides how deep the tree is.
+    All nodes below the root have the same path. This is a loop and not a recursion, because the data decides how deep
+    the tree is.
     """
     root, where = record.get(key), columns.get(key, key)
     mapped = {"role": columns.get("role", "role"), "text": columns.get("content", "text")}

@@ -1,8 +1,9 @@
-"""Recognize data that is not supervised fine-tuning data: images, audio, and video; preference data.
+"""Detect media and preference data, which are not supervised fine-tuning data.
 
 {"prompt": "…", "completion": "…", "label": true} → the run stops, until the config has  ignore: [label]
 
-To drop such a key means to train on something else than the data was made for, so the config decides.
+Media are images, audio, and video. Training without such a key would miss the purpose of the data, so the config
+decides.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _PAIRS = tuple((f"chosen{what}", f"rejected{what}") for what in ("", "_response"
 
 _PREFERENCE_KEYS = (*(key for pair in _PAIRS for key in pair), "kto_tag", "label")
 
-# What an answer is to, in preference data.
+# Keys that hold the prompt in preference data.
 _ASKED = ("prompt", "question", "instruction", "input")
 
 # Types of content parts.
@@ -29,16 +30,16 @@ MEDIA_PARTS = frozenset(
 
 _KINDS = {"image": "images", "audio": "audio", "video": "video"}
 
-# What the data may be, by key: the keys of a record that can be other data, and what `ignore` may name.
+# The keys of a record that can mean other data, and all names that `ignore` may contain.
 OTHER_KEYS = frozenset((*_MEDIA_KEYS, *_PREFERENCE_KEYS))
 IGNORABLE = (*_MEDIA_KEYS, *_PREFERENCE_KEYS, *sorted(MEDIA_PARTS.difference(_MEDIA_KEYS)))
 
 
 def is_other_data(key: str, value: object, format: str) -> bool:
-    """Return whether this value of a record means that it is other data.
+    """Return whether a value means that its record is other data.
 
-    A flag or a number under `images` or `rejected` is a remark about the record. `label` is true or false for an
-    answer that is wanted or unwanted (KTO); any other label is a category, and so is every label of plain text.
+    A flag or a number under `images` or `rejected` is only a remark about the record. A `label` of true or false marks
+    an answer as wanted or unwanted (KTO). Any other label is a category, and so is every label of plain text.
     """
     if key == "label":
         text = isinstance(value, str) and value.strip().lower() in ("true", "false")  # CSV has only strings
@@ -47,10 +48,13 @@ def is_other_data(key: str, value: object, format: str) -> bool:
 
 
 def other_data(found: Sequence[str], place: str, parts: Sequence[str] = ()) -> DataError:
-    """Return the error for a record with these keys, and with content parts of the types `parts`."""
+    """Return the error for a record with the keys `found`.
+
+    `parts` are the types of its content parts that are other data.
+    """
     keys = [name for name in found if name in _MEDIA_KEYS]
     media = list(dict.fromkeys((*keys, *parts)))
-    names = media or list(found)  # one decision at a time
+    names = media or list(found)  # ask for one decision at a time
     fix = f"ignore: [{', '.join(names)}]  to its entry of sources"
     if media:
         kinds = [kind for key, kind in _KINDS.items() if any(key in name for name in media)]
@@ -69,7 +73,7 @@ def other_data(found: Sequence[str], place: str, parts: Sequence[str] = ()) -> D
 
 
 def unread_preference(records: Collection[Mapping[str, object]], name: str) -> DataError | None:
-    """Return the error for records that match no format because they are preference data; None if they are not."""
+    """Return the error for preference data that matches no format, or None."""
     for record in records:
         for chosen, rejected in _PAIRS:
             answer = record.get(chosen)
@@ -89,7 +93,10 @@ def unread_preference(records: Collection[Mapping[str, object]], name: str) -> D
 
 
 def without_parts(record: object, ignored: Collection[str]) -> object:
-    """Return a record without the content parts of the ignored types; the record itself is not changed."""
+    """Return a record without the content parts of the ignored types.
+
+    The given record is not changed.
+    """
     types = MEDIA_PARTS.intersection(ignored)
     if not types or not isinstance(record, dict):
         return record
@@ -117,13 +124,16 @@ def _type_of(part: Mapping[str, object]) -> str:
 
 
 def part_of_other_data(part: Mapping[str, object]) -> str:
-    """Return the type of a content part that is an image, audio, or video, else ""."""
+    """Return the type of a content part that is an image, audio, or video, or ""."""
     found = _type_of(part)
     return found if found in MEDIA_PARTS else ""
 
 
 def check_ignored(names: Sequence[str]) -> None:
-    """Raise ValueError if `ignore` names something else: a setting that does nothing would mislead."""
+    """Raise ValueError if `ignore` contains a name that has no effect.
+
+    A setting that does nothing would be misleading.
+    """
     for name in names:
         if name not in IGNORABLE:
             hint = suggest(name, IGNORABLE)

@@ -1,6 +1,6 @@
-"""Give a record our names of keys and roles, and a message about it the names of the file.
+"""Rename keys and roles in a record, and use the names of the file in messages.
 
-{"dialog": [{"speaker": "Agent", "text": "Hi"}]}  ─renamed─▶  {"messages": [{"role": "assistant", "content": "Hi"}]}
+{"dialog": [{"speaker": "Agent", "text": "Hi"}]}  ─rename…─▶  {"messages": [{"role": "assistant", "content": "Hi"}]}
 messages[0].role is null                          ─in_own_names─▶  dialog[0].speaker is null
 """
 
@@ -14,10 +14,10 @@ from tasks.conversations.model import role_named
 # The names that `columns` may give to keys of a message.
 MESSAGE_KEYS: tuple[str, ...] = ("role", "content", "reasoning", "train", "loss_weight")
 
-# Of these, the ones that a record may have, too.
+# The names of MESSAGE_KEYS that a record may have, too.
 OF_BOTH: tuple[str, ...] = ("loss_weight",)
 
-# Names of formats for the same.
+# Other names that formats use for these keys.
 _SAME = {"from": "role", "value": "content", "text": "content"}
 
 # Keys of a record that hold a list of messages in some format.
@@ -27,19 +27,22 @@ _MESSAGE_LISTS = (
 
 
 def rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
-    """Return the record under our names of its keys; its messages keep theirs."""
+    """Return the record with packcorpus names of its keys.
+
+    The keys of its messages keep their names.
+    """
     return _renamed(record, {ours: theirs for ours, theirs in columns.items() if is_of_record(ours)})
 
 
 def is_of_record(name: str) -> bool:
-    """Return whether a name of `columns` is that of a key of a record."""
+    """Return whether a name in `columns` is the name of a key of a record."""
     return name not in MESSAGE_KEYS or name in OF_BOTH
 
 
 def rename_messages(
     record: dict[str, object], format: str, columns: Mapping[str, str], roles: Mapping[str, str]
 ) -> dict[str, object]:
-    """Return the record with its messages under our names of keys and roles."""
+    """Return the record with packcorpus names of keys and roles in its messages."""
     keys = {ours: theirs for ours, theirs in columns.items() if ours in MESSAGE_KEYS}
     if not keys and not roles:
         return record
@@ -54,7 +57,10 @@ def rename_messages(
 
 
 def _rename_tree(root: object, keys: Mapping[str, str], roles: Mapping[str, str]) -> object:
-    """Rename every node of a tree. A loop, not a recursion, because the data decides how deep the tree is."""
+    """Rename keys and roles in every node of a tree.
+
+    This is a loop and not a recursion, because the data decides how deep the tree is.
+    """
     keys = {"text" if ours == "content" else ours: theirs for ours, theirs in keys.items()}
     top: list[object] = [root]
     open_lists = [top]
@@ -75,7 +81,7 @@ def _rename_message(
 ) -> dict[str, object]:
     by_from = format == "sharegpt" and item.get("from") is not None
     if keys:
-        # Of the two keys of ShareGPT, one may be mapped and the other keep its name.
+        # ShareGPT has two keys; `columns` may map one of them while the other keeps its name.
         others = {"role": "from", "content": "value"} if by_from else {}
         if format == "sharegpt" and "content" not in item:
             others["content"] = "value"
@@ -91,7 +97,10 @@ def _with_role(item: dict[str, object], key: str, roles: Mapping[str, str]) -> d
 
 
 def _renamed(values: dict[str, object], keys: Mapping[str, str]) -> dict[str, object]:
-    """Return an object under our names. A name that is mapped means the mapped key and no other."""
+    """Return an object with packcorpus names of its keys.
+
+    If a name is mapped, only the mapped key has this meaning.
+    """
     taken = {*keys, *keys.values()}
     renamed = {key: value for key, value in values.items() if key not in taken}
     for ours, theirs in keys.items():
@@ -101,7 +110,10 @@ def _renamed(values: dict[str, object], keys: Mapping[str, str]) -> dict[str, ob
 
 
 def in_own_names(message: str, columns: Mapping[str, str]) -> str:
-    """Return the message of a reject with the names of the file for the place and for the keys that were found."""
+    """Return the message of a Reject with the names that the file uses.
+
+    The place and the keys that were found are renamed.
+    """
     place = re.match(r"[A-Za-z_]+(?:\[\d+\])?(?:\.[A-Za-z_]+|\.replies\[\d+\])*", message)
     if place is None:
         return message

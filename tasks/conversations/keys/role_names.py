@@ -1,4 +1,4 @@
-"""Check the setting `roles`: our roles, each with the names that the data has for it.
+"""Check the setting `roles`, which has the names of each role in the data.
 
 {"user": "customer", "assistant": ["agent", "bot"]}  →  {"user": ["customer"], "assistant": ["agent", "bot"]}
 """
@@ -21,7 +21,7 @@ def _as_list(names: Any) -> Any:
 
 
 def _refuse_swapped(roles: Any) -> Any:
-    """Refuse {name: role}, which is what some tools write."""
+    """Refuse {name: role}, the form that some tools write."""
     if isinstance(roles, dict):
         for name, role in roles.items():
             if name not in get_args(Role) and isinstance(role, str) and role in get_args(Role):
@@ -30,7 +30,7 @@ def _refuse_swapped(roles: Any) -> Any:
 
 
 def _refuse_twice(roles: dict[Role, list[str]]) -> dict[Role, list[str]]:
-    """Refuse a name of two roles."""
+    """Refuse a name that two roles have."""
     seen: dict[str, str] = {}
     for role, names in roles.items():
         for name in names:
@@ -50,9 +50,10 @@ def _roles() -> TypeAdapter[dict[Role, list[str]]]:
 
 
 def with_roles(source: Any, roles: Any) -> Any:
-    """Return an entry of `sources` with the roles of the config; its own names come first.
+    """Return an entry of `sources` with the roles of the config.
 
-    Values that are not valid are left as they are, for the check of their own settings.
+    The entry's own names come first. Invalid values are left unchanged, because the checks of their settings report
+    them.
     """
     if not isinstance(source, Mapping):
         return source

@@ -1,6 +1,8 @@
-"""Read whether a message is trained on: `weight` (OpenAI), `train` or `training` (axolotl).
+"""Read whether a message is trained on.
 
 {"role": "assistant", "content": "4", "train": false} → 0
+
+The key is `weight` (OpenAI), or `train` or `training` (axolotl).
 """
 
 from __future__ import annotations
@@ -11,18 +13,20 @@ from collections.abc import Mapping
 from tasks.core.errors import Reject
 from tasks.core.printable import kind
 
-# Each with the values that it has in the data.
+# The keys of training flags, each with the values that it may have.
 TRAINING_FLAGS = {"weight": "0 or 1", "train": "true or false", "training": "true or false"}
 
 
-# Names of keys in a message that may say that it is not trained on.
+# Names of keys that may mean that a message is not trained on.
 _SUSPECTS = re.compile(r"(?:^|[._])(?:train|training|trainable|loss|mask|masked|weight|weights)(?:$|_)", re.IGNORECASE)
 
 
 def flag_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a line for each unused key of messages that may be a training flag; `unused` has counts by source.
+    """Return a line for each unused key of messages that may be a training flag.
 
-    {"a.jsonl": {"messages[].should_train": 200}} → a.jsonl: messages[].should_train may be a training flag …
+    `unused` has counts by source.
+
+        {"a.jsonl": {"messages[].should_train": 200}} → a.jsonl: messages[].should_train may be a training flag …
     """
     return [
         f"{source}: {path} may be a training flag, and it is not used; if it is one, set  "
@@ -35,7 +39,10 @@ def flag_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def weight_of(message: Mapping[str, object], where: str) -> int:
-    """Return 0 if a message is never trained on, else 1. Raises Reject for other values, and if two keys disagree."""
+    """Return 0 if a message is never trained on, or else 1.
+
+    Raises Reject for any other value, and if two keys have different values.
+    """
     found: dict[str, int] = {}
     for key, expected in TRAINING_FLAGS.items():
         value = message.get(key)

@@ -1,9 +1,9 @@
-"""Count the keys of records that are not used, by their path.
+"""Count the unused keys of records by their path.
 
     {"id": 7, "messages": [{"role": "user", "content": "2+2?", "id": 1}, …]}  → {"id": 1, "messages[].id": 2}
 
-A value that is null, or an empty string, list, or object, counts as absent. The counts of several parts add up to those
-of the whole: they do not depend on where a part starts.
+A value that is null, or an empty string, list, or object, counts as absent. The counts of a source's parts add up to
+the counts of the source, because they do not depend on where a part starts.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from tasks.conversations.keys.renaming import MESSAGE_KEYS, rename
 from tasks.conversations.model import PlainRecord, Record
 from tasks.core.printable import printable
 
-# Different paths that are counted, for each source; a record whose keys are data may have any number.
+# Maximum number of paths that are counted for a source; if keys are data, there may be any number of paths.
 MOST_PATHS = 50
 OTHERS = "(others)"
 
-MOST_SHAPES = 16  # different sets of keys in a block that are counted together
+MOST_SHAPES = 16  # maximum number of different sets of keys in a block that is counted at once
 
-LONGEST_KEY = 60  # characters that are shown
+LONGEST_KEY = 60  # maximum number of characters that are shown
 
 
 class PathCounts:
-    """Counts by path: of the `MOST_PATHS` shortest paths, the first ones of the alphabet, and of all others together.
+    """Counts of the first `MOST_PATHS` paths, and of all other paths together.
 
-    Which paths these are does not depend on the order: a path that is among the first ones of all records is among the
-    first ones of any part of them.
+    Paths are ordered by length, and then alphabetically. The result does not depend on the order of `add`: a path that
+    is among the first paths of all records is also among the first paths of any subset of records.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._others = 0
-        self._last = ""  # the path that gives way to another one; "" if unknown
+        self._last = ""  # the last of the counted paths, which an earlier path replaces; "" if unknown
 
     def add(self, path: str, count: int) -> None:
         counts = self._counts
@@ -60,7 +60,7 @@ class PathCounts:
                 self._others += count
 
     def found(self) -> dict[str, int]:
-        """Return the counts, the highest first, those of all other paths last."""
+        """Return the counts, highest first, with the count of all other paths last."""
         known = dict(sorted(self._counts.items(), key=lambda item: (-item[1], _order(item[0]))))
         return known | ({OTHERS: self._others} if self._others else {})
 
@@ -70,7 +70,7 @@ def _order(path: str) -> tuple[int, str]:
 
 
 def sum_counts(parts: Collection[Mapping[str, int]]) -> dict[str, int]:
-    """Return the counts of several parts of a source together."""
+    """Add up the counts of several parts of a source."""
     total = PathCounts()
     for part in parts:
         for path, count in part.items():
@@ -79,13 +79,16 @@ def sum_counts(parts: Collection[Mapping[str, int]]) -> dict[str, int]:
 
 
 class UnusedKeys:
-    """Count the unused keys of the records of one source file, and raise DataError for a record of other data.
+    """Count the unused keys in the records of one source file.
 
-    `columns` and `ignore` are those of the config.
+    `columns` and `ignore` are the settings in the config. Raises DataError for a record of other data.
     """
 
     def __init__(self, format: str, columns: Mapping[str, str], ignore: Collection[str], further: Collection[str] = ()):
-        """`further`: names of ours that are read besides those of the format."""
+        """Set up the counts of a file.
+
+        `further` are packcorpus names that are read in addition to the keys of the format.
+        """
         self._format, self._columns, self._ignore = FORMAT_OF[format], columns, frozenset(ignore)
         self._further = frozenset(further)
         self._of_messages = frozenset(columns.get(name, name) for name in self._further.intersection(MESSAGE_KEYS))
@@ -94,7 +97,10 @@ class UnusedKeys:
         self._shapes: dict[tuple[str, ...], tuple[str, ...] | None] = {}
 
     def add(self, numbers: Sequence[int], records: Sequence[object], place: Callable[[int], str]) -> None:
-        """Count the keys of a block of records; `place` returns the file and line of a record number."""
+        """Count the keys of a block of records.
+
+        `place` returns the file and line of a record number.
+        """
         kinds = set(map(type, records))
         for kind in kinds:
             own: Any = records if len(kinds) == 1 else [record for record in records if type(record) is kind]
@@ -106,7 +112,7 @@ class UnusedKeys:
                         self._add_record(record, number, place)
 
     def add_column(self, name: str, count: int) -> None:
-        """Count the values of a column of a table that is not read."""
+        """Count the values of a table's column that is not read."""
         self._counts.add(_safe(name), count)
 
     def found(self) -> dict[str, int]:
@@ -114,7 +120,10 @@ class UnusedKeys:
         return self._counts.found()
 
     def _add_plain(self, kind: Any, records: Sequence[Any]) -> None:
-        """Count in C: of a plain record, only keys that its format does not have are unused."""
+        """Count the unused keys of plain records, in C.
+
+        In a plain record, only keys that its format does not have are unused.
+        """
         for field, name in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
             if name not in self._keys:
                 values = list(map(attrgetter(field), records))
@@ -122,7 +131,10 @@ class UnusedKeys:
                     self._counts.add(name, count)
 
     def _add_alike(self, records: Sequence[Record]) -> bool:
-        """Count the keys of records that have few different sets of keys, in C; return False if that is impossible."""
+        """Count the keys of records that have few different sets of keys, in C.
+
+        Returns False, without counting anything, if this is impossible.
+        """
         shapes = list(map(tuple, records))
         distinct = set(shapes)
         unused = [self._unused_of(shape) for shape in distinct]
@@ -135,7 +147,7 @@ class UnusedKeys:
                 values = list(map(itemgetter(key), own))
                 count = _present(values)
                 if count and key in OTHER_KEYS and any(self._is_other(key, value) for value in values):
-                    return False  # the first one is to be named
+                    return False  # the error has to name the first such record
                 found.append((key, count))
         for key, count in found:
             if count:
@@ -143,7 +155,10 @@ class UnusedKeys:
         return True
 
     def _unused_of(self, shape: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return the unused keys of records with these keys; None if that depends on the values."""
+        """Return the unused keys of records with these keys.
+
+        Returns None if they depend on the values.
+        """
         if shape not in self._shapes:
             named: Record = dict.fromkeys(shape, "x")
             used = {*self._format.used(named), *self._further} if self._format.used else self._keys
@@ -162,7 +177,7 @@ class UnusedKeys:
         return next(chain.from_iterable(map(objects, records, repeat(self._columns))), None) is None
 
     def _is_other(self, key: str, value: object) -> bool:
-        """Return whether this value of a record means that it is other data, and the config did not decide."""
+        """Return whether a value means other data that the config does not ignore."""
         if key not in OTHER_KEYS or key in self._ignore or is_absent(value):
             return False
         return is_other_data(key, value, self._format.name)
@@ -184,9 +199,9 @@ class UnusedKeys:
             raise other_data(sorted(other), place(number), sorted(set(parts)))
 
     def unused(self, record: Record) -> Iterator[tuple[str, str, object]]:
-        """Yield what a record has and its format does not use: the path of the object, the key, and the value.
+        """Yield (path of the object, key, value) for each unused key of a record.
 
-        A content part that is an image, audio, or video is unused as a whole; then the key is "".
+        A content part that is an image, audio, or video is unused as a whole; its key is then "".
         """
         format, columns = self._format, self._columns
         named = rename(record, columns) if columns else record
@@ -208,7 +223,7 @@ class UnusedKeys:
 
 
 def is_absent(value: object) -> bool:
-    """Return whether a value says nothing. 0 and false do."""
+    """Return whether a value is null or empty; 0 and false are neither."""
     return not value and not isinstance(value, (bool, int, float))
 
 
@@ -219,7 +234,7 @@ def _present(values: list[object]) -> int:
 
 
 def _safe(key: str) -> str:
-    """Return a key as it can be shown in a line."""
+    """Return a key in a form that can be shown in one line."""
     if key.isidentifier() and len(key) <= LONGEST_KEY:
         return key
     return printable(key[:LONGEST_KEY]).replace("\n", "\\n") + "…" * (len(key) > LONGEST_KEY)

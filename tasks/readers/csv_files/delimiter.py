@@ -2,8 +2,8 @@
 
     frage;antwort\n2+2?;4\n  ─find_delimiter─▶  ";"
 
-The usual delimiter of the file's extension wins if the header has the keys of a known format with it, or if nothing
-speaks for another one.
+A delimiter fits if it splits the header into the keys of a known format. If none does, a delimiter fits if it splits
+all rows into equally many cells. The usual delimiter for the file's extension wins if it fits, or if none fits.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from tasks.core.printable import shown
 
 DELIMITERS = (",", ";", "\t", "|")
 
-_ROWS = 20  # from which the delimiter follows
+_ROWS = 20  # number of rows that are read to find the delimiter
 
 
 def check_delimiter(value: str) -> str:
-    """Return a delimiter as one character, or raise ValueError. "auto" stays."""
+    """Return a delimiter as one character, or "auto" unchanged.
+
+    Raises ValueError if the value is not a delimiter.
+    """
     if value in ("tab", "\\t"):
         return "\t"
     if value == "auto" or (len(value) == 1 and value.isascii() and not value.isalnum() and value not in '"\r\n\0'):
@@ -30,9 +33,10 @@ def check_delimiter(value: str) -> str:
 
 
 def find_delimiter(text: str, usual: str, is_known: Callable[[list[str]], bool]) -> str:
-    """Return the delimiter of a file that starts with `text`. Raises ValueError if two are as likely.
+    """Return the delimiter of a file that starts with `text`.
 
-    `is_known` tells whether the cells of a header are the keys of a format.
+    `is_known` returns whether the cells of a header are the keys of a format. Raises ValueError if several delimiters
+    are equally likely.
     """
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # never lowered: another reader may need it
     rows = {delimiter: _first_rows(text, delimiter) for delimiter in dict.fromkeys((usual, *DELIMITERS))}
@@ -49,7 +53,10 @@ def name_of(delimiter: str) -> str:
 
 
 def _first_rows(text: str, delimiter: str) -> list[list[str]]:
-    """Return the first rows, or none if they cannot be read with this delimiter. The last one may be incomplete."""
+    """Return the first rows, or [] if they cannot be read with this delimiter.
+
+    The last row may be incomplete.
+    """
     try:
         return list(islice(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), _ROWS))
     except csv.Error:
@@ -57,5 +64,8 @@ def _first_rows(text: str, delimiter: str) -> list[list[str]]:
 
 
 def _is_table(rows: list[list[str]]) -> bool:
-    """Return whether there are several columns and all complete rows have a cell for each."""
+    """Return whether rows have several columns, and equally many cells.
+
+    Blank rows are allowed, and the last row may be incomplete.
+    """
     return bool(rows) and len(rows[0]) > 1 and all(len(row) in (0, len(rows[0])) for row in rows[1:-1])

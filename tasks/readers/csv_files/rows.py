@@ -1,6 +1,6 @@
-"""CSV and TSV: one record of strings per row, read line by line; the first row names the columns.
+"""CSV and TSV: one record of strings per row; the first row names the columns.
 
-A quoted cell may contain line ends.
+Files are read line by line. A quoted cell may contain line ends.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ class Csv(Container):
                 damaged.clear()
 
     def window(self, file: File, max_record_bytes: int) -> Window | None:
-        """Rows from the first line on from which all lines are rows with as many cells as the header.
+        """Return a function that reads rows from the middle of the file.
 
-        A line within a quoted cell may look like a row, but no row starts where that cell ends. A file with quotes in
-        unquoted cells has no such lines.
+        Reading begins at the first line from which on all lines are rows with as many cells as the header. A line
+        within a quoted cell may look like a row, but no row starts where that cell ends. A file with quotes in unquoted
+        cells has no such line. Returns None if the encoding is not UTF-8.
         """
         if file.encoding:
             return None
@@ -103,15 +104,18 @@ class Tsv(Csv):
 
 
 def _raise_field_limit(size: int) -> None:
-    """Allow cells of this size. The limit is global to the process and never lowered: another reader may need it."""
+    """Allow cells of this size.
+
+    The limit is global to the process. It is never lowered, because another reader may need it.
+    """
     csv.field_size_limit(max(csv.field_size_limit(), size))
 
 
 def _decoded(reader: RecordReader, read: Read, damaged: list[int]) -> Iterator[str]:
     """Yield decoded lines with their line ends.
 
-    A line that is not UTF-8 adds the offset of its first bad byte to `damaged` and continues with surrogates in place
-    of the bad bytes, because it may be one of several lines of a record.
+    If a line is not UTF-8, the offset of its first bad byte is added to `damaged`, and surrogates replace the bad
+    bytes. The line is still yielded, because it may be one of several lines of a record.
     """
     for lines, unterminated in line_blocks(read, reader.max_record_bytes):
         for line in lines:
@@ -145,7 +149,10 @@ def _record(header: list[str], row: list[str], damaged: list[int], encoding: str
 
 
 def _row_spans(row: re.Pattern[bytes], text: bytes, stop: int, whole: bool) -> list[tuple[int, int]]:
-    """Return [start, stop) of each row that starts before `stop`, from the first line on that only rows follow."""
+    """Return [start, stop) of each row that starts before `stop`.
+
+    The rows begin at the first line from which on only rows follow.
+    """
     first = 0
     while first < stop:
         spans: list[tuple[int, int]] = []
@@ -155,7 +162,7 @@ def _row_spans(row: re.Pattern[bytes], text: bytes, stop: int, whole: bool) -> l
             at = found.end()
         if at >= stop or at == len(text):
             return spans
-        # If one of these lines does not start a row, neither does another: all of them lead to this place.
+        # All lines since `first` lead to this place, so none of them starts a row. Try the next line.
         first = text.find(b"\n", at, stop) + 1
         if not first:
             break

@@ -1,16 +1,16 @@
-"""Draw records from everywhere in source files of any size, and estimate how many they hold.
+"""Sample records from all over files of any size, and estimate their number.
 
     [▓▓····▓▓·······▓▓···▓▓····▓▓]  ─sample_files─▶  Sample(records with their places, total, counted or estimated)
      first   one window per stretch    last
 
-Files are often sorted, so the first records say little. Between its first and its last window a file is divided into
-stretches of equal length, and one window of each is read; its place follows from the file's name and size. A record
-belongs to the window in which it starts, so that a long record is as likely to be read as a short one. A file that
+Files are often sorted, so the first records are not typical. Between its first and its last window, a file is divided
+into stretches of equal length. One window of each stretch is read; its place depends on the file's name and size. A
+record belongs to the window in which it starts, so a long record is as likely to be read as a short one. A file that
 cannot be read from the middle (gzip, zstandard) is read from its start, up to STREAM bytes, and one of every n runs of
-lines is kept. Each record has a weight: how many records it represents. The first and the last window represent
-themselves alone.
+lines is kept. Each record has a weight: the number of records that it represents. The records of the first and the last
+window represent only themselves.
 
-A file that is smaller than its share of the budget is read as a whole, and counted.
+A file that is smaller than its share of the budget is read completely, and its records are counted.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tasks.sources.sampling.sample_streams import STREAM, stream_sample
 from tasks.sources.sampling.sample_tables import table_sample
 from tasks.sources.sampling.sample_windows import window_sample
 
-MOST_FILES = 64  # that are read, besides one of each entry; each other file is represented by a similar one
+MOST_FILES = 64  # maximum number of files to read, plus one of each entry; similar files represent the rest
 
-DECOMPRESSED = 4  # compressed files hold more than their bytes; their share of the budget grows accordingly
+DECOMPRESSED = 4  # assumed ratio of decompressed to compressed bytes, for the shares of the budget
 
 
 def sample_files(
@@ -45,11 +45,11 @@ def sample_files(
     stream: int = STREAM,
     skip_unreadable: bool = False,
 ) -> list[Sample]:
-    """Sample `files` and return the samples in the order of the files.
+    """Sample `files`, and return the samples in the order of the files.
 
-    Up to `most_files` of them are read, evenly spread, and one of each of as many entries of the config; together at
-    most 1.5 × `budget` bytes. The same files give the same samples. Raises DataError or StorageError if one cannot be
-    read, unless those are skipped.
+    Up to `most_files` files are read, spread evenly, plus one file of each entry of the config if there are at most as
+    many entries. Together they take at most 1.5 × `budget` bytes. The same files always produce the same samples.
+    Raises DataError or StorageError if a file cannot be read; with `skip_unreadable`, such a file is skipped.
     """
     firsts = {file.entry: number for number, file in reversed([*enumerate(files)])}
     chosen = sorted({*_spread(len(files), most_files), *(firsts.values() if len(firsts) <= most_files else ())})
@@ -62,7 +62,7 @@ def sample_files(
     found = []
     for number in chosen:
         file = files[number]
-        # By size, but each file gets a share: half of the budget again is divided evenly.
+        # Shares are proportional to size, but each file gets at least an equal share of half the budget.
         share = max(budget // (2 * len(chosen)), budget * sizes[number] // sum(sizes.values()))
         try:
             sample = _sample(file, share, max_record_bytes, stream)
@@ -98,7 +98,7 @@ def _sample(file: SourceFile, budget: int, max_record_bytes: int, stream: int) -
         sample = window_sample(file, budget, window) if window else None
         if sample and sample.records:
             return sample
-    # If no record can be found from the middle of the file: those at its start.
+    # The file can only be read from its start.
     return stream_sample(file, budget, max_record_bytes, stream)
 
 
@@ -109,7 +109,10 @@ def _whole(file: SourceFile, max_record_bytes: int) -> Sample:
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """Return up to `most` numbers of range(count), evenly spread, including the first and the last."""
+    """Return up to `most` evenly spread numbers of range(count).
+
+    The first and the last number are among them.
+    """
     if count <= most:
         return list(range(count))
     return sorted({number * (count - 1) // (most - 1) for number in range(most)})

@@ -12,20 +12,20 @@ from tasks.readers.lines import CHUNK
 from tasks.sources.model import SourceFile
 from tasks.sources.sampling.sample import Sample, draw_of
 
-STREAM = 128 << 20  # bytes of one file that are decompressed: half a second
+STREAM = 128 << 20  # bytes of one file that are decompressed at most, in half a second
 
-_ALMOST = 0.99  # the share of a file that is read, if its end is not reached
+_ALMOST = 0.99  # maximum share of a file that counts as read if its end is not reached
 
 
 class _Runs:
-    """Keep one of every n runs, as many as the budget allows; and the first and the last."""
+    """Keep one of every n runs within a budget, plus the first and the last run."""
 
     def __init__(self, budget: int, draw: random.Random):
         self.budget = budget
         self.draw = draw
         self.every = 1
         self.count = 0
-        self.chosen = 0  # number of the chosen one of the current n
+        self.chosen = 0  # number of the chosen run among the current n
         self.size = 0
         self.kept: list[tuple[int, Run]] = []
         self.ends: list[tuple[int, Run]] = []
@@ -47,14 +47,17 @@ class _Runs:
             self.chosen = -1 if self.count % self.every else self.chosen
 
     def all(self) -> list[tuple[Run, float]]:
-        """Return the runs that were kept, in order, and how many each represents."""
+        """Return the kept runs in order, each with the number of runs it represents."""
         runs = {number: (run, 1.0) for number, run in self.ends}
         runs |= {number: (run, float(self.every)) for number, run in self.kept}
         return [runs[number] for number in sorted(runs)]
 
 
 def stream_sample(file: SourceFile, budget: int, max_record_bytes: int, stream: int = STREAM) -> Sample:
-    """Read a file from its start, up to the cost of `stream` bytes; a file within the budget is read as a whole."""
+    """Read a file from its start, up to the cost of `stream` bytes.
+
+    All records of a file within the budget are kept.
+    """
     runs = _Runs(budget, draw_of(file))
     count = cost = 0
     reach = 1.0

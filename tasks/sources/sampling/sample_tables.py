@@ -17,7 +17,10 @@ from tasks.sources.sampling.sample import PASSED, Sample, draw_of
 
 
 def table_sample(file: SourceFile, table: Table, budget: int) -> Sample:
-    """Read about `budget` bytes of rows: from every group, or from groups spread over the table."""
+    """Read about `budget` bytes of rows.
+
+    The rows come from every group of rows, or from groups that are spread over the table.
+    """
     records, weights = list[Record](), list[float]()
     draw = draw_of(file)
     rows = table.rows
@@ -37,14 +40,20 @@ def table_sample(file: SourceFile, table: Table, budget: int) -> Sample:
 
 
 def _drawn(count: int, most: int, draw: random.Random) -> list[tuple[int, float]]:
-    """Return up to `most` numbers of range(count), one for each stretch, and how many each represents."""
+    """Draw up to `most` numbers of range(count), one from each stretch.
+
+    Each number is returned with the length of its stretch.
+    """
     most = min(count, most)
     edges = [count * number // most for number in range(most + 1)]
     return [(top + int(draw.random() * (bottom - top)), float(bottom - top)) for top, bottom in pairwise(edges)]
 
 
 def _slices(file: SourceFile, batches: list[tuple[int, Any]], share: float, draw: random.Random) -> list[Record]:
-    """Return a share of the rows of each batch, from a random place; all of them if it is 1 or more."""
+    """Return a share of the rows of each batch, from a random place.
+
+    A share of 1 or more is all rows.
+    """
     found = []
     for number, batch in batches:
         count = min(batch.num_rows, math.ceil(batch.num_rows * share))

@@ -30,9 +30,10 @@ def window_sample(file: SourceFile, budget: int, window: Window) -> Sample:
 
 
 def places(size: int, budget: int, draw: random.Random) -> list[tuple[int, int, float]]:
-    """Return [start, stop) of the windows, in order, and how many windows each represents.
+    """Return (start, stop, weight) of each window, in order.
 
-    The first starts where the file starts, the last ends where it ends; there is one for each stretch between them.
+    The weight is the number of windows that the window represents. The first window begins at the start of the file,
+    and the last window ends at its end. Between them, there is one window for each stretch.
     """
     window = min(WINDOW, budget // 3)
     count = max(1, budget // window - 2)
