@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import mmap
 import os
 import re
 import resource
@@ -28,6 +29,11 @@ from tasks.templates.jinja.traced import ANY_GAP, GAP_OF_PIECE, Trace, can_be_tr
 
 # The maximum number of renderings of placeholders that are kept, one for each conversation that is rendered together.
 AT_ONCE = 64
+
+# Replies are sent together until they have so many bytes, or until so many seconds have passed: each message wakes the
+# parent, which takes as long as a rendering.
+REPLIES = 1 << 15
+PAUSE = 0.02
 
 _OUT_OF_MEMORY = orjson.dumps(["memory", ""])
 
@@ -66,10 +72,18 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: datetime, ends: str) -> None:
+def serve(
+    pipe: Connection, done: mmap.mmap, source: str, constants: Mapping[str, Any], today: datetime, ends: str
+) -> None:
+    """Compile a template, then answer lists of requests until the pipe is closed.
+
+    The replies to several requests are one message. `done` is memory that the parent reads, too: the number of replies
+    to the last list of requests, which shows the request that ended this process.
+    """
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     child: _Child | None = None
     requests: list[Any] = [None]
+    replies, size, since = list[bytes](), 0, 0.0
     while True:
         seconds = math.ceil(time.process_time() + limits.SECONDS)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard < 0 else min(seconds, hard), hard))
@@ -86,15 +100,23 @@ def serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: da
             reply = orjson.dumps(["failed", f"its output is not valid text: {error}"])
         except MemoryError:
             reply = _OUT_OF_MEMORY
-        pipe.send_bytes(reply)
+        replies.append(reply)
+        done[:8] = (int.from_bytes(done[:8]) + 1).to_bytes(8)
+        requests.pop()
+        size += len(reply)
+        value = reply = None  # type: ignore[assignment]
+        if requests and size < REPLIES and time.monotonic() < since + PAUSE:
+            continue
+        pipe.send_bytes(b"[%s]" % b",".join(replies))
         if child is None:
             return
-        requests.pop()
-        value = reply = None  # type: ignore[assignment]
+        replies.clear()
         try:
-            requests = requests or orjson.loads(pipe.recv_bytes())[::-1]
+            if not requests:
+                requests = orjson.loads(pipe.recv_bytes())[::-1]
         except EOFError:
             return
+        size, since = 0, time.monotonic()
 
 
 class _Child:

@@ -14,6 +14,8 @@ When the parent exits, the child exits, too, because it reads the end of its pip
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import multiprocessing
 import os
 import select
@@ -22,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import Any, NoReturn
+from typing import Any
 
 import orjson
 
@@ -48,7 +50,9 @@ class Renderer:
 
     def __init__(self, name: str, source: str, constants: Mapping[str, Any], today: datetime, ends: str = r"(?!)"):
         self.name = name
-        self._serve: Callable[[Connection], None] = lambda pipe: serve(pipe, source, constants, today, ends)
+        # Memory shared with the child, which counts its answers there.
+        done = self._done = mmap.mmap(-1, mmap.PAGESIZE)
+        self._serve: Callable[[Connection], None] = lambda pipe: serve(pipe, done, source, constants, today, ends)
         self._owner = 0
         self._end: Any = None
         self._is_used = False  # answers are pending
@@ -126,7 +130,8 @@ class Renderer:
         theirs.close()
         self._poll = select.poll()
         self._poll.register(self._pipe.fileno(), select.POLLIN)
-        self._reply("compiling")
+        [reply] = self._replies("compiling")
+        self._value_of(*reply)
 
     def _answers(self, requests: Sequence[bytes]) -> Iterator[Answer | Reject]:
         """Send requests, and yield each answer as it arrives.
@@ -136,39 +141,53 @@ class Renderer:
         assert not self._is_used, "the next answers are those to other requests"
         if self._owner != os.getpid():
             self._start()
-        self._is_used, left = True, len(requests)
-        answer: Answer | Reject
-        try:
-            for number in range(len(requests)):
-                try:
-                    found = self._reply("rendering one conversation", requests if not number else ())
-                    if len(found) == 1:
-                        [answer] = found
-                    else:
-                        text, marks, samples, *others = found
-                        answer = Rendering(text, marks, [Located(*sample) for sample in samples], *others)
-                except Reject as reject:
-                    answer = reject.with_traceback(None)
-                left -= 1
-                yield answer
-        finally:
-            self._is_used = False
-            if left:  # the next replies would answer these requests
-                self.close()
-
-    def _reply(self, doing: str, requests: Sequence[bytes] = ()) -> Any:
-        """Send requests, and return the child's next reply.
-
-        Raises Reject or DataError if the reply is a problem, or if there is no reply.
-        """
-        reply, late = None, False
+        self._is_used, taken, problem = True, 0, None
         try:
             if requests:
-                self._pipe.send_bytes(b"[%s]" % b",".join(requests))
+                self._done[:8] = bytes(8)
+                self._send(b"[%s]" % b",".join(requests))
+            while taken < len(requests) and not problem:
+                try:
+                    replies = self._replies("rendering one conversation")
+                except DataError as error:
+                    problem = error
+                    continue
+                for kind, value in replies:
+                    taken += 1
+                    yield self._answer(kind, value)
+        finally:
+            self._is_used = False
+            if taken < len(requests):  # the next replies would answer these requests
+                self.close()
+        if problem:
+            # The child held some replies when a request ended it: that request has the problem.
+            yield from self._answers(requests[taken : int.from_bytes(self._done[:8])])
+            raise problem
+
+    def _answer(self, kind: str, value: Any) -> Answer | Reject:
+        """Return the answer that a reply contains; raise DataError if the template must not be used."""
+        try:
+            found = self._value_of(kind, value)
+        except Reject as reject:
+            return reject.with_traceback(None)
+        if len(found) == 1:
+            [pieces] = found
+            return pieces
+        text, marks, samples, *others = found
+        return Rendering(text, marks, [Located(*sample) for sample in samples], *others)
+
+    def _send(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # the child has ended: `_replies` reports it
+            self._pipe.send_bytes(message)
+
+    def _replies(self, doing: str) -> list[Any]:
+        """Return the child's next replies. Raises DataError if there are none."""
+        replies, late = None, False
+        try:
             late = not self._poll.poll(limits.SECONDS * limits.PATIENCE * 1000)
             if late:
                 raise EOFError
-            reply = orjson.loads(self._pipe.recv_bytes())
+            replies = orjson.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
             how = self._status()
             if not late and how != "SIGXCPU":
@@ -179,12 +198,9 @@ class Renderer:
                 "template_loops", f"template {self.name}: still {doing} after {limits.SECONDS:g} s; it loops"
             ) from None
         finally:
-            if reply is None:  # on any error: the next reply would answer this request
+            if replies is None:  # on any error: the next reply would answer this request
                 self.close()
-        kind, value = reply
-        if kind == "done":
-            return value
-        self._fail(kind, value)
+        return list(replies)
 
     def _status(self) -> str:
         """Wait for the child and describe how it ended."""
@@ -193,7 +209,10 @@ class Renderer:
         code = _end(self._child, self._pipe)
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
-    def _fail(self, kind: str, value: str) -> NoReturn:
+    def _value_of(self, kind: str, value: Any) -> Any:
+        """Return the value of a reply. Raises Reject or DataError if it is a problem."""
+        if kind == "done":
+            return value
         if kind == "refused":
             raise Reject("template_refused", f"the template refuses the conversation: {value}")
         if kind == "failed":
