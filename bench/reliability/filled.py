@@ -7,6 +7,7 @@ reasoning in its field or in the content, calls, results, and tools are prepared
 and in half of the conversations also markers, control strings, white space, and other scripts. None may differ.
 
     filled      as many were filled in
+    confirmed   were filled in on a guess, which their rendering confirmed
     composed    of placeholders, values, and pieces
     rendered    the template treats something of them in a way that is not the same for all values
     refused     by the template, or because of its reasoning or calls
@@ -32,7 +33,7 @@ from tasks.sources.model import SourceFile
 from tasks.templates.adjust import Adjust
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import trained_turns
-from tasks.tokenization.prepare import Preparer, ToRender, comparable
+from tasks.tokenization.prepare import Pending, Preparer, comparable
 
 CLEAN = ("yes", "no", "2+2?", "It is 4.", "é")
 ODD = (
@@ -85,13 +86,13 @@ def conversation(rng: random.Random) -> dict[str, Any]:
 
 
 class Counting(Preparer):
-    """Count the conversations that are rendered, or composed."""
+    """Note whether a conversation is rendered, composed, or a guess that its rendering confirms."""
 
-    rendered = 0
+    way = "filled"
 
-    def prepared(self, *given: Any) -> Any:
-        self.rendered += 1
-        return super().prepared(*given)
+    def prepared(self, pending: Pending, samples: Any) -> Any:
+        self.way = "confirmed" if samples is None else "rendered"
+        return super().prepared(pending, samples)
 
 
 def check(source: str, tokenizer: Path, records: list[dict[str, Any]], drop: bool, turns: Any) -> Counter[str]:
@@ -116,23 +117,23 @@ def check(source: str, tokenizer: Path, records: list[dict[str, Any]], drop: boo
 
         template._composed = watched  # type: ignore[method-assign]
         for record in records * 3:  # some shapes are filled in from their third conversation on
-            preparer.rendered = 0
+            preparer.way = "filled"
             composed.clear()
             filled, error = [], ""
             try:
                 filled = preparer.prepare(record)
             except (Reject, DataError) as found:
                 error = str(found)
-            if preparer.rendered and not (composed and composed[-1]):
-                counts["refused" if error else "rendered"] += 1
+            way = "composed" if composed and composed[-1] else preparer.way
+            if way == "rendered":
+                counts["refused" if error else way] += 1
                 continue
-            way = "composed" if preparer.rendered else "filled"
             try:
                 conversation = read_record(record, "messages")
                 trained = trained_turns(conversation, "assistant")
                 if not any(trained):
                     raise Reject("no_trained_tokens", error)
-                rendered = preparer.prepared(ToRender(conversation, trained), plain.samples(conversation, trained))
+                rendered = preparer.prepared(Pending(conversation, trained), plain.samples(conversation, trained))
                 if not isinstance(rendered, list):
                     raise rendered
                 same = [comparable(sample) for sample in filled] == [comparable(sample) for sample in rendered]

@@ -58,9 +58,11 @@ class ConversationShape(NamedTuple):
 
 def is_plain(conversation: Conversation) -> bool:
     """Return whether a conversation has only roles and contents."""
-    return not conversation.tools and not any(
-        m.context or m.reasoning or m.tool_calls or m.tool_call_id or m.name is not None for m in conversation.messages
-    )
+    return not conversation.tools and all(map(_is_plain, conversation.messages))
+
+
+def _is_plain(m: Message) -> bool:
+    return not (m.context or m.reasoning or m.tool_calls or m.tool_call_id is not None or m.name is not None)
 
 
 def with_contexts_joined(conversation: Conversation) -> Conversation:
@@ -92,6 +94,11 @@ def shape_of(
     turns: list[_Turn] = []
     values: list[str] = []
     for message, flag in zip(conversation.messages, trained, strict=True):
+        if _is_plain(message):
+            turns.append((message.role, flag, message.content != "", False, False, False, ()))
+            if message.content:
+                values.append(message.content)
+            continue
         if message.name == "" or message.tool_call_id == "":  # a template may test for its presence
             return None
         known = (full_text(message), message.reasoning, message.name, message.tool_call_id)

@@ -32,6 +32,7 @@ from tasks.conversations.model import (
     whole_text,
 )
 from tasks.core.errors import DataError, Reject
+from tasks.encoders.encoder import Encoder
 from tasks.templates.placeholders import (
     COMPARED,
     GAP,
@@ -44,11 +45,14 @@ from tasks.templates.placeholders import (
     is_plain,
     shape_of,
 )
-from tasks.templates.spans import Template, TrainOn, trained_turns
+from tasks.templates.spans import TEXT, Rendered, Template, TrainOn, trained_turns
 from tasks.tokenization.segments import Segments, segments_of
 
 # The maximum number of shapes that are tried with a template, if none of them can be filled in.
 MOST_FAILURES = 8
+
+# The maximum number of conversations whose rendering differs from a guess, minus the number of confirmed ones.
+MOST_WRONG = 64
 
 # If a template reads arguments or tools itself (`Reads`), few conversations may have the same shape. If fewer than one
 # in HIT is filled in, which shows after MOST_MISSES, only one in LOOKED_AT is tried: computing a shape takes as long as
@@ -131,7 +135,8 @@ class Filling:
     """The samples of all conversations with the same shape, with gaps for the values.
 
     `strips` means that the template removes white space around values. `unusual` returns whether the template may write
-    given values differently.
+    given values differently. With `is_guess`, it may write any values differently: each conversation is rendered, and
+    `confirm` counts the renderings that have the samples.
     """
 
     def __init__(
@@ -142,7 +147,9 @@ class Filling:
         unusual: Callable[[Sequence[str]], bool] | None,
         objects: frozenset[int],
         formats: Sequence[Sequence[Any]],
+        is_guess: bool = False,
     ):
+        self.is_guess, self._wrong = is_guess, 0
         self._frames, self._layout, self._strips, self.unusual = frames, layout + "\0", strips, unusual
         self._objects, self._formats = objects, formats
         # Nearly always, there is one sample, which has every content once.
@@ -151,7 +158,15 @@ class Filling:
 
     def is_compared(self, found: Sequence[Prepared]) -> bool:
         """Return whether a conversation is also rendered and compared with `found`."""
-        return self.unusual is not None and found[0].digest % COMPARED == 0
+        return self.is_guess or (self.unusual is not None and found[0].digest % COMPARED == 0)
+
+    def confirm(self, is_right: bool) -> None:
+        """Note whether a rendering had the samples of a guess. A guess that is nearly always wrong is given up."""
+        self._wrong = max(0, self._wrong + (-1 if is_right else 1))
+
+    @property
+    def is_given_up(self) -> bool:
+        return self._wrong > MOST_WRONG
 
     def fill(self, contents: list[str]) -> list[Prepared] | None:
         """Return the samples of a plain conversation with these contents.
@@ -249,25 +264,24 @@ class Frames(dict[tuple[str, ...], Filling | None]):
             self[names] = filling
         return filling
 
-    def filled(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[list[Prepared] | None, bool]:
-        """Return the samples of a conversation, and whether to compare them.
-
-        The samples are None if the conversation cannot be filled in. They are compared with the rendered conversation.
-        """
+    def filled(
+        self, conversation: Conversation, trained: Sequence[bool]
+    ) -> tuple[list[Prepared], Filling] | tuple[None, None]:
+        """Return the samples of a conversation and their filling, or None if the conversation cannot be filled in."""
         if not self.known or len(conversation.messages) > MOST_SHAPES:
-            return None, False
+            return None, None
         apart = self._template.separate(conversation)
         if apart is None:
-            return None, False
+            return None, None
         filling, values = self._of_shape(apart, trained)
-        if filling is None:
-            return None, False
+        if filling is None or filling.is_given_up:
+            return None, None
         contents = [message.content for message in conversation.messages]
         if apart is conversation and is_plain(conversation) and all(contents):
             found = filling.fill(contents)
         else:
             found = filling.fill_values(values, conversation)
-        return found, found is not None and filling.is_compared(found)
+        return (found, filling) if found else (None, None)
 
     def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Filling | None, list[str]]:
         """Return the filling for a conversation, and the values of the conversation."""
@@ -339,7 +353,23 @@ class Frames(dict[tuple[str, ...], Filling | None]):
             return None
         if outline.unusual is None and not frames[0].shape.layout:
             return None  # a built-in template leaves a message out
-        return Filling(frames, layout_of(turns), spaces != {True}, outline.unusual, objects, outline.formats)
+        strips = spaces != {True}
+        return Filling(frames, layout_of(turns), strips, outline.unusual, objects, outline.formats, outline.is_guess)
+
+
+def rendering_of(sample: Prepared, encoder: Encoder) -> Rendered:
+    """Return the text that a template writes for a sample, and the ranges that are trained on."""
+    shape, texts, pieces, place = sample.shape, iter(sample.texts), list[str](), 0
+    ranges: list[tuple[int, int]] = []
+    count = len(shape.tokens) - shape.separator
+    for token, trained in zip(shape.tokens[:count].tolist(), shape.trained[:count].tolist(), strict=True):
+        pieces.append(next(texts) if token == TEXT else encoder.control_strings[token])
+        start, place = place, place + len(pieces[-1])
+        if trained and ranges and ranges[-1][1] == start:
+            ranges[-1] = (ranges[-1][0], place)
+        elif trained:
+            ranges.append((start, place))
+    return Rendered("".join(pieces), ranges, None if shape.turn < 0 else shape.turn)
 
 
 def frames_of(template: Template, train_on: TrainOn, roles: Mapping[str, str]) -> Frames:

@@ -25,23 +25,24 @@ from tasks.core.printable import counted
 from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
 from tasks.sources.model import SourceFile
-from tasks.templates.spans import Sample, Span, Template, TrainOn, trained_turns, up_to
-from tasks.tokenization.frames import Prepared, Shape, frames_of, shape_of_sample
+from tasks.templates.spans import Sample, Span, Template, ToRender, TrainOn, trained_turns, up_to
+from tasks.tokenization.frames import Filling, Prepared, Shape, frames_of, rendering_of, shape_of_sample
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.segments import segments_of
 
 TEXT_CELLS = ("csv", "tsv")  # containers whose numbers are text
 
 
-class ToRender(NamedTuple):
+class Pending(NamedTuple):
     """A conversation to be rendered.
 
-    If it was filled in, `filled` is compared with the result.
+    If it was filled in, `filled` is compared with the result; `filling` is the origin of `filled`.
     """
 
     conversation: Conversation
     trained: list[bool]
     filled: list[Prepared] | None = None
+    filling: Filling | None = None
 
 
 class Preparer:
@@ -87,7 +88,7 @@ class Preparer:
 
         A PackError may be the last result, even if there are more records.
         """
-        found: list[list[Prepared] | ToRender | Reject | PackError] = []
+        found: list[list[Prepared] | Pending | Reject | PackError] = []
         for record in records:
             try:
                 found.append(self._fill(record))
@@ -96,35 +97,41 @@ class Preparer:
             except PackError as error:
                 found.append(error)
                 break
-        waiting = [(each.conversation, each.trained) for each in found if isinstance(each, ToRender)]
+        waiting = [self._to_render(each) for each in found if isinstance(each, Pending)]
         samples = iter(self._template.all_samples(waiting))
         for each in found:
-            yield self.prepared(each, next(samples)) if isinstance(each, ToRender) else each
+            yield self.prepared(each, next(samples)) if isinstance(each, Pending) else each
 
-    def _fill(self, record: object) -> list[Prepared] | ToRender:
+    def _to_render(self, pending: Pending) -> ToRender:
+        expected = None
+        if pending.filled and pending.filling and pending.filling.is_guess:
+            expected = [rendering_of(sample, self._encoder) for sample in pending.filled]
+        return ToRender(pending.conversation, pending.trained, expected)
+
+    def _fill(self, record: object) -> list[Prepared] | Pending:
         """Return the samples of a record, or its conversation if it must be rendered."""
         plain = record if isinstance(record, PlainRecord) else self._plain.of(record)
         if plain:
             names, contents = plain.turns()
             filling = self._frames[names]
-            if filling and (found := filling.fill(contents)):
+            if filling and not filling.is_given_up and (found := filling.fill(contents)):
                 if not filling.is_compared(found):
                     return found
                 conversation = self._file.conversation(as_dict(record))
-                return ToRender(conversation, trained_turns(conversation, self._train_on), found)
+                return Pending(conversation, trained_turns(conversation, self._train_on), found, filling)
             # If a conversation with only contents cannot be filled in, no other conversation with these turns can.
             return self._fill_with_care(as_dict(record), self._packing and filling is not None)
         return self._fill_with_care(as_dict(record), self._packing)
 
-    def _fill_with_care(self, record: object, may_fill: bool) -> list[Prepared] | ToRender:
+    def _fill_with_care(self, record: object, may_fill: bool) -> list[Prepared] | Pending:
         conversation = self._conversation(record)
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
             raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))
-        filled, is_compared = self._frames.filled(conversation, trained) if may_fill else (None, False)
-        if filled and not is_compared:
+        filled, filling = self._frames.filled(conversation, trained) if may_fill else (None, None)
+        if filled and filling and not filling.is_compared(filled):
             return self._add_values(filled, conversation, trained)
-        return ToRender(conversation, trained, filled)
+        return Pending(conversation, trained, filled, filling)
 
     def _conversation(self, record: object) -> Conversation:
         """Read a record, with its weights and its embedding if they are used.
@@ -159,20 +166,26 @@ class Preparer:
         return samples
 
     def prepared(
-        self, rendered: ToRender, samples: list[Sample] | Reject | PackError
+        self, pending: Pending, samples: list[Sample] | Reject | PackError | None
     ) -> list[Prepared] | Reject | PackError:
-        """Prepare the samples that the template has rendered."""
-        if not isinstance(samples, list):
-            return samples
+        """Prepare the samples that the template has rendered; None if they are the expected ones."""
+        is_guess = pending.filling is not None and pending.filling.is_guess
+        if pending.filling and is_guess:
+            pending.filling.confirm(samples is None)
         try:
-            strings = strings_of(rendered.conversation)
-            found = [self._prepare_sample(rendered.conversation, sample, strings) for sample in samples]
+            if samples is None:
+                assert pending.filled
+                return self._add_values(pending.filled, pending.conversation, pending.trained)
+            if not isinstance(samples, list):
+                return samples
+            strings = strings_of(pending.conversation)
+            found = [self._prepare_sample(pending.conversation, sample, strings) for sample in samples]
             found = [prepared for prepared in found if prepared.shape.trained.any()]
-            self._add_values(found, rendered.conversation, rendered.trained)
+            self._add_values(found, pending.conversation, pending.trained)
         except Reject as reject:
             return reject
-        if rendered.filled and [*map(comparable, rendered.filled)] != [*map(comparable, found)]:
-            texts = [[sample.texts for sample in each] for each in (rendered.filled, found)]
+        if pending.filled and not is_guess and [*map(comparable, pending.filled)] != [*map(comparable, found)]:
+            texts = [[sample.texts for sample in each] for each in (pending.filled, found)]
             raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
         return found or Reject("no_trained_tokens", "the template writes none of its answers")
 

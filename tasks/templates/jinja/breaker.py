@@ -62,8 +62,8 @@ class Breaker:
             json = orjson.dumps((messages, tools)).decode()
             breaker = self._breaker(json)
             if self._intact.has_all(json):
-                return Broken(messages, tools, breaker)
-            return Broken(self._break(messages, breaker), self._break(tools, breaker), breaker)
+                return Broken(messages, tools, breaker, is_intact=True)
+            return Broken(self._break(messages, breaker), self._break(tools, breaker), breaker, is_intact=False)
         except (orjson.JSONEncodeError, RecursionError):
             raise _too_deep() from None
 
@@ -194,11 +194,15 @@ class Breaker:
 
 
 class Broken(NamedTuple):
-    """A conversation with broken control strings, and the character that breaks them."""
+    """A conversation with broken control strings, and the character that breaks them.
+
+    `is_intact` means that there were none to break.
+    """
 
     messages: Any
     tools: Any
     breaker: str
+    is_intact: bool
 
 
 class _Ends:

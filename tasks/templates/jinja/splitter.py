@@ -8,9 +8,10 @@ The samples of a conversation start with the same text, which is cut only once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import inf
+from typing import NamedTuple
 
 from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.breaker import escaped
@@ -18,6 +19,15 @@ from tasks.templates.jinja.locate import common_start
 from tasks.templates.spans import TEXT, Span
 
 Ranges = Sequence[tuple[int, int]]
+
+
+class _Cut(NamedTuple):
+    """The spans of a text and their ends. `edge` is the start of its first trained range."""
+
+    text: str
+    edge: float
+    spans: list[Span]
+    ends: list[int]
 
 
 class Splitter:
@@ -33,16 +43,29 @@ class Splitter:
         self._ahead = max(map(len, encoder.controls), default=0)
         self._is_local = not encoder.strips_left and not encoder.strips_right and 1 not in map(len, encoder.controls)
         self._control = re.compile(f"({encoder.control_pattern.pattern})")
-        self._last: tuple[str, str, float, list[Span], list[int]] = ("", "", 0, [], [])
 
     def split(self, text: str, ranges: Ranges, breaker: str) -> list[Span]:
         """Return the spans of a text without the breaker.
 
         The `ranges` of the text are trained on.
         """
+        [spans] = self.split_all([(text, ranges)], breaker)
+        return spans
+
+    def split_all(self, texts: Iterable[tuple[str, Ranges]], breaker: str) -> Iterator[list[Span]]:
+        """Yield the spans of each text of a conversation, as `split` does."""
+        last: _Cut | None = None
+        for text, ranges in texts:
+            edge = ranges[0][0] if ranges else inf
+            spans, ends = self._common(last, text, edge) if last and self._is_local else ([], [])
+            self._cut(text, ranges, breaker, spans, ends)
+            last = _Cut(text, edge, spans, ends)
+            yield spans
+
+    def _cut(self, text: str, ranges: Ranges, breaker: str, spans: list[Span], ends: list[int]) -> None:
+        """Add the spans of the rest of a text, and their ends."""
         edges = [*chain(*ranges), inf]  # ascending: text after an odd number of edges is trained on
         breakers = [form for form in (breaker, escaped(breaker)) if form in text]
-        spans, ends = self._known(text, edges[0], breaker)
         end = ends[-1] if ends else 0
         passed = 0  # number of edges
         for (start, stop), string, place in chain(self.controls_in(text, breaker, end), [((len(text),) * 2, "", inf)]):
@@ -63,19 +86,14 @@ class Splitter:
                 spans.append(self.controls[string, passed % 2 == 1])
                 ends.append(stop)
             end = stop
-        self._last = text, breaker, edges[0], spans, ends
-        return spans
 
-    def _known(self, text: str, edge: float, breaker: str) -> tuple[list[Span], list[int]]:
+    def _common(self, last: _Cut, text: str, edge: float) -> tuple[list[Span], list[int]]:
         """Return the spans that a text and the last text start with, and their ends."""
-        other, its_breaker, its_edge, spans, ends = self._last
-        if not self._is_local or breaker != its_breaker or not ends:
-            return [], []
-        same = min(common_start(text, other) - self._ahead, edge, its_edge)
-        count = len(ends)
-        while count and not (ends[count - 1] <= same and spans[count - 1].token != TEXT):
+        same = min(common_start(text, last.text) - self._ahead, edge, last.edge)
+        count = len(last.ends)
+        while count and not (last.ends[count - 1] <= same and last.spans[count - 1].token != TEXT):
             count -= 1
-        return spans[:count], ends[:count]
+        return last.spans[:count], last.ends[:count]
 
     def marked(self, text: str, breaker: str) -> str:
         """Return a text with NUL around the control strings that the template wrote."""
@@ -87,11 +105,16 @@ class Splitter:
             end = stop
         return "\0".join([*parts, text[end:]])
 
-    def controls_in(self, text: str, breaker: str, start: int = 0) -> Iterator[tuple[tuple[int, int], str, int]]:
-        """Yield the control strings that the template wrote.
+    def controls_in(self, text: str, breaker: str, start: int = 0) -> Iterable[tuple[tuple[int, int], str, int]]:
+        """Return the control strings that the template wrote.
 
         Each item has the range of the string with the white space that it absorbs, the string, and its start.
         """
+        if self._is_local:
+            return [(match.span(), match[0], match.start()) for match in self._control.finditer(text, start)]
+        return self._with_space(text, breaker, start)
+
+    def _with_space(self, text: str, breaker: str, start: int) -> Iterator[tuple[tuple[int, int], str, int]]:
         controls = self._encoder.controls
         for match in self._encoder.written_pattern.finditer(text, start):
             written, (first, stop) = match.group(), match.span()

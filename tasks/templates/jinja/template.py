@@ -48,7 +48,7 @@ from tasks.templates.jinja.traced import GAP_OF_PIECE
 from tasks.templates.jinja.unusual import Edges, Head, Unusual
 from tasks.templates.placeholders import GAP, is_placeholder
 from tasks.templates.reasoning import ReasoningForm, reasoning_of, separated, with_reasoning
-from tasks.templates.spans import TEXT, Outline, Sample, Span, Template, TrainOn, Turns
+from tasks.templates.spans import TEXT, Outline, Rendered, Sample, Span, Template, ToRender, TrainOn, Turns
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -126,31 +126,32 @@ class JinjaTemplate(Template):
         `trained` is true for each message that is trained on. Raises Reject if the conversation cannot be rendered, and
         DataError if the template cannot be used.
         """
-        [found] = self.all_samples([(conversation, trained)])
+        [found] = self.all_samples([ToRender(conversation, trained)])
+        assert found is not None, "nothing was expected"
         if isinstance(found, list):
             return found
         raise found
 
-    def all_samples(
-        self, conversations: Sequence[tuple[Conversation, Sequence[bool]]]
-    ) -> Iterator[list[Sample] | Reject | PackError]:
+    def all_samples(self, conversations: Sequence[ToRender]) -> Iterator[list[Sample] | Reject | PackError | None]:
         """Yield the samples of each conversation, or the error that `samples` raises.
 
-        Many conversations are rendered at once.
+        The result is None if the conversation has the expected samples. Many conversations are rendered at once.
         """
         return results_of([self._steps(*each) for each in conversations], self._renderer)
 
-    def _steps(self, conversation: Conversation, trained: Sequence[bool]) -> Steps:
-        """Yield jobs and pieces, receive the results, and return the samples."""
+    def _steps(self, conversation: Conversation, trained: Sequence[bool], expected: Sequence[Rendered] | None) -> Steps:
+        """Yield jobs and pieces, receive the results, and return the samples, or None if they are as expected."""
         if conversation.messages[0].role == "text":
             return [Sample(plain_text(conversation, trained, self.encoder))]
         conversation, trained, added = self.adjust.of(conversation, trained)
         if any(message.tool_calls and message.reasoning for message in conversation.messages):
             _ = self._reasons_before_calls  # tried now, because the renderer is busy later
-        composed = yield from self._composed(conversation, trained)
+        composed = (yield from self._composed(conversation, trained)) if expected is None else None
         if composed and not composed.is_compared:
             return _of_data(composed.samples, added)
-        samples = yield from self._rendered(conversation, trained)
+        samples = yield from self._rendered(conversation, trained, expected and _with_added(expected, added))
+        if samples is None:
+            return None
         if composed and composed.samples != samples:
             raise AssertionError(f"{samples} are composed as {composed.samples}")
         return _of_data(samples, added)
@@ -165,8 +166,10 @@ class JinjaTemplate(Template):
             return None
         return (yield from self._composer.compose(apart, trained))
 
-    def _rendered(self, conversation: Conversation, trained: Sequence[bool]) -> Steps:
-        """Return the samples of a conversation that is rendered as a whole."""
+    def _rendered(
+        self, conversation: Conversation, trained: Sequence[bool], expected: Sequence[Rendered] | None
+    ) -> Steps:
+        """Return the samples of a conversation that is rendered as a whole, or None if they are as expected."""
         broken = self._broken(conversation)
         breaker = broken.breaker
         turns = [k for k, flag in enumerate(trained) if flag != self._all]
@@ -176,6 +179,9 @@ class JinjaTemplate(Template):
         if method == "auto" and not self._is_read_alike(rendering, breaker):
             job = job._replace(method="apart")
             rendering = yield job
+        # Without a control string in a text, all control tokens of an expected rendering are the template's.
+        if expected is not None and broken.is_intact and _rendered_of(rendering) == expected:
+            return None
         turns, trained = _prompted(rendering, turns, trained)
         if rendering.lost:
             yield from self._require_own_controls(self._controls_of(rendering, breaker), job, conversation)
@@ -256,15 +262,16 @@ class JinjaTemplate(Template):
 
         `later` is passed to `_require_written`.
         """
-        found = []
+        texts = []
         for text, ranges, turn, _ in rendering.samples:
             if turn is None and marked is not None:
                 self._require_agreement(ranges, marked, turns)
                 ranges = marked
             for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
                 self._require_written(conversation.messages[k], k, text[start:stop], breaker, later)
-            found.append(Sample(self._splitter.split(text, ranges, breaker), turn))
-        return found
+            texts.append((text, ranges))
+        numbers = [sample.turn for sample in rendering.samples]
+        return list(map(Sample, self._splitter.split_all(texts, breaker), numbers))
 
     def separate(self, conversation: Conversation) -> Conversation | None:
         """Return a conversation with its reasoning where this template reads it.
@@ -285,6 +292,9 @@ class JinjaTemplate(Template):
         """
         if self._all or conversation.messages[0].role == "text":
             return None
+        return self._traced_outline(conversation, trained) or self._guess(conversation, trained)
+
+    def _traced_outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
         conversation, trained, added = self.adjust.of(conversation, trained)
         if self._call_form and self._call_form[1]:  # the template reads arguments as text
             calls = [call for message in conversation.messages for call in message.tool_calls]
@@ -305,6 +315,27 @@ class JinjaTemplate(Template):
             return None
         samples, (*tests, formats), inline = found
         return Outline(_of_data(samples, added), Unusual(tests, edges, strips, inline), formats)
+
+    def _guess(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
+        """Return the samples of placeholders that are rendered like any other text.
+
+        If the template uses values in a way that cannot be traced, such as `content[:1000]`, this is right for most
+        conversations.
+        """
+        if self._marked or conversation.tools or any(message.tool_calls for message in conversation.messages):
+            return None
+        conversation, trained, added = self.adjust.of(conversation, trained)
+        turns = [k for k, flag in enumerate(trained) if flag]
+        broken = self._broken(conversation)
+        job = self._filled(Job([], None, False, turns, self._turns), broken)
+        rendering = self._renderer.render(job)
+        if self._turns == "auto" and Edges(self._heads(rendering, broken.breaker) or [], self._boundary).reached:
+            rendering = self._renderer.render(job._replace(method="apart"))
+        if rendering.lost:
+            return None
+        turns, trained = _prompted(rendering, turns, trained)
+        samples = self._samples_of(rendering, conversation, turns, None, broken.breaker)
+        return Outline(_of_data(samples, added), lambda values: False, is_guess=True)
 
     def _outlined(
         self, placeholders: Conversation, trained: Sequence[bool], method: Turns, values: Sequence[Any]
@@ -533,14 +564,16 @@ class JinjaTemplate(Template):
         A text that the template never writes may be in the answer by chance, so finding it is not enough. If `later` is
         given, placeholders that pieces may write are added to it, with the answer. Raises Reject or DataError.
         """
-        said = self.encoder.control_pattern.sub("", answer)
-        if message.content.strip() and not said.strip():
+        if message.content.strip() and not self._has_text(answer):
             raise Reject(
                 "answer_not_written", f"messages[{k}] has content, and the template {self.name} writes nothing of it"
             )
+        reasoning = reasoning_of(message)
+        if later is None and not reasoning and not message.tool_calls:
+            return
+        said = self.encoder.control_pattern.sub("", answer)
         gaps = answer = answer.replace(breaker, "")
         answer = _JSON_GAP.sub("\0\\1\0", answer)
-        reasoning = reasoning_of(message)
         never = self._reasoning_form is ReasoningForm.NONE and bool(message.reasoning)
         never = never and not (message.tool_calls and self._reasons_before_calls)
         names = [call.name for call in message.tool_calls]
@@ -561,6 +594,13 @@ class JinjaTemplate(Template):
                     "calls_not_written",
                     f"messages[{k}] calls {name!r}, and the template {self.name} does not write tool calls",
                 )
+
+    def _has_text(self, answer: str) -> bool:
+        """Return whether an answer has any text that is neither white space nor a control string."""
+        start = answer.lstrip()
+        if start and not self.encoder.control_pattern.match(start):
+            return True
+        return bool(self.encoder.control_pattern.sub("", answer).strip())
 
     def _is_read_alike(self, rendering: Rendering, breaker: str) -> bool:
         """Return whether trained turns and later prompts have the same tokens.
@@ -594,6 +634,24 @@ def _of_data(samples: list[Sample], added: int) -> list[Sample]:
     `added` is the number of messages that were added at the start.
     """
     return [Sample(spans, None if turn is None else turn - added) for spans, turn in samples] if added else samples
+
+
+def _with_added(samples: Sequence[Rendered], added: int) -> list[Rendered]:
+    """Return samples with the numbers that their turns have after messages were added, as `_of_data` reverses."""
+    return [sample._replace(turn=None if sample.turn is None else sample.turn + added) for sample in samples]
+
+
+def _rendered_of(rendering: Rendering) -> list[Rendered]:
+    """Return the located samples with ranges that touch joined to one."""
+    found = []
+    for text, ranges, turn, _ in rendering.samples:
+        joined: list[tuple[int, int]] = []
+        for start, stop in ranges:
+            if joined and joined[-1][1] == start:
+                start = joined.pop()[0]
+            joined.append((start, stop))
+        found.append(Rendered(text, joined, turn))
+    return found
 
 
 def _has_all_space(rendering: Rendering) -> bool:

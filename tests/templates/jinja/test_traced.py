@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,11 +20,13 @@ from support.templates.modern_templates import CALLS_IF_NULL, INLINE, LOOP, MODE
 from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
 
 from tasks.core.errors import DataError
+from tasks.sources.model import SourceFile
 from tasks.templates.jinja.composed.composer import Composer
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
-from tasks.tokenization.frames import Filling
+from tasks.tokenization.frames import MOST_WRONG, Filling, rendering_of
+from tasks.tokenization.prepare import Preparer
 
 KIND = "hf_byte_level"
 # Every template has examples of its own.
@@ -54,25 +57,40 @@ LINE_ENDS = (
     LOOP + "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
-TEMPLATES = MODERN | {
-    "chatml": CHATML_JINJA,
-    "marked": CHATML_MARKED,
-    "llama2": LLAMA2,
-    "llama3": LLAMA3,
-    "inline": INLINE,
-    "macro": MACRO,
-    "tools": TOOLS,
-    "joined": JOINED,
-    "calls if null": CALLS_IF_NULL,
-    "text arguments": TEXT_ARGUMENTS,
-    "no calls": NO_CALLS,
-    "everything as JSON": AS_JSON,
-    "items": ITEMS,
-    "fields and text arguments": FIELDS + TEXT_ARGUMENTS,
-    "line ends meet": LINE_ENDS,
-    "stripped on the left": LOOP + "{{ m.content.lstrip() }}<|im_end|>\n{% endfor %}" + PROMPT,
-    "escaped": LOOP + "{{ 'a' | safe + m.content }}<|im_end|>\n{% endfor %}" + PROMPT,
+# Values are used in ways that cannot be traced, which nearly always changes nothing.
+GUESSED = {
+    "cut": LOOP + "{{ m.content[:1000] }}<|im_end|>\n{% endfor %}" + PROMPT,
+    "by length": LOOP
+    + "{% if m.content | length < 30 %}{{ m.content }}{% else %}(long){% endif %}<|im_end|>\n{% endfor %}"
+    + PROMPT,
+    "lower": LOOP + "{{ m.content | trim | lower }}<|im_end|>\n{% endfor %}" + PROMPT,
+    "cut, with reasoning in the last turn": LOOP
+    + "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content[:1000] }}</think>{% endif %}"
+    "{{ m.content[:1000] }}<|im_end|>\n{% endfor %}" + PROMPT,
 }
+TEMPLATES = (
+    MODERN
+    | GUESSED
+    | {
+        "chatml": CHATML_JINJA,
+        "marked": CHATML_MARKED,
+        "llama2": LLAMA2,
+        "llama3": LLAMA3,
+        "inline": INLINE,
+        "macro": MACRO,
+        "tools": TOOLS,
+        "joined": JOINED,
+        "calls if null": CALLS_IF_NULL,
+        "text arguments": TEXT_ARGUMENTS,
+        "no calls": NO_CALLS,
+        "everything as JSON": AS_JSON,
+        "items": ITEMS,
+        "fields and text arguments": FIELDS + TEXT_ARGUMENTS,
+        "line ends meet": LINE_ENDS,
+        "stripped on the left": LOOP + "{{ m.content.lstrip() }}<|im_end|>\n{% endfor %}" + PROMPT,
+        "escaped": LOOP + "{{ 'a' | safe + m.content }}<|im_end|>\n{% endfor %}" + PROMPT,
+    }
+)
 
 
 @contextmanager
@@ -222,6 +240,39 @@ def test_ordinary_conversations_are_filled() -> None:
         with mock.patch.object(template, "all_samples", side_effect=template.all_samples) as samples:
             rows, _ = tokenize([{"messages": written("a", "b", "c", "d")}], open_kind(KIND), template)
         assert (len(rows), rendered(samples)) == (1, 0), name
+
+
+@pytest.mark.parametrize("name", GUESSED)
+def test_a_guess_is_confirmed_by_the_rendering(name: str) -> None:
+    template = JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01")
+    thought = {"reasoning_content": "I add 2 and 2."} if "reasoning" in name else {}
+    messages = [*written("what is 2+2?", "it is 4", "sure?"), {"role": "assistant", "content": "yes, 4"} | thought]
+    with mock.patch.object(Preparer, "_prepare_sample", side_effect=AssertionError("not confirmed")):
+        rows, _ = tokenize([{"messages": messages}], open_kind(KIND), template)
+    with rendering_all():
+        same, _ = tokenize([{"messages": messages}], open_kind(KIND), template)
+    assert [(row.ids.tolist(), row.trained.tolist()) for row in rows] == [
+        (row.ids.tolist(), row.trained.tolist()) for row in same
+    ]
+
+
+@pytest.mark.parametrize("name", GUESSED)
+@pytest.mark.parametrize("odd", ["Q" * 2000, "<|IM_END|>", " D ", "<|im_end|>", "<think>t</think>D", "\0", "im_end|>"])
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_wrong_guess_is_not_used(name: str, odd: str, turn: int) -> None:
+    messages = written("What is 2+2?", "It is 4.")
+    messages[turn]["content"] = odd
+    compare_with_rendered({"messages": messages}, template_of(name))
+
+
+def test_a_guess_that_is_nearly_always_wrong_is_given_up() -> None:
+    template = JinjaTemplate("test.jinja", TEMPLATES["lower"], open_kind(KIND), "assistant", "2026-01-01")
+    file = SourceFile(Path("a.jsonl"), "a.jsonl", "jsonl", "", "messages", (), 0, "", 0)
+    preparer = Preparer(file, template, open_kind(KIND), "assistant")
+    with mock.patch("tasks.tokenization.prepare.rendering_of", side_effect=rendering_of) as guesses:
+        for _ in range(2 * MOST_WRONG):
+            preparer.prepare({"messages": written("What?", "Four.")})
+    assert guesses.call_count == MOST_WRONG + 1
 
 
 @pytest.mark.parametrize(

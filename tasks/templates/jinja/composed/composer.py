@@ -79,6 +79,8 @@ class Composer:
         if found is None:
             return None
         shape, values = found
+        if self._compositions.get((shape, self._turns), shape) is None:
+            return None
         try:
             digest = content_digest("\0".join(values).encode())
         except UnicodeEncodeError:  # a lone surrogate

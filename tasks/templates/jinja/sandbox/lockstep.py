@@ -23,8 +23,8 @@ AT_ONCE = 64
 
 _REQUESTS = (Job, Pieces)
 
-Steps = Generator[Job | Pieces, Any, list[Sample]]
-Result = list[Sample] | Reject | PackError
+Steps = Generator[Job | Pieces, Any, list[Sample] | None]
+Result = list[Sample] | None | Reject | PackError
 
 
 def results_of(steps: Sequence[Steps], renderer: Renderer) -> Iterator[Result]:
@@ -79,6 +79,6 @@ def _go_on(step: Steps, answer: Answer | None = None) -> Job | Pieces | Result:
     try:
         return step.send(answer)
     except StopIteration as end:
-        return list(end.value)
+        return end.value
     except (Reject, PackError) as problem:
         return problem.with_traceback(None)  # a traceback refers to the steps, and so to all texts of the conversation
