@@ -356,7 +356,9 @@ class JinjaTemplate(Template):
         if not rendering or not found:
             return None
         samples, (*tests, formats), inline = found
-        unusual = Unusual(tests, None, bool(tests[3]), inline)
+        # `locate` strips the start of an answer if its prompt opens reasoning that the template leaves out of the turn.
+        strips = bool(tests[3]) or not all(sample.plain for sample in rendering.samples)
+        unusual = Unusual(tests, None, strips, inline)
         heads = [Head(*head) for head in self._inner_turns(rendering, broken.breaker)] if method == "auto" else []
         return Outlined(samples, heads, unusual, formats, rendering.pieces, later, rendering.parting)
 

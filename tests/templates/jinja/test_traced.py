@@ -331,6 +331,16 @@ def test_a_blank_block_of_reasoning_is_rendered() -> None:
     compare_with_rendered({"messages": written("a", "<think>\n\n</think>\n\nb")}, template)
 
 
+@pytest.mark.parametrize("answer", [" b ", "\tb", "\n\nb"])
+def test_an_answer_after_opened_reasoning_is_stripped_in_each_way(answer: str) -> None:
+    """The prompt opens reasoning that the turn does not have, so its end and two line ends come before the answer."""
+    source = (
+        LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
+    )
+    template = JinjaTemplate("test.jinja", source + "{% endif %}", open_kind(KIND), "assistant", "2026-01-01")
+    compare_with_rendered({"messages": written("What is 2+2?", answer)}, template)
+
+
 @pytest.mark.parametrize("arguments", [{"a": 1}, '{ "a": 1}', "{ }", {}])
 def test_arguments_that_are_written_as_text_stay_as_they_are(arguments: Any) -> None:
     template = JinjaTemplate(
