@@ -1,11 +1,11 @@
-"""Write the dataset card, README.md of a corpus folder.
+"""Write the dataset card, the README.md of a corpus folder.
 
-`datasets.load_dataset(folder)` finds the splits by it.
+`datasets.load_dataset(folder)` finds the splits in its header.
 
     manifest ─dataset_card─▶ YAML header for tools: files of each split, size, language, license, tags
                              Markdown for people: contents, how to load it, how to train on it without leaks, sources
 
-The card depends only on the manifest, but not on the manifest's entry for the card itself.
+The card depends only on the manifest, without the manifest's entry for the card.
 """
 
 from __future__ import annotations
@@ -152,14 +152,17 @@ COPIED = "`tokens` counts each conversation once; `trained on` counts all rows, 
 
 
 def dataset_card(manifest: Manifest) -> bytes:
-    """Return README.md of a corpus. Names that come from files are escaped."""
+    """Return the README.md of a corpus.
+
+    Names that come from files are escaped.
+    """
     header = yaml.safe_dump(_header(manifest), sort_keys=False, allow_unicode=True, width=1000)
     return f"---\n{header}---\n\n{_body(manifest)}".encode()
 
 
 def _header(manifest: Manifest) -> dict[str, Any]:
     licenses, languages = (manifest.config.get(name) or [] for name in ("license", "language"))
-    files: dict[str, list[dict[str, str]]] = {}  # by config: rows of other lengths are other types for `datasets`
+    files: dict[str, list[dict[str, str]]] = {}  # by config: for `datasets`, each length of rows is a separate type
     for split, facts in manifest.splits.items():
         if facts.rows:
             length = facts.sequence_length
@@ -183,14 +186,14 @@ def _by_length(name: str) -> int:
 
 
 def split_name(split: str) -> str:
-    """Replace all but letters, digits, and underscores, as `datasets` requires."""
+    """Replace all characters but letters, digits, and underscores, for `datasets`."""
     return re.sub(r"\W", "_", split)
 
 
 def _pattern(shard: str) -> str:
-    """Return a pattern that matches the shards of one split only.
+    """Return a pattern that matches the shards of one split.
 
-    It does not match another split with the same prefix.
+    The pattern does not match other splits that begin with the name of this split.
     """
     return re.sub(r"-\d{5}-of-", "-?????-of-", shard)
 
@@ -325,9 +328,9 @@ for epoch in range(3):
 
 
 def _mixture(manifest: Manifest) -> str:
-    """Tabulate what each entry of `sources` contributes.
+    """Tabulate the contribution of each entry of `sources`.
 
-    Empty if every conversation is packed exactly once.
+    The table is empty if every conversation is packed exactly once.
     """
     lines = mixture_table(manifest.mixture, manifest.config.get("weighting"))
     if not lines:

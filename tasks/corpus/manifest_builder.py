@@ -22,12 +22,12 @@ from tasks.storage.splits import first_packing, kind_of, length_in
 def build_manifest(
     recipe: Recipe, plan: dict[str, Any], shards: list[dict[str, Any]], files: list[dict[str, Any]]
 ) -> Manifest:
-    """Build the manifest and check that it balances.
+    """Build the manifest, and check that its ledger balances.
 
-    Raises DataError if it does not, or if the tokenizer changed during the run.
+    Raises DataError if it does not balance, or if the tokenizer changed during the run.
     """
     config, encoder, template, settings = recipe.config, recipe.encoder, recipe.template, recipe.settings()
-    # Of the copies: they are what the corpus has.
+    # The checksums are of the copies in the corpus, not of the original files.
     tokenizer_sha256 = joined_sha256(
         (Path(file["path"]).name, file["sha256"]) for file in files if file["path"].startswith("tokenizer/")
     )
@@ -106,7 +106,7 @@ def build_manifest(
 
 
 def _weight_sums(recipe: Recipe, plan: dict[str, Any], shards: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Add up the weights that were written to the shards of each split, of whatever length."""
+    """Add up the weights in the shards of each split, over all lengths of rows."""
     sums, first = dict[str, list[float]](), 0
     for split, count in recipe.shards.items():
         own, first = shards[first : first + count], first + count
@@ -124,7 +124,7 @@ def _check_shards(
 ) -> None:
     """Raise DataError if the shards do not have the planned rows and tokens.
 
-    `lengths` are those of the rows of each shard, 0 without packing.
+    `lengths` has the length of the rows in each shard, or 0 without packing.
     """
     for name, planned in (("packed", ledger.tokens.packed), ("trained", ledger.tokens.trained)):
         written = sum(shard[name] for shard in shards)
@@ -133,7 +133,7 @@ def _check_shards(
                 "open_ledger", f"the ledger does not balance: {planned:,} {name} tokens planned, {written:,} written"
             )
     rows = [shard["rows"] for shard in shards]
-    # Shards of rows without padding count their places.
+    # If rows have no padding, shards count their places.
     places = sum(shard.get("places", n * length) for shard, n, length in zip(shards, rows, lengths, strict=True))
     ledger.check(places)
     if rows != planned_rows:

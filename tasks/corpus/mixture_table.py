@@ -1,6 +1,6 @@
-"""Tabulate what each entry of `sources` contributes to a corpus.
+"""Tabulate the contribution of each entry of `sources` to a corpus.
 
-    MixtureFacts ─mixture_table─▶ titles and lines ─narrowed─▶ the columns that fit a terminal
+    MixtureFacts ─mixture_table─▶ titles and lines ─fit_to_width─▶ the columns that fit in a terminal
 
 The table is shown in the report, the dataset card, and the terminal.
 """
@@ -16,9 +16,10 @@ SHORTEST_NAME = 20  # minimum number of characters to show of a source's name
 
 
 def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[list[str]]:
-    """Tabulate what each entry of `sources` contributes to a pass over `train`.
+    """Tabulate the contribution of each entry of `sources` to a pass over `train`.
 
-    Returns column titles and one line per entry, as text; empty if every conversation is packed exactly once.
+    Returns column titles and one line per entry, as text. The table is empty if every conversation is packed exactly
+    once.
     """
     if weighting != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
         return []
@@ -34,8 +35,8 @@ def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[li
 def fit_to_width(table: list[list[str]], width: int) -> list[list[str]]:
     """Fit the table to `width` characters, with two spaces between columns.
 
-    Columns without information are removed. If the table is still too wide, the share of all tokens is removed (that of
-    trained tokens stays), and names are shortened in the middle.
+    Columns without information are removed. If the table is still too wide, the share of all tokens is removed (the
+    share of trained tokens stays), and names are shortened in the middle.
     """
     if not table:
         return []
@@ -61,7 +62,7 @@ def _width(columns: list[list[str]]) -> int:
 
 
 def _surplus(names: list[str]) -> int:
-    """Return by how many characters the column of names can be shortened."""
+    """Return the number of characters by which the column of names can be shortened."""
     return max(0, max(map(len, names)) - SHORTEST_NAME)
 
 
@@ -71,9 +72,9 @@ def _shortened(name: str, room: int) -> str:
 
 
 def explain_limits(giving_all: Sequence[str], left_out: float, packed: float) -> str:
-    """Explain which sources limit a mixture by token_share.
+    """Explain which sources limit a mixture by `token_share`.
 
-    These are the sources that are used in full. Returns "" if no conversation is left out.
+    Sources that are used in full limit it. Returns "" if no conversation is left out.
     """
     if not giving_all or not left_out:
         return ""

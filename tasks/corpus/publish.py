@@ -42,10 +42,10 @@ def write_planned_shard(
     fetch: Callable[[Path], None] = lambda file: None,
     shape: RowShape | None = None,
 ) -> dict[str, Any]:
-    """Write shard number `shard` of a plan from the token files the plan refers to; `fetch` makes them readable.
+    """Write shard number `shard` of a plan, and return its receipt.
 
-    `special` has the ids of EOS and padding; without them, the shard has format 2.0.
-    Returns the shard's receipt.
+    `fetch` is called for each token file that the shard needs, and makes it readable. `special` has the ids of EOS and
+    padding; without them, the shard has format 2.0.
     """
     facts = read_receipt(plan_folder / "plan.json")
     name, number = placements_of(shard, facts)
@@ -63,7 +63,7 @@ def write_planned_shard(
 
 
 def placements_of(shard: int, facts: dict[str, Any]) -> tuple[str, int]:
-    """Return the file of a plan that has the placements of a shard, and the number of its batch."""
+    """Return the file of a plan with the placements of a shard, and the batch number."""
     if "groups" not in facts:
         return "plan.arrow", shard
     group, number = place_of_shard(shard, facts["groups"], facts["shards"])
@@ -72,7 +72,10 @@ def placements_of(shard: int, facts: dict[str, Any]) -> tuple[str, int]:
 
 @contextmanager
 def _open_plan(folder: Path, name: str, number: int, checksum: str) -> Iterator[pa.RecordBatch]:
-    """Open the placements of a shard. Raises StorageError, and drops the plan, if they are not as they were written."""
+    """Open the placements of a shard.
+
+    If they are damaged, drops the plan and raises StorageError.
+    """
     path = folder / name
     with ExitStack() as stack:
         try:
@@ -86,14 +89,20 @@ def _open_plan(folder: Path, name: str, number: int, checksum: str) -> Iterator[
 
 
 def _check_plan(folder: Path, checksums: dict[str, str]) -> None:
-    """Check the files of a plan before they are copied. Raises StorageError, and drops the plan, if one is damaged."""
+    """Check the files of a plan before they are copied.
+
+    If a file is damaged, drops the plan and raises StorageError.
+    """
     for name, expected in checksums.items():
         if not (folder / name).is_file() or sha256_of(folder / name) != expected:
             raise dropped(folder, folder / name, folder / "plan.json")
 
 
 def files_beside(recipe: Recipe) -> dict[str, Path | bytes]:
-    """Return the contents of the files next to the shards, by name; those that grow with the corpus as their path."""
+    """Return the contents of the files next to the shards, by name.
+
+    For files that grow with the corpus, returns the path instead of the contents.
+    """
     copies: dict[str, Path | bytes] = {
         name: recipe.plan_folder / name for name in COPIED if name in plan_files(recipe.config)
     }
@@ -113,7 +122,7 @@ def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dic
     _check_plan(recipe.plan_folder, plan["sha256"])
     files = []
     for name, content in files_beside(recipe).items():
-        # Record the checksum of the content, not of the file: the latter would vouch for a damaged copy.
+        # Record the checksum of the content. The checksum of the written file would vouch for a damaged copy.
         if isinstance(content, bytes):
             facts = write_bytes(folder / name, content)
         else:
@@ -121,7 +130,7 @@ def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dic
             if facts["sha256"] != plan["sha256"][name]:  # it changed since it was checked
                 raise dropped(recipe.plan_folder, content, recipe.plan_folder / "plan.json")
         files.append({"path": name} | facts)
-    # `repair` finds the sources by this.
+    # `repair` uses this record to find the sources.
     made_from = {"folder": str(recipe.folder.absolute()), "part_size": recipe.config.part_size}
     write_bytes(folder / "run.json", to_json(run_record | {"made_from": made_from}))
     manifest = build_manifest(recipe, plan, shards, files)

@@ -1,9 +1,10 @@
-"""Push a corpus to a dataset on the Hugging Face Hub. A reader that sees its manifest sees all of it.
+"""Push a corpus to a dataset on the Hugging Face Hub.
 
     manifest ─push_corpus─▶ commits of shards and other files ─▶ last commit: dataset card, manifest
 
-A file that the dataset has with the same content is not sent again, so a push that was interrupted continues. A corpus
-is never mixed with another one: with `replace`, the first commit removes the manifest and the files of the former.
+The manifest is sent last, so a reader that sees it sees the whole corpus. A file that the dataset already has with the
+same content is not sent again, so running an interrupted push again continues it. Two corpora are never mixed: with
+`replace`, the first commit removes the manifest and the files of the former corpus.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from tasks.stores.urls import Dataset, is_url, split_dataset
 
 MANIFEST = "manifest.json"
 
-COMMIT_FILES = 64  # in one commit: what is committed survives an interruption, and the Hub limits both
+COMMIT_FILES = 64  # per commit; committed files survive an interruption, and the Hub limits files and bytes
 COMMIT_BYTES = 8 << 30
 
 Report = Callable[[str], None]
-"""Called with a line of text after each commit but the last."""
+"""Called with a line of text after each commit of data."""
 
 
 @dataclass(frozen=True)
 class Push:
-    """A corpus on the Hub. `sent` counts the files of this push; `found_done` is true if there was nothing to send."""
+    """Result of a push: a corpus on the Hub.
+
+    `sent` is the number of files that this push sent; `found_done` is true if there was nothing to send.
+    """
 
     url: str
     dataset: str
@@ -57,10 +61,10 @@ def push_corpus(
     replace: bool = False,
     report: Report = lambda line: None,
 ) -> Push:
-    """Send the corpus of a manifest to OWNER/NAME or hf://datasets/OWNER/NAME@REVISION/FOLDER.
+    """Send the corpus of a manifest to a dataset.
 
-    The dataset and the branch are made if they are new. Raises UsageError, DataError, InputMissing, StorageError, or
-    Busy.
+    `repo` is OWNER/NAME or hf://datasets/OWNER/NAME@REVISION/FOLDER. The dataset and the branch are created if they are
+    new. Raises UsageError, DataError, InputMissing, StorageError, or Busy.
     """
     dataset = _dataset(repo, revision)
     manifest = load_manifest(path)
@@ -116,7 +120,10 @@ def _stale(
     old: bytes,
     replace: bool,
 ) -> list[str]:
-    """Return the paths of another corpus, which must go first. Raises UsageError if there are any without `replace`."""
+    """Return the paths of another corpus, which must be removed first.
+
+    Raises UsageError if there are any and `replace` is false.
+    """
     foreign = [file.path for file in missing if file.path in there]
     if not (old or foreign):
         return []
@@ -150,7 +157,10 @@ def _groups(files: Sequence[Shard | FileFacts]) -> Iterator[list[Shard | FileFac
 
 
 def _check_arrived(branch: Branch, folder: Path, files: Sequence[Shard | FileFacts], place: str) -> None:
-    """Raise StorageError unless the branch has all files: a .gitignore of the dataset leaves files out silently."""
+    """Raise StorageError unless the branch has all files.
+
+    A .gitignore of the dataset makes a commit leave out files silently.
+    """
     there = branch.files(place)
     for file in files:
         if not has_content(there.get(file.path), folder / file.path, file.sha256):

@@ -5,9 +5,9 @@
                                                     (loss_weight, if the config sets it)
 
 A row has L tokens: conversations, each closed by the EOS separator, then padding. With `align`, padding also fills the
-gaps between a conversation and the next multiple; with `padding: none`, the padding after the last conversation is
-left out, and columns are lists. Rows are built in batches: every piece of a conversation is read once, directly into
-its place, and the four columns are computed from there.
+gap between a conversation and the next multiple. With `padding: none`, the padding after the last conversation is left
+out, and columns are lists. Rows are built in batches: every piece of a conversation is read once, directly into its
+place, and the four columns are computed from there.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ BATCH_TOKENS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The columns of R rows of L tokens.
+    """Columns of R rows of L tokens.
 
-    Each is int32[R, L]; attention_mask is int8[R, L], loss_weight float32[R, L], without rows if there is none.
+    Columns are int32[R, L], except attention_mask, int8[R, L], and loss_weight, float32[R, L]. Without weights,
+    loss_weight has no rows.
     """
 
     input_ids: np.ndarray
@@ -46,9 +47,9 @@ class Rows:
 
     @classmethod
     def room(cls, rows: int, length: int, weighted: bool = False) -> Rows:
-        """Allocate rows to be reused.
+        """Allocate rows for reuse.
 
-        New memory costs as much time as the computation in it.
+        Allocating new memory would take as much time as the computation.
         """
         ids, labels, positions = (np.empty((rows, length), np.int32) for _ in range(3))
         weights = np.empty((rows * weighted, length), np.float32)
@@ -62,7 +63,7 @@ class Rows:
 def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, room: Rows, eos: int, pad: int) -> None:
     """Compute the rows of a plan and write them to `room`, filling it completely.
 
-    `plan` has the columns of PLAN_SCHEMA and `position` (TokenFiles.locate), sorted by row and start; rows are numbered
+    `plan` has the columns of PLAN_SCHEMA and `position` (TokenFiles.locate), sorted by row and start. Rows are numbered
     from 0.
     """
     rows, length = room.input_ids.shape
@@ -97,9 +98,9 @@ def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, room: Rows, eos:
 
 @dataclass(frozen=True, slots=True)
 class Weighting:
-    """How trained tokens are weighted; see Config.loss_weight.
+    """Weighting of trained tokens; see Config.loss_weight.
 
-    `trained` and `conversations` are those of the shard's split, with copies.
+    `trained` and `conversations` are the numbers of trained tokens and conversations in the shard's split, with copies.
     """
 
     of_data: bool
@@ -109,12 +110,13 @@ class Weighting:
 
 
 def weigh_rows(plan: dict[str, np.ndarray], runs: WeightRuns | None, weighting: Weighting, room: Rows) -> float:
-    """Compute the weights of rows that are built, and write them to `room`. Return their sum.
+    """Write the weights of built rows to `room`, and return their sum.
 
     A token that is not trained on has weight 0. The weight of a trained token is computed in float64 and then rounded
-    to float32: that of the data, times the mean number of trained tokens of the split's conversations over that of its
-    own conversation. Each factor is a correctly rounded operation on exact numbers, so it is the same on any machine.
-    The sum is that of the rounded weights, added exactly and rounded once.
+    to float32. It is the weight in the data, times the mean number of trained tokens per conversation of the split,
+    divided by the number of trained tokens in its own conversation. Each factor is a correctly rounded operation on
+    exact numbers, so it is the same on any machine. The returned sum is of the rounded weights, added exactly and
+    rounded once.
     """
     length = room.labels.shape[1]
     starts = plan["row"].astype(np.int64) * length + plan["start"]
@@ -131,7 +133,7 @@ def weigh_rows(plan: dict[str, np.ndarray], runs: WeightRuns | None, weighting: 
         first = plan["first"][pieces]
         low, high = (np.clip(edge - first, 0, taken[pieces]) for edge in (before, runs.ends))
         weights = factor[pieces] * runs.weights
-    # Runs follow one another in each piece, and pieces in the rows; what is between them is not trained on.
+    # Runs are in order within each piece, and pieces within the rows. Tokens between runs are not trained on.
     values, edges = weights.astype(np.float32), starts[pieces] + low
     flat = room.loss_weight.reshape(-1)
     flat.fill(0)
@@ -144,7 +146,10 @@ def weigh_rows(plan: dict[str, np.ndarray], runs: WeightRuns | None, weighting: 
 
 
 def sum_of_weights(weights: np.ndarray) -> float:
-    """Return the sum of float32 weights, added exactly and rounded once: there are few different ones."""
+    """Return the sum of float32 weights, added exactly and rounded once.
+
+    Equal weights are counted first, because there are few different ones.
+    """
     values, counts = np.unique(weights, return_counts=True)
     return math.fsum((values.astype(np.float64) * counts).tolist())
 
@@ -188,9 +193,10 @@ def write_shard(
     shape: RowShape | None = None,
     weighting: Weighting | None = None,
 ) -> dict[str, Any]:
-    """Write one shard of format 3.0 or, with a shape, of format 3.1; `special` has the ids of EOS and padding.
+    """Write one shard of format 3.0 or, with a shape, of format 3.1.
 
-    Returns its bytes, sha256, rows, packed tokens, and trained tokens; with `weighting`, the sum of its weights, too.
+    `special` has the ids of EOS and padding. Returns the bytes, sha256, rows, packed tokens, and trained tokens of the
+    shard; with `weighting`, also the sum of its weights.
     """
     schema = row_schema(length, key, shape, weighting is not None)
     columns = {field.name: to_numpy(plan.column(field.name)) for field in plan.schema}
@@ -202,7 +208,7 @@ def write_shard(
     room = Rows.room(min(rows, step), length, weighting is not None)
     with atomic_file(path) as out:
         with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as writer:
-            # A shard without rows has one empty batch: datasets cannot open a file without batches.
+            # A shard without rows has one empty batch, because datasets cannot open a file without batches.
             for top in range(0, max(rows, 1), step):
                 bottom = min(top + step, rows)
                 inside = slice(*np.searchsorted(columns["row"], [top, bottom]).tolist())

@@ -1,8 +1,9 @@
-"""Export a corpus: write all shards of it in a format, next to one another, then export.json.
+"""Export a corpus: write all of its shards in a format, then export.json.
 
     manifest ─export_corpus─▶ .NAME.partial/ ─files of every shard, in threads─▶ export.json ─rename─▶ NAME/
 
-The folder appears only when it is complete. What an interrupted export leaves is removed by the next one.
+Shards are written in parallel. The folder appears only when it is complete. The next export removes the remains of an
+interrupted export.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ THREADS = 8  # shards written at a time; each has one record batch in memory
 
 @dataclass(frozen=True)
 class Export:
-    """A complete export. `found_done` is true if nothing had to be written."""
+    """A complete export.
+
+    `found_done` is true if nothing had to be written.
+    """
 
     folder: Path
     record: dict[str, Any]
@@ -87,7 +91,10 @@ def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Expor
 
 
 def format_named(name: str) -> ExportFormat:
-    """Return the format of a name. Raises UsageError."""
+    """Return the format with this name.
+
+    Raises UsageError if there is none.
+    """
     for format in EXPORTS:
         if format.name == name:
             return format
@@ -101,7 +108,7 @@ def _refuse(final: Path) -> None:
 
 
 def _provenance(manifest: Manifest, format: ExportFormat) -> dict[str, Any]:
-    """Return what decides the bytes of an export, apart from its place."""
+    """Return the facts that decide the bytes of an export, apart from its location."""
     return {
         "format": format.name,
         "format_version": format.version,
@@ -118,9 +125,9 @@ def _provenance(manifest: Manifest, format: ExportFormat) -> dict[str, Any]:
 
 
 def _find_done(final: Path, provenance: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the record of the same export if it is complete, or None if its folder does not exist.
+    """Return the record of this export if it already exists and is complete.
 
-    Raises UsageError if the folder has any other content.
+    Returns None if its folder is missing or empty. Raises UsageError if the folder has any other content.
     """
     if not final.exists() or (final.is_dir() and not any(final.iterdir())):
         return None
@@ -160,9 +167,9 @@ def _write(
 
 
 def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: OutputFolder) -> dict[str, Any]:
-    """Write every file of an export but its record, and return what is recorded of them.
+    """Write every file of an export except its record, and return the facts to record.
 
-    Rows of each of several lengths are an export of their own, in a folder that is named after the length.
+    If rows have several lengths, the rows of each length are a separate export, in a folder named after the length.
     """
     if len(manifest.row_lengths) == 1:
         values, parts = _write_rows(manifest, folder, format, out)
@@ -190,7 +197,10 @@ def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: Ou
 
 
 def notes_of(notes: dict[str, list[dict[str, str]]]) -> list[dict[str, str]]:
-    """Return the notes of all lengths; one that is not about all of them names its length."""
+    """Return the notes of all lengths.
+
+    A note that does not apply to all lengths names its length.
+    """
     found = {}
     for length, own in notes.items():
         for note in own:
@@ -200,14 +210,14 @@ def notes_of(notes: dict[str, list[dict[str, str]]]) -> list[dict[str, str]]:
 
 
 def _within(settings: Any, length: str) -> Any:
-    """Return settings for the folder of one length within that of the export."""
+    """Return settings for the folder of one length inside the folder of the export."""
     return orjson.loads(orjson.dumps(settings).replace(FOLDER.encode(), f"{FOLDER}/{length}".encode()))
 
 
 def _write_rows(
     manifest: Manifest, folder: Path, format: ExportFormat, out: OutputFolder
 ) -> tuple[dict[str, Any], list[Part]]:
-    """Write rows of one length; return their settings, notes, and figures, and the parts."""
+    """Write rows of one length; return settings, notes, and figures, and the parts."""
     splits = {name: split.shards for name, split in manifest.splits.items() if split.rows}
     jobs = [job for name, shards in splits.items() for job in _jobs(manifest, name, shards)]
 

@@ -1,4 +1,4 @@
-"""List all export formats: a new one is imported and added here."""
+"""List of all export formats. Import and add new formats here."""
 
 from __future__ import annotations
 

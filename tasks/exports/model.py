@@ -1,9 +1,9 @@
-"""Define what an export format is.
+"""Base class of export formats.
 
     Rows ─write_shard, one thread for each shard─▶ files, a Part ─close_split─▶ files of a split ─close─▶ files of all
 
-A format writes into an OutputFolder, which records every file with its checksum. It states in `settings` what the
-trainer must be set to, and in `notes` what the format cannot hold.
+A format writes into an OutputFolder, which records every file with its checksum. `settings` returns the settings that
+the trainer needs, and `notes` lists the facts that the format cannot hold.
 """
 
 from __future__ import annotations
@@ -28,23 +28,26 @@ FOLDER = "<folder>"  # in settings: the folder of the export
 
 @dataclass(frozen=True)
 class Reader:
-    """The reader of a trainer that the export was compared with."""
+    """The trainer's reader that the export was tested with."""
 
     package: str
     version: str
-    code: str  # the class or function that reads
+    code: str  # the class or function that reads the files
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something that a format cannot hold, or that the trainer must be set to."""
+    """A fact that a format cannot hold, or a setting that the trainer needs."""
 
     name: str
     text: str
 
 
 class OutputFolder:
-    """The folder of an export while it is written. Several threads may write files of it."""
+    """The folder of an export while it is written.
+
+    Several threads may write files to it.
+    """
 
     def __init__(self, folder: Path, final: Path):
         self.folder, self.final = folder, final
@@ -64,7 +67,7 @@ class OutputFolder:
 
 @dataclass
 class Part:
-    """What is counted of a shard while it is written."""
+    """Counts of a shard, made while it is written."""
 
     rows: int = 0
     pieces: int = 0
@@ -86,37 +89,43 @@ class Part:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """One shard to write: the number of it, and of all shards of its split."""
+    """One shard to write: its number, and the number of shards in its split."""
 
     manifest: Manifest
     split: str
     number: int
     shards: int
-    first_row: int  # rows of the split before it
+    first_row: int  # rows of the split before this shard
 
     @property
     def name(self) -> str:
-        """Return the name of the shard without its extension, as the corpus has it."""
+        """Return the name of the shard in the corpus, without its extension."""
         return f"{self.split}-{self.number:05d}-of-{self.shards:05d}"
 
 
 class ExportFormat:
-    """An export format. Subclasses define the facts and write_shard."""
+    """An export format.
 
-    name: str  # as --to takes it
+    Subclasses define the facts and write_shard.
+    """
+
+    name: str  # the argument of --to
     version: int = 1  # raise it if the files of the same corpus change
-    trainer: str  # who reads it
+    trainer: str  # the trainers that read this format
     rows_kept: bool  # the rows of the plan stay rows
     aligned: bool = False  # pieces start where they do in the rows of the plan
     weighted: bool = False  # holds `loss_weight`, for a trainer that honors it
     ordered: bool = False  # the trainer takes the rows in their order, rank by rank
-    shifted: str  # who shifts labels: "the export" or "the trainer"
+    shifted: str  # where labels are shifted: in "the export", "the trainer", or "the model"
     bounds: str  # what marks the bounds of pieces
     layout: str  # the files of a split, for the documentation
     reader: Reader
 
     def write_shard(self, job: ShardJob, batches: Iterator[Rows], part: Part, out: OutputFolder) -> None:
-        """Write the files of one shard. What `part` counts is complete when `batches` has ended."""
+        """Write the files of one shard.
+
+        The counts of `part` are complete when `batches` has ended.
+        """
         raise NotImplementedError
 
     def close_split(self, manifest: Manifest, split: str, parts: Sequence[Part], out: OutputFolder) -> None:
@@ -126,16 +135,19 @@ class ExportFormat:
         """Write the files that describe all splits."""
 
     def settings(self, manifest: Manifest, parts: Sequence[Part]) -> Settings:
-        """Return what the trainer must be set to. FOLDER is a placeholder for the folder of the export."""
+        """Return the settings that the trainer needs.
+
+        FOLDER is a placeholder for the folder of the export.
+        """
         raise NotImplementedError
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
-        """Return what the format cannot hold of this corpus."""
+        """Return the facts of this corpus that the format cannot hold."""
         return []
 
 
 def note_on_alignment(manifest: Manifest, format: ExportFormat) -> list[Note]:
-    """Return what to know about a corpus with `align` in a format that has no gaps between pieces."""
+    """Return a note if the corpus has `align`, but the format has no gaps."""
     align = manifest.row_shape.align
     if align == 1 or format.aligned:
         return []
@@ -144,12 +156,12 @@ def note_on_alignment(manifest: Manifest, format: ExportFormat) -> list[Note]:
 
 
 def is_balanced(manifest: Manifest) -> bool:
-    """Return whether the order of the rows is one for ranks."""
+    """Return whether the rows are in an order that balances ranks."""
     return manifest.config.get("balance") is not None
 
 
 def note_on_order(manifest: Manifest, format: ExportFormat) -> list[Note]:
-    """Return what to know about a corpus with `balance` in a format whose trainer decides on the order of rows."""
+    """Return a note if the corpus has `balance`, but the trainer chooses the order."""
     if format.ordered or not is_balanced(manifest):
         return []
     ranks = manifest.config["balance"]["ranks"]
@@ -163,13 +175,13 @@ def note_on_order(manifest: Manifest, format: ExportFormat) -> list[Note]:
 
 
 def note_on_mix(manifest: Manifest) -> Note:
-    """Return what to know about rows of several lengths, which are an export each."""
+    """Return the note for rows of several lengths, which are separate exports."""
     text = f"the order of the steps (mix: {manifest.row_shape.mix}) is lost: the rows of each length are a folder"
     return Note("mix", f"{text} of their own, and a trainer reads one of them; each step must have rows of one length")
 
 
 def note_on_epochs(splits: Sequence[str]) -> list[Note]:
-    """Return what to know about a corpus that has further packings of its training split."""
+    """Return a note if the corpus has further packings of its training split."""
     further = [split for split in splits if split.startswith(TRAIN_EPOCH_PREFIX)]
     if not further:
         return []

@@ -2,7 +2,7 @@
 
     shard ─SHA-256─▶ record batches ─read_rows─▶ Rows: ids, labels, positions, and where each piece starts and ends
 
-A piece starts where `position_ids` is 0. EOS marks no bounds: with many templates it ends every turn.
+A piece starts where `position_ids` is 0. EOS does not mark the bounds, because with many templates it ends every turn.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import bounds_of_pieces, open_shard, row_columns
 
 KNOWN = ("input_ids", "attention_mask", "labels", "position_ids")
-# Of rows without padding: they follow from the positions.
+# Columns of rows without padding, which can be derived from the positions.
 DERIVED = ("seq_lens", "max_seqlen")
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows, and the pieces in them, in their order.
+    """Rows, and the pieces in them, in their order.
 
-    Padding follows the last piece of a row and, with `align`, fills the gap between a piece and the next one.
+    Padding follows the last piece of a row. With `align`, it also fills the gap between two pieces.
     """
 
     ids: np.ndarray  # int32[rows, sequence_length]
@@ -49,7 +49,10 @@ class Rows:
 
     @property
     def gaps(self) -> np.ndarray:
-        """Return the padding that follows each piece, up to the next piece or the end of the row: int64[pieces]."""
+        """Return the padding after each piece: int64[pieces].
+
+        It ends at the next piece or at the end of the row.
+        """
         length = self.ids.shape[1]
         ends = self.starts + self.lengths
         following = np.append(self.starts[1:], 0)
@@ -61,9 +64,10 @@ class Rows:
         return int(np.count_nonzero(self.labels != IGNORED))
 
     def next_labels(self) -> np.ndarray:
-        """Return for every place the label of the next token, int32[rows, sequence_length].
+        """Return the next token's label for every place: int32[rows, sequence_length].
 
-        The last place of a piece has none: the next token is in another piece, whose first token is never trained on.
+        The last place of a piece has no label, because the next token is in a different piece, and the first token of a
+        piece is never trained on.
         """
         shifted = np.full_like(self.labels, IGNORED)
         shifted[:, :-1] = self.labels[:, 1:]
@@ -72,7 +76,7 @@ class Rows:
 
 
 def read_rows(manifest: Manifest, folder: Path, shard: Shard) -> Iterator[Rows]:
-    """Yield the rows of a shard in batches, after its checksum.
+    """Check the checksum of a shard, and yield its rows in batches.
 
     Raises DataError or InputMissing, naming the file.
     """
@@ -85,7 +89,10 @@ def read_rows(manifest: Manifest, folder: Path, shard: Shard) -> Iterator[Rows]:
 
 
 def rows_of(batch: pa.RecordBatch, length: int, path: Path, shape: RowShape | None = None, pad: int = 0) -> Rows:
-    """Return the rows of a record batch. Raises DataError if no export could hold them."""
+    """Return the rows of a record batch.
+
+    Raises DataError if no export format can hold them, or if a row does not start at position 0.
+    """
     if unknown := [name for name in batch.schema.names if name not in (*KNOWN, *DERIVED, LOSS_WEIGHT)]:
         raise DataError(
             "cannot_export", f"{path}: no format can hold the column {unknown[0]}; pack the corpus without it"

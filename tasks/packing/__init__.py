@@ -1,5 +1,5 @@
-"""Packing: the lengths of all conversations become one plan.
+"""Packing: turn the lengths of all conversations into one plan.
 
 In:  token files; only lengths, content hashes, and counts are read.
-Out: a plan that assigns the tokens of every conversation a shard, a row, and a start; the index; the ledger.
+Out: a plan with the shard, row, and start of every conversation; the index; the ledger.
 """

@@ -12,10 +12,11 @@ row is filled completely, or as far as the remaining lengths allow. Among all su
 whose shortest conversation is as long as possible (then the second shortest, and so on). Short conversations are
 needed to close rows, so this saves them for the end. The pattern is repeated as often as the counts allow.
 It descends from the minimum-bin-slack heuristics (Gupta & Ho, Production Planning & Control 10, 1999; Fleszar &
-Hindi, Computers & Operations Research 29, 2002), which search for the fullest row one row at a time. New are the rule
-for choosing among full rows and the table that finds it. For every sum, the table holds how many of the longest
-lengths are needed to reach it. It starts as a trivial lower bound, and the search raises it whenever it proves too
-low. Counts only fall, so a correction holds for the rest of the run and no failed search is repeated.
+Hindi, Computers & Operations Research 29, 2002), which search for the fullest row one row at a time. The rule for
+choosing among full rows is new, and so is the table that finds the row. For every sum, the table holds how many of the
+longest lengths are needed to reach it. Each entry starts as a trivial lower bound, and the search raises it whenever it
+proves too low. Counts only fall, so a raised entry stays valid for the rest of the run, and no failed search is
+repeated.
 
 Cost: memory is O(capacity). A search step takes 0.1 µs of plain Python. The conversations of the table below took
 0.02, 0.14, 0.7, and 1.4 million steps; 10 million log-normal lengths took 2.3 million at 4096 and as many at 131072.
@@ -24,11 +25,12 @@ are packed by best-fit-decreasing. If the result is above the lower bound, best-
 histogram (5 ms at 2048) and the smaller number of rows wins. The search has no floats, no random numbers, and no ties
 left to a sort, so the plan is the same on every machine.
 
-If the rows are still above the bound, column_generation.py packs better or proves a higher bound, in about 10 s at
-most. It is needed if few conversations fit in a row and they do not add up: 100,000 lengths between a quarter and half
-a row at 512 take 41,784 rows with the search alone and 39,018 with it, and no packing has fewer.
+If the rows are still above the bound, column_generation.py packs better or proves a higher bound, in at most about
+10 s. It is needed if few conversations fit in a row and their lengths do not add up to full rows. For example, 100,000
+lengths between a quarter and half a row at 512 take 41,784 rows with the search alone and 39,018 rows with column
+generation, and no packing has fewer.
 
-Rows for 26,067 conversations with 7.2 million tokens, without those longer than a row:
+Rows for 26,067 conversations with 7.2 million tokens, without conversations longer than a row:
 
     sequence length                           512    1024    2048    4096
     lower bound                              8740    5863    3261    1739
@@ -38,7 +40,8 @@ Rows for 26,067 conversations with 7.2 million tokens, without those longer than
 Alternatives that were tried on the same conversations and rejected:
 
 * Longest first (the fill whose longest conversation is longest): 8761, 5865, 3261, 1739 rows. It uses the short
-  conversations too early: at 512, its last 170 rows hold four of 103..114 tokens and leave a fifth of the row empty.
+  conversations too early: at 512, its last 170 rows hold four conversations of 103..114 tokens each and leave a fifth
+  of the row empty.
 * Shortest conversations first in the fill: 9186, 5906, 3269, 1746 rows.
 * Wasting up to 3 tokens for a fill of longer conversations: 8741, 5863, 3261, 1740 rows; up to 15 tokens costs 0.06 %
   on 100,000 lengths spread over 1/8..3/4 of a row.
@@ -91,7 +94,7 @@ CHUNK = 1 << 18
 class _Stack(NamedTuple):
     """A row of best-fit-decreasing, as a linked list.
 
-    `times` conversations of `length` are on top of the earlier ones, `under`.
+    `times` conversations of `length` are on top of the earlier conversations, `under`.
     """
 
     length: int
@@ -115,21 +118,25 @@ class Patterns:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return int(self.copies.sum())
 
 
 class Packing(NamedTuple):
-    """The rows of a histogram, and the number of rows that every packing needs, with the name of the bound."""
+    """Rows of a histogram, and a lower bound.
+
+    `bound` is the number of rows that every packing needs, and the name of the bound.
+    """
 
     patterns: Patterns
     bound: tuple[int, str]
 
 
 def in_multiples(lengths: np.ndarray, align: int) -> np.ndarray:
-    """Return lengths in multiples of `align`, rounded up. A row of n × align tokens then has a capacity of n.
+    """Return lengths in multiples of `align`, rounded up.
 
-    Pieces that start at multiples fit in a row exactly if the sum of these lengths does, so bounds hold as they are.
+    A row of n × align tokens then has a capacity of n. Pieces that start at multiples fit in a row exactly if the sum
+    of these lengths fits, so bounds stay valid.
     """
     return lengths if align == 1 else -(-lengths // align)
 
@@ -154,14 +161,15 @@ def histogram(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def pack(counts: np.ndarray, capacity: int) -> Patterns:
-    """Pack a histogram into patterns, as `solve` does."""
+    """Pack a histogram into patterns with `solve`, without its bound."""
     return solve(counts, capacity).patterns
 
 
 def solve(counts: np.ndarray, capacity: int) -> Packing:
-    """Pack a histogram into patterns, in at most as many rows as best-fit-decreasing, and prove a lower bound.
+    """Pack a histogram into patterns, and prove a lower bound.
 
-    counts: integers, shape (capacity + 1,), as returned by `histogram`. Raises ValueError if they are not a histogram.
+    The patterns never take more rows than best-fit-decreasing. counts: integers, shape (capacity + 1,), as returned by
+    `histogram`. Raises ValueError if they are not a histogram.
     """
     if len(counts) != capacity + 1 or counts[0] != 0 or counts.min() < 0:
         raise ValueError(
@@ -173,7 +181,7 @@ def solve(counts: np.ndarray, capacity: int) -> Packing:
 
 
 def solve_rows(counts: np.ndarray, capacity: int) -> tuple[list[tuple[Row, int]], tuple[int, str]]:
-    """Pack a histogram as `solve` does. Returns the rows as (row, copies), and the bound."""
+    """Pack a histogram like `solve`; return the rows as (row, copies), and the bound."""
     bound = lower_bound(counts, capacity)
     rows = search(counts, capacity, bound[0])
     if rows_of(rows) > bound[0]:
@@ -184,7 +192,10 @@ def solve_rows(counts: np.ndarray, capacity: int) -> tuple[list[tuple[Row, int]]
 
 
 def search(counts: np.ndarray, capacity: int, enough: int = 0) -> list[tuple[Row, int]]:
-    """Pack by the search or, if that takes more than `enough` rows, by best-fit-decreasing where it takes fewer."""
+    """Pack a histogram by the search or, with fewer rows, by best-fit-decreasing.
+
+    Best-fit-decreasing is tried only if the search takes more than `enough` rows.
+    """
     rows, left = exact_fill(counts, capacity)
     rows += best_fit_decreasing(left, capacity)
     return rows if rows_of(rows) <= enough else min(rows, best_fit_decreasing(counts, capacity), key=rows_of)
@@ -213,7 +224,7 @@ def full_rows(patterns: Patterns, capacity: int) -> Patterns:
 
 
 def joined(first: Patterns, second: Patterns) -> Patterns:
-    """Concatenate the patterns of both."""
+    """Concatenate two sets of patterns."""
     return Patterns(
         lengths=np.concatenate((first.lengths, second.lengths)),
         offsets=np.concatenate((first.offsets, first.offsets[-1] + second.offsets[1:])),
@@ -257,11 +268,9 @@ def exact_fill(counts: np.ndarray, capacity: int, shorter: int = 0) -> tuple[lis
     def fill(total: int, allowed: int, row: Row) -> bool:
         """Fill `row` with exactly `total` tokens of the longest `allowed` classes.
 
-        Appends (class, times) to it.
-
-        Returns False if no such subset exists. Tries each class as the shortest one, from the longest class on. Each
-        call raises `needed` or succeeds, until the steps are used up: then it returns False and its caller discards
-        the row.
+        Appends (class, times) to `row`. Returns False if no such subset exists. Tries each class as the shortest of the
+        fill, starting with the longest class. Each call raises `needed` or succeeds, until the steps are used up. Then
+        it returns False, and its caller discards the row.
         """
         nonlocal steps
         k = needed[total]
@@ -295,8 +304,8 @@ def exact_fill(counts: np.ndarray, capacity: int, shorter: int = 0) -> tuple[lis
             left[opening] -= 1
             free = capacity - lengths[opening]
             row: Row = [(opening, 1)]
-            # Half the window stays free for the search. Its recursion depth is the number of distinct lengths in a
-            # fill: 63 within WINDOW, 110 if only conversations longer than half of it are left.
+            # Half the window stays free for the search. The recursion depth of the search is the number of distinct
+            # lengths in a fill: 63 within WINDOW, 110 if only conversations longer than half of WINDOW are left.
             window = max(WINDOW, 16 * lengths[last])
             i = opening
             while free > window and (i := follow(live, max(i, fitting[free - window // 2]))) < classes:
@@ -334,12 +343,12 @@ def exact_fill(counts: np.ndarray, capacity: int, shorter: int = 0) -> tuple[lis
 def best_fit_decreasing(counts: np.ndarray, capacity: int) -> list[tuple[Row, int]]:
     """Pack a histogram by best-fit-decreasing; return (row, copies).
 
-    Gives as many rows as placing conversations one by one. Each conversation, longest first, goes to the fullest row
-    that it fits in, or opens a new one. Rows with the same free space are interchangeable and are handled as one
-    group, so the cost is per distinct length: 0.1 s for 16,000 of them.
+    Each conversation, longest first, goes to the fullest row that it fits in, or opens a new row. Rows with the same
+    free space are interchangeable and are handled as one group, so the cost is per distinct length: 0.1 s for 16,000
+    lengths. The number of rows is the same as if conversations were placed one by one.
     """
     open_rows: dict[int, list[tuple[_Stack | None, int]]] = {}  # tokens free → groups of equal rows (content, copies)
-    free_sizes: list[int] = []  # its keys in order
+    free_sizes: list[int] = []  # the keys of open_rows in order
     for length in np.flatnonzero(counts)[::-1].tolist():
         remaining = int(counts[length])
         while remaining:
@@ -374,12 +383,12 @@ def _unstack(top: _Stack | None) -> Row:
 
 
 def assign(lengths: np.ndarray, patterns: Patterns, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return row and start of every conversation.
+    """Return the row and the start of every conversation.
 
-    Two int32 arrays of shape (n,); start is the offset within the row, in tokens. lengths: integers, shape (n,), whose
-    histogram `patterns` packs. Conversations of equal length take the places of that length in the order of `order`, a
-    permutation of 0..n-1 (default: source order). Places are taken row by row, from left to right. Raises ValueError
-    if lengths and patterns disagree.
+    Both are int32 arrays of shape (n,). A start is the offset within the row, in tokens. lengths: integers, shape (n,),
+    whose histogram `patterns` packs. Conversations of equal length take the places of that length in the order of
+    `order`, a permutation of 0..n-1 (default: source order). Places are taken row by row, from left to right. Raises
+    ValueError if lengths and patterns disagree.
 
     Memory: the result, 8 bytes per conversation, and a constant. Time: 0.3 to 0.5 s for 10 million.
     """
@@ -418,10 +427,9 @@ def assign(lengths: np.ndarray, patterns: Patterns, order: np.ndarray | None = N
 class _Runs:
     """Runs of equal lengths within patterns.
 
-    One element per run, int64 each, sorted by length, then row.
-
-    A run is `times` conversations side by side from `start` on, in each of its pattern's rows, the first of which is
-    `row`. It has `places` places in all, numbered from `first_place` among those of its length.
+    All arrays are int64, with one element per run, sorted by length, then row. A run is `times` conversations side by
+    side, starting at `start`, in each row of its pattern; the first of these rows is `row`. The rows together have
+    `places` places for the run. Places are numbered by length, then row; `first_place` is the first place of the run.
     """
 
     length: np.ndarray

@@ -1,4 +1,4 @@
-"""Pack lengths that the search of bin_packing.py packs badly, and prove how few rows they need.
+"""Pack lengths that the search packs badly, and prove how few rows they need.
 
     counts ─linear program over patterns─▶ copies of each pattern, as fractions; a lower bound
            └─▶ whole copies are kept ─▶ linear program of the rest ─▶ … ─▶ rows
@@ -7,18 +7,19 @@ The program has a column for each set of lengths that fits in a row. Its columns
 (Gilmore & Gomory, "A linear programming approach to the cutting-stock problem", Operations Research 9, 1961): a
 knapsack over the prices of the lengths finds the rows that are worth most. Prices are smoothed (Wentges, International
 Transactions in Operational Research 4, 1997), which saves two thirds of the knapsacks. Any prices prove a bound: the
-value of all conversations divided by that of the best row (Farley, Operations Research 38, 1990). It is computed in
-integers, so it holds whatever the rounding of the prices.
+value of all conversations divided by the value of the best row (Farley, Operations Research 38, 1990). The bound is
+computed in integers, so it holds however the prices are rounded.
 
-Every machine gets the same rows: floats are only added, subtracted, multiplied, divided, and compared, one by one, as
-IEEE 754 defines it, and all limits are counts. A solver such as HiGHS adds in another order on another processor, and
-chooses other rows that are as good. That is why the simplex method is written out here.
+Every machine gets the same rows. Floats are only added, subtracted, multiplied, divided, and compared, one by one, as
+IEEE 754 defines these operations, and all limits are counts. A solver such as HiGHS adds in a different order on a
+different processor, and chooses different rows that are equally good. This is why the simplex method is implemented
+here.
 
-Rows may have several lengths. A row then costs as much as it is long, and the sum of the costs is to be as small as
-possible; with one length, a row costs 1. A pattern is a row of the shortest length that holds it.
+Rows may have several lengths. The cost of a row is then its length, and the sum of the costs is minimized. With one
+length, every row costs 1. The row of a pattern has the shortest length that holds the pattern.
 
-More than MOST_CLASSES different lengths are rounded up to as many classes. This leaves a few tokens in each row; the
-bound is that of the lengths themselves.
+If there are more than MOST_CLASSES different lengths, they are rounded up to MOST_CLASSES classes. This leaves a few
+tokens in each row empty. The bound still holds for the exact lengths.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A pivot updates the square of it.
+# A pivot updates the square of this many numbers.
 MOST_CLASSES = 512
-# Numbers that are computed in all, about 1.5 · 10⁹ a second. There are fewer for a plan that is less than 1 % above the
-# bound: 2 rows of 5,000 are not worth the 6 s that they would take.
+# Limit of all numbers that are computed, about 1.5 · 10⁹ a second. The limit is lower for a plan that is less than 1 %
+# above the bound: saving 2 rows of 5,000 is not worth 6 s.
 MOST_WORK = 15_000_000_000
-# What a search of the rest counts as: it may take a second.
+# Work that one search of the rest counts as, because it may take a second.
 SEARCH_WORK = MOST_WORK // 128
 # The unit of integer prices, in rows.
 UNIT = 2.0**-40
-# The share of the prices that proved the best bound in those that rows are generated for. It falls in STEPS if they
-# generate nothing.
+# Rows are generated for a mean of two sets of prices. SMOOTHING is the weight of the prices that proved the best bound.
+# It falls by STEP whenever no rows are generated.
 SMOOTHING, STEP = 0.75, 0.25
 EPSILON = 1e-9
 # Copies that are this close to a whole number are whole.
@@ -51,14 +52,20 @@ _Pattern = tuple[tuple[int, int], ...]  # (length of a class, times), longest fi
 
 
 class Improved(NamedTuple):
-    """`rows` are (row, copies), or None if they cost no less than before; `bound` is what every packing costs."""
+    """Rows with a lower cost, and a lower bound of the cost.
+
+    `rows` are (row, copies), or None if no cheaper rows are found. Every packing costs at least `bound`.
+    """
 
     rows: list[tuple[Row, int]] | None
     bound: int
 
 
 class Capacities:
-    """The lengths that a row may have, ascending, and what a row of each costs: its length in units of their GCD."""
+    """Lengths that a row may have, ascending, and the cost of a row of each length.
+
+    The cost is the length in units of the GCD of all lengths.
+    """
 
     def __init__(self, lengths: Sequence[int]):
         self.lengths, self.unit = tuple(lengths), math.gcd(*lengths)
@@ -86,9 +93,10 @@ def improve(
     bound: int,
     search: Callable[[np.ndarray], list[tuple[Row, int]]],
 ) -> Improved:
-    """Pack a histogram at a lower cost than `rows`, or prove a higher bound. `search` packs what is left at the end.
+    """Pack a histogram at a lower cost than `rows`, or prove a higher bound.
 
-    `lengths` are those that a row may have, ascending. Costs are as in Capacities: with one length, numbers of rows.
+    `lengths` are the lengths that a row may have, ascending. Costs are defined by Capacities; with one length, they are
+    numbers of rows. `search` packs the conversations that remain at the end.
     """
     capacities = Capacities(lengths)
     left, fewest = counts.copy(), capacities.cost(rows)
@@ -116,16 +124,16 @@ def rows_of(rows: Iterable[tuple[Row, int]]) -> int:
 
 
 class _Work:
-    """How many numbers may still be computed."""
+    """Number of numbers that may still be computed."""
 
     def __init__(self, left: int) -> None:
         self.left = left
 
 
 class _Classes:
-    """The lengths, or if there are too many of them, groups of neighboring ones. A class is named by its longest.
+    """Classes of lengths: single lengths, or neighbors if there are too many lengths.
 
-    All lengths of a class fit in the same rows.
+    A class is named by its longest length. All lengths of a class fit in the same lengths of rows.
     """
 
     def __init__(self, counts: np.ndarray, capacities: Capacities):
@@ -139,21 +147,22 @@ class _Classes:
             self._members.setdefault(name, []).append(length)
 
     def counts(self, left: np.ndarray) -> dict[int, int]:
-        """Return how many conversations each class has left, the longest first; at least one."""
+        """Return the conversations left in each class that has any, the longest first."""
         found = {name: sum(int(left[length]) for length in lengths) for name, lengths in self._members.items()}
         return {name: count for name, count in found.items() if count}
 
     def pattern(self, row: Row) -> _Pattern:
-        """Return the classes of a row. Rounded up, they may not fit."""
+        """Return the classes of a row; rounded up, they may not fit."""
         times: dict[int, int] = {}
         for length, copies in row:
             times[self._of[length]] = times.get(self._of[length], 0) + copies
         return tuple(times.items())
 
     def take(self, patterns: Iterable[tuple[_Pattern, int]], left: np.ndarray) -> Iterator[tuple[Row, int]]:
-        """Take the conversations of patterns out of `left`, the longest of each class first, and yield their rows.
+        """Take the conversations of patterns out of `left`, and yield their rows.
 
-        Patterns that need more than is left are passed over.
+        The longest conversations of each class are taken first. Patterns that need more conversations than are left are
+        skipped.
         """
         for pattern, wanted in patterns:
             while wanted and (row := self._row(pattern, left)):
@@ -175,10 +184,10 @@ class _Classes:
         return row
 
     def bound(self, program: _Program, counts: np.ndarray, capacities: Capacities) -> int:
-        """Return the bound that the best prices of a program prove for the lengths themselves."""
+        """Return the bound that the program's best prices prove for the exact lengths."""
         if len(self._members) == len(self._of):
             return program.bound
-        # A length is worth as much as the next shorter class, and more in proportion to what it is longer.
+        # The price of a length is interpolated between the next shorter class and its own class.
         names = np.array([0, *reversed(self._members)])
         units = np.append(0, np.floor(program.best_prices[::-1] / UNIT).astype(np.int64))
         lengths = np.array(list(self._of))
@@ -189,10 +198,10 @@ class _Classes:
 
 
 class _Program:
-    """The linear program: the cheapest rows that hold `counts` conversations of each length.
+    """Linear program: the cheapest rows that hold `counts` conversations per length.
 
-    Solved by the revised simplex method with an explicit inverse of the basis. A basic column is a pattern, or None
-    with the number of a length of which there may be more places than conversations.
+    It is solved by the revised simplex method with an explicit inverse of the basis. A basic column is a pattern, or
+    None if it stands for a length that may have more places than conversations.
     """
 
     def __init__(self, counts: dict[int, int], capacities: Capacities, patterns: Iterable[_Pattern], work: _Work):
@@ -234,7 +243,10 @@ class _Program:
         self._class, self._times = classes, times
 
     def solve(self, enough: int = 0) -> None:
-        """Solve the program, unless it takes too much work. Stop once the bound is `enough`, if given."""
+        """Solve the program, unless it takes too much work.
+
+        Stops once the bound is `enough`, if given.
+        """
         while self._work.left > 0:
             self._improve()
             cost = float(sum(self._capacities.cost_of(p) * copies for p, copies in self._whole_and_part().items()))
@@ -242,7 +254,7 @@ class _Program:
                 return
 
     def _improve(self) -> None:
-        """Exchange basic columns as long as a known column makes the rows cheaper."""
+        """Exchange basic columns while a known column makes the rows cheaper."""
         size = len(self._lengths)
         while self._work.left > 0:
             self._work.left -= 2 * size * size + self._class.size
@@ -304,14 +316,14 @@ class _Program:
         return worth
 
     def _best_rows(self, capacity: int, units: np.ndarray, table: np.ndarray) -> Iterator[_Pattern]:
-        """Yield the best row of `capacity` with each length, the rows that are worth most first."""
+        """Yield the best row of `capacity` with each length, the most valuable first."""
         fitting = np.flatnonzero(self._lengths <= capacity)
         with_it = units[fitting] + table[capacity - self._lengths[fitting]]
         for each in fitting[np.argsort(-with_it, kind="stable")].tolist():
             yield self._best_row(each, capacity, units, table)
 
     def _best_row(self, first: int, capacity: int, units: np.ndarray, table: np.ndarray) -> _Pattern:
-        """Read the best row that has length number `first` out of a knapsack's table."""
+        """Read the best row that contains length number `first` from a knapsack table."""
         times = {first: 1}
         free = capacity - int(self._lengths[first])
         while value := int(table[free]):
@@ -322,7 +334,7 @@ class _Program:
             times[number] = times.get(number, 0) + 1
             free -= int(self._lengths[number])
         self._work.left -= len(units) * (1 + len(times))
-        # More places than conversations would be empty places.
+        # Places beyond the number of conversations would stay empty.
         return tuple((int(self._lengths[number]), min(times[number], self._counts[number])) for number in sorted(times))
 
     def _whole_and_part(self) -> dict[_Pattern, float]:
@@ -330,7 +342,10 @@ class _Program:
         return {pattern: number for pattern, number in copies if pattern is not None}
 
     def whole(self) -> list[tuple[_Pattern, int]]:
-        """Return the whole copies of the patterns or, if there are none, one of each of those nearest to it."""
+        """Return the whole copies of the patterns.
+
+        If there are none, return one copy of each of the patterns with the largest shares.
+        """
         found = self._whole_and_part()
         if whole := [(pattern, int(copies + ROUNDING)) for pattern, copies in found.items() if copies + ROUNDING >= 1]:
             return whole
@@ -339,11 +354,14 @@ class _Program:
 
 
 def _bound(units: np.ndarray, lengths: np.ndarray, counts: list[int], capacities: Capacities) -> tuple[int, np.ndarray]:
-    """Return the cost that prices prove to be needed, and the most that can be had for each number of tokens."""
+    """Return the cost that prices prove to be needed, and the knapsack table.
+
+    The table has the highest value that fits in each number of tokens.
+    """
     capacity = capacities.longest
     table = np.zeros(capacity + 1, np.int64)
     for length, price in zip(lengths.tolist(), units.tolist(), strict=True):
-        # Blocks of `length` tokens: a block can hold one more of it than the one before.
+        # Blocks of `length` tokens: each block can hold one more conversation of this length than the previous block.
         for start in range(length, capacity + 1, length) if price else ():
             stop = min(start + length, capacity + 1)
             np.maximum(table[start:stop], table[start - length : stop - length] + price, out=table[start:stop])

@@ -2,8 +2,8 @@
 
     Accepted ─min_tokens, max_tokens, min_turns, max_turns─▶ ─duplicates: drop─▶ Accepted.reason
 
-The number of tokens is that of a sample. Turns and content are those of a conversation, so all its samples are dropped.
-Nothing here depends on the sequence length, so every sequence length keeps the same conversations.
+Token limits apply to each sample. Turn limits and duplicates apply to a conversation, so all its samples are dropped.
+No filter depends on the sequence length, so the same conversations remain at every sequence length.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.storage.token_files import TokenColumns
 
 
 def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Config) -> None:
-    """Set `accepted.reason` of conversations that are too short, too long, or duplicates."""
+    """Set `accepted.reason` of conversations that the filters remove."""
     for name in ("tokens", "turns"):
         least, most = getattr(config, f"min_{name}"), getattr(config, f"max_{name}")
         if least is None and most is None:
@@ -34,8 +34,9 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Confi
 def _drop_duplicates(accepted: Accepted, tokens: TokenColumns) -> None:
     """Keep only the first of the remaining conversations with equal content.
 
-    Among 10 million conversations, two share a 64-bit hash by chance in 3 of a million corpora, so lengths are
-    compared too. The held-out split is chosen by the same hash, so equal contents are always in the same split.
+    Lengths are compared, too, because two different conversations may share a 64-bit hash. Among 10 million
+    conversations, this happens in 3 of a million corpora. The held-out split is chosen by the same hash, so equal
+    contents are always in the same split.
     """
     digests, length = tokens.column("digest"), accepted.samples.total(accepted.length)
     order = np.lexsort((length, digests))  # stable: equal contents stay in source order

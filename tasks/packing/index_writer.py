@@ -1,8 +1,8 @@
 """Write index.arrow, an Arrow IPC stream with the place of every conversation.
 
-The index has one row per piece, in source order; a conversation that was not split is one piece. A dropped
-conversation has nulls in place of split, shard, row, and start, and the reason. Further copies follow, then the further
-packings of the training split, each in source order.
+The index has one row per piece, in source order. A conversation that is not split is one piece. A dropped conversation
+has a reason, and its split, shard, row, and start are null. Further copies follow, then the further packings of the
+training split, each in source order.
 """
 
 from __future__ import annotations
@@ -122,10 +122,10 @@ class IndexWriter:
 def index_writer(
     path: Path, tokens: TokenColumns, recipe: Recipe, shards: dict[str, range], with_turns: bool
 ) -> Iterator[IndexWriter]:
-    """Open the index at `path` for writing, with a column `turn` if a conversation has several samples.
+    """Open the index at `path` for writing.
 
-    `shards` are the numbers of the shards that are filled, by split. The file appears when the block ends without an
-    error.
+    `shards` has the numbers of the shards to fill, by split. `with_turns` adds the column `turn`, for conversations
+    with several samples. The file appears when the block ends without an error.
     """
     schema = index_schema(with_turns)
     with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as writer:

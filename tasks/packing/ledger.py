@@ -2,7 +2,7 @@
 
 Accepted, Pieces ─take_account─▶ Account: sums per source and split, first copies and further copies apart ─▶ figures
 
-The accounts of groups (groups/) add up to that of a corpus.
+The accounts of groups (groups/) add up to the account of a corpus.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tasks.storage.token_files import TokenColumns
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the pieces of one packing of the training split.
+    """Sums over the pieces of one packing of each split.
 
-    Each is int64[sources, 2, 2]: by source, held out (1) or not (0), further copy (1) or first (0). Multiply by
-    `times` for all packings.
+    Each sum is int64[sources, 2, 2]: by source, held out (1) or not (0), and further copy (1) or first copy (0).
+    Multiply by `times` for all packings.
     """
 
     pieces: np.ndarray
@@ -73,16 +73,16 @@ def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
 
 
 def _tally_of(sums: np.ndarray, config: Config) -> Tally:
-    """Return a tally of int64[4, sources, 4]."""
+    """Build a tally from its four sums: int64[4, sources, 4]."""
     pieces, places, trained, separators = sums.reshape(4, -1, 2, 2)
     return Tally(pieces, places, trained, separators, np.array([config.epochs, 1]))
 
 
 @dataclass(slots=True)
 class Losses:
-    """What conversations lost that are not packed as they are.
+    """Losses of conversations that are not packed whole.
 
-    Tokens do not include separators.
+    Token counts do not include separators.
     """
 
     dropped: dict[str, int]  # conversations, by reason
@@ -102,7 +102,7 @@ class Losses:
 
 
 def count_losses(pieces: Pieces, config: Config) -> Losses:
-    """Count what limits, filters, and the overlong policy removed.
+    """Count the losses by limits, filters, and the overlong policy.
 
     A conversation counts once, however often it is packed.
     """
@@ -149,10 +149,10 @@ def count_samples(pieces: Pieces, tokens: TokenColumns) -> dict[str, Any]:
 
 
 def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
-    """Count the prompt tokens of each sample that its conversation's packed sample before it has, too: int64[samples].
+    """Count the prompt tokens of each sample that repeat earlier ones: int64[samples].
 
-    These are its untrained tokens, at most as many as that sample has tokens: an upper bound if the template leaves out
-    something of the history. Further copies do not count.
+    The count is the number of untrained tokens, limited to the length of the previous packed sample of the
+    conversation. It is an upper bound if the template leaves out a part of the history. Further copies do not count.
     """
     accepted = pieces.accepted
     length, untrained = np.zeros(len(accepted.length), np.int64), np.zeros(len(accepted.length), np.int64)
@@ -169,31 +169,31 @@ def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
 
 @dataclass(slots=True)
 class Account:
-    """What became of the conversations and tokens of a corpus or of a group."""
+    """Outcome of all conversations and tokens of a corpus or a group."""
 
     tally: Tally
     lost: Losses
-    # int64[sources, 4]: conversations without a trained token in a row, their tokens; conversations of a pass over the
-    # training split, and their copies
+    # int64[sources, 4]: conversations without a trained token in a row, and their tokens; conversations in a pass over
+    # the training split, and their copies
     of_sources: np.ndarray
     packed: int  # conversations
     samples: dict[str, Any] | None  # None if every conversation is one sample
-    alignment: int = 0  # padding that rounds pieces up to multiples, in all rows
+    alignment: int = 0  # padding in all rows that rounds pieces up to multiples of `align`
 
     @classmethod
     def empty(cls, recipe: Recipe) -> Account:
-        """Return an account to which those of groups are added."""
+        """Return an empty account, to which the accounts of groups are added."""
         sources = len(recipe.files)
         tally = _tally_of(np.zeros((4, sources, 4), np.int64), recipe.config)
         return cls(tally, Losses({"too_long": 0}), np.zeros((sources, 4), np.int64), 0, None)
 
     @property
     def in_train(self) -> int:
-        """Return the conversations of the training split."""
+        """Return the number of conversations in the training split."""
         return int(self.of_sources[:, 2].sum())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the account of a group, without the sources that it has nothing of."""
+        """Return the account of a group as JSON, without sources that are not in it."""
         columns = np.concatenate([self.tally.columns(), self.of_sources], axis=1)
         own = np.flatnonzero(columns.any(axis=1))
         return {
@@ -205,7 +205,7 @@ class Account:
         } | ({"alignment": self.alignment} if self.alignment else {})
 
     def add(self, group: dict[str, Any], config: Config) -> None:
-        """Add the account of a group, from `to_json`."""
+        """Add the account of a group, as returned by `to_json`."""
         own, columns = group["sources"], self.tally.columns()
         sums = np.array(group["sums"], np.int64).reshape(len(own), 20)
         columns[own] += sums[:, :16]
@@ -225,7 +225,10 @@ def _added(samples: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, lost: Losses) -> Account:
-    """Count what is packed, and what `lost` does not have of what is not."""
+    """Count the packed conversations and tokens, and the losses of each source.
+
+    `lost` has the losses of the whole corpus or group.
+    """
     accepted, edges, left = pieces.accepted, _source_edges(recipe, pieces.accepted), pieces.accepted.left()
     of_sources = np.zeros((len(recipe.files), 4), np.int64)
     for number in range(len(recipe.files)):
@@ -241,7 +244,7 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, lost: Los
 
 
 def _alignment(pieces: Pieces, config: Config) -> int:
-    """Return the padding that rounds the pieces of all packings up to multiples of `align`."""
+    """Return the padding, in all packings, that rounds pieces up to `align`."""
     total = 0
     for chunk in pieces.chunks() if config.align > 1 else ():
         found = pieces.columns(chunk)
@@ -258,10 +261,11 @@ def make_ledger(
     places: int,
     with_alignment: bool = False,
 ) -> Ledger:
-    """Build the manifest's ledger. `receipts` are those of the token files, `rejected` conversations by reason.
+    """Build the manifest's ledger.
 
-    `places` is rows × sequence_length, or 0 without packing; with `padding: none` those that rows have. Raises
-    DataError if it does not balance.
+    `receipts` are the receipts of the token files. `rejected` has the number of rejected conversations by reason.
+    `places` is rows × sequence_length, or 0 without packing; with `padding: none`, it is the places that rows have.
+    Raises DataError if the ledger does not balance.
     """
     sums, lost, samples = account.tally, account.lost, account.samples
     packed = sums.total("places")
@@ -295,9 +299,10 @@ def make_ledger(
 
 
 def weighting_facts(config: Config, account: Account) -> dict[str, dict[str, Any]]:
-    """Return what shards need to weigh tokens: by split, its trained tokens and conversations, with copies.
+    """Return the facts that shards need to weigh tokens, by split.
 
-    A split is packed for one pass, so that those of all packings of the training split are the same.
+    They include the trained tokens and conversations of a split, with copies. These are counts of one pass, which are
+    the same for all packings of the training split.
     """
     trained = account.tally.trained.sum(axis=(0, 2)).tolist()
     conversations = [int(account.of_sources[:, 3].sum()), account.packed - account.in_train]
@@ -318,8 +323,8 @@ def packing_metadata(
 ) -> dict[str, Any]:
     """Compute how full the rows are, and compare them with the lower bound.
 
-    `bounds` are those of all splits, with their names. If rows have several lengths, each is the bound of the pieces
-    that were chosen for its length, and `bounds_of_places` are those of all lengths together.
+    `bounds` has the bound of each split and its name. If rows have several lengths, each bound is for the pieces that
+    were chosen for rows of one length, and `bounds_of_places` has the bounds for all lengths together.
     """
     bound = sum(rows for rows, _ in bounds)
     per_row = round(sums.total("pieces") / rows, 4)
@@ -342,7 +347,7 @@ def packing_metadata(
 
 
 def source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account) -> list[dict[str, Any]]:
-    """Summarize what each source file contributed."""
+    """Summarize the contribution of each source file."""
     trained, found = account.tally.of_sources("trained").tolist(), []
     given = np.zeros((len(recipe.files), 3), np.int64)
     for receipt, number in zip(receipts, source_numbers(recipe), strict=True):
@@ -368,9 +373,9 @@ def source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Ac
 
 
 def unused_keys(recipe: Recipe, receipts: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return how often each unused key occurred, by source, for sources that have some.
+    """Count the occurrences of each unused key, by source.
 
-    The receipts of an earlier version do not count them.
+    Sources without unused keys are left out. Receipts of earlier versions do not have these counts.
     """
     parts: dict[str, list[dict[str, int]]] = {file.name: [] for file in recipe.files}
     for receipt, number in zip(receipts, source_numbers(recipe), strict=True):
@@ -379,7 +384,7 @@ def unused_keys(recipe: Recipe, receipts: Sequence[dict[str, Any]]) -> dict[str,
 
 
 def mixture_facts(recipe: Recipe, account: Account) -> list[dict[str, Any]]:
-    """Summarize what each entry of `sources` contributes to a pass over `train`."""
+    """Summarize the contribution of each entry of `sources` to a pass over `train`."""
     facts: list[dict[str, Any]] = [
         {"path": source.path, "weight": source.weight, "limit": source.limit}
         | dict.fromkeys(("conversations", "copies", "tokens", "trained_tokens"), 0)
@@ -407,6 +412,6 @@ def _source_edges(recipe: Recipe, accepted: Accepted) -> list[int]:
 
 
 def source_numbers(recipe: Recipe) -> np.ndarray:
-    """Return the index in recipe.files of the file of each part: int32[parts]."""
+    """Return the index in recipe.files of each part's file: int32[parts]."""
     places = {id(file): index for index, file in enumerate(recipe.files)}
     return np.array([places[id(part.file)] for part in recipe.parts], np.int32)

@@ -10,7 +10,7 @@ The highest of three bounds wins. All arithmetic is in integers, so every machin
   pass over cumulative sums.
 * ``DFF`` (dual feasible functions): lengths are replaced by values such that any set that fits in a row still fits,
   then the first bound is applied. The family f2 of Carlier, Clautiaux & Moukrim, Computers & Operations Research 34
-  (2007); every member is a bound by itself, so any subset of them may be tried.
+  (2007). Every member is a valid bound, so any subset of the family may be tried.
 
 L2 is the one that matters for conversations: at 512 it proves 8,740 rows, while the tokens alone require 8,721. DFF
 proves best-fit-decreasing optimal for evenly spread lengths (100,000 lengths in 1..512: 50,179 rows; L2 gives 50,169).
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-# f2 computes one value per distinct length and member; this many take 0.1 s. It suffices for all members up to
+# f2 computes one value per distinct length and member; this many take 0.1 s. This suffices for all members up to
 # capacity 2048. With more distinct lengths, an even selection of the members is tried.
 DFF_ELEMENTS = 1 << 22
 # Values computed at a time: 0.5 MB, which stays in the cache.
@@ -47,8 +47,9 @@ def lower_bound(counts: np.ndarray, capacity: int) -> tuple[int, str]:
 def _l2(counts: np.ndarray, capacity: int) -> int:
     """Compute L2, the maximum over all thresholds alpha in 0..capacity/2.
 
-    Conversations longer than capacity - alpha have a row of their own. Those longer than half a row need a row each;
-    the space they leave can hold conversations of alpha tokens and more, and the rest of these need further rows.
+    Conversations longer than capacity - alpha have their own row. Conversations longer than half a row need a row each.
+    The space they leave can hold conversations of alpha tokens and more; the rest of these conversations need further
+    rows.
     """
     fewer = np.concatenate(([0], np.cumsum(counts)))  # fewer[i]: conversations shorter than i
     tokens = np.concatenate(([0], np.cumsum(counts * np.arange(capacity + 1))))
@@ -79,8 +80,9 @@ def _dff(lengths: np.ndarray, copies: np.ndarray, capacity: int) -> int:
 def _f2(lengths: np.ndarray, k: np.ndarray, capacity: int) -> np.ndarray:
     """Apply f2(k) to `lengths`.
 
-    Up to half a row, the value is twice the number of times that k fits in the length. Above it, the value is that of
-    the row less twice the number of times that k fits in the space left.
+    For a length below half a row, the value is twice the number of times that k fits in it. For a longer length, it is
+    the value of a row minus twice the number of times that k fits in the remaining space. For exactly half a row, it is
+    half the value of a row.
     """
     long = 2 * (capacity // k - (capacity - lengths) // k)
     return np.where(2 * lengths > capacity, long, np.where(2 * lengths == capacity, capacity // k, 2 * (lengths // k)))

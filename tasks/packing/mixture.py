@@ -2,10 +2,10 @@
 
     Pieces ─limit─▶ a seeded choice from each entry of `sources` ─weight─▶ zero, one, or more copies ─▶ Pieces
 
-An entry is a path of the config with all its files. The choice depends on the seed and the content of conversations
-only: it is the same for any order of lines and any part size, and a larger share extends a smaller one. The held-out
-split is subsampled like the training split, but contains no conversation twice. All samples of a conversation are
-packed equally often; it is represented by the first of them.
+An entry is a path of the config with all its files. The choice depends only on the seed and the content of
+conversations. It is the same for any order of lines and any part size, and a larger share extends a smaller one. The
+held-out split is subsampled like the training split, but contains no conversation twice. All samples of a conversation
+are packed equally often; the first sample represents the conversation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     config, accepted = recipe.config, pieces.accepted
     if not is_mixed(config):
         return pieces
-    if not config.view_of_all:  # whole weights: no order is needed, nor what other conversations there are
+    if not config.view_of_all:  # whole weights need neither an order nor the other conversations
         weights = np.array([int(config.sources[part.file.entry].weight) for part in recipe.parts], np.uint16)
         copies = np.repeat(weights, np.diff(accepted.edges))
         copies[accepted.held_out] = 1
@@ -126,7 +126,7 @@ def _token_shares(
 def _copied(pieces: Pieces, copies: np.ndarray) -> Pieces:
     """Repeat the pieces of each conversation `copies` times, pass by pass.
 
-    Copies of a conversation are therefore far apart among those of its length, and rarely share a row.
+    Copies of a conversation are therefore far apart among conversations of equal length, and rarely share a row.
     """
     times = np.empty(len(pieces), np.uint16)
     for chunk in pieces.chunks():

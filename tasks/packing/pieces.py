@@ -1,15 +1,16 @@
-"""Represent what is placed in rows: conversations, and pieces of overlong ones.
+"""Pieces to place in rows: whole conversations, and cuts of overlong ones.
 
-Where a conversation has several samples (storage/samples.py), "conversation" means one of its samples here and in
-placement and index; filters by content, limits, and weights apply to all samples of a conversation together.
+If a conversation has several samples (storage/samples.py), "conversation" means one of its samples here, in
+placement.py, and in index_writer.py. Filters by content, limits, and weights apply to all samples of a conversation
+together.
 
     Accepted (one column per attribute) ─cut_overlong─▶ Pieces; `reason` is set if a conversation is not packed
 
-A conversation that fits in a row is one piece. The `overlong` setting decides about the others: truncate keeps the
-first piece, split keeps every piece with a trained token, drop keeps none, error stops the run.
+A conversation that fits in a row is one piece. The `overlong` setting decides about longer conversations: truncate
+keeps the first piece, split keeps every piece with a trained token, drop keeps none, and error stops the run.
 
-There are millions of conversations, so columns are as narrow as possible. Columns of the token files that are needed
-only once are read again at that time instead of being held in memory.
+There are millions of conversations, so columns are as narrow as possible. A column of the token files that is needed
+only once is read when it is needed, and is not held in memory.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from tasks.storage.token_files import TokenColumns
 
 CHUNK = 1 << 18  # conversations or pieces processed at a time
 
-MOST_PIECES = MOST  # conversations and pieces have numbers of 32 bits
-# The contents of so many conversations are compared or ordered at once, for 20 bytes each besides the plan's.
+MOST_PIECES = MOST  # conversations and pieces have 32-bit numbers
+# At most this many contents are compared or ordered at once, with 20 bytes each besides the memory of the plan.
 MOST_COMPARED = 500_000_000
 
 
@@ -55,11 +56,14 @@ class Accepted:
         return self.length[chosen] - self.separator[chosen]
 
     def left(self) -> np.ndarray:
-        """Return, at the first sample, whether a sample of the conversation is left: bool[samples]."""
+        """Return whether a sample of each conversation is left: bool[samples].
+
+        The flag is at the first sample of the conversation, and False at the other samples.
+        """
         return self.samples.most(self.reason == 0)
 
     def drop(self, conversations: np.ndarray, reason: str) -> None:
-        """Drop all samples that are left of conversations, given by their first samples."""
+        """Drop the remaining samples of conversations, given by their first samples."""
         if self.samples.several:
             chosen = np.zeros(len(self.reason), np.bool_)
             chosen[conversations] = True
@@ -67,9 +71,10 @@ class Accepted:
         self.reason[conversations] = drop_code(reason)
 
     def outcomes(self) -> np.ndarray:
-        """Return the reason of each conversation, uint8[conversations]; 0 if a sample of it is packed.
+        """Return the reason why each conversation is not packed: uint8[conversations].
 
-        Of the reasons of its samples it is the last in DROP_REASONS: the one that removed what others had left.
+        The reason is 0 if a sample of the conversation is packed. If samples have different reasons, the last one in
+        DROP_REASONS counts, because it removed the last samples.
         """
         if self.samples.firsts is None:
             return self.reason
@@ -89,7 +94,7 @@ class Cut(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Columns of pieces that the rows of a plan are made from."""
+    """Columns of pieces, from which the rows of a plan are made."""
 
     conversation: np.ndarray  # int32, index into Accepted
     first: np.ndarray  # int32, offset of the piece's first token within the conversation
@@ -101,12 +106,11 @@ class Columns(NamedTuple):
 
 @dataclass(slots=True)
 class Pieces:
-    """The pieces to place in rows.
+    """Pieces to place in rows.
 
-    Each conversation is included once, in source order, then come further copies, pass by pass.
-
-    `of` is the number of a conversation if the piece is all of it; values from len(accepted.length) on are numbers of
-    cuts. The first `once` pieces are first copies. `copies` is a number per conversation, None if each is packed once.
+    The first `once` pieces are the first copy of each conversation, in source order. Further copies follow, pass by
+    pass. `of` is the number of a conversation if the piece is all of the conversation. Values from len(accepted.length)
+    on are numbers of cuts. `copies` is the number of copies of each conversation, or None if each is packed once.
     """
 
     accepted: Accepted
@@ -124,7 +128,7 @@ class Pieces:
         return int(self.conversations(slice(piece, piece + 1))[0])
 
     def conversations(self, chosen: slice | np.ndarray) -> np.ndarray:
-        """Return the conversation of each chosen piece, indexes into Accepted: int32."""
+        """Return the conversation of each chosen piece, as indexes into Accepted: int32."""
         of = self.of[chosen]
         cut = of >= len(self.accepted.length)
         if cut.any():
@@ -181,9 +185,9 @@ class Pieces:
 
 
 def trained_of_conversations(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
-    """Return for each sample the trained tokens of its conversation that are packed: int32[samples].
+    """Return the packed trained tokens of each sample's conversation: int32[samples].
 
-    They are those of all pieces and of all samples, of one copy.
+    The number includes all pieces and all samples of the conversation, in one copy.
     """
     found = np.zeros(len(pieces.accepted.length), np.int64)
     for chunk in pieces.chunks(0, pieces.once):
@@ -193,9 +197,9 @@ def trained_of_conversations(pieces: Pieces, tokens: TokenColumns) -> np.ndarray
 
 
 def check_count(count: int, what: str, most: int | None = None) -> None:
-    """Raise DataError if there are more conversations than `what` can have, the start of the message.
+    """Raise DataError if there are more than `most` conversations.
 
-    `most` is the limit of a setting; without it, the limit is that of any plan.
+    `what` is the start of the message. `most` is the limit of a setting; the default is the limit of any plan.
     """
     limit = MOST_PIECES if most is None else most
     if count > limit:
@@ -210,8 +214,8 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
     """Apply the overlong policy and return the pieces of the remaining conversations.
 
     Sets `accepted.reason` to REJECTED if no trained token is left. Without packing, a row is a whole conversation, and
-    overlong conversations are kept intact: the trainer that tokenizes them cuts them. Raises DataError if the policy
-    is error and a conversation is overlong.
+    overlong conversations stay intact, because the trainer that tokenizes them cuts them. Raises DataError if the
+    policy is error and a conversation is overlong.
     """
     config = recipe.config
     stays = accepted.reason == 0
@@ -238,7 +242,7 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         for cut in kept:
             cuts.extend(cut)
     if accepted.samples.several:
-        # Only a conversation of which no sample has a trained token is a reject.
+        # A conversation is a reject only if none of its samples has a trained token.
         others = accepted.samples.of_each(accepted.samples.most(accepted.reason != REJECTED))
         accepted.reason[others & (accepted.reason == REJECTED)] = drop_code("no_trained_tokens")
     check_count(
@@ -255,7 +259,7 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
 def indexes_where(chosen: np.ndarray) -> np.ndarray:
     """Return the indexes at which `chosen` is true, int32.
 
-    np.flatnonzero takes 8 bytes for each.
+    np.flatnonzero takes 8 bytes per index.
     """
     parts = (np.flatnonzero(chosen[top : top + CHUNK]) + top for top in range(0, len(chosen), CHUNK))
     found, end = np.empty(np.count_nonzero(chosen), np.int32), 0

@@ -1,12 +1,14 @@
-"""Assign each piece a row and a start, separately for each split of the corpus or of a group (groups/).
+"""Assign each piece a row and a start.
+
+Every split of the corpus, or of a group (groups/), is placed separately:
 
     pieces of a split ─pack─▶ rows ─shuffle─▶ (row, start) ─▶ the shards of the split
 
     all pieces ─place─▶ train, validation        pieces of the training split ─repack─▶ train_epoch_2, …
 
-Guarantee for epochs: each contains every piece of the training split, in the same number of rows, and no group of two
+Guarantee for epochs: each epoch contains every piece of the training split, in the same number of rows. No group of two
 or more pieces shares a row in two epochs, unless no swap with another piece of equal length exists. To achieve this, a
-seeded half of the conversations is packed before the rest, conversations of equal length are assigned in another
+seeded half of the conversations is packed before the rest, conversations of equal length are assigned in a different
 order, and groups that still meet again are broken up (company/other_epochs.py). A row filled by one conversation is the
 same in every epoch.
 """
@@ -26,13 +28,14 @@ from tasks.core.seeded_order import GROUP, shuffle
 from tasks.packing import bin_packing, several_lengths
 from tasks.storage.splits import SPLITS, kind_of, length_in, splits_of
 
-# The distance of the streams of rows of one length from those of the next; below it are those of epochs.
+# Distance between the streams for one length of rows and the streams for the next length. The streams of epochs are
+# below it.
 LENGTH = 1 << 17
 
 
 @dataclass(slots=True)
 class Placed:
-    """The row and start of each piece, int32, and the rows of one or two splits."""
+    """Row and start of each piece, int32, and the rows of one or two splits."""
 
     row: np.ndarray  # numbered over all shards, in their order
     start: np.ndarray  # offset of the piece's first place within the row
@@ -40,7 +43,7 @@ class Placed:
     rows_of_splits: dict[str, int]
     lower_bounds: list[tuple[int, str]]  # per split: rows, and the name of the bound
     counts: list[np.ndarray]  # per split: int64[multiples + 1], pieces of each length; zeros without packing
-    # If rows have several lengths: the places that all of them need, and the name of the bound.
+    # If rows have several lengths, per split: the places that every packing needs, and the name of the bound.
     places: list[tuple[int, str]] = field(default_factory=list)
 
     @property
@@ -82,7 +85,7 @@ def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dic
 def repack(lengths: np.ndarray, config: Config, epoch: int, split: str, shards: int, group: int = 0) -> Placed:
     """Pack the pieces of the training split again, for epoch 2 or later.
 
-    `shards` is the number of shards of the split or, if rows have several lengths, of each of its splits.
+    `shards` is the number of shards of the split. If rows have several lengths, each length has this many shards.
     """
     return _placed(pack_group(lengths, config, split, epoch, group), splits_of(split, config.row_lengths), shards)
 
@@ -120,14 +123,17 @@ ALONE = "one conversation a row"
 
 
 class PackedGroup(NamedTuple):
-    """The rows of one split of a group or of the corpus, numbered from 0: those of the shortest length first."""
+    """Rows of one split of a group or of the corpus, numbered from 0.
+
+    Rows of the shortest length come first.
+    """
 
     row: np.ndarray  # int32[pieces]
     start: np.ndarray  # int32[pieces]
     rows_of_lengths: list[int]
     counts: list[np.ndarray]  # per length of rows: int64[multiples + 1], pieces of each length in multiples
     bounds: list[tuple[int, str]]  # per length: the rows that every packing of its pieces needs, and the bound's name
-    places: list[tuple[int, str]]  # if there are several lengths: the places that all pieces need, and the bound's name
+    places: list[tuple[int, str]]  # if there are several lengths: the places that every packing needs, the bound's name
 
     @property
     def rows(self) -> int:
@@ -135,10 +141,10 @@ class PackedGroup(NamedTuple):
 
 
 def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, group: int) -> PackedGroup:
-    """Pack pieces by themselves, and shuffle their rows.
+    """Pack the pieces of one split of a group, and shuffle the rows.
 
-    `lengths` are int32[pieces], in tokens. The result follows from the arguments: the settings sequence_length, align,
-    packing, and seed; the split, the epoch, and the number of the group within the split.
+    `lengths` are int32[pieces], in tokens. The result depends only on the arguments: the lengths, the settings of rows
+    and the seed, the split, the epoch, and the number of the group.
     """
     capacity = config.multiples
     stream = stream_of(split, epoch, group)
@@ -156,8 +162,8 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
         counts_of_lengths = [bin_packing.counts_of(each, capacity) for each in patterns]
         bounds = [_lower_bound(own, length) for own, length in zip(counts_of_lengths, config.row_lengths, strict=True)]
         places = [bound]
-    # Neighbors in a source are often alike: in source order, those of equal length would share rows, or all be in rows
-    # of one length.
+    # Neighbors in a source are often alike. In source order, neighbors of equal length would share rows, or would all
+    # be in rows of one length.
     order = shuffle(len(lengths), config.seed, (epoch << 10) + group * GROUP)
     if epoch > 1 and len(patterns) == 1:
         patterns = [_other_patterns(lengths, order, patterns[0], capacity)]
@@ -181,19 +187,26 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
 
 
 def stream_of(split: str, epoch: int, group: int) -> int:
-    """Return the stream of seeded numbers of a split: 0 is train, 1 is validation, 2 and above are epochs."""
+    """Return the stream of seeded numbers of a split.
+
+    Within a group, train is 0, validation is 1, and epochs are 2 and above.
+    """
     return (1 if split == "validation" else epoch if epoch > 1 else 0) + group * GROUP
 
 
 def _lower_bound(counts: np.ndarray, length: int) -> tuple[int, str]:
-    """Return the lower bound of the rows of one length; `counts` may be longer than it, with zeros."""
+    """Return the lower bound of the rows of one length.
+
+    `counts` are the pieces of each length. Beyond `length`, they must be zero.
+    """
     return bin_packing.lower_bound(counts[: length + 1], length)
 
 
 def bound_of(rows: int, counts: np.ndarray, config: Config, split: str) -> tuple[int, str]:
-    """Return the lower bound of all groups of a split with its name; `counts` are its pieces of each length.
+    """Return the lower bound of a split over all groups, and the name of the bound.
 
-    The bounds of groups may add up to more than one plan needs.
+    `counts` are the pieces of each length in the split. The bounds of groups are not added up, because their sum may be
+    more than a single plan needs.
     """
     if not config.packing:
         return rows, ALONE
@@ -201,7 +214,7 @@ def bound_of(rows: int, counts: np.ndarray, config: Config, split: str) -> tuple
 
 
 def number_of(split: str, config: Config) -> int:
-    """Return the number of a split among those of the first packing, in which Blocks.counts has its lengths."""
+    """Return the index of a split in Blocks.counts: its place in the first packing."""
     lengths = config.row_lengths
     within = splits_of(kind_of(split), lengths).index(split)
     return within + len(lengths) * (kind_of(split) == "validation")
@@ -210,12 +223,11 @@ def number_of(split: str, config: Config) -> int:
 def _other_patterns(
     lengths: np.ndarray, order: np.ndarray, patterns: bin_packing.Patterns, capacity: int
 ) -> bin_packing.Patterns:
-    """Find other patterns of the same lengths, in as many rows.
+    """Find different patterns of the same lengths, in the same number of rows.
 
-    They are the full rows of a part of the pieces, then rows of the rest.
-
-    The part is the first half in `order`, halved again as long as the number of rows differs. Returns `patterns` if no
-    part works.
+    A subset of the pieces is packed first. Its full rows are kept, and all other pieces are packed in further rows. The
+    subset is the first half in `order`; it is halved again while the number of rows differs. Returns `patterns` if no
+    subset works.
     """
     counts = bin_packing.histogram(lengths, capacity)
     part = len(lengths) // 2
@@ -233,12 +245,10 @@ def _other_patterns(
 def hold_out_at_least_one(
     held_out: np.ndarray, stays: np.ndarray, digests: Callable[[], np.ndarray], validation: float
 ) -> None:
-    """Move one content to the other split (in place) if that split is empty.
+    """Move one content to the other split, in place, if that split is empty.
 
-    This happens only in tiny corpora.
-
-    `stays` is true for each conversation that is packed. Equal contents (uint64 `digests`) move together. If there is
-    only one content, it is trained on.
+    This happens only in tiny corpora. `stays` is true for each conversation that is packed. Conversations with equal
+    contents (uint64 `digests`) move together. If there is only one content, it is trained on.
     """
     present = held_out[stays]
     if validation == 0 or not len(present) or (present.any() and not present.all()):

@@ -3,12 +3,12 @@
     columns ─filters─▶ ─overlong policy─▶ pieces ─limits, weights─▶ ─pack each split─▶ rows ─shuffle─▶ shards
                 └──────────────┴─────────────────────────┴─▶ rejected, dropped, truncated: counted
 
-Packing decisions depend on lengths only. This is the plan of a corpus that is not planned in groups (groups/). All
+Packing decisions depend only on lengths. This module plans a corpus that is not divided into groups (groups/). All
 files are written to one folder, the receipt last:
 
     plan.arrow      IPC file; record batch s holds the pieces of shard s, by row and start (PLAN_SCHEMA)
     index.arrow     the place of every accepted conversation
-    rows.arrow      what is in each row (storage/row_statistics.py); not without packing
+    rows.arrow      statistics of each row (storage/row_statistics.py); not without packing
     rejects.jsonl   one line per rejected conversation
     plan.json       ledger, sources, packing figures: the receipt
 
@@ -80,12 +80,12 @@ def plan_files(config: Config) -> tuple[str, ...]:
     return ("plan.arrow", "index.arrow", *[ROWS] * config.packing, "rejects.jsonl")
 
 
-# Pieces sorted by row at a time, 40 bytes each. Each pass scans the rows of all pieces.
+# Pieces to sort by row at a time, 40 bytes each. Each pass scans the rows of all pieces.
 SORTED_AT_ONCE = 1 << 21
 
 
 def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Write the plan, its receipt last, and return the receipt.
+    """Write the plan, and return its receipt, which is written last.
 
     Raises DataError if too many conversations are rejected, if none is left to train on, or if one is too long and
     `overlong` is error. Raises StorageError if the checksum of a token file does not match its receipt.
@@ -115,7 +115,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     blocks = write_blocks(written, pieces, tokens, recipe, shards)
     facts = plan_facts(recipe, receipts, account, rejected, blocks)
     facts["files"] = {name: (folder / name).stat().st_size for name in names}
-    # A repair whose sources are gone finds the plan of a corpus by these checksums, and knows that it is complete.
+    # If the sources are gone, a repair uses these checksums to find the plan of a corpus and to check it.
     facts["sha256"] = {name: sha256_of(folder / name) for name in names}
     return seal_plan(facts, recipe, folder)
 
@@ -130,9 +130,9 @@ def check_token_file(file: Path, receipt: dict[str, Any]) -> None:
 
 
 def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
-    """Remove the receipt of a damaged file and those of all groups and shards, so that the next run makes them again.
+    """Remove the receipts of a damaged plan, and return the error to raise.
 
-    Returns the error to raise.
+    Removes `receipt` and the receipts of all groups and shards, so that the next run rebuilds them.
     """
     for each in (receipt, *plan_folder.glob("group-*.json"), *plan_folder.glob("shard-*.json")):
         each.unlink(missing_ok=True)
@@ -142,9 +142,9 @@ def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
 def plan_facts(
     recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], blocks: Blocks
 ) -> dict[str, Any]:
-    """Return what the manifest and the shards need to know of a plan.
+    """Return the facts of a plan that the manifest and the shards need.
 
-    `receipts` are those of the token files. Raises DataError if the ledger does not balance.
+    `receipts` are the receipts of the token files. Raises DataError if the ledger does not balance.
     """
     config = recipe.config
     rows_of_shards = [rows for own in blocks.rows.values() for rows in own]
@@ -176,7 +176,10 @@ def plan_facts(
 
 
 def _weighting_facts(config: Config, account: Account, blocks: Blocks) -> dict[str, Any]:
-    """Return what shards need to weigh tokens, and the split of each shard as the facts name it."""
+    """Return the facts that shards need to weigh tokens, and the split of each shard.
+
+    The split is `train` or `validation`, like the keys of the facts.
+    """
     if config.loss_weight == "none":
         return {}
     kinds = {split: first_packing(split) for split in blocks.rows}
@@ -204,8 +207,8 @@ def record_bases(parts: Sequence[Part], receipts: Sequence[dict[str, Any]]) -> l
 def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False) -> Pieces:
     """Hold out, filter, and cut conversations: everything before the mixture.
 
-    A sample is that of the dry run, or a group: no content is moved to give each split at least one. Raises DataError
-    if a conversation is too long and `overlong` is error.
+    `is_sample` is true for the sample of a dry run and for a group. Then no content is moved to fill an empty split.
+    Raises DataError if a conversation is too long and `overlong` is error.
     """
     config = recipe.config
     check_count(tokens.edges[-1], f"{config.name}: a plan can number")
@@ -240,14 +243,14 @@ def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
 
 
 def early_rejects(receipts: Sequence[dict[str, Any]], bases: Sequence[int]) -> Iterator[Rejected]:
-    """Yield what was rejected when it was tokenized, in source order."""
+    """Yield the conversations that tokenization rejected, in source order."""
     for part, receipt in enumerate(receipts):
         for record, code, text in receipt["rejects"]:
             yield Rejected(part, bases[part] + record, code, text)
 
 
 def late_rejects(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> list[Rejected]:
-    """List the conversations that cutting left without a trained token, in source order."""
+    """List the conversations without a trained token after cutting, in source order."""
     config, found = recipe.config, list[Rejected]()
     message = (
         f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong}); "
@@ -265,7 +268,7 @@ def late_rejects(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> li
 def check_left(account: Account, read: int, rejected: dict[str, int], recipe: Recipe, rejects_file: Path) -> None:
     """Raise DataError if no conversation is left to train on.
 
-    The error lists what removed the conversations, and the first reject of each reason.
+    The error lists the reasons that removed conversations, and the first reject of each reason.
     """
     config = recipe.config
     if account.in_train:
@@ -285,14 +288,14 @@ def check_left(account: Account, read: int, rejected: dict[str, int], recipe: Re
 
 @dataclass(slots=True)
 class Blocks:
-    """What was planned: all packings of the training split, and the held-out split."""
+    """Result of a plan: all packings of the training split, and the held-out split."""
 
     rows: dict[str, list[int]]  # of each shard, by split
     checksums: dict[str, list[str]]  # of the placements of each shard
     bounds: list[tuple[int, str]]  # of the rows of each split, with their names
     sums: dict[str, dict[str, int]]  # of the statistics of rows, by split; empty without packing
     counts: np.ndarray  # int64[splits, multiples + 1], pieces of each length in the first packing of each split
-    places: list[tuple[int, str]] = field(default_factory=list)  # that are needed, if rows have several lengths
+    places: list[tuple[int, str]] = field(default_factory=list)  # bounds of places, if rows have several lengths
 
     @classmethod
     def empty(cls, config: Config) -> Blocks:
@@ -308,10 +311,11 @@ def write_blocks(
     shards: dict[str, range],
     group: int | None = None,
 ) -> Blocks:
-    """Place the pieces once per epoch, and write a plan, an index, and the statistics of rows, unless without packing.
+    """Place the pieces once per epoch, and write the plan, index, and row statistics.
 
-    `files` are theirs, by name; `shards` are those to fill, by split. The index of a group has the columns of samples,
-    whether it has any or not, and its statistics are an IPC file, whose batches can be read in any order.
+    `files` has the path of each of these files; without packing, there are no row statistics. `shards` has the shards
+    to fill, by split. The index of a group always has the columns of samples. The row statistics of a group are an IPC
+    file, whose batches can be read in any order.
     """
     config, sizes, number = recipe.config, {split: len(own) for split, own in shards.items()}, group or 0
     blocks = Blocks.empty(config)
@@ -356,15 +360,16 @@ def write_blocks(
                     pieces = replace(pieces, of=pieces.of[in_train])
                     placed = replace(placed, row=placed.row[in_train])
                 companions.remember(placed.row, pieces.of, sum(placed.rows_of_splits[own] for own in own_splits))
-            del placed  # its columns are not needed any more
+            del placed  # frees its columns
     return blocks
 
 
 @contextmanager
 def _rows_writer(path: Path | None, as_stream: bool) -> Iterator[Callable[[RowStatistics, np.ndarray], None]]:
-    """Open rows.arrow, and yield what writes the statistics of rows with a record batch for each shard.
+    """Open rows.arrow, and yield a function that writes row statistics.
 
-    Its arguments are the statistics and the rows before each shard (Placed.edges). Without a path, nothing is written.
+    The function takes the statistics and the rows before each shard (Placed.edges), and writes one record batch per
+    shard. Without a path, it writes nothing.
     """
     if path is None:
         yield lambda statistics, edges: None
@@ -382,7 +387,10 @@ def _rows_writer(path: Path | None, as_stream: bool) -> Iterator[Callable[[RowSt
 def _choose_company(
     company: Company, pieces: Pieces, placed: Placed, held_out: np.ndarray | None, config: Config
 ) -> None:
-    """Let pieces that take equal room swap places: in training rows or in held-out rows, of whatever length."""
+    """Swap pieces that take equal room, within the training rows or the held-out rows.
+
+    The rows of both pieces may have different lengths.
+    """
     if company.matters:
         kind = bin_packing.in_multiples(pieces.lengths(), config.align)
         if held_out is not None:
@@ -397,9 +405,10 @@ def _write_plan(
     placed: Placed,
     trained: np.ndarray | None = None,
 ) -> Iterator[str]:
-    """Write one record batch per shard and yield its checksum, sorting about SORTED_AT_ONCE pieces at a time.
+    """Write one record batch per shard, and yield its checksum.
 
-    `trained` has the trained tokens of each piece's conversation, by the piece's number in Accepted.
+    About SORTED_AT_ONCE pieces are sorted at a time. `trained` has the trained tokens of each conversation, by its
+    number in Accepted.
     """
     shards = len(placed.edges) - 1
     step = max(1, int(shards * SORTED_AT_ONCE // max(1, len(pieces))))

@@ -31,7 +31,7 @@ class Rejected(NamedTuple):
 def write_rejects(out: HashingWriter, rejects: Iterable[Rejected], recipe: Recipe) -> None:
     """Write one JSON object per line: source, line, code, reason, and message.
 
-    Files that are not numbered by lines have `record` in place of `line`.
+    Files that are not numbered by lines have `record` instead of `line`.
     """
     for reject in rejects:
         file = recipe.parts[reject.part].file
@@ -44,8 +44,8 @@ def write_rejects(out: HashingWriter, rejects: Iterable[Rejected], recipe: Recip
 def check_rejects(counts: dict[str, int], cut_off: int, read: int, recipe: Recipe, path: Path) -> None:
     """Raise DataError if more conversations were rejected than max_rejects allows.
 
-    `counts` are by reason. The error shows the first reject of each. `cut_off` of the rejects have no trained token
-    left within a row. `path` is the rejects.jsonl written before.
+    `counts` has the number of rejects by reason; the error shows the first reject of each reason. `cut_off` of the
+    rejects have no trained token left within a row. `path` is the finished rejects.jsonl.
     """
     limit, rejected = recipe.config.max_rejects, sum(counts.values())
     # Compare the quotient: 0.29 * 100 is less than 29 in floating point.
@@ -79,7 +79,7 @@ def suggest_settings(rejected: float, cut_off: float, read: float) -> str:
 
 
 def _first(path: Path) -> list[dict[str, str]]:
-    """Return the first lines of a rejects.jsonl, as they are in an error that is printed as JSON."""
+    """Return the first lines of a rejects.jsonl, in the form of a JSON error."""
     with path.open("rb") as lines:
         found = [orjson.loads(line) for line in islice(lines, REPORTED)]
     return [

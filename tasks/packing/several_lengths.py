@@ -1,25 +1,26 @@
-"""Choose the length of each row, if rows may have several lengths: as few places in all rows as possible.
+"""Choose the length of each row so that all rows together have the fewest places.
 
     counts ─by length of rows─▶ plans, the one with the fewest places ─column generation─▶ Patterns of each length
                                                                                        └─▶ a lower bound of the places
 
-A conversation that is longer than the shorter rows needs a longer one; a shorter conversation fits in any. A plan with
-more long rows is taken only if it saves more than a thousandth of the places (NEAR): a long row of short conversations
-has no other use.
+A long conversation needs a long row; a short conversation fits in any row. A plan with more long rows is taken only if
+it saves more than a thousandth of the places (NEAR), because a long row of short conversations has no other benefit.
 
-1. From the longest rows to the shortest: only conversations that no shorter row holds open a row, which is filled with
-   shorter ones by the search of bin_packing.py. The shortest rows hold what is left.
-2. Short rows that are not full are packed again as longer ones, where that takes fewer places: three conversations of
-   300 tokens waste less in a row of 1024 than in three of 512.
-3. The same without the shortest length, and so on up to a plan with the longest rows only. The plan is therefore at
-   most a thousandth larger than that of any one of the lengths that holds all conversations.
-4. Column generation over rows of all lengths, where a row costs as much as it is long.
+1. Rows are filled from the longest length to the shortest. A conversation opens a row only if no shorter row holds it.
+   The search of bin_packing.py fills the row with shorter conversations. The shortest rows hold the remaining
+   conversations.
+2. Short rows that are not full are packed again as longer rows if this takes fewer places. For example, three
+   conversations of 300 tokens waste less in one row of 1024 tokens than in three rows of 512.
+3. Steps 1 and 2 are repeated without the shortest length, and so on up to a plan with only the longest rows. The plan
+   is therefore at most a thousandth larger than a plan with any single length that holds all conversations.
+4. Column generation runs over rows of all lengths. The cost of a row is its length.
 
-Steps 3 and 4 are taken only if the places are more than a thousandth above the lower bound: no plan could be taken.
+Steps 3 and 4 run only if the places are more than a thousandth above the lower bound. Otherwise, no other plan could
+save enough to be taken.
 
-Bounds: the tokens; if each length is a multiple of the shorter ones, the rows that the longest length alone would need,
-since short rows can be joined to long ones; and that of the linear program. Everything is exact in integers, and the
-same on every machine.
+The lower bound is the highest of three bounds: the number of tokens; the rows that the longest length alone would need,
+if each length is a multiple of the next shorter length, so that short rows can be joined to long rows; and the bound of
+the linear program. Bounds are exact integers, and every machine gets the same plan.
 """
 
 from __future__ import annotations
@@ -44,28 +45,33 @@ from tasks.packing.column_generation import Capacities, Row, improve
 
 ALGORITHM = "bottleneck-exact-fit over several lengths"
 
-# A plan with longer rows must save more than one of so many places.
+# A plan with longer rows must save more than one in NEAR places.
 NEAR = 1000
 
-# Rows with at least this share of free places are packed again as longer ones. Each share is tried, and the best taken.
+# Rows with at least this share of free places are packed again as longer rows. Every share is tried, and the best
+# result is taken.
 EMPTY = (0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625)
-# How often. A second round found 0 to 3 rows more on real conversations, a third none.
+# Rounds of packing again. On real conversations, a second round saved 0 to 3 rows, and a third round none.
 ROUNDS = 2
 
 Rows = list[tuple[Row, int]]  # (row, copies)
 
 
 class Packing(NamedTuple):
-    """The rows of each length, and the number of places that every packing needs, with the name of the bound."""
+    """Rows of each length, and a lower bound.
+
+    `bound` is the number of places that every packing needs, and the name of the bound.
+    """
 
     patterns: list[Patterns]  # by length, ascending
     bound: tuple[int, str]
 
 
 def solve(counts: np.ndarray, lengths: Sequence[int]) -> Packing:
-    """Pack a histogram in rows of several lengths, ascending, in as few places as possible, and prove a lower bound.
+    """Pack a histogram in rows of several lengths, and prove a lower bound.
 
-    counts: integers, shape (longest + 1,), as returned by `bin_packing.histogram`.
+    The rows have as few places as possible. lengths: ascending. counts: integers, shape (longest + 1,), as returned by
+    `bin_packing.histogram`.
     """
     capacities = Capacities(lengths)
     bound = _bound(counts, capacities)
@@ -97,29 +103,32 @@ def solve(counts: np.ndarray, lengths: Sequence[int]) -> Packing:
 
 
 def _saves(cost: int, before: int) -> bool:
-    """Return whether a plan saves so much that it may have longer rows."""
+    """Return whether a plan saves enough to have longer rows."""
     return (NEAR + 1) * cost < NEAR * before
 
 
 def lower_bound_places(counts: np.ndarray, lengths: Sequence[int]) -> tuple[int, str]:
-    """Return the number of places that every packing needs, and the name of the bound; without the linear program."""
+    """Return the places that every packing needs, and the name of the bound.
+
+    The linear program is not used.
+    """
     capacities = Capacities(lengths)
     cost, name = _bound(counts, capacities)
     return cost * capacities.unit, name
 
 
 def _bound(counts: np.ndarray, capacities: Capacities) -> tuple[int, str]:
-    """Return the cost of every packing as far as it can be proved at once, and the name of the bound."""
+    """Return the minimum cost that can be proved at once, and the name of the bound."""
     tokens = int(counts @ np.arange(len(counts)))
     of_tokens = -(-tokens // capacities.unit), "ceil(tokens/length)"
     return max(of_tokens, _joined(lower_bound(counts, capacities.longest), capacities), key=lambda each: each[0])
 
 
 def _joined(bound: tuple[int, str], capacities: Capacities) -> tuple[int, str]:
-    """Return the cost of all rows if the longest length alone needs `bound` rows.
+    """Return the minimum cost if the longest length alone needs `bound` rows.
 
-    If each length is a multiple of the next shorter one, rows that cost T can be joined to ceil(T / cost of a longest
-    row) of the longest.
+    If each length is a multiple of the next shorter length, rows that cost T can be joined to ceil(T / cost of the
+    longest row) rows of the longest length. Otherwise, the minimum is 0.
     """
     rows, name = bound
     if not rows or any(longer % shorter for shorter, longer in pairwise(capacities.lengths)):
@@ -128,12 +137,15 @@ def _joined(bound: tuple[int, str], capacities: Capacities) -> tuple[int, str]:
 
 
 def _number(row: Row, lengths: Sequence[int]) -> int:
-    """Return the number of the shortest length that holds a row."""
+    """Return the index of the shortest length that holds a row."""
     return bisect_left(lengths, sum(length * times for length, times in row))
 
 
 def _cascade(counts: np.ndarray, lengths: Sequence[int]) -> Rows:
-    """Pack from the longest rows to the shortest; only conversations that no shorter row holds open a row."""
+    """Pack from the longest rows to the shortest.
+
+    A conversation opens a row only if no shorter row holds it.
+    """
     rows: Rows = []
     left = counts
     for shorter, length in reversed([*pairwise(lengths)]):
@@ -145,7 +157,7 @@ def _cascade(counts: np.ndarray, lengths: Sequence[int]) -> Rows:
 
 
 def _lengthened(rows: Rows, lengths: Sequence[int]) -> Rows:
-    """Pack short rows that are not full again as longer ones, where that takes fewer places."""
+    """Repack short rows that are not full as longer rows if that takes fewer places."""
     capacities = Capacities(lengths)
     for _ in range(ROUNDS if len(lengths) > 1 else 0):
         best, saved = rows, 0
@@ -171,7 +183,7 @@ def _lengthened(rows: Rows, lengths: Sequence[int]) -> Rows:
 
 
 def _free(row: Row, lengths: Sequence[int]) -> tuple[int, int]:
-    """Return the number of the length of a row, and its free places."""
+    """Return the index of the length of a row, and its free places."""
     number = _number(row, lengths)
     return number, lengths[number] - sum(length * times for length, times in row)
 
@@ -185,7 +197,10 @@ def _counts_of(rows: Rows, longest: int) -> np.ndarray:
 
 
 def _shortened(rows: Rows, capacities: Capacities) -> Rows:
-    """Divide long rows into shorter ones that cost no more, if first-fit-decreasing finds them."""
+    """Divide long rows into shorter rows that cost no more.
+
+    The shorter rows are found by first-fit-decreasing.
+    """
     found: Rows = []
     for row, copies in rows:
         parts = [row]
@@ -201,7 +216,7 @@ def _shortened(rows: Rows, capacities: Capacities) -> Rows:
 
 
 def _first_fit(row: Row, length: int) -> list[Row]:
-    """Pack the conversations of a row, longest first, in the first of several rows that each fits in."""
+    """Pack the conversations of a row by first-fit-decreasing in rows of `length`."""
     free, parts = list[int](), list[Row]()
     for each, times in row:
         for _ in range(times):

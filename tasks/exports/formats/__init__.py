@@ -1,4 +1,4 @@
-"""One file for each export format.
+"""Export formats, one per file.
 
 In:  rows.
 Out: the files of one trainer.

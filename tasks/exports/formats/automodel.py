@@ -1,7 +1,8 @@
 """NeMo Automodel: prepacked rows, with labels that are already shifted.
 
-The padding after a piece belongs to it, at the end of a row and, with `align`, before the next piece: `seq_lens` counts
-without it, `seq_lens_padded` with it, and the positions continue.
+The padding after a piece belongs to the piece, both at the end of a row and, with `align`, before the next piece.
+`seq_lens` counts the piece without this padding, `seq_lens_padded` counts it with the padding, and positions continue
+in the padding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Axolotl: tokenized conversations, one per row; axolotl packs them itself."""
+"""Axolotl: tokenized conversations, one per row, which axolotl packs again."""
 
 from __future__ import annotations
 

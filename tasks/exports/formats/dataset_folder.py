@@ -1,10 +1,10 @@
-"""Folders that `datasets.load_from_disk` opens: Arrow streams and a few small JSON files.
+"""Folders for `datasets.load_from_disk`: Arrow streams and a few small JSON files.
 
     <folder>/dataset_dict.json                       the splits
     <folder>/<split>/data-00000-of-00004.arrow …     mapped, not copied
     <folder>/<split>/state.json, dataset_info.json   the files; the columns follow from them
 
-The folder opens as a DatasetDict, that of a split as a Dataset. No library of Hugging Face is needed to write them.
+The folder opens as a DatasetDict, and the folder of a split as a Dataset. Writing them needs no Hugging Face library.
 """
 
 from __future__ import annotations
@@ -24,19 +24,25 @@ from tasks.storage.manifest import Manifest
 
 
 def lists(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
-    """Return a column of lists of the given lengths, over the values in their order."""
+    """Return a column that divides the values into lists of the given lengths."""
     return pa.ListArray.from_arrays(to_arrow(offsets_of(lengths).astype(np.int32)), to_arrow(values))
 
 
 class DatasetFolder(ExportFormat):
-    """A format that is such a folder. Subclasses define `columns`."""
+    """A format that is a folder of datasets.
+
+    Subclasses define `columns`.
+    """
 
     def columns(self, rows: Rows, manifest: Manifest) -> dict[str, pa.Array]:
         """Return the columns of some rows."""
         raise NotImplementedError
 
     def splits_loaded(self, splits: Sequence[str]) -> Sequence[str]:
-        """Return the splits that the folder opens with; those of the others open one by one."""
+        """Return the splits that the DatasetDict has.
+
+        The folders of other splits can be opened one by one.
+        """
         return splits
 
     def write_shard(self, job: ShardJob, batches: Iterator[Rows], part: Part, out: OutputFolder) -> None:

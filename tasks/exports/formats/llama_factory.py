@@ -1,8 +1,8 @@
-"""LLaMA-Factory: a folder for `tokenized_path`, as its own neat packing writes it.
+"""LLaMA-Factory: a folder for `tokenized_path`, in the form of its neat packing.
 
-`attention_mask` has the number of the piece, from 1, and 0 on padding. Every row ends with padding: without any, a mask
-without zeros would be dropped. Rows have a length that is a multiple of 8, which its collator would pad to, but only
-some of the columns.
+`attention_mask` has the number of the piece, from 1, and 0 on padding. Every row ends with padding, because
+LLaMA-Factory drops a mask without zeros. The length of rows is a multiple of 8, because its collator would pad only
+some of the columns to such a multiple.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class LlamaFactory(DatasetFolder):
 
 
 def _packing_params(rows: Rows, width: int) -> pa.Array:
-    """Return the bounds of the pieces of each row, with padding between pieces, and its last padding as one more."""
+    """Return the bounds of the pieces of each row.
+
+    A piece includes the padding before the next piece. The padding at the end of the row counts as one more piece.
+    """
     count, length = rows.ids.shape
     gaps = rows.gaps
     lasts = np.cumsum(rows.pieces) - 1

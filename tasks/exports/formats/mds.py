@@ -1,7 +1,7 @@
 """MosaicML streaming (MDS): rows of fixed size.
 
-A shard is u32 samples, u32[samples + 1] offsets, the config as JSON, and the samples; a sample is its columns, sorted
-by name. All columns here have a fixed size.
+A shard holds the number of samples (u32), their offsets (u32[samples + 1]), the config as JSON, and the samples. A
+sample holds its columns, sorted by name. All columns here have a fixed size.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tasks.exports.rows import Rows
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import LOSS_WEIGHT
 
-# By name, with their types.
+# Columns by name, with their types.
 COLUMNS = {"input_ids": "int32", "labels": "int32", "position_ids": "int32"}
 WEIGHTED = {"input_ids": "int32", "labels": "int32", LOSS_WEIGHT: "float32", "position_ids": "int32"}
-SHARD_BYTES = 1 << 26  # at most, and at least one row; offsets have 32 bits
+SHARD_BYTES = 1 << 26  # most bytes of a file, unless one row needs more; offsets have 32 bits
 
 
 class Mds(ExportFormat):
@@ -104,7 +104,7 @@ class _Shape(NamedTuple):
         return 4 * self.length * len(self.columns)
 
     def rows_of_files(self, rows: int) -> list[int]:
-        """Return the rows of each file that a shard becomes."""
+        """Return the number of rows in each file that a shard is divided into."""
         most = max(1, SHARD_BYTES // self.sample_bytes)
         return [min(most, rows - top) for top in range(0, rows, most)]
 
@@ -120,14 +120,14 @@ class _Shape(NamedTuple):
         }
 
     def head(self, count: int) -> bytes:
-        """Return what precedes the samples of a file."""
+        """Return the bytes of a file before its samples."""
         config = json.dumps({"version": 2} | self.config(), sort_keys=True).encode()
         offsets = np.arange(count + 1, dtype=np.int64) * self.sample_bytes + 4 * (count + 2) + len(config)
         return np.uint32(count).tobytes() + offsets.astype("<u4").tobytes() + config
 
 
 class _Samples:
-    """The samples of a shard, taken some at a time."""
+    """Samples of a shard, taken some at a time."""
 
     def __init__(self, batches: Iterator[Rows]):
         self._batches = batches
@@ -144,7 +144,7 @@ class _Samples:
             yield np.ascontiguousarray(block)
 
     def end(self) -> None:
-        """Read to the end of the shard, where its rows are counted."""
+        """Read to the end of the batches, so that all rows of the shard are counted."""
         assert next(self._batches, None) is None, "rows are left"
 
 

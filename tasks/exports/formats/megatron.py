@@ -1,7 +1,7 @@
 """Megatron-Bridge, NeMo: packed Parquet files.
 
-A piece of n tokens is a segment of n stored tokens that counts as n - 1: the reader takes all but the last one as
-inputs, and all but the first one as labels. `loss_mask` is that of the next token, so the last one of a segment is 0.
+A piece of n tokens is a segment of n stored tokens that counts as n - 1: the reader takes all tokens but the last as
+inputs, and all tokens but the first as labels. `loss_mask` is for the next token, so it ends with 0 in every segment.
 
     stored      a  b  c  EOS │ d  e  EOS          inputs   a  b  c │ d  e
     loss_mask   0  1  1   0  │ 1  1   0           labels   b  c EOS│ e EOS
@@ -23,7 +23,7 @@ from tasks.storage.files import to_json
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED
 
-GROUP_ROWS, GROUP_TOKENS = 512, 1 << 19  # of a row group, at most: the reader keeps one in memory
+GROUP_ROWS, GROUP_TOKENS = 512, 1 << 19  # at most in a row group, because the reader holds one group in memory
 
 
 class Megatron(ExportFormat):
@@ -91,7 +91,7 @@ class Megatron(ExportFormat):
 def _columns(rows: Rows) -> pa.RecordBatch:
     filled = rows.filled
     trained = (rows.next_labels() != IGNORED)[filled].astype(np.int8)
-    before = np.repeat(offsets_of(rows.tokens)[:-1], rows.pieces)  # tokens of the rows before that of each piece
+    before = np.repeat(offsets_of(rows.tokens)[:-1], rows.pieces)  # tokens in the rows before the row of each piece
     starts = offsets_of(rows.lengths)[:-1] - before
     return pa.RecordBatch.from_pydict(
         {

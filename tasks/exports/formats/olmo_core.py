@@ -1,12 +1,12 @@
-"""OLMo-core: raw arrays of tokens and of label masks, and the bounds of the pieces as CSV.
+"""OLMo-core: raw arrays of tokens and label masks, and bounds of pieces as CSV.
 
     <split>/token_ids_part_0000.npy      uint16 or uint32 without a header, rows with padding
     <split>/labels_mask_part_0000.npy    bool without a header: trained on
     <split>/token_ids_part_0000.csv.gz   start,end of each piece
 
-Its fixed-length dataset keeps the rows, and finds the bounds of conversations by EOS (or EOS before BOS). The export
-counts where that is wrong. Its packing dataset takes the bounds from the CSV files, which have no padding, and packs
-again.
+OLMo-core's fixed-length dataset keeps the rows, and finds the bounds of conversations by EOS (or EOS before BOS). The
+export counts the bounds for which this is wrong. OLMo-core's packing dataset takes the bounds from the CSV files, which
+leave out padding, and packs again.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ def _dtype(manifest: Manifest) -> type:
 
 
 def _found(manifest: Manifest, parts: Sequence[Part]) -> tuple[bool, bool]:
-    """Return whether the reader finds all bounds by EOS, and whether by EOS before BOS."""
+    """Return whether the reader finds all bounds by EOS, and by EOS before BOS."""
     by_eos, by_bos = (not sum(part.facts[name] for part in parts) for name in ("wrong_by_eos", "wrong_by_bos"))
     return by_eos, by_bos and manifest.tokenizer.bos_token_id is not None
 
 
 def _wrong_bounds(rows: Rows, manifest: Manifest) -> dict[str, int]:
-    """Count the bounds between tokens of a row that the reader would find wrongly, and those that it would miss.
+    """Count the bounds between tokens of a row that the reader would invent or miss.
 
-    The bound before the padding is not one of them: padding is not trained on, and nothing follows it.
+    The bound before padding does not count, because padding is not trained on.
     """
     filled = rows.filled
     within = filled[:, 1:]  # both tokens of a pair are in the row

@@ -1,13 +1,13 @@
-"""XTuner V1: the plan as a preset pack, and the tokens that it refers to as lines of JSON.
+"""XTuner V1: the plan as a preset pack, and its tokens as lines of JSON.
 
-    <split>/samples/<shard>.jsonl     {"input_ids": […], "labels": […]}, a line per piece, then one of padding
+    <split>/samples/<shard>.jsonl     {"input_ids": […], "labels": […]}, a line per piece, then a line of padding
     <split>/pack/boundaries.npy       int64[rows + 1]: the slices of row i are boundaries[i] to boundaries[i + 1]
     <split>/pack/samples.npy          int64[slices, 6]: file, line, -1, -1, first token, end
     <split>/pack/paths.json           the files
     <split>/order.npy                 int64[rows]: the order of the rows
 
-XTuner refuses a pack that is not full, so padding, at the end of a row or between pieces, is a slice of the line of
-padding.
+XTuner refuses a pack that is not full. Padding at the end of a row or between pieces is therefore a slice of the line
+of padding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED
 
 SLICES = 1 << 16  # written at a time
-PADDING = -1  # the line of padding, until the number of lines before it is known
+PADDING = -1  # stands for the line of padding until the number of lines before it is known
 
 
 class Xtuner(ExportFormat):
@@ -93,7 +93,10 @@ def _line(values: dict[str, Any]) -> bytes:
 
 
 def _ends(rows: Rows, top: int) -> np.ndarray:
-    """Return the line of each slice and its end, int32[slices, 2]; `top` lines are before those of the rows."""
+    """Return the line and the end of each slice: int32[slices, 2].
+
+    `top` is the number of lines before the lines of these rows.
+    """
     slices = np.stack([np.arange(top, top + len(rows.lengths)), rows.lengths], axis=1).astype(np.int32)
     gaps = rows.gaps
     followed = np.flatnonzero(gaps)
@@ -102,7 +105,7 @@ def _ends(rows: Rows, top: int) -> np.ndarray:
 
 
 def _samples(parts: Sequence[Part]) -> Iterator[np.ndarray]:
-    """Yield the rows of samples.npy, some at a time."""
+    """Yield the rows of samples.npy in blocks."""
     for number, part in enumerate(parts):
         slices = part.columns["slices"]
         for top in range(0, len(slices), SLICES):
@@ -114,7 +117,7 @@ def _samples(parts: Sequence[Part]) -> Iterator[np.ndarray]:
 
 
 def _write_array(out: OutputFolder, name: str, shape: tuple[int, ...], blocks: Iterator[np.ndarray]) -> None:
-    """Write an int64 array of blocks as np.save would."""
+    """Write an int64 array in blocks, in the format of np.save."""
     with out.file(name) as file:
         header = {"descr": "<i8", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(cast(IO[bytes], file), cast(Any, header))

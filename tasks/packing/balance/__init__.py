@@ -1,5 +1,5 @@
-"""Balance: what rows cost, an order in which the ranks of a step wait for each other the least, and how long they wait.
+"""Balance: the cost of rows, and an order in which ranks wait the least.
 
-In:  the rows of a plan, with the conversations in each.
-Out: RowStatistics; for `balance`, the order of the rows; the share of the time that ranks wait.
+In:  the rows of a plan, with the conversations in each row.
+Out: RowStatistics; the order of the rows if `balance` is set; the share of the time in which ranks wait.
 """

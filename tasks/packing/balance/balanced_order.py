@@ -2,21 +2,21 @@
 
     rows ─sort by cost, then trained tokens─▶ groups of ranks × rows_per_rank rows ─deal to ranks, shuffle groups─▶
 
-A step ends when its slowest rank does. All rows have the same length, so a rank's work differs only in Σn², what
-attention costs (cost.py). A group holds neighbors of the sorted rows, which cost nearly the same; where costs differ by
-less than a thousandth, rows are sorted by their trained tokens. This is what torchtitan proposes for packed rows (pull
+A step ends when its slowest rank ends. All rows have the same length, so the work of ranks differs only in Σn², the
+cost of attention (cost.py). A group holds neighbors of the sorted rows, which cost nearly the same. Rows whose costs
+differ by less than a thousandth are sorted by their trained tokens. torchtitan proposes this for packed rows (pull
 request 3938).
 
-Rank r takes every `ranks`-th row of a group, from row r on. Rows are dealt to ranks heaviest first, as many to each:
-in every round, the heaviest of the rows that are left go to the ranks with the least work so far. This is LPT (Graham,
-Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17, 1969) with a fixed number of items per machine
-(Babel, Kellerer & Kotov, The k-partitioning problem, Math. Methods of OR 47, 1998). Then ranks are paired in the same
-way, and the pairs again, so that the order also serves a divisor of `ranks`, half of them for example: rank r of half
-as many takes the rows of two ranks whose work adds up to about the same for all.
+Rank r takes every `ranks`-th row of a group, starting with row r. Every rank gets the same number of rows. The rows are
+dealt in rounds, heaviest first: in each round, the heaviest remaining rows go to the ranks with the least work so far.
+This is LPT (Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17, 1969) with a fixed number of
+items per machine (Babel, Kellerer & Kotov, The k-partitioning problem, Math. Methods of OR 47, 1998). Ranks are then
+paired in the same way, and the pairs again, so the order also suits any divisor of `ranks`. For example, if training
+uses half as many ranks, each takes the rows of two paired ranks, and all pairs have about the same work.
 
-Rows that do not fill a group come last. They are taken from the middle of the sorted rows, so that they cost nearly the
-same, too. Numbers are integers and sorts are stable, so that the order is the same on every machine. Time: 0.5 s of one
-core for a million rows.
+Rows that do not fill a group come last. They are taken from the middle of the sorted rows, so they also cost nearly the
+same. All numbers are integers and all sorts are stable, so the order is the same on every machine. A million rows take
+0.5 s of one core.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from tasks.core.seeded_order import BALANCED, shuffle
 from tasks.packing.balance.cost import linear_cost
 
-# Costs that differ by less than this share of a row's cost without attention count as equal: 1 / 1000.
+# Costs count as equal if they differ by less than 1 / EQUAL of a row's cost without attention.
 EQUAL = 1000
 # Rows whose places are computed at a time, 100 bytes each.
 CHUNK = 1 << 18
@@ -37,15 +37,15 @@ def balanced_order(
 ) -> np.ndarray:
     """Return the rows in their new order, int32[rows].
 
-    `squares` is Σn² of each row, int64, `trained` its trained tokens; `length` is the tokens of a row. Rows that are
-    equal in both keep their order within the sorted ones, so that it should be a random one.
+    `squares` is Σn² of each row, int64; `trained` is its number of trained tokens; `length` is the number of tokens of
+    every row. Rows that are equal in both keep their order when they are sorted, so pass them in random order.
     """
     size = ranks * rows_per_rank
     groups, left = divmod(len(squares), size)
     if not groups:
         return np.arange(len(squares), dtype=np.int32)
     level = squares // max(1, linear_cost(length) // EQUAL)
-    # Up and down in turn: a group that holds rows of two levels has similar trained tokens as well.
+    # Sort trained tokens up and down in turn: then a group with rows of two levels has similar trained tokens, too.
     order = np.lexsort((np.where(level % 2, -trained.astype(np.int64), trained), level)).astype(np.int32)
     middle = slice((len(order) - left) // 2, (len(order) - left) // 2 + left)
     last = order[middle].copy()
@@ -60,9 +60,10 @@ def balanced_order(
 
 
 def _places(costs: np.ndarray, ranks: int) -> np.ndarray:
-    """Return the place of each row within its group, int64[groups, rows]; `costs` are int64[groups, rows].
+    """Return the place of each row within its group: int64[groups, rows].
 
-    The rows at the places r, r + ranks, r + 2·ranks, … are those of rank r. Their number is the same for all ranks.
+    `costs` are int64[groups, rows]. Rank r takes the rows at the places r, r + ranks, r + 2·ranks, … All ranks take the
+    same number of rows.
     """
     groups, size = costs.shape
     heaviest = np.argsort(-costs, axis=1, kind="stable")
@@ -78,7 +79,7 @@ def _places(costs: np.ndarray, ranks: int) -> np.ndarray:
         added = np.take_along_axis(work, least, axis=1) + np.take_along_axis(costs, rows, axis=1)
         np.put_along_axis(work, least, added, axis=1)
         taken.append(least)
-    # Ranks are rows of a smaller problem: their work is dealt to as many as divide them.
+    # Ranks are the rows of a smaller problem: deal their work to a divisor of `ranks`.
     number = _places(work, ranks // _smallest_factor(ranks))
     for turn, ranks_of_rows in enumerate(taken):
         rows = heaviest[:, turn * ranks : (turn + 1) * ranks]

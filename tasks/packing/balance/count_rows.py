@@ -1,4 +1,4 @@
-"""Count what is in each row of a plan.
+"""Compute the statistics of each row of a plan.
 
 row of each piece, its length and trained tokens ─statistics_of─▶ RowStatistics of all rows
 """
@@ -13,9 +13,9 @@ from tasks.storage.token_files import TokenColumns
 
 
 def statistics_of(row: np.ndarray, rows: int, pieces: Pieces, tokens: TokenColumns) -> RowStatistics:
-    """Return the statistics of rows 0 to `rows` - 1; `row` is that of each piece, int32[pieces].
+    """Return the statistics of rows 0 to `rows` - 1.
 
-    Memory: 20 bytes per row, and a constant.
+    `row` is the row of each piece, int32[pieces]. Memory: 20 bytes per row, and a constant.
     """
     found = RowStatistics.zeros(rows)
     for chunk in pieces.chunks():

@@ -1,6 +1,6 @@
 """Put the rows of a plan in the order of `balance`, split by split.
 
-Only numbers of rows change: every row keeps its conversations, and shards their numbers of rows.
+Only the numbers of rows change. Every row keeps its conversations, and every shard keeps its number of rows.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tasks.storage.row_statistics import RowStatistics
 
 
 def put_in_order(placed: Placed, statistics: RowStatistics, config: Config, epoch: int, group: int) -> RowStatistics:
-    """Renumber the rows of `placed` (in place), and return their statistics in the new order.
+    """Renumber the rows of `placed` in place, and return the reordered statistics.
 
-    Requires `balance`. Rows are in random order before; `group` is the number of the group.
+    Requires `balance`. The rows must be in random order. `group` is the number of the group.
     """
     assert config.balance
     order = np.empty(placed.rows, np.int32)

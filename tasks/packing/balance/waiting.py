@@ -1,11 +1,11 @@
-"""Forecast for how long the ranks of a step wait for the slowest one.
+"""Forecast how long the ranks of a step wait for the slowest rank.
 
     Σn² of rows in their order ─idle_share─▶ share of the time of all ranks          ─forecast─▶ one Waiting per number
     rows of each length, or without padding ─────────────────────────────────forecast_rows─▶ the same, in random order
 
-Only work is counted, as cost.py has it: no exchange of gradients, and no differences between devices. A step is one of
-`ranks` × `rows_per_rank` rows, of which rank r takes every `ranks`-th from row r on. If rows have several lengths, a
-step has as many tokens of rows of one length, as in training (train/data/mixed_rows.py).
+Only the work in cost.py counts, not the exchange of gradients or differences between devices. A step has `ranks` ×
+`rows_per_rank` rows. Rank r takes every `ranks`-th row, starting with row r. If rows have several lengths, each step
+has rows of one length, and all steps have the same number of tokens, as in training (train/data/mixed_rows.py).
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from tasks.packing.balance.balanced_order import balanced_order
 from tasks.packing.balance.cost import HIDDEN_SIZE, linear_cost
 from tasks.row_settings import Balance
 
-# Numbers of ranks that are forecast.
+# Numbers of ranks to forecast.
 RANKS = (8, 64, 512)
-# Rows that a forecast is made from: the first of a split, whose order is random.
+# A forecast uses at most this many rows: the first rows of a split, whose order is random.
 MOST_ROWS = 1 << 18
-# A random order is tried until so many steps are seen, but no more often than TRIALS.
+# Random orders are tried until they add up to STEPS steps, but at most TRIALS of them.
 STEPS, TRIALS = 2000, 50
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The share of the time in which ranks wait for the slowest of a step, in percent.
+    """Share of time in which ranks wait for the slowest rank of a step, in percent.
 
-    In random order, and in the order of `balance: {ranks: …, rows_per_rank: …}`; None for rows that it cannot order.
+    `random` is for rows in random order. `balanced` is for the order of `balance: {ranks: …, rows_per_rank: …}`; it is
+    None for rows that `balance` cannot order.
     """
 
     ranks: int
@@ -43,7 +44,10 @@ class Waiting:
 
 
 class RowsOfLength(NamedTuple):
-    """Rows of a split, at most MOST_ROWS of `all_rows`. Without padding, each has `tokens`, at most `length`."""
+    """Rows of one length in a split: at most MOST_ROWS of `all_rows`.
+
+    Without padding, each row has its own number of `tokens`, at most `length`.
+    """
 
     squares: np.ndarray  # Σn², int64
     trained: np.ndarray  # tokens
@@ -55,7 +59,10 @@ class RowsOfLength(NamedTuple):
 def forecast_rows(
     parts: Sequence[RowsOfLength], balance: Balance | None, hidden_size: int = HIDDEN_SIZE
 ) -> list[Waiting]:
-    """Forecast the waiting for the rows of each length, as `forecast` does for rows of one length."""
+    """Forecast the waiting for rows of one or several lengths.
+
+    Rows of several lengths and rows without padding are forecast in random order only.
+    """
     if len(parts) == 1 and parts[0].tokens is None:
         [one] = parts
         return forecast(one.squares, one.trained, one.length, balance, hidden_size)
@@ -64,9 +71,10 @@ def forecast_rows(
 
 
 def _share_of_random_steps(parts: Sequence[RowsOfLength], ranks: int, hidden_size: int) -> float | None:
-    """Return the share of the time in which ranks wait; None if the rows fill no step.
+    """Return the share of time in which ranks wait, or None if rows fill no step.
 
-    Steps of one length are as many as all of its rows fill. A rank takes one of the longest rows, or several others.
+    The rows of each length fill as many steps as they can. In a step, a rank takes one row of the longest length, or
+    several shorter rows.
     """
     work = slowest = 0.0
     longest = max((part.length for part in parts), default=0)
@@ -88,10 +96,10 @@ def _share_of_random_steps(parts: Sequence[RowsOfLength], ranks: int, hidden_siz
 
 
 def idle_share(squares: np.ndarray, ranks: int, rows_per_rank: int, length: int, hidden_size: int) -> float:
-    """Return the share of the time of all ranks in which they wait, 0 to 1; of rows in their order.
+    """Return the share of time in which ranks wait, 0 to 1, for rows in this order.
 
-    `squares` are int64[rows], at least `ranks` × `rows_per_rank`; the last rows, if they do not fill a step, are left
-    out.
+    `squares` are int64[rows], for at least `ranks` × `rows_per_rank` rows. The last rows are left out if they do not
+    fill a step.
     """
     steps = len(squares) // (ranks * rows_per_rank)
     work = squares[: steps * ranks * rows_per_rank].reshape(steps, rows_per_rank, ranks).sum(axis=1)
@@ -107,10 +115,10 @@ def forecast(
     hidden_size: int = HIDDEN_SIZE,
     numbers: Sequence[int] = RANKS,
 ) -> list[Waiting]:
-    """Forecast the waiting of RANKS, and of those of `balance`, for rows of `length` tokens.
+    """Forecast the waiting for rows of `length` tokens.
 
-    `squares` and `trained` are those of at most MOST_ROWS rows of a split. Numbers of ranks of which the rows fill no
-    step are left out.
+    Forecasts each number of ranks in `numbers`, and the ranks of `balance`. A number is left out if the rows do not
+    fill a step. `squares` and `trained` have at most MOST_ROWS rows of a split.
     """
     wanted = dict.fromkeys(numbers, 1) | ({balance.ranks: balance.rows_per_rank} if balance else {})
     found = []

@@ -1,5 +1,6 @@
-"""Choose which conversations share a row, after the rows are planned: by `company`, and in each epoch others.
+"""Company: choose which conversations share a row, after the rows are planned.
 
-In: the rows of a plan, and the tokens of its conversations. Out: the same rows with the same lengths in the same
-places; conversations of equal length have swapped theirs. Fill, bounds, and the ledger stay as they were.
+In:  the rows of a plan, and the tokens of its conversations.
+Out: the same rows, in which conversations of equal length have swapped places, as `company` demands and so that
+     different conversations share a row in each epoch. Fill, bounds, and the ledger stay the same.
 """

@@ -1,11 +1,11 @@
-"""Swap conversations of equal length between rows, so that similar ones share rows, or near-duplicates do not.
+"""Swap conversations of equal length to join similar ones or part near-duplicates.
 
-    similar   the piece with the rarest length of each row stays; the others are dealt by topic: of the pieces of a
-              length, the first by topic gets the place in the row whose own is first, and so on. Then pairs that are
-              nearer to each other's row along an axis swap if both rows together become more similar
-    apart     while a row has two pieces with a label in common, one of them swaps with a seeded other one
+    similar   In each row, the piece with the rarest length stays. The others are dealt by topic: among pieces of one
+              length, the first by topic goes to the row whose staying piece is first by topic, and so on. Then two
+              pieces that are nearer to each other's row along an axis swap if both rows together become more similar.
+    apart     While a row has two pieces with a label in common, one of them swaps with a seeded random piece.
 
-Which rows there are, and the lengths in them, do not change.
+The rows and the lengths in them do not change.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tasks.packing.company.embeddings import embedded_directions, embedded_dupli
 from tasks.packing.company.sketches import directions, near_duplicates, order_by_topic
 from tasks.storage.token_files import TokenColumns
 
-# Streams of `draws`, apart from those of splits, epochs, and contents.
+# First stream of `draws`, separate from the streams of splits, epochs, and contents.
 STREAM = 1 << 22
 
-# Rounds of swaps. Each leaves a few of 1,000 of the pieces that met; if most texts are near-duplicates, no number of
-# rounds would be enough.
+# Rounds of swaps. Each round leaves a few in 1,000 of the pieces that met. If most texts are near-duplicates, no number
+# of rounds is enough.
 ROUNDS = 8
 
-# Pairs whose gains are computed at a time: 3 MB, which a cache holds.
+# Pairs whose gains are computed at a time: 3 MB, which fit in a cache.
 CACHED = 1 << 13
 
 # Passes over the axes of topics. Four instead of two make the pairs of real conversations 5 % more similar.
@@ -36,14 +36,14 @@ PASSES = 2
 
 
 class Company(NamedTuple):
-    """Who may share a row."""
+    """Properties of conversations that decide which of them share a row."""
 
-    topics: np.ndarray | None = None  # int8[conversations, AXES], directions: close ones share rows
-    labels: np.ndarray | None = None  # unsigned[conversations, n]: those with one in common do not
+    topics: np.ndarray | None = None  # int8[conversations, AXES], directions: close conversations share rows
+    labels: np.ndarray | None = None  # unsigned[conversations, n]: conversations with a common label do not share rows
 
     @classmethod
     def of(cls, config: Config, tokens: TokenColumns) -> Company:
-        """Read what the setting `company` needs of all conversations; for `random`, that is nothing."""
+        """Read the data that the setting `company` needs; `random` needs none."""
         by_text = config.company_by == "text"
         if config.company == "similar":
             return cls(topics=directions(tokens) if by_text else embedded_directions(tokens))
@@ -56,7 +56,10 @@ class Company(NamedTuple):
         return self.topics is not None or self.labels is not None
 
     def arrange(self, row: np.ndarray, start: np.ndarray, kind: np.ndarray, of: np.ndarray, seed: int) -> None:
-        """Swap pieces of a kind, in place; `kind` and their conversations, `of`, are int[pieces]."""
+        """Swap pieces of the same kind, in place.
+
+        `kind` and `of`, the conversation of each piece, are int[pieces].
+        """
         if self.topics is not None:
             topics = self.topics[of]
             deal_by_topic(row, start, kind, order_by_topic(topics))
@@ -66,10 +69,13 @@ class Company(NamedTuple):
 
 
 def deal_by_topic(row: np.ndarray, start: np.ndarray, kind: np.ndarray, rank: np.ndarray) -> None:
-    """Swap pieces of a kind (in place) so that those of a row are close by `rank`. All are int[pieces]."""
+    """Swap pieces of the same kind, in place, so that each row has close ranks.
+
+    All arrays are int[pieces].
+    """
     if not len(row):
         return
-    # In each row, the piece with the fewest others to swap with stays, the longest of them.
+    # In each row, the piece that has the fewest others of its kind stays; among equals, the longest piece.
     order = np.lexsort((np.arange(len(row)), -kind, np.bincount(kind)[kind], row))
     is_first = np.ones(len(order), np.bool_)
     is_first[1:] = row[order][1:] != row[order][:-1]
@@ -83,10 +89,10 @@ def deal_by_topic(row: np.ndarray, start: np.ndarray, kind: np.ndarray, rank: np
 
 
 def swap_similar(row: np.ndarray, start: np.ndarray, kind: np.ndarray, topics: np.ndarray) -> None:
-    """Swap pieces of a kind (in place) while rows become more similar, for PASSES over all axes.
+    """Swap pieces of the same kind, in place, if rows become more similar.
 
-    `topics` are int8[pieces, axes], the others int[pieces]. The similarity of a row is the sum of the products of its
-    topics, pair by pair.
+    Makes PASSES passes over all axes. `topics` are int8[pieces, axes]; the other arrays are int[pieces]. The similarity
+    of a row is the sum of the products of its topics, pair by pair.
     """
     rows = int(row.max(initial=-1)) + 1
     # The largest gain is the product of two differences of topics for each axis and piece of a row.
@@ -97,7 +103,7 @@ def swap_similar(row: np.ndarray, start: np.ndarray, kind: np.ndarray, topics: n
         pieces = np.lexsort((topics[:, axis], kind))
         holders = np.lexsort((sums[row, axis], kind))
         gain = _gain(row, topics, sums, pieces, holders)
-        # Gains hold for one swap of a row at a time: the best of both rows takes place.
+        # A gain is valid only if both rows have no other swap, so a swap must be the best of both its rows.
         best = np.zeros(rows, np.int64)
         number = np.empty(len(gain), np.int64)  # the rank of the gain, from 1: no two are equal
         number[np.argsort(gain, kind="stable")] = np.arange(1, len(gain) + 1)
@@ -112,12 +118,15 @@ def swap_similar(row: np.ndarray, start: np.ndarray, kind: np.ndarray, topics: n
 
 
 def _gain(row: np.ndarray, topics: np.ndarray, sums: np.ndarray, these: np.ndarray, those: np.ndarray) -> np.ndarray:
-    """Return how much more similar the rows of each pair become if it swaps: int64[pairs], 0 within a row."""
+    """Return the similarity that the rows of each pair gain if it swaps: int64[pairs].
+
+    The gain is 0 if both pieces are in the same row.
+    """
     gain = np.zeros(len(these), np.int64)
     for top in range(0, len(these), CACHED):
         a, b = these[top : top + CACHED], those[top : top + CACHED]
         difference = topics[a].astype(sums.dtype) - topics[b]
-        # Products with the rest of the other's row, less those with the rest of its own.
+        # Products with the rest of the other row, minus products with the rest of the piece's own row.
         rest = sums[row[b]]
         rest -= sums[row[a]]
         rest += difference
@@ -126,9 +135,9 @@ def _gain(row: np.ndarray, topics: np.ndarray, sums: np.ndarray, these: np.ndarr
 
 
 def apart(row: np.ndarray, start: np.ndarray, kind: np.ndarray, labels: np.ndarray, seed: int) -> None:
-    """Swap pieces of a kind (in place) until no row has two with a label in common, or ROUNDS are over.
+    """Swap pieces of the same kind, in place, until no row has a label twice.
 
-    `labels` are unsigned[pieces, n], the others int[pieces].
+    Stops after ROUNDS rounds. `labels` are unsigned[pieces, n]; the other arrays are int[pieces].
     """
     met = meetings(row, labels)
     if not len(met):
@@ -139,7 +148,7 @@ def apart(row: np.ndarray, start: np.ndarray, kind: np.ndarray, labels: np.ndarr
         low, high = firsts[kind[met]], firsts[kind[met] + 1]
         picks = draws(len(met), seed, STREAM + number) % (high - low).astype(np.uint64)
         others = by_kind[low + picks.astype(np.int64)]
-        # A piece takes part in one swap of a round: the first.
+        # A piece takes part in at most one swap per round, the first.
         pairs = np.stack([met, others], axis=1).reshape(-1)
         _, first, piece = np.unique(pairs, return_index=True, return_inverse=True)
         chosen = (first[piece] // 2 == np.arange(len(pairs)) // 2).reshape(-1, 2).all(axis=1)
@@ -161,7 +170,7 @@ def _swap(row: np.ndarray, start: np.ndarray, these: np.ndarray, those: np.ndarr
 
 
 def meetings(row: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the pieces that have a label in common with an earlier piece of their row: int64."""
+    """Return the pieces that share a label with an earlier piece of their row: int64."""
     found = np.zeros(len(row), np.bool_)
     for label in labels.T:
         order = np.lexsort((np.arange(len(row)), label, row))

@@ -1,9 +1,8 @@
-"""Compare conversations by the sketches of their embeddings, instead of by their token ids.
+"""Compare conversations by sketches of their embeddings instead of by token ids.
 
-    sketches ─less their mean─▶ directions, as of token ids ─signs of random sums─▶ labels: near-duplicates have one in
-                                                                                   common
+    sketches ─minus their mean─▶ directions ─signs of random sums─▶ labels: near-duplicates have one in common
 
-Vectors of one model have much in common, so that the angles between them are small; less their mean, they differ. All
+Embeddings of one model have much in common, so the angles between them are small. Without their mean, they differ. All
 figures are integers, or floating-point numbers that every machine rounds alike.
 """
 
@@ -17,16 +16,19 @@ from tasks.packing.company.sketches import FEW, SPREAD, of_unit_length
 from tasks.storage.schemas import AXES
 from tasks.storage.token_files import TokenColumns
 
-# Each label is the signs of BITS random sums (Charikar 2002). Of two directions with a cosine of 0.98, 97 % have one in
-# common; of 0.9, half; of 0.7, 7 %; of 0.5, 1 %.
+# Each label is the signs of BITS random sums (Charikar 2002). The share of pairs with a common label is 97 % for a
+# cosine of 0.98, half for 0.9, 7 % for 0.7, and 1 % for 0.5.
 LABELS, BITS = 8, 16
 
-# Their numbers in the sequence of random signs; those below are of the numbers of an embedding.
+# Number of the first random sum in the sequence of random signs. Smaller numbers are for the elements of an embedding.
 FIRST = 1 << 16
 
 
 def embedded_directions(tokens: TokenColumns) -> np.ndarray:
-    """Return the direction of each conversation, int8[conversations, AXES], of length 127; 0 without an embedding."""
+    """Return the direction of each conversation: int8[conversations, AXES].
+
+    Directions have a length of 127, or 0 without an embedding.
+    """
     sums, count = np.zeros(AXES, np.int64), 0
     for _, sketches in tokens.sketches():
         sums += sketches.sum(axis=0, dtype=np.int64)
@@ -40,9 +42,10 @@ def embedded_directions(tokens: TokenColumns) -> np.ndarray:
 
 
 def embedded_duplicates(tokens: TokenColumns) -> np.ndarray:
-    """Return LABELS numbers for each conversation, uint32[conversations, LABELS]: near-duplicates have one in common.
+    """Return the labels of each conversation: uint32[conversations, LABELS].
 
-    Those of which many have one in common, or that have no embedding, get labels of their own.
+    Near-duplicates have a label in common. A label that many conversations share is replaced by unique labels.
+    Conversations without an embedding have unique labels.
     """
     axes = embedded_directions(tokens)
     signs = random_signs(FIRST, LABELS * BITS, AXES).T

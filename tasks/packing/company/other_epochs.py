@@ -18,7 +18,7 @@ TRIES = 32
 
 
 class Companions:
-    """The groups of pieces that have shared a row.
+    """Groups of pieces that have shared a row.
 
     Pieces are identified by `of`, so copies count as the same piece.
     """
@@ -34,7 +34,7 @@ class Companions:
     def separate(self, row: np.ndarray, start: np.ndarray, of: np.ndarray, lengths: np.ndarray, rows: int) -> None:
         """Swap pieces of equal length (in place) so that no group shares a row again.
 
-        A row keeps its group if none of its pieces has another piece of equal length, or if no swap tried helps.
+        A row keeps its group if no other piece has the length of one of its pieces, or if no swap that is tried helps.
         """
         sums = _sums(row, of, rows)
         again = self._has_seen(sums) & (np.bincount(row, minlength=rows) > 1)

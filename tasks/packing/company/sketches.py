@@ -1,9 +1,9 @@
-"""Summarize what conversations are about, and which are near-duplicates, from their token ids.
+"""Find topics and near-duplicates of conversations from their token ids.
 
     tokens ─rare ids, projected─▶ Topics: a direction for each conversation ─order_by_topic─▶ a rank for each
            ─rare runs of ids, hashed─▶ labels: near-duplicates have one in common
 
-Both ignore what nearly all conversations contain: the markers of the template, common words, a default system prompt.
+Both ignore ids that nearly all conversations contain: markers of the template, common words, a default system prompt.
 All figures are integers, or floating-point numbers that every machine rounds alike.
 """
 
@@ -15,31 +15,31 @@ from tasks.core.seeded_order import hashes
 from tasks.storage.schemas import AXES
 from tasks.storage.token_files import TokenColumns
 
-# Slots that hashed ids and runs are counted in: 4 MB.
+# Slots in which ids and hashes of runs are counted: 8 MB.
 SLOTS = 1 << 20
 
-# An id that makes up more than one in COMMON of all tokens says nothing about the topic.
+# An id says nothing about the topic if it makes up more than 1 / COMMON of all tokens.
 COMMON = 256
 
-# Conversations of about the same topic at the end of the order. Fewer take longer and change little.
+# Largest segment of the order that is not halved. Smaller segments take longer and change little.
 ALIKE = 16
 
-# Consecutive ids of a run, whose hashes identify a text (shingles).
+# Consecutive ids in a run (shingle). The hashes of its runs identify a text.
 RUN = 5
 
-# Conversations that share a run, above which it is not taken for a sign of copying: 1 in 1,000, at least 50.
+# A run is not a sign of copying if it occurs more than FEW times, and more than once per SPREAD conversations.
 SPREAD, FEW = 1000, 50
 
-# Each label joins two minima. Of two conversations that share 80 % of their runs, 98 % have a label in common; of those
-# that share 30 %, 31 % (Broder 1997; Leskovec, Rajaraman, Ullman: Mining of Massive Datasets, section 3.4).
+# Each label joins MINIMA minima. The share of pairs with a common label is 98 % if both share 80 % of their runs, and
+# 31 % if they share 30 % (Broder 1997; Leskovec, Rajaraman, Ullman: Mining of Massive Datasets, section 3.4).
 LABELS, MINIMA = 4, 2
 
 
 def order_by_topic(axes: np.ndarray) -> np.ndarray:
-    """Return the rank of each of n directions in an order in which similar ones are close: int32[n].
+    """Return a rank for each of n directions; similar directions are close: int32[n].
 
-    They are halved at the median of the axis along which they differ most, then each half, and so on. `axes` are
-    int8[n, AXES].
+    The directions are halved at the median of the axis along which they differ most. Then each half is halved, and so
+    on. `axes` are int8[n, AXES].
     """
     order = np.argsort(hashes(np.arange(len(axes))), kind="stable")  # ties, such as equal contents, are in any order
     edges = np.array([0, len(order)])
@@ -56,7 +56,7 @@ def order_by_topic(axes: np.ndarray) -> np.ndarray:
 
 
 def _widest_axis(axes: np.ndarray, order: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return the axis with the largest variance of each segment of the order: int64[segments]."""
+    """Return the axis with the largest variance in each segment: int64[segments]."""
     sizes = np.diff(edges).astype(np.float64)
     widest, most = np.zeros(len(sizes), np.int64), np.full(len(sizes), -1.0)
     for axis in range(AXES):
@@ -69,9 +69,9 @@ def _widest_axis(axes: np.ndarray, order: np.ndarray, edges: np.ndarray) -> np.n
 
 
 def directions(tokens: TokenColumns) -> np.ndarray:
-    """Return the direction of each conversation: int8[conversations, AXES], of length 127.
+    """Return the direction of each conversation: int8[conversations, AXES].
 
-    An id counts the more, the rarer it is; its direction is that of the bits of its hash.
+    Directions have a length of 127. The rarer an id, the more it counts. The bits of its hash are its direction.
     """
     counts = np.zeros(SLOTS, np.int64)
     for _, _, values in tokens.contents():
@@ -93,15 +93,18 @@ def directions(tokens: TokenColumns) -> np.ndarray:
 
 
 def of_unit_length(sums: np.ndarray) -> np.ndarray:
-    """Return directions with a length of 127, rounded; `sums` are integers in float64[n, AXES]."""
+    """Return directions scaled to a length of 127, rounded.
+
+    `sums` are integers in float64[n, AXES].
+    """
     length = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
     return np.rint(127 * np.divide(sums, length, where=length > 0, out=np.zeros_like(sums)))
 
 
 def near_duplicates(tokens: TokenColumns) -> np.ndarray:
-    """Return LABELS numbers for each conversation, uint64[conversations, LABELS]: near-duplicates have one in common.
+    """Return the labels of each conversation: uint64[conversations, LABELS].
 
-    A conversation without rare runs has labels of its own.
+    Near-duplicates have a label in common. A conversation without rare runs has unique labels.
     """
     counts = np.zeros(SLOTS, np.int64)
     for _, offsets, values in tokens.contents():
@@ -115,7 +118,7 @@ def near_duplicates(tokens: TokenColumns) -> np.ndarray:
         runs, owners = runs[is_rare], owners[is_rare]
         present, starts = np.unique(owners, return_index=True)
         for label in range(LABELS):
-            # Every conversation has another label, unless it has runs.
+            # A conversation without rare runs keeps a unique label.
             own = hashes(np.arange(first, first + len(offsets) - 1) * LABELS + label)
             if len(runs):
                 joined = np.zeros(len(present), np.uint64)
@@ -132,7 +135,10 @@ def _ids(values: np.ndarray) -> np.ndarray:
 
 
 def _runs(values: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hash of each run of RUN ids within a conversation, uint64, and its conversation, int64."""
+    """Return the hash, uint64, and conversation, int64, of each run of RUN ids.
+
+    A run is within one conversation.
+    """
     owners = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     count = max(0, len(values) - RUN + 1)
     ids, runs = _ids(values).astype(np.uint64), np.zeros(count, np.uint64)

@@ -1,5 +1,5 @@
-"""Groups: a large corpus is planned in groups of chunks, each by itself, on any machine.
+"""Groups: plan a large corpus in separate groups of chunks, on any machine.
 
-In:  token files of more conversations than `plan_group`.
-Out: a plan and an index of each group; joined, a plan and an index of the corpus.
+In:  token files with more conversations than `plan_group`.
+Out: a plan and an index of each group, which are then joined to a plan and an index of the corpus.
 """

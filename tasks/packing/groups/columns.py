@@ -1,8 +1,9 @@
-"""Read the columns of the conversations of a group from the token files, once, into memory.
+"""Read the columns of a group's conversations from the token files into memory.
 
     runs of a group ─whole conversations─▶ record, digest, turns, turn, trained, separator, length
 
-Of a token file only the record batches that hold a run are opened. A group of a million conversations takes 33 MB.
+Columns are read once. Only the record batches that hold a run are read from a token file. A group of a million
+conversations takes 33 MB.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from tasks.storage.token_files import TokenColumns, TokenFile
 class GroupColumns(TokenColumns):
     """Columns of the conversations of a group, by their number within the group.
 
-    A run begins with the first conversation that begins in it, and ends with the last one that does: the samples of a
-    conversation stay together. What TokenColumns calls a part is a run here.
+    A run has all conversations that begin in it, so the samples of a conversation stay together. A part of TokenColumns
+    is a run here.
     """
 
     def __init__(self, paths: Sequence[Path], bases: Sequence[int], runs: Sequence[Run]):
-        """Read `runs` of token files. `bases` has the number of the first record of each part within its source."""
+        """Read `runs` of token files.
+
+        `bases` has the number of the first record of each part within its source.
+        """
         self._paths = paths
         self._columns: dict[str, np.ndarray] = {}
         self.runs: list[Run] = []
@@ -82,7 +86,10 @@ def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:
 
 
 def _begin(file: TokenFile, row: int) -> int:
-    """Return the first row from `row` on with which a conversation begins; samples of it have its record."""
+    """Return the first row, from `row` on, that begins a conversation.
+
+    All samples of a conversation have the same record.
+    """
     if 0 < row < file.rows:
         before = file.record(row - 1)
         while row < file.rows and file.record(row) == before:

@@ -1,18 +1,19 @@
-"""Deal the conversations of a large corpus to groups that are planned apart.
+"""Deal the conversations of a large corpus to groups that are planned separately.
 
-    conversations of all parts ─plan_chunk each─▶ chunks ─deal─▶ groups, each with shards of its own
+    conversations of all parts ─plan_chunk each─▶ chunks ─deal─▶ groups, each with its own shards
 
-Each group is planned as a corpus of its own would be: nothing that is decided about one depends on another. It must
-therefore be a sample of the whole corpus. Groups in source order would hold one source each, and sources of different
-lengths need up to 7 % more rows apart than together (bench/packing/groups.py). Groups of single conversations would
-read a little of everything; a chunk of 1,000 is read in one run.
+Each group is planned like a separate corpus: no decision about one group depends on another group. Each group must
+therefore be a sample of the whole corpus. Groups in source order would hold one source each, and sources with different
+lengths need up to 7 % more rows separately than together (bench/packing/groups.py). Groups of single conversations
+would have to read a little of everything; a chunk of 1,000 conversations is read in one run.
 
-Chunks are dealt evenly along the corpus: of any run of chunks, such as a source, every group gets its share, to within
-a few chunks. In random order it would be off by the square root of its share. What is left are differences between
-neighboring chunks of a source.
+Chunks are dealt evenly along the corpus: every group gets its share of any run of chunks, such as a source, to within a
+few chunks. In random order, the share would be off by its square root. Groups can then differ only as neighboring
+chunks of a source differ.
 
-Only the number of conversations of each part is needed. Numbers count over all parts, so that a chunk does not depend
-on where parts begin. "Conversation" means a sample: one that is divided into samples is in the chunk of its first.
+Dealing needs only the number of conversations in each part. Conversations are numbered over all parts, so chunks do not
+depend on where parts begin. "Conversation" means a sample here. All samples of one conversation are in the chunk of the
+first sample.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ class Run(NamedTuple):
 
 
 def groups_of(conversations: int, copies: int, plan_group: int, plan_chunk: int, most: int) -> int:
-    """Return in how many groups so many conversations are planned: at least one, and at most `most`.
+    """Return the number of groups for some conversations: at least 1, at most `most`.
 
-    `copies` is how many there are if each counts as often as it is packed.
+    `copies` is the number of conversations if each counts as often as it is packed.
     """
     return max(1, min(most, -(-copies // plan_group), -(-conversations // plan_chunk)))
 
 
 def runs_of(group: int, groups: int, edges: np.ndarray, plan_chunk: int, shards: int, seed: int) -> list[Run]:
-    """Return the conversations of a group.
+    """Return the conversations of a group, as runs.
 
-    `edges` is int64[parts + 1], conversations before each part; `shards` are those of the training split.
+    `edges` is int64[parts + 1], conversations before each part. `shards` is the number of shards of the training split.
     """
     found: list[Run] = []
     count = int(edges[-1])
@@ -68,7 +69,8 @@ def deal(chunks: int, shards: int, groups: int, seed: int, stream: int) -> np.nd
     """Return the group of each chunk, uint16[chunks].
 
     `groups` is at most `chunks` and `shards`. Each group gets at least one chunk, and chunks in proportion to its
-    shards, evenly along the corpus: one, at a random place, of each of as many equal stretches as it gets chunks.
+    shards. For each group, the corpus is divided into as many equal stretches as the group gets chunks, and the group
+    gets one chunk at a random place of each stretch.
     """
     firsts = np.array([shards_of(group, groups, shards).start for group in range(groups)] + [shards])
     share = 1 + np.diff((chunks - groups) * firsts // shards)
@@ -85,10 +87,9 @@ def shards_of(group: int, groups: int, shards: int) -> range:
 
 
 def place_of_shard(number: int, groups: int, shards: dict[str, int]) -> tuple[int, int]:
-    """Return the group that fills a shard, and the number of the shard among those of the group.
+    """Return the group that fills a shard, and the number of the shard in the group.
 
-    `shards` has the number of shards of each split; `number` counts over all splits, in their order. So does the number
-    within the group.
+    `shards` has the number of shards of each split. Both shard numbers count over all splits, in their order.
     """
     for split, count in shards.items():
         if number < count:

@@ -1,8 +1,8 @@
-"""What the groups of a corpus need to know of all its parts: counts, and how sources are named and read.
+"""Facts about all parts of a corpus that every group needs.
 
     receipts of the token files ─deal_parts─▶ deal.json ─▶ every group, on any machine
 
-The file grows with the number of parts, not of conversations.
+They are counts, and how sources are named and read. The file grows with the number of parts, not of conversations.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ DEAL = "deal.json"
 
 @dataclass(frozen=True)
 class Dealt:
-    """The parts of a corpus and how its conversations are dealt, as they are in deal.json."""
+    """Content of deal.json: the parts of a corpus, and how conversations are dealt."""
 
-    recipe: Recipe  # with its settings, and the names of its sources and parts; without their keys
+    recipe: Recipe  # with settings and the names of sources and parts, but without their keys
     groups: int
     shards: dict[str, int]
     edges: np.ndarray  # int64[parts + 1], conversations before each part
@@ -75,7 +75,10 @@ def deal_parts(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 
 def read_dealt(folder: Path, layout: Layout) -> Dealt:
-    """Read deal.json. Raises StorageError if it is damaged or missing."""
+    """Read deal.json.
+
+    Raises StorageError if it is damaged or missing.
+    """
     values = read_receipt(folder / DEAL)
     files = tuple(
         SourceFile(layout.root / name, name, container, "", "", (), 0, "", 0, entry)
@@ -89,7 +92,10 @@ def read_dealt(folder: Path, layout: Layout) -> Dealt:
 
 
 def token_receipts(recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """Yield the receipts of the token files, one at a time: each lists the rejects of its part."""
+    """Yield the receipts of the token files.
+
+    Only one is in memory at a time, because each lists all rejects of its part.
+    """
     for key in recipe.token_keys:
         yield read_receipt(recipe.layout.token_receipt(key))
 

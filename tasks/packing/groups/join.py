@@ -5,7 +5,7 @@
     rows-00000.arrow, …                   ─shard by shard────▶ rows.arrow
     rejects of the parts, then of groups  ─one after another─▶ rejects.jsonl
 
-Memory is that of the receipts of all parts and of one group, however many conversations there are.
+Memory holds the receipts of all parts and of one group, however many conversations there are.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tasks.storage.splits import first_packing, length_in, splits_of
 
 
 def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Write the plan of a corpus whose groups are planned, its receipt last, and return the receipt.
+    """Write the plan of a corpus from the plans of its groups, and return its receipt.
 
-    Raises DataError if too many conversations are rejected, if none is left to train on, or if none is held out, though
-    some should be.
+    The receipt is written last. Raises DataError if too many conversations are rejected, if none is left to train on,
+    or if none is held out although `validation` is set.
     """
     config, dealt = recipe.config, read_dealt(folder, recipe.layout)
     account, blocks = Account.empty(recipe), Blocks.empty(config)
@@ -77,7 +77,7 @@ def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
     joined = [index, rejects]
     if config.packing:
         joined.append(_join_rows(folder, dealt, sha256))
-    # The bounds of all pieces together: those of groups may add up to more than one plan needs.
+    # The bounds are computed over all pieces, because the bounds of groups may add up to more than one plan needs.
     for split, rows in blocks.rows.items():
         length = config.row_lengths.index(length_in(split, config.sequence_length))
         first = splits_of(first_packing(split), config.row_lengths)[length]
@@ -99,7 +99,10 @@ def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
 def _join_rejects(
     recipe: Recipe, dealt: Dealt, folder: Path, path: Path, sha256: dict[str, str]
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """Write rejects.jsonl; return the receipts of the parts without their rejects, and the count of each reason."""
+    """Write rejects.jsonl; return the receipts of the parts and the count per reason.
+
+    The receipts are returned without their rejects.
+    """
     receipts, rejected = list[dict[str, Any]](), Counter[str]()
     with atomic_file(path) as out:
         for part, receipt in enumerate(token_receipts(recipe)):
@@ -141,14 +144,17 @@ def _index_of(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _without_turns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch of an index in which no conversation has several samples."""
+    """Convert a batch to the schema of an index without several samples."""
     *columns, dropped = (batch.column(name) for name in INDEX_SCHEMA.names)
     reasons = pa.DictionaryArray.from_arrays(dropped.indices, strings(DROP_REASONS))
     return pa.record_batch([*columns, reasons], INDEX_SCHEMA)
 
 
 def _checked(folder: Path, group: int, name: str) -> Path:
-    """Return a file of a group. Raises StorageError, and drops the group, if it is not as it was written."""
+    """Return a file of a group.
+
+    Raises StorageError if the file is missing or damaged, and removes the receipts of all groups (`dropped`).
+    """
     path, receipt = files_of_group(folder, group)[name], group_receipt(folder, group)
     if not path.is_file() or digest_of(path, "xxh3") != read_receipt(receipt)["xxh3"][name]:
         raise dropped(folder, path, receipt)

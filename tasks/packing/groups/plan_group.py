@@ -1,12 +1,11 @@
-"""Plan one group by itself: from the token files to its rows, its part of the index, and its account.
+"""Plan one group: its rows, its part of the index, and its account.
 
     deal.json ─▶ the runs of the group ─▶ columns ─▶ pieces ─▶ plan-00007.arrow     placements, a record batch per shard
                                                              ├▶ index-00007.arrow    places of its conversations
                                                              ├▶ rejects-00007.jsonl  those without a trained token
                                                              └▶ group-00007.json     the receipt: account, rows, bounds
 
-A group may be planned on any machine and at any time after the parts are tokenized. Memory follows from its size: 110
-bytes a conversation.
+A group may be planned on any machine and at any time after the parts are tokenized. Memory: 110 bytes per conversation.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ from tasks.storage.splits import splits_of
 
 
 def files_of_group(folder: Path, group: int) -> dict[str, Path]:
-    """Return the files of a group: plan, index, statistics of its rows (not without packing), rejects."""
+    """Return the paths of the files of a group, by name.
+
+    Without packing, `rows`, the statistics of rows, is not written.
+    """
     return {
         "plan": folder / f"plan-{group:05d}.arrow",
         "index": folder / f"index-{group:05d}.arrow",
@@ -45,10 +47,10 @@ def group_receipt(folder: Path, group: int) -> Path:
 
 
 def plan_group(layout: Layout, folder: Path, group: int) -> dict[str, Any]:
-    """Plan a group, write its files to `folder`, its receipt last, and return the receipt.
+    """Plan a group, write its files to `folder`, and return its receipt.
 
-    A group that the corpus does not have, because it has fewer conversations than its bytes allow, has no files. Raises
-    DataError if a conversation is too long and `overlong` is error.
+    The receipt is written last. It lists no files if the corpus does not have this group, because it has fewer
+    conversations than its bytes allow. Raises DataError if a conversation is too long and `overlong` is error.
     """
     dealt = read_dealt(folder, layout)
     receipt: dict[str, Any] = {"files": {}}
@@ -88,12 +90,12 @@ def _plan(dealt: Dealt, folder: Path, group: int) -> dict[str, Any]:
 
 
 def _train_shards(dealt: Dealt) -> int:
-    """Return the shards of the training split, which each length of rows has as many of."""
+    """Return the number of shards that the training split has per length of rows."""
     return dealt.shards[splits_of("train", dealt.recipe.config.row_lengths)[0]]
 
 
 def blocks_of(receipt: dict[str, Any], config: Config) -> Blocks:
-    """Return what was planned for a group, from its receipt."""
+    """Return the planned blocks of a group from its receipt."""
     blocks = Blocks.empty(config)
     for own, (lengths, found) in zip(blocks.counts, receipt["counts"], strict=True):
         own[lengths] = found
