@@ -1,4 +1,4 @@
-"""What Luigi raises about a command line that it cannot parse → E101, one message and no traceback."""
+"""Report invalid Luigi command lines as E101: one message and no traceback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ HELP = "see luigi --module pipeline PackCorpus --help"
 
 
 def as_pack_error(error: Exception) -> PackError:
-    """Return the error to report for an exception that ended Luigi: E101 if it is about the command line."""
+    """Return the error to report for an exception that ended Luigi.
+
+    It is E101 if the exception is about the command line.
+    """
     message = " ".join(str(error).split())
     parsing = re.search(r"Error when parsing the default value of '(\w+)'", message)
     if parsing:
@@ -32,7 +35,7 @@ def as_pack_error(error: Exception) -> PackError:
 
 
 def _is_from_parameter(error: Exception) -> bool:
-    """Return whether Luigi could not parse the value of an option."""
+    """Return whether Luigi failed to parse the value of an option."""
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(error, ValueError) and any(
         frame.f_code.co_filename == luigi.parameter.__file__ for frame, _ in frames
@@ -40,10 +43,11 @@ def _is_from_parameter(error: Exception) -> bool:
 
 
 def with_pack_errors(build: Callable[..., argparse.ArgumentParser]) -> Callable[..., argparse.ArgumentParser]:
-    """Make the parsers that Luigi's `build` returns raise UsageError, with the closest known option.
+    """Make the parsers that Luigi's `build` returns raise UsageError.
 
-    Luigi builds a parser after it has loaded this package, and another one once the task is known, and both again each
-    time that it reads the command line: three times, which took 50 ms. So both are kept.
+    The message suggests the closest known option. Luigi builds a parser after it has loaded this package, and a second
+    parser once the task is known. It reads the command line three times and would build both parsers each time, which
+    takes 50 ms. Both parsers are therefore cached.
     """
 
     @functools.cache

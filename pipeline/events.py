@@ -1,4 +1,4 @@
-"""Events of a run, from Luigi and from the stages: counted, printed, and forwarded to luigid.
+"""Events of a run, from Luigi and the stages: count, print, and forward to luigid.
 
 Luigi's events, stage, TaskProgress, finished ─┬─▶ counters ─▶ display, run.json
                                                ├─▶ messages, each printed once
@@ -39,14 +39,14 @@ from tasks.storage.manifest import Manifest, load_manifest
 from tasks.stores.mirror import mirror_of
 from tasks.tokenization.engine_check import Verdict
 
-# Share of the tokens that may be lost to a policy of the user's choice before a note is printed.
+# Share of all tokens that may be lost to rejects before a note is printed.
 NOTEWORTHY = 0.05
 # Seconds between two messages of a task to luigid: each is a request over the network.
 STATUS_EVERY = 2.0
 
 
 class _Sent:
-    """What was already reported in this run."""
+    """Reports already made in this run."""
 
     def __init__(self) -> None:
         self.run = -1
@@ -64,7 +64,7 @@ _sent = _Sent()
 
 
 def begin() -> bool:
-    """Start a run, and forget an earlier one of this process; return False if this one has started."""
+    """Start a run and forget an earlier run; return False if this run has started."""
     if _sent.run == guard.run:
         return False
     _sent.run = guard.run
@@ -98,7 +98,7 @@ def stage(task: luigi.Task) -> Iterator[None]:
 
 
 def announce(recipe: Recipe) -> None:
-    """Print what is about to be packed."""
+    """Print the sources, parts, rows, and shards of the run, and notes."""
     if not _sent.first("announced"):
         return
     config = recipe.config
@@ -114,7 +114,7 @@ def announce(recipe: Recipe) -> None:
 
 
 def proven(verdict: Verdict | None) -> None:
-    """Print a note if gigatoken encodes a text of this corpus differently from the reference."""
+    """Print a note if gigatoken and the reference encode a text differently."""
     if verdict and verdict.differs:
         message = f"note: {verdict.engine} encodes everything: gigatoken gives other tokens for {verdict.differs}"
         if _sent.first(message):
@@ -122,9 +122,9 @@ def proven(verdict: Verdict | None) -> None:
 
 
 class TaskProgress(Progress):
-    """What a stage reports while its task runs, into the counters and to luigid: of parts, with --on luigi only.
+    """Progress of a stage while its task runs, for the counters and luigid.
 
-    A step that an engine takes reports when it has ended (`taken`).
+    Parts report this way only with --on luigi. A step that an engine runs reports when it has ended (`taken`).
     """
 
     def __init__(self, task: luigi.Task):
@@ -147,12 +147,18 @@ def _tokens_so_far(conversations: float, rejected: float, tokens: float) -> str:
 
 
 def was_found(task: luigi.Task, number: int) -> bool:
-    """Return whether a step of a task that stands for all of a kind was done when the run started."""
+    """Return whether a step was already done when the run started.
+
+    `task` stands for all steps of its kind.
+    """
     return counters.of_task(f"{task.of} {number}", "reused") > 0
 
 
 def taken(task: luigi.Task, number: int, outcome: Outcome) -> None:
-    """Count a step that an engine has taken for a task that stands for all of a kind."""
+    """Count a step that an engine has run.
+
+    `task` stands for all steps of its kind.
+    """
     kind = task.of
     counters.put(
         f"{kind} {number}",
@@ -219,7 +225,10 @@ def _corpus_folder(task: luigi.Task) -> Path:
 
 
 def _status(task: luigi.Task, message: str, share: float) -> None:
-    """Send a status to Luigi's scheduler, at most every few seconds. A run does not fail if it cannot be sent."""
+    """Send a status to Luigi's scheduler, at most every few seconds.
+
+    A status that cannot be sent does not fail the run.
+    """
     now = time.monotonic()
     if not getattr(task, "set_status_message", None) or (share < 1 and now - _sent.status_at < STATUS_EVERY):
         return
@@ -279,7 +288,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
 
 
 def _overlong(manifest: Manifest) -> Iterator[str]:
-    """Describe what became of conversations that are longer than a row, however few they are."""
+    """Describe the outcome of conversations longer than a row, however few they are."""
     conversations, tokens = manifest.ledger.conversations, manifest.ledger.tokens
     length, of_all = f"{manifest.sequence_length:,} tokens", max(1, tokens.encoded + tokens.rejected)
     if conversations.truncated:
@@ -345,7 +354,10 @@ def _on_present(task: luigi.Task) -> None:
 
 
 def _show_reused() -> None:
-    """Say what an earlier run had tokenized, if that is a part of all: after an append, or an interruption."""
+    """Print how many parts earlier runs had tokenized, if some but not all.
+
+    This happens after sources were appended to, or after an interruption.
+    """
     reused = counters.each("TokenizePart", "reused")
     if 0 < reused.sum() < len(reused):
         display.show(f"reused {counted(int(reused.sum()), 'part')} of {len(reused):,} that earlier runs had tokenized")

@@ -1,17 +1,18 @@
-"""The Luigi graph: a task names a stage of tasks/stages.py, which decides inputs, outputs, completeness, and work.
+"""The Luigi graph: each task runs a stage of tasks/stages.py.
 
 source files
- └ TokenizePart × N     N follows from the bytes of the sources and the config, never from the number of workers
+ └ TokenizePart × N     N depends on the bytes of the sources and the config, never on the number of workers
     └ PlanPacking × 1   lengths only
-       └ WriteShard × S S follows from the bytes of the sources
+       └ WriteShard × S S depends on the bytes of the sources
           └ PackCorpus  the manifest: the commit
-             ├ TrainAdapter       a process of its own
-             └ DiagnoseTraining   likewise: short runs, one setting changed at a time
+             ├ TrainAdapter       in a separate process
+             └ DiagnoseTraining   in a separate process: short runs, one setting changed at a time
 TrainTokenizer          before TokenizePart, if the config names no tokenizer
 DealParts × 1, PlanGroup × G   between TokenizePart and PlanPacking, if the corpus may have several groups
 
-This is the graph of --on luigi. With an engine (--on workers, the default; --on ray://…), TokenizeParts, PlanGroups,
-and WriteShards each stand for all tasks of their kind: one task, which hands the same steps to the engine.
+The stage decides inputs, outputs, completeness, and work. This is the graph of --on luigi. With an engine (--on
+workers, the default; --on ray://…), TokenizeParts, PlanGroups, and WriteShards each stand for all tasks of their kind.
+Such a task hands the steps of these tasks to the engine.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 @lru_cache(maxsize=32)
 def _recipe(config: str, root: str, sequence_length: str, check_sources: bool) -> Recipe:
-    """Return the one recipe that all tasks of a run share, with its digests, keys, and encoder."""
+    """Return the recipe that all tasks of a run share.
+
+    It holds the digests, keys, and encoder of the run.
+    """
     if sequence_length:
         base = _recipe(config, root, "", check_sources)
         return replace(base, config=load_config(Path(config), sequence_length))
@@ -55,7 +59,10 @@ def _part_sizes(recipe: Recipe) -> list[float]:
 
 
 class _Step(luigi.Task):
-    """A task of one corpus. `config` and `root` are relative to the working directory."""
+    """A task of one corpus.
+
+    `config` and `root` are relative to the working directory.
+    """
 
     config = luigi.Parameter(description="Config of the corpus, a YAML file.")
     root = luigi.Parameter(
@@ -105,7 +112,7 @@ class _Step(luigi.Task):
     def run(self) -> None:
         with events.stage(self):
             receipt = self.work()
-            # Luigi would ask as well (check_complete_on_run), and answer with a traceback.
+            # Luigi could check this, too (check_complete_on_run), but would print a traceback.
             if not self.is_written():
                 raise unreadable(Path(self.output().path))
             events.finished(self, receipt)
@@ -114,19 +121,22 @@ class _Step(luigi.Task):
         return self.stage.run(events.TaskProgress(self))
 
     def is_written(self) -> bool:
-        """Return whether the work has left what it should."""
+        """Return whether the work has written its outputs."""
         return self.complete()
 
 
 class _Sized(_Step):
     """A task that depends on the sequence length."""
 
-    # As text: an invalid number is an error in the config, and reported like one.
+    # Text, so that an invalid number is reported like an error in the config.
     sequence_length = luigi.OptionalParameter(default="", description="Overrides the config's sequence_length.")
 
 
 class _Once(_Step):
-    """A task that one of several runs does while the others wait: with a root in a bucket, on other machines."""
+    """A task that only one of several concurrent runs does, while the others wait.
+
+    If the root is in a bucket, the other runs may be on other machines.
+    """
 
     def work(self) -> dict[str, Any]:
         receipt = stages.run_once(self.stage, events.TaskProgress(self))
@@ -154,7 +164,10 @@ class TokenizePart(_Step):
 
     @property
     def priority(self) -> int:
-        """Start the largest part first, so that no worker is left with it after the others have ended."""
+        """Return the priority: the largest part starts first.
+
+        Otherwise, one worker could still be busy with it after the other workers have ended.
+        """
         return self.size
 
 
@@ -187,13 +200,16 @@ class WriteShard(_Sized):
 
 
 class _Together(_Step):
-    """All stages of one kind, `of`, whose steps an engine takes."""
+    """All stages of one kind, `of`, whose steps an engine runs."""
 
     of = ""
 
     @property
     def members(self) -> Sequence[stages.TokenizePart | stages.PlanGroup | stages.WriteShard]:
-        """Return the stages of the current recipe. Luigi keeps this task for a later run, perhaps of other sources."""
+        """Return the stages of the current recipe.
+
+        They are not stored, because Luigi keeps this task for later runs, perhaps with other sources.
+        """
         raise NotImplementedError
 
     @property
@@ -207,17 +223,17 @@ class _Together(_Step):
         return 0.0
 
     def is_written(self) -> bool:
-        return True  # the engine has looked at each
+        return True  # the engine has checked each stage
 
     def work(self) -> dict[str, Any]:
         members = self.members
         left = [number for number in range(len(members)) if not events.was_found(self, number)]
-        left.sort(key=self.size_of, reverse=True)  # as TokenizePart.priority
+        left.sort(key=self.size_of, reverse=True)  # largest first, like TokenizePart.priority
         with open_engine(self.on, settings.workers()) as engine:
             for index, outcome in engine.map([members[number].step() for number in left]):
                 events.taken(self, left[index], outcome)
         if mirror_of(self.recipe.layout.root) is not LOCAL and not self.complete():
-            stages.refresh(self.recipe)  # they were taken by machines that have scratch folders of their own
+            stages.refresh(self.recipe)  # other machines, with their own scratch folders, ran the steps
         return {}
 
 
@@ -272,12 +288,12 @@ class PackCorpus(_Sized):
             return super().requires()
 
     def work(self) -> dict[str, Any]:
-        leave()  # what follows, perhaps a training of hours, needs no engine
+        leave()  # the following tasks, perhaps hours of training, need no engine
         return super().work()
 
     def complete(self) -> bool:
-        # Luigi asks several times in a run. Before the first time, the sources may have changed since they were read.
-        # A fork for a task reads them no more: if its parent has used a store, it cannot use it.
+        # Luigi calls this several times in a run. At the first call, the sources may have changed since an earlier run.
+        # A fork for a task must not read them again, because it cannot use a store that its parent has used.
         if events.begin():
             _recipe.cache_clear()
         if is_remote(self.on):
@@ -300,13 +316,16 @@ TOGETHER = {task.of: task for task in (TokenizeParts, PlanGroups, WriteShards)}
 
 
 class _Training(_Sized):
-    """A command of `train`, in a process of its own: CUDA fails in a forked child, and torchrun stays possible."""
+    """A command of `train`, run in a separate process.
+
+    CUDA fails in a forked child, and torchrun stays possible.
+    """
 
     verb = ""
     training = luigi.OptionalParameter(default="", description="Training config; default: train/qlora.yaml.")
     options = luigi.OptionalParameter(default="", description="Settings that override it, such as '--max-steps 10'.")
 
-    resources = {"gpu": 1}  # noqa: RUF012 - as luigi.Task has it
+    resources = {"gpu": 1}  # noqa: RUF012 - like in luigi.Task
     may_be_killed = False  # it waits until the training has saved its checkpoint
 
     def requires(self) -> list[luigi.Task]:
@@ -334,6 +353,6 @@ class TrainAdapter(_Training):
 
 
 class DiagnoseTraining(_Training):
-    """Find out by trials which settings train faster."""
+    """Find out by trial which settings train faster."""
 
     verb = "diagnose"

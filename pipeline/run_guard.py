@@ -1,18 +1,17 @@
 """The end of a run: one message and one exit code, whatever ends it.
 
-    PackError in a task ─reporting─▶ one message, its exit code ─▶ counters ─▶ luigi exits with it
-    command line that Luigi cannot parse ─command_line_errors─▶ the same, as E101
+    PackError in a task ─reporting─▶ one message, its exit code ─▶ counters ─▶ luigi exits with this code
+    command line that Luigi cannot parse ─command_line_errors─▶ one message, E101
     Ctrl-C, SIGTERM ─┬─▶ parent  KeyboardInterrupt: partial files are removed, Luigi ends its children, one message
                      └─▶ child   SystemExit: partial files are removed, no message; nothing if its work has ended
 
-With an engine, the tasks of a corpus are a chain: one child at a time, and the workers of the engine are its children.
-With Ray, the parent runs them itself.
-Several children at once, of which each may fail or hold the lock of Luigi's queue, exist only with --on luigi, and if a
-program builds several corpora.
+With an engine, the tasks of a corpus are a chain: one child at a time, and the workers of the engine are children of
+this child. With Ray, the parent runs the tasks itself. Several children at once exist only with --on luigi, or if a
+program builds several corpora. Each of them may fail or hold the lock of Luigi's queue.
 
-Ctrl-C reaches every process of a terminal at the same moment, whatever it is doing, and often several times. The first
-one counts. In a few places an exception that a signal raises would be lost: in the hooks of a fork and where Luigi's
-scheduler drops it, so there the signal waits; and in destructors, so there it is sent again a moment later.
+Ctrl-C reaches every process of a terminal at the same moment, whatever the process is doing, and often several times.
+The first signal counts. In a few places, the exception that a signal raises would be lost. In the hooks of a fork, and
+where Luigi's scheduler drops exceptions, the signal waits. In destructors, the signal is sent again a moment later.
 """
 
 from __future__ import annotations
@@ -52,22 +51,24 @@ MOMENT = 0.05
 
 
 class RunGuard:
-    """Reports each error once, and turns signals into an orderly end. One per process; a forked child inherits it.
+    """Report each error once, and turn signals into an orderly end.
 
-    `install` replaces, and `remove` restores (for Luigi 3.8; pinned to <3.9):
+    Each process has one guard; a forked child inherits it. `install` replaces the following attributes, and `remove`
+    restores them (for Luigi 3.8; pinned to <3.9):
 
     patched                                | why                                             | upstream
     ---------------------------------------|-------------------------------------------------|-------------------------
-    Worker.__enter__ (luigi.worker)        | nothing says that a run of Luigi starts: one    | no event
-                                           | process may make several (`run`); and nothing   |
-                                           | else gives us the worker (`keep_tasks_here`)    |
-    Worker.__exit__ (luigi.worker)         | nor that it ends: an engine may be connected    | no event
-    TaskProcess._Popen (luigi.worker)      | starts a task as Python starts a process by     | no setting
-                                           | default. Only a fork shares the counters; from  |
-                                           | 3.14, and on macOS, the default is another one  |
-    multiprocessing (luigi.worker)         | its queues, by default: unless made for forks,  | no setting
-                                           | Python starts a process that watches them, and  |
-                                           | that outlives Ctrl-C and warns of a leak        |
+    Worker.__enter__ (luigi.worker)        | no other way to notice the start of a Luigi run | no event
+                                           | (one process may run several: `run`) or to get  |
+                                           | the worker (`keep_tasks_here`)                  |
+    Worker.__exit__ (luigi.worker)         | no other way to notice the end of a run, when   | no event
+                                           | an engine may still be connected                |
+    TaskProcess._Popen (luigi.worker)      | starts a task by Python's default method, which | no setting
+                                           | is not a fork on macOS and from Python 3.14 on; |
+                                           | only a fork shares the counters                 |
+    multiprocessing (luigi.worker)         | makes queues for Python's default method; then  | no setting
+                                           | Python starts a process that watches them,      |
+                                           | outlives Ctrl-C, and warns of a leak            |
     TaskProcess.terminate (luigi.worker)   | waits without limit, one child after another,   | spotify/luigi#1191 added
                                            | and may kill a task that saves a checkpoint     | no deadline
                                            | (`may_be_killed`)                               |
@@ -83,10 +84,10 @@ class RunGuard:
                                            | result may keep Luigi's queue locked            |
     sys.excepthook                         | prints a traceback for Ctrl-C and for errors    | public API
                                            | before a task runs                              |
-    sys.unraisablehook                     | Python drops what is raised in destructors,     | public API
-                                           | also KeyboardInterrupt                          |
-    os.register_at_fork                    | Python drops what is raised in the hooks of a   | public API, stays
-                                           | fork                                            | installed
+    sys.unraisablehook                     | Python drops exceptions raised in destructors,  | public API
+                                           | even KeyboardInterrupt                          |
+    os.register_at_fork                    | Python drops exceptions raised in the hooks of  | public API, stays
+                                           | a fork                                          | installed
     atexit                                 | a signal after the last message would still     | public API
                                            | kill the process                                |
     SIGINT, SIGTERM handlers (`begin`)     | see the module; a handler of the user's program | public API
@@ -95,11 +96,11 @@ class RunGuard:
 
     def __init__(self) -> None:
         self.run = 0  # the number of runs that this process has started
-        self._worker: Worker | None = None  # Luigi's, of the last of them
+        self._worker: Worker | None = None  # Luigi's worker of the last run
         self.patience = 5.0  # seconds for a child to remove its partial files
         self.is_child = False
         self.is_leaving = False  # signals no longer change anything
-        self.deadline = 0.0  # of the children; until then the parent accepts no other signal
+        self.deadline = 0.0  # for the children; until then, the parent ignores further signals
         self.is_forking = False
         self.waiting_blocks = 0  # nested blocks in which signals wait
         self.waiting: list[tuple[int, int]] = []  # process and number of the signals that wait
@@ -111,7 +112,10 @@ class RunGuard:
     # Install and remove
 
     def install(self) -> None:
-        """Patch Luigi and Python; see the table. After all imports: our fork hook is then the first before a fork."""
+        """Patch Luigi and Python, as listed in the table.
+
+        Call it after all imports, so that our hook is the first to run before a fork.
+        """
         if self._undo:
             return
         self._replace(Worker, "__enter__", self._counting_runs(Worker.__enter__))
@@ -141,7 +145,7 @@ class RunGuard:
         self._undo.append(lambda: atexit.unregister(self._at_exit))
 
     def remove(self) -> None:
-        """Undo `install` and `begin`; the fork hooks stay and do nothing."""
+        """Undo `install` and `begin`; the fork hooks stay, but do nothing."""
         while self._undo:
             self._undo.pop()()
         for number in STOP:
@@ -155,13 +159,13 @@ class RunGuard:
         self._undo.append(lambda: delattr(owner, name) if inherits else setattr(owner, name, previous))
 
     def begin(self) -> None:
-        """Start a run: this process is the parent of whatever it forks from now on."""
+        """Start a run: this process is the parent of all processes that it forks."""
         self.is_child = self.is_leaving = False
         self.deadline = 0.0
         self.reported.clear()
         if threading.current_thread() is threading.main_thread():
             for number in STOP:
-                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # not a program's own
+                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # keep a program's handler
                     signal.signal(number, self._on_signal)
 
     def _counting_runs(self, enter: Callable[[Worker], Worker]) -> Callable[[Worker], Worker]:
@@ -183,9 +187,9 @@ class RunGuard:
         return end
 
     def keep_tasks_here(self) -> None:
-        """Run the tasks of this run in this process, one after another, whatever --workers says.
+        """Run the tasks of this run one after another in this process, despite --workers.
 
-        For an engine elsewhere: its connection would end with the fork for each task.
+        A remote engine needs this, because its connection would end if each task were forked.
         """
         if self._worker:
             self._worker.set_worker_processes(1)
@@ -194,7 +198,7 @@ class RunGuard:
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Report an error as one message before Luigi sees it, which would print a traceback."""
+        """Report an error as one message before Luigi prints a traceback."""
         try:
             yield
         except Exception as error:
@@ -204,8 +208,8 @@ class RunGuard:
             elif str(failed) not in self.reported:
                 self.reported.add(str(failed))
                 checksum = float(crc32(str(failed).encode()))
-                # With --on luigi, a full disk refuses every worker, each another file: the first message is enough. The
-                # same holds for a source that changed and has many parts.
+                # With --on luigi, a full disk makes every worker fail, each with a different file. The first message is
+                # enough. One message is also enough for a changed source with many parts.
                 is_full_disk = counters.of_run("exit_code") == failed.exit_code == StorageError.exit_code
                 repeats = is_full_disk or checksum == counters.of_run("last_error")
                 counters.put(exit_code=failed.exit_code, last_error=checksum)
@@ -223,7 +227,7 @@ class RunGuard:
         display.stop()
         if issubclass(kind, KeyboardInterrupt):
             self._end_children()
-            if counters.of_run("exit_code") != Interrupted.exit_code:  # a training has reported it, with its step
+            if counters.of_run("exit_code") != Interrupted.exit_code:  # else the training has reported its step
                 self.report(Interrupted("interrupted", "interrupted; run the same command again to resume"))
             os._exit(Interrupted.exit_code)
         elif is_on(DEBUG) or not isinstance(error, Exception):
@@ -251,7 +255,7 @@ class RunGuard:
         raise KeyboardInterrupt
 
     def _send_again(self, number: int) -> None:
-        """Forget a signal, and send it again in a moment."""
+        """Forget a signal, and send it again a moment later."""
         self.is_leaving, self.deadline, self.is_due = False, 0.0, True
 
         def again(*_: object) -> None:
@@ -296,7 +300,10 @@ class RunGuard:
     # Children
 
     def _end_children(self) -> None:
-        """End all children of a parent that is about to exit, also those forked after the terminal sent its signal."""
+        """End all children of a parent that is about to exit.
+
+        This includes children that were forked after the terminal sent its signal.
+        """
         self.is_leaving = True
         _end(multiprocessing.active_children(), time.monotonic() + self.patience)
 
@@ -308,8 +315,11 @@ class RunGuard:
             _end([process], time.monotonic() + self.patience)
 
     def _on_work_ended(self, task: luigi.Task, *_: object) -> None:
-        """A child is about to report its result to Luigi, and to exit. If a signal stopped it there, it could keep the
-        lock of its queue, and the other children would wait for it forever."""
+        """Ignore further signals in a child that is about to report its result to Luigi.
+
+        If a signal stopped the child while it reports, it could keep the lock of Luigi's queue, and the other children
+        would wait forever.
+        """
         self.is_leaving = self.is_leaving or self.is_child
 
     # Forks
@@ -332,7 +342,10 @@ class RunGuard:
         self.waiting.clear()
 
     def _at_exit(self) -> None:
-        """Ignore signals from now on: Python restores the system's handlers next, but leaves ignored signals alone."""
+        """Ignore signals until the process ends.
+
+        Python restores the system's handlers next, but leaves ignored signals alone.
+        """
         if self.is_due:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number in STOP:
@@ -341,7 +354,10 @@ class RunGuard:
 
 
 def _end(children: Sequence[BaseProcess], deadline: float) -> None:
-    """Ask all to leave, and kill those still alive at the deadline; but wait for those whose task may not be killed."""
+    """Ask all children to leave, and kill the children still alive at the deadline.
+
+    A child whose task may not be killed has no deadline.
+    """
     for child in children:
         BaseProcess.terminate(child)
     for child in sorted(children, key=_may_not_be_killed):
@@ -356,14 +372,17 @@ def _may_not_be_killed(child: BaseProcess) -> bool:
 
 
 class _ExitCode(int):
-    """One of Luigi's exit codes. Luigi multiplies each with whether it applies; an error of ours has its own code."""
+    """One of Luigi's exit codes.
+
+    Luigi multiplies each code with 1 if it applies, or 0. If a PackError was reported, its code replaces Luigi's code.
+    """
 
     def __mul__(self, applies: int) -> int:
         return (int(counters.of_run("exit_code")) or int(self)) * applies
 
 
 class _LogFilter(logging.Filter):
-    """Drop what Luigi logs about an error that was already reported, or about an interrupt."""
+    """Drop Luigi's log records about interrupts and about errors already reported."""
 
     def __init__(self, guard: RunGuard):
         super().__init__()

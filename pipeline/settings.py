@@ -1,7 +1,7 @@
 """Apply the defaults of pipeline/luigi.cfg to Luigi.
 
-Luigi reads luigi.cfg from the working directory only. In any other directory it would try to reach a server for a
-minute, and a failed task would exit with 0. What the user's config sets is left alone.
+Luigi reads luigi.cfg only from the working directory. In any other directory, it would try to reach a server for a
+minute, and a failed task would exit with 0. Options that the user's config sets are left alone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CENTRAL_OPTIONS = ("--scheduler-host", "--scheduler-port", "--scheduler-url")
 
 
 def apply() -> None:
-    """Set what is unset, unless a central scheduler is named, in a config or on the command line.
+    """Set the options that the user has not set, and list --workers in --help.
 
-    Also list --workers in --help.
+    The option `local_scheduler` is not set if a config or the command line names a central scheduler.
     """
     core.workers.always_in_help = True
     theirs, ours = get_config(), ConfigParser(interpolation=None)
@@ -45,7 +45,10 @@ def workers() -> int:
 
 
 def check_workers(on: str) -> None:
-    """Raise UsageError if --workers is below 1, with which Luigi silently does nothing, or `on` names no engine."""
+    """Raise UsageError if --workers is below 1 or `on` does not name an engine.
+
+    With fewer than one worker, Luigi silently does nothing.
+    """
     if workers() < 1:
         raise UsageError("bad_command_line", f"--workers {workers()}: must be at least 1")
     workers_of(on, workers())

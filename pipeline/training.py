@@ -1,4 +1,4 @@
-"""Start `python -P -m train` and wait for it; never import it.
+"""Start `python -P -m train` and wait for it, without importing it.
 
 manifest ─command─▶ python -P -m train --manifest … ─train─▶ data/adapters/<name>-<key12>/training.json
                     python -P -m train diagnose …   ─train─▶ data/diagnoses/<name>-<key12>/diagnosis.json
@@ -26,7 +26,10 @@ from tasks.stores.scratch import root_of, url_of
 
 
 class TrainingFailed(PackError):
-    """The training process ended with an error, which it has reported; the exit code is the process's."""
+    """The training process ended with an error that it has reported.
+
+    The exit code of the process is kept if packcorpus defines it.
+    """
 
     def __init__(self, reason: str, message: str, exit_code: int):
         super().__init__(reason, message)
@@ -34,20 +37,24 @@ class TrainingFailed(PackError):
 
 
 def command(verb: str, manifest: str, root: str, settings: str, options: str) -> tuple[str, ...]:
-    """Return the words of a command of `train`; `verb` is empty for training itself. `options` is split as by a shell.
+    """Return the words of a command of `train`.
 
-    -P keeps the working directory out of sys.path: a user's own train.py or tasks.py there is not imported.
+    `verb` is empty for training itself. `options` is split as in a shell. -P keeps the working directory out of
+    sys.path, so that a user's own train.py or tasks.py there is not imported.
     """
     config = ("--config", settings) if settings else ()
     named = (verb,) if verb else ()
-    # A checkpoint is not written to a bucket, but to the working directory.
+    # Checkpoints are never written to a bucket, but to the working directory.
     where = ("--manifest", manifest, "--root", "." if url_of(root_of(root)) else root)
     return (sys.executable, "-P", "-m", "train", *named, *where, *config, *shlex.split(options))
 
 
 @lru_cache(maxsize=16)
 def record_of(words: tuple[str, ...]) -> Path:
-    """Return the path of this run's record, which may not exist yet. Raises TrainingFailed if a setting is invalid."""
+    """Return the path of this run's record, which may not exist yet.
+
+    Raises TrainingFailed if a setting is invalid.
+    """
     environment = os.environ | {JSON: "1"}
     done = subprocess.run(  # noqa: S603 - this Python, and words that no shell sees
         [*words, "--where"], capture_output=True, text=True, check=False, env=environment
@@ -62,9 +69,10 @@ def record_of(words: tuple[str, ...]) -> Path:
 
 
 def train(words: tuple[str, ...]) -> None:
-    """Run the training. A signal to this process is forwarded, and the training saves a checkpoint before it ends.
+    """Run the training, and forward signals to it.
 
-    Raises KeyboardInterrupt if the training was stopped by a signal, TrainingFailed if it failed.
+    After a signal, the training saves a checkpoint before it ends. Raises KeyboardInterrupt, or SystemExit in a worker,
+    if the training was stopped by a signal. Raises TrainingFailed if it failed.
     """
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
@@ -72,11 +80,11 @@ def train(words: tuple[str, ...]) -> None:
     def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
         if process:
-            process.terminate()  # not SIGINT: a terminal sends that to all its processes, and a second one cuts a step
+            process.terminate()  # a terminal sends SIGINT to all its processes, and a second SIGINT would cut a step
 
     handlers = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        # The new process starts with both blocked, until it can report that it was stopped.
+        # The new process starts with both signals blocked, until it can report that it was stopped.
         signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
         try:
             process = subprocess.Popen(words)  # noqa: S603 - the same words
@@ -90,10 +98,10 @@ def train(words: tuple[str, ...]) -> None:
             signal.signal(number, handler)
     if received and (code == Interrupted.exit_code or (code and code not in EXITS)):
         if code == Interrupted.exit_code:
-            counters.put(exit_code=code)  # the training has reported it; nobody reports it again
-        # In a worker, KeyboardInterrupt would be printed with a traceback.
+            counters.put(exit_code=code)  # the training has reported the interrupt; it is not reported again
+        # In a worker, KeyboardInterrupt would print a traceback.
         raise SystemExit(Interrupted.exit_code) if multiprocessing.parent_process() else KeyboardInterrupt
     if code:
-        # One of our exit codes: the training has reported its error, and each error has one message.
+        # With one of our exit codes, the training has already reported its error.
         message = "" if code in EXITS else f"the training ended with exit code {code} and printed no error"
         raise TrainingFailed("training_failed", message, code)

@@ -1,5 +1,5 @@
-"""Where the steps of a run are taken: in this process, in worker processes, or on a Ray cluster.
+"""Engines: run steps in this process, in worker processes, or on a Ray cluster.
 
-An engine receives steps (tasks/steps.py) and yields what became of each, in any order. It decides neither what there is
-to do nor what is done: that is Luigi's part, and the same for all engines.
+An engine receives steps (tasks/steps.py) and yields the outcome of each step, in any order. Luigi decides which steps
+there are and whether they are done, in the same way for all engines.
 """

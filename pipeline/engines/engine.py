@@ -1,6 +1,6 @@
-"""The engines by name, and what all of them promise.
+"""Engines by name, and the interface that all engines implement.
 
---on luigi                a Luigi task for each step, in a process of its own; not an engine of this folder
+--on luigi                a Luigi task for each step, in a separate process; not an engine of this folder
 --on here                 one step after another, in this process
 --on workers:N            N processes that stay for all steps
 --on ray://auto           the Ray cluster of this machine
@@ -18,30 +18,33 @@ from tasks.core.errors import Busy, UsageError
 from tasks.core.suggest import suggest
 from tasks.steps import Outcome, Step
 
-# Attempts of a step whose worker is lost, before the run gives up.
+# Attempts at a step whose worker is lost, before the run gives up.
 ATTEMPTS = 4
-# Seconds that steps may still take after one has failed.
+# Seconds that running steps may still take after a step has failed.
 PATIENCE = 30.0
 
 FORMS = ("luigi", "here", "workers", "workers:N", "ray://auto", "ray://HOST:PORT")
 
 
 class Engine(AbstractContextManager["Engine"], Protocol):
-    """Takes steps. Leaving the block ends what is still running and releases the workers."""
+    """Run steps in a `with` block.
+
+    Leaving the block ends running steps and releases the workers.
+    """
 
     def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
-        """Take steps, the first ones first, and yield (index, outcome) of each as it ends.
+        """Run steps in their order, and yield (index, outcome) of each step as it ends.
 
-        Raises the PackError of the first step that fails, and `Busy` if a step's worker was lost ATTEMPTS times. No
+        Raises the PackError of the first step that fails, or `Busy` if a step's worker was lost ATTEMPTS times. No
         further step is started then.
         """
         ...
 
 
 def workers_of(on: str, workers: int) -> int:
-    """Return how many steps an engine takes at once; `workers` are those of the command line.
+    """Return how many steps an engine runs at once.
 
-    Raises UsageError if no engine has this name.
+    `workers` is the number on the command line. Raises UsageError if no engine has this name.
     """
     found = re.fullmatch(r"(here)|(luigi|workers)|workers:([1-9]\d{0,3})|ray://(auto|[^/:\s]+:\d+)", on)
     if not found:
@@ -51,7 +54,11 @@ def workers_of(on: str, workers: int) -> int:
 
 
 def open_engine(on: str, workers: int) -> Engine:
-    """Open the engine that `on` names; "workers" means `workers` processes, or none for one. Raises UsageError."""
+    """Open the engine that `on` names.
+
+    "workers" means `workers` processes; if that is 1, steps run in this process. Raises UsageError if no engine has
+    this name.
+    """
     count = workers_of(on, workers)
     if on == "here" or (on == "workers" and count == 1):
         from pipeline.engines.here import Here
@@ -67,17 +74,17 @@ def open_engine(on: str, workers: int) -> Engine:
 
 
 def is_remote(on: str) -> bool:
-    """Return whether an engine takes steps elsewhere, over a connection that the stages of a run share."""
+    """Return whether an engine runs steps elsewhere, over a connection of the run."""
     return on.startswith("ray://")
 
 
 def leave() -> None:
-    """End such a connection, if there is one."""
+    """Close the connection to a remote engine, if there is one."""
     from pipeline.engines import on_ray
 
     on_ray.leave()
 
 
 def lost(step: Step, why: str) -> Busy:
-    """Return the error for a step whose worker was lost as often as it was tried."""
+    """Return the error for a step whose worker was lost in every attempt."""
     return Busy("worker_lost", f"{step.place}: its worker was lost {ATTEMPTS} times: {why}")

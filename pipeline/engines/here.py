@@ -1,4 +1,4 @@
-"""Take one step after another in this process."""
+"""Run one step after another in this process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tasks.steps import Outcome, Step, attempt
 
 
 class Here:
-    """No workers: the least memory and CPU time."""
+    """Engine without workers: takes the least memory and CPU time."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is running."""
+        """Do nothing: no step is running."""
 
     def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
         for index, step in enumerate(steps):

@@ -1,7 +1,7 @@
-"""Take steps on a Ray cluster, whose nodes see the same files under the same paths.
+"""Run steps on a Ray cluster whose nodes see the same files under the same paths.
 
-A process that has joined a cluster stays until it leaves: Ray's workers, which take seconds to start, live as long as
-that. So the stages of a run share one connection (see `RunGuard.keep_tasks_here`).
+The stages of a run share one connection (see `RunGuard.keep_tasks_here`), because Ray's workers take seconds to start
+and end when the process disconnects.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tasks.core.errors import InputMissing, PackError, PartMissing
 from tasks.steps import Outcome, Step, attempt
 from tasks.storage.files import remove_abandoned
 
-# Steps that wait at each CPU: the driver does not have to answer before the next one starts.
+# Steps to submit per CPU, so that the next step starts without waiting for the driver.
 IN_FLIGHT = 4
-# Seconds after which the cluster is asked again how many CPUs it has: nodes come and go.
+# Seconds between two queries for the number of CPUs, because nodes come and go.
 REFRESH = 2.0
-# Seconds in which Ray ends the steps of a driver that has left, unless the nodes are busy.
+# Seconds in which Ray ends the steps of a disconnected driver, unless the nodes are busy.
 LEAVING = 2.0
 
 
@@ -34,7 +34,10 @@ _joined = ""
 
 
 def leave() -> None:
-    """Leave the cluster that this process has joined, if any. Ray then stops its workers of this run, and no more."""
+    """Leave the cluster that this process has joined, if any.
+
+    Ray then stops its workers of this run, and no others.
+    """
     global _joined
     if _joined:
         import ray
@@ -44,10 +47,13 @@ def leave() -> None:
 
 
 class OnRay:
-    """Steps on a cluster. An error within the block ends the connection, and so what the run has started there."""
+    """Engine that runs steps on a Ray cluster.
+
+    An error within the block closes the connection, which ends all steps that the run has started on the cluster.
+    """
 
     def __init__(self, on: str):
-        # Its trace of the native stack, for every SIGTERM, would be in front of our message.
+        # Otherwise, Ray would print a native stack trace at every SIGTERM, before our message.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         try:
             import ray
@@ -85,7 +91,7 @@ class OnRay:
         if error is None:
             return
         leave()
-        # Ray kills the steps that it ends, so they cannot remove what they were writing.
+        # Ray kills running steps, so they cannot remove their partial files.
         start = time.monotonic()
         while True:
             outputs = [path for index in self._running.values() for path in self._steps[index].outputs()]
@@ -131,7 +137,10 @@ class OnRay:
 
 @contextmanager
 def _our_signals() -> Iterator[None]:
-    """Keep the handler of SIGTERM: Ray's ends the process with 15, and without a message."""
+    """Keep our handler of SIGTERM.
+
+    Ray's handler would end the process with 15 and without a message.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -143,5 +152,5 @@ def _our_signals() -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the start of what Ray says, which goes on with traces."""
+    """Return the first line of Ray's message; stack traces follow it."""
     return str(error).partition("\n")[0]

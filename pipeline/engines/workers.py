@@ -1,10 +1,10 @@
-"""Take steps in worker processes that stay until the last step.
+"""Run steps in worker processes that live until the last step.
 
     steps ─▶ a pipe to each worker, one step at a time ─▶ outcomes
-                └ a worker that died: another one takes its step again
+                └ if a worker dies, a new worker retries its step
 
-A process that stays learns the words of the corpus once (the encoder caches them); a fork for each step repeats
-that. With a pipe for each worker, it is known which step a lost worker had.
+The encoder caches the words of the corpus. A lasting process fills this cache once; a fork for each step would fill it
+again and again. Each worker has its own pipe, which shows the step of a lost worker.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from pipeline.engines.engine import ATTEMPTS, PATIENCE, lost
 from tasks.core.errors import PackError
 from tasks.steps import Outcome, Step, attempt
 
-# Seconds that an interrupted worker has to remove its partial files; run_guard gives the task that waits here more.
+# Seconds that an interrupted worker has to remove its partial files. The task that waits for it has more time in
+# run_guard.
 LEAVING = 3.0
 
 
 def start_method() -> BaseContext:
-    """Return how workers are started: forked where that is safe, since they then share the encoder that is open."""
+    """Return how to start workers.
+
+    On Linux, they are forked and share the open encoder. Elsewhere, a fork is not safe.
+    """
     if sys.platform == "linux":
         return multiprocessing.get_context("fork")
     has_server = "forkserver" in multiprocessing.get_all_start_methods()
@@ -37,7 +41,10 @@ def start_method() -> BaseContext:
 
 
 class Workers:
-    """`count` processes. Leaving the block ends them; after an interrupt without waiting for their steps."""
+    """Engine with `count` worker processes.
+
+    Leaving the block ends them. After an interrupt, it does not wait for their steps.
+    """
 
     def __init__(self, count: int, context: BaseContext | None = None):
         self._count, self._context = count, context or start_method()
@@ -91,7 +98,10 @@ class Workers:
 
     @staticmethod
     def _await(running: dict[Any, tuple[_Worker, int]]) -> None:
-        """Wait for steps that are running when another one has failed: what they finish is not done again."""
+        """Wait for the running steps after a step has failed.
+
+        A later run does not repeat the steps that end in time.
+        """
         deadline, left = time.monotonic() + PATIENCE, set(running)
         while left and (ready := wait(left, max(0.0, deadline - time.monotonic()))):
             left.difference_update(ready)
@@ -107,7 +117,7 @@ class _Worker:
         theirs.close()
 
     def send(self, step: Step) -> None:
-        with suppress(OSError):  # the worker is gone, and `receive` will say so
+        with suppress(OSError):  # the worker is gone, and `receive` will return None
             self.connection.send(step)
 
     def receive(self) -> Outcome | None:
@@ -139,8 +149,8 @@ class _Worker:
 
 
 def _serve(connection: Connection, of_parent: Connection) -> None:
-    """Take steps until there are no more, or the parent is gone."""
-    of_parent.close()  # a fork inherits it, and would never learn that the parent is gone
+    """Run steps until there are no more, or until the parent is gone."""
+    of_parent.close()  # if a fork kept the inherited end open, it would not notice that the parent is gone
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while (step := connection.recv()) is not None:
             connection.send(attempt(step))

@@ -1,14 +1,14 @@
-"""Count what the tasks of a run do, in memory that all of its processes share.
+"""Count the work of a run's tasks, in memory that all processes of the run share.
 
-A task may run in a forked child, and nothing that a child sets reaches its parent. So the numbers are in memory shared
-with every fork: one row for the run, and one for each task, assigned by the parent before any child is forked.
+A task may run in a forked child, and values that a child sets do not reach its parent. The numbers are therefore in
+memory shared with every fork: one row for the run and one row for each task, which the parent assigns before it forks.
 
     row 0   the run            exit_code, finished, started
     row 1   unknown tasks      (of a process that never scheduled them)
     row 2…  one task each      done, read, conversations, tokens, …      ─total─▶ sums over a kind of task
 
-A row is written only by the process that runs its task. No lock is needed, and a process that is killed at any moment
-holds nothing that others wait for. A task that runs a second time restarts its row and counts once.
+Only the process that runs a task writes its row. No lock is needed, so no process ever waits for a killed process. A
+task that runs a second time restarts its row and counts once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIELDS = (
     "rows", "fill",  # of the plan
 )  # fmt: skip
 RUN, UNKNOWN, FIRST = 0, 1, 2
-# Memory that is never touched costs nothing, and Luigi's own cost, quadratic in the tasks, is the limit long before.
+# Untouched memory costs nothing. Luigi's own cost, which is quadratic in the tasks, limits their number long before.
 _ROWS = 1 << 16
 _VERSIONS = ("packcorpus", "luigi", "pyarrow", "numpy", "sentencepiece", "tokenizers", "gigatoken", "orjson")
 
@@ -46,7 +46,7 @@ _kinds: dict[str, list[int]] = {}
 
 
 def begin() -> None:
-    """Forget an earlier run of this process."""
+    """Start a run, and forget an earlier run of this process."""
     _table[: FIRST + len(_rows)] = 0
     _rows.clear()
     _kinds.clear()
@@ -54,7 +54,10 @@ def begin() -> None:
 
 
 def register(task: str, kind: str) -> bool:
-    """Assign a row to a task; return False if it has one. For the parent, before it forks the task's process."""
+    """Assign a row to a task; return False if it has a row or none is free.
+
+    The parent calls this before it forks the task's process.
+    """
     if task in _rows or FIRST + len(_rows) == _ROWS:
         return False
     _rows[task] = FIRST + len(_rows)
@@ -81,12 +84,12 @@ def of_run(name: str) -> float:
 
 
 def each(kind: str, name: str) -> np.ndarray:
-    """Return float64[tasks of this kind], in the order in which they were found."""
+    """Return a value of each task of a kind, in order of registration: float64[tasks]."""
     return _table[_kinds.get(kind, []), _place[name]]
 
 
 def total(name: str, kind: str | None = None) -> float:
-    """Sum a value over all tasks, or over those of a kind."""
+    """Sum a value over all tasks, or over all tasks of a kind."""
     if kind is None:
         return float(_table[UNKNOWN : FIRST + len(_rows), _place[name]].sum())
     return float(each(kind, name).sum())
@@ -97,13 +100,16 @@ def of_task(task: str, name: str) -> float:
 
 
 def seconds(kind: str) -> np.ndarray:
-    """Return float64[tasks]: the seconds each took, or has taken so far."""
+    """Return the seconds that each task took, or has taken so far: float64[tasks]."""
     started, took = each(kind, "started"), each(kind, "seconds")
     return np.where((started > 0) & (took == 0), time.time() - started, took)
 
 
 def span(kind: str) -> float:
-    """Return the seconds from the start of the first task of a kind to the end of the last, or until now."""
+    """Return the seconds from the first start to the last end of a kind of task.
+
+    A task that is still running ends now.
+    """
     started = each(kind, "started")
     ran = started > 0
     return float((started + seconds(kind))[ran].max() - started[ran].min()) if ran.any() else 0.0
@@ -115,7 +121,10 @@ def elapsed() -> float:
 
 
 def run_record() -> dict[str, Any]:
-    """Return times, counts, and versions for run.json; seconds are summed over the parallel tasks of a stage."""
+    """Return times, counts, and versions for run.json.
+
+    The seconds of a stage are summed over its parallel tasks.
+    """
     seconds = elapsed()
     peaks = _table[: FIRST + len(_rows), _place["peak"]]
     return {

@@ -6,8 +6,8 @@
                        └─ quiet   PACKCORPUS_QUIET=1, --quiet: nothing
     errors, notes, progress → standard error             path of the manifest → standard output, the last line
 
-After each drawing the cursor is at the start of the drawing. So any process that prints a message clears from there to
-the end of the screen first; the next drawing is below the message, and no process needs to know its height.
+After each drawing, the cursor is at the start of the drawing. A process that prints a message first clears from there
+to the end of the screen. The next drawing is below the message, and no process needs to know the height of a drawing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CLEAR = "\r\x1b[J"
 
 
 class output(luigi.Config):
-    """Options of every command line of ours."""
+    """Options that every command line of the pipeline has."""
 
     use_cmdline_section = False
     quiet = luigi.BoolParameter(default=False, always_in_help=True, description="Show only errors.")
@@ -46,7 +46,7 @@ class output(luigi.Config):
 
 
 def mode() -> Mode:
-    """Return how this run is shown."""
+    """Return the mode in which this run is shown."""
     if is_on(JSON):
         return "json"
     if is_on(QUIET):
@@ -55,7 +55,7 @@ def mode() -> Mode:
 
 
 def begin() -> None:
-    """Apply --json and --quiet, through the environment, which every process of the run inherits."""
+    """Apply --json and --quiet through the environment, which all processes inherit."""
     options = output()
     for name, is_set in ((JSON, options.json), (QUIET, options.quiet)):
         if is_set:
@@ -66,7 +66,7 @@ def begin() -> None:
 
 
 def room() -> int:
-    """Return the width available to a line; unlimited unless a drawing is shown."""
+    """Return the width available to a line: 10,000 unless a drawing is shown."""
     return (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1 if mode() == "live" else 10_000
 
 
@@ -86,7 +86,7 @@ def write(text: str) -> None:
 
 
 def clear() -> None:
-    """Clear the drawing: something else is about to be written in its place."""
+    """Clear the drawing before other output is written in its place."""
     if mode() == "live":
         print(_CLEAR, end="", file=sys.stderr, flush=True)
 
@@ -114,22 +114,22 @@ def _line(now: State) -> str:
 
 
 def frame(now: State, how: Mode, width: int) -> str:
-    """Return what is written for one moment."""
+    """Return the text to write for one moment."""
     if how == "json":
         return json.dumps({"progress": asdict(now)}) + "\n"
     if how == "lines":
         return _line(now) + "\n"
-    from pipeline.progress.terminal import drawn  # rich takes 0.03 s to load, and only this needs it
+    from pipeline.progress.terminal import drawn  # rich takes 0.03 s to load, and only this mode needs it
 
     lines = drawn(now, width)
-    up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""  # terminals take 0 for 1
+    up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""  # terminals treat 0 as 1
     return _CLEAR + "\n".join(lines) + "\r" + up
 
 
 class _Drawing(threading.Thread):
     """Draw until the run has ended.
 
-    It takes no lock that a forked child could find taken: its console is its own, and it bypasses Python's buffers.
+    It takes no lock that a forked child could find locked: it has its own console and bypasses Python's buffers.
     """
 
     def __init__(self, name: str, how: Mode, workers: int):
@@ -139,7 +139,7 @@ class _Drawing(threading.Thread):
 
     def run(self) -> None:
         while not self._end.wait(EVERY[self._how]) and not counters.of_run("finished"):
-            # The terminal may be closed, or a task may appear between two reads: no drawing is worth a traceback.
+            # The terminal may be closed, or a task may appear between two reads. No drawing is worth a traceback.
             with suppress(Exception):
                 self._draw()
         if self._how == "live":
@@ -161,20 +161,26 @@ _drawing: _Drawing | None = None
 
 
 def start(name: str, workers: int) -> None:
-    """Start drawing. For the parent of all tasks, once the tasks are known."""
+    """Start drawing.
+
+    The parent of all tasks calls this once the tasks are known.
+    """
     global _drawing
     stop()
     how = mode()
     if how == "quiet":
         return
-    frame(state(name, workers), how, 80)  # imports what the thread needs before it starts: a fork may come at any time
+    frame(state(name, workers), how, 80)  # imports the modules of the thread now, because a fork may come at any time
     counters.put(finished=0)
     _drawing = _Drawing(name, how, workers)
     _drawing.start()
 
 
 def stop() -> None:
-    """Stop drawing and clear the drawing. In a child, this makes the parent stop."""
+    """Stop drawing and clear the drawing.
+
+    In a child, this makes the parent stop.
+    """
     global _drawing
     counters.put(finished=1)
     if _drawing and _drawing.is_alive():

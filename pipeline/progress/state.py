@@ -1,4 +1,4 @@
-"""The state of a run at one moment: stages, speeds, and time left, computed from the counters.
+"""State of a run at one moment: stages, speeds, and time left, from the counters.
 
 counters ─state─▶ State      ─▶ display
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.progress import counters, time_left
 
-# Label of each stage, and the task that it stands for.
+# Label of each stage, and its kind of task.
 _ROWS = {
     "tokenizer": "TrainTokenizer",
     "tokens": "TokenizePart",
@@ -23,7 +23,7 @@ _ROWS = {
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the run: its number of tasks, and the share of them that is done."""
+    """A stage of the run: the number of its tasks, and the share that is done."""
 
     name: str
     tasks: int
@@ -33,7 +33,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class State:
-    """The run at one moment."""
+    """State of the run at one moment."""
 
     name: str
     seconds: float

@@ -18,7 +18,7 @@ _BAR_CELLS = 24
 
 
 def drawn(now: State, width: int) -> list[str]:
-    """Return the lines of one moment, with colors."""
+    """Return the lines to draw for one moment, with colors."""
     colors: Literal["standard"] | None = None if os.environ.get("NO_COLOR") else "standard"
     file = StringIO()
     console = Console(file=file, width=width, force_terminal=True, color_system=colors, markup=False, emoji=False)

@@ -1,10 +1,10 @@
-"""Estimate the time left in a run from what its tasks have done so far.
+"""Estimate the time left in a run from the progress of its tasks so far.
 
     parts: sizes, shares, seconds ─▶ speed ─▶ seconds of each remaining part ───┐
     tokens so far ─▶ total tokens ─▶ seconds of the plan and of the shards ─────┴─▶ assigned to the workers ─▶ seconds
 
-Seconds are those of one worker. Parts are assigned to workers as they become free, so the last and largest part counts
-in full even if the other workers have nothing left to do.
+Seconds count the time of one worker. Parts are assigned to workers as the workers become free, so a large last part
+counts in full even if the other workers have nothing left to do.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ UNPACKED = 3.5
 
 
 def sizes_of(parts: Sequence[Part]) -> list[float]:
-    """Return the approximate work of each part in bytes of plain text; `parts` are all parts, in order."""
+    """Return the approximate work of each part, in bytes of plain text.
+
+    `parts` are all parts, in order.
+    """
     ends = {id(part.file): part.stop for part in parts}  # the last part of a file ends with it
     return [_size_of(part, ends[id(part.file)]) for part in parts]
 
 
 def _size_of(part: Part, end: int) -> float:
-    """`end` is that of the file, in bytes or in groups of rows."""
+    """Return the approximate work of a part, in bytes of plain text.
+
+    `end` is the end of the file, in bytes or in groups of rows.
+    """
     file = part.file
     packed = file.compression or container_named(file.container).is_compressed
     return file.bytes * (part.stop - part.start) / max(end, 1) * (UNPACKED if packed else 1)
@@ -38,11 +44,12 @@ def _size_of(part: Part, end: int) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """The counters of a run; arrays have one item per part or shard, in the order of their tasks.
+    """Counters of a run; arrays have one item per part or shard, in task order.
 
-    `size` of each part in bytes of plain text, `share` of it that is read, `seconds_at_share` (elapsed) and `cpu` (CPU
-    seconds) of it when that share was reported, `seconds` until now. Cached parts have the share 1 and took no time;
-    `tokens_found` is about how many tokens they hold. `copies` is how often a token is written.
+    For each part, `size` is its bytes of plain text, and `share` is the share that is read. `seconds_at_share`
+    (elapsed) and `cpu` (CPU seconds) are its times when this share was reported; `seconds` is its time until now.
+    Cached parts have a share of 1 and took no time; `tokens_found` is their approximate number of tokens. `copies` is
+    how often a token is written.
     """
 
     workers: int
@@ -64,7 +71,7 @@ class Work:
 def seconds_left(work: Work) -> float | None:
     """Return the estimate, or None if there is nothing to base it on yet."""
     measured = work.cpu > 0
-    # If other processes use the cores, too, everything takes longer by the ratio seen in the parts that run now.
+    # If other processes also use the cores, everything takes longer by the ratio that the running parts show.
     now = measured & (work.share < 1)
     recent = now if now.any() else measured
     waiting = max(1.0, float(work.seconds_at_share[recent].sum() / work.cpu[recent].sum())) if measured.any() else 1.0
@@ -86,7 +93,7 @@ def seconds_left(work: Work) -> float | None:
         plan = TASK + plan_seconds(conversations * max(1, work.copies), tokens)
         left += max(plan * waiting - work.plan_seconds, 0.0)
     done = work.shard_done > 0
-    # From the cost model until a shard of this run is written.
+    # Use the cost model until a shard of this run is written.
     expected = (TASK + WRITTEN_BYTE * ROW_BYTES * tokens * work.copies / max(len(done), 1)) * waiting
     if done.any():
         expected = float(work.shard_seconds[done].mean())
