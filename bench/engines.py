@@ -1,14 +1,14 @@
-"""Compare where steps are taken: the same corpus on each engine, in turns, with the digest of what it writes.
+"""Compare engines: pack the same corpus with each engine, and compare all files.
 
     python bench/engines.py CONFIG [--times 40] [--rounds 3] [--only here ray-2] [--part-size 524288]
 
     here, workers:2, luigi          luigi --module pipeline PackCorpus --workers 2 --on …, in a new root each time
     ray-1, ray-2                    one and two nodes of one CPU each, on this machine, new for each run
-                                    CPU seconds are those of the command and of all processes of the nodes
+                                    CPU seconds include the command and all processes of the nodes
 
-Every second round is in the opposite order. "× here" compares with `here` of the same round. With --part-size, all is
-measured with parts of that size, too, and the last column is the CPU time of one more part. Exits with 1 if a file that
-must be the same is not. Ray is part of packcorpus[ray].
+Engines take turns. Every second round is in the opposite order. "× here" compares with `here` of the same round. With
+--part-size, all engines are also measured with parts of that size, and the last column is the CPU time of one more
+part. Exits with 1 if files differ that must be equal. Ray is part of packcorpus[ray].
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from enlarge import enlarge
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 ENGINES = {"here": 0, "workers:2": 0, "luigi": 0, "ray-1": 1, "ray-2": 2}  # nodes of Ray
-EVERY = 0.2  # seconds between two looks at the processes of the nodes
+EVERY = 0.2  # seconds between two readings of the CPU time of the nodes
 STARTED = 60.0  # seconds for a node to start
 IDLE = 0.3  # CPU seconds of idle nodes in three seconds
 
@@ -50,11 +50,11 @@ class Run(NamedTuple):
 
 
 class Nodes:
-    """The nodes of a Ray cluster on this machine, and the CPU time of all their processes."""
+    """Nodes of a Ray cluster on this machine, and the CPU time of all their processes."""
 
     def __init__(self, count: int, folder: Path):
         self._nodes: list[subprocess.Popen[bytes]] = []
-        self._cpu: dict[int, float] = {}  # by process id, also of those that have ended
+        self._cpu: dict[int, float] = {}  # by process id; processes that have ended are kept
         self._end = threading.Event()
         self.environment: dict[str, str] = {}
         try:
@@ -73,7 +73,10 @@ class Nodes:
         self._thread.start()
 
     def _wait_until_idle(self) -> None:
-        """Let the nodes end their own start: their agents load libraries for some seconds more."""
+        """Wait until the nodes have started.
+
+        Their agents load libraries for some more seconds.
+        """
         deadline, used = time.monotonic() + STARTED, [-1.0]
         while self._nodes and time.monotonic() < deadline and (len(used) < 4 or used[-1] - used[-4] > IDLE):
             time.sleep(1)
@@ -109,7 +112,7 @@ class Nodes:
                         self._cpu[process.pid] = times.user + times.system
 
     def cpu(self) -> float:
-        """Return the CPU seconds since the nodes have started."""
+        """Return the CPU seconds since the nodes started."""
         self._look()
         return sum(self._cpu.values()) - self._before
 
@@ -137,7 +140,7 @@ def nodes_of(engine: str, folder: Path) -> Iterator[Nodes]:
 
 
 def run(engine: str, config: Path) -> Run:
-    """Pack the corpus of a config with an engine, in a root of its own that is removed."""
+    """Pack the corpus of a config with an engine, in a temporary root."""
     folder = Path(tempfile.mkdtemp())
     try:
         with nodes_of(engine, folder) as nodes:
@@ -161,7 +164,10 @@ def run(engine: str, config: Path) -> Run:
 
 
 def digest_of(root: Path) -> str:
-    """Return the digest of all files of a root that must be the same with every engine, with their names."""
+    """Return the digest of all files that must be the same with every engine.
+
+    It includes the names of the files.
+    """
     total = hashlib.sha256()
     for folder in ("data/corpora", "data/tokens", "manifests"):
         for path in sorted((root / folder).rglob("*")):

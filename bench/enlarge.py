@@ -6,8 +6,8 @@
     config    sources, tokenizer, …      ──▶   FOLDER/config.yaml  the same settings over these files
 
 A completion is the last assistant turn; a prompt is everything before it. Conversations without a completion, such as
-those of the text format, are left out. Each source is written as uncompressed JSONL in the messages format. The output
-is deterministic.
+conversations in the text format, are left out. Each source is written as uncompressed JSONL in the messages format. The
+output is deterministic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tasks.recipe import resolve
 
 
 def row(message: Message) -> dict[str, Any]:
-    """Convert a message to the form it has in the messages format."""
+    """Convert a message to the messages format."""
     found: dict[str, Any] = {"role": message.role, "content": full_text(message)}
     if message.tool_calls:
         found["tool_calls"] = [

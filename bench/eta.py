@@ -2,9 +2,10 @@
 
     python bench/eta.py CONFIG [--times 10] [--workers 2]
 
-With --times, the conversations are enlarged first (bench/enlarge.py). "done" is the elapsed share of the total time;
-"off" is the error of the predicted total time. Below the table follow the largest error after the first tenth of the
-run and its position, and the CPU seconds that tasks/dry_run/cost_model.py predicts, compared with the actual ones.
+With --times, the sources are enlarged first (bench/enlarge.py). "done" is the elapsed share of the total time; "off" is
+the error of the predicted total time. Below the table, the script prints the largest error after the first tenth of the
+run with its position, and compares the CPU seconds predicted by tasks/dry_run/cost_model.py with the actual CPU
+seconds.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def progress_of_run(config: Path, root: Path, workers: int) -> tuple[list[tuple[float, float]], float, float]:
     """Run the command and record its predictions.
 
-    Returns (seconds since the start, predicted seconds left) for each line of progress, and the total: wall seconds,
-    and CPU seconds of all processes.
+    Returns (seconds since the start, predicted seconds left) for each line of progress, the total wall seconds, and the
+    total CPU seconds of all processes.
     """
     words = [str(Path(sys.executable).parent / "luigi"), "--module", "pipeline", "PackCorpus", "--json"]
     words += ["--config", str(config), "--root", str(root), "--workers", str(workers)]

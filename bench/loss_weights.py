@@ -1,11 +1,12 @@
-"""Measure what weights of the loss cost: CPU seconds of each stage, bytes of token files, plan, and shards.
+"""Measure the cost of loss weights.
 
     python bench/loss_weights.py CONFIG [--rounds 3]
 
     CONFIG with loss_weight: none, data, conversation, both ─run_all─▶ a corpus each, in a temporary folder
 
-Prints a Markdown table of medians. Uses one process, without Luigi. For `data` and `both`, the records of CONFIG need
-no weights: without any, each sample has one run of weight 1, which takes as much as another number.
+Prints a Markdown table of medians: CPU seconds of each stage, and bytes of token files, plan, and shards. Uses one
+process, without Luigi. For `data` and `both`, the records of CONFIG need no weights: without weights, each sample has
+one run of weight 1, which takes as much time and space as any other weight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Serve buckets on this machine, through moto, and count the bytes that are read from them."""
+"""Serve a bucket on this machine with moto, and count the bytes read and written."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BUCKET = "bucket"
 
 
 class MotoBucket:
-    """An empty bucket; `read` counts the bytes that were sent of each object, listings as that of the bucket itself.
+    """A bucket that counts the bytes read and written of each object.
 
-    `written` counts the bytes that have arrived of each.
+    `read` counts the bytes sent, by key; listings count under an empty key. `written` counts the bytes received.
     """
 
     def __init__(self, address: str):
@@ -31,7 +31,7 @@ class MotoBucket:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment in which S3 is this bucket."""
+        """Return the environment variables with which S3 clients use this bucket."""
         keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_REGION": "us-east-1"}
         files = {"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null"}
         return os.environ | keys | files | {"AWS_ENDPOINT_URL": self.address}
@@ -44,7 +44,10 @@ class MotoBucket:
             pass
 
     def take_sources(self, config: Path, megabytes: float | None = None) -> None:
-        """Move the sources of a config to the bucket, in objects of that size that end at line ends, and name them."""
+        """Move the sources of a config to the bucket, and update the config.
+
+        With `megabytes`, a source is cut at line ends into objects of about that size.
+        """
         settings = orjson.loads(config.read_bytes())
         piece = config.with_name("piece")
         for name in settings["sources"]:
@@ -67,7 +70,7 @@ class MotoBucket:
         return {key: found.size for key, found in [*self._held().keys.items()]}
 
     def unfinished(self) -> list[str]:
-        """Return the keys of the uploads in parts that were neither completed nor ended."""
+        """Return the keys of multipart uploads that were neither completed nor aborted."""
         return [upload.key_name for upload in self._held().multiparts.values()]
 
     @staticmethod

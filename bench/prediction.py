@@ -1,12 +1,13 @@
 """Compare predictions of `packcorpus check` with actual runs.
 
-Measures all sources of a config together, and each one alone.
+Measures all sources of a config together, and each source alone.
 
     python bench/prediction.py CONFIG [--lengths 512 1024 2048 4096] [--budget BYTES] [--workers 2]
 
 Prints Markdown. `--budget` limits how many bytes of the sources the prediction may read; a budget smaller than the
-sources tests the estimates. Each run is the real command in a folder of its own. Token files of a config are reused for
-further lengths, so time and disk usage are reported for the first length only. Memory and time are from run.json.
+sources tests the estimates. Each source is packed by the real command in a separate folder. Token files of a config are
+reused for further lengths, so time and disk usage are reported only for the first length. Memory and time are from
+run.json.
 """
 
 from __future__ import annotations

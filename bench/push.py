@@ -1,9 +1,9 @@
-"""Measure a push to the Hugging Face Hub: a server on this machine stands in for it.
+"""Measure a push to a server on this machine that simulates the Hugging Face Hub.
 
     python bench/push.py MANIFEST…
 
-Pushes each corpus to a new dataset, then again, and reads it with `load_dataset`. Prints a row of a table for each; CPU
-seconds are those of the whole command.
+Pushes each corpus to a new dataset, pushes it again, and reads it with `load_dataset`. Prints a row of a table for each
+corpus, with the CPU seconds of each whole command.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ print(sum(len(split) for splits in found for split in splits.values()))
 
 
 def cpu_seconds(words: list[str], environment: dict[str, str]) -> tuple[float, str]:
-    """Run a command and return its CPU seconds and what it printed."""
+    """Run a command, and return its CPU seconds and its output."""
     process = subprocess.Popen(words, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout
     printed = process.stdout.read()

@@ -1,4 +1,4 @@
-"""Read the conversations of a config, as every benchmark needs them."""
+"""Read the conversations of a config, for the benchmarks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tasks.sources.parts import read_part
 
 
 def conversations_of(parts: Iterable[Part]) -> Iterator[tuple[object, Conversation | Reject]]:
-    """Read each record of parts: the record, and its conversation or why it has none."""
+    """Yield each record of parts with its conversation, or with its Reject."""
     for part in parts:
         for _, record in read_part(part):
             try:
@@ -21,5 +21,5 @@ def conversations_of(parts: Iterable[Part]) -> Iterator[tuple[object, Conversati
 
 
 def valid_conversations(parts: Iterable[Part]) -> Iterator[Conversation]:
-    """Read the conversations of parts; records that cannot be read are left out."""
+    """Yield the conversations of parts; rejected records are left out."""
     return (found for _, found in conversations_of(parts) if isinstance(found, Conversation))

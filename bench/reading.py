@@ -1,11 +1,12 @@
-"""Measure the memory and time of the commands that read a finished corpus: report, verify, inspect, diff, repair.
+"""Measure the memory and time of the commands that read a finished corpus.
 
     python bench/reading.py [KEY=VALUE …] [--conversations 1000000 4000000] [--only report verify …] [--folder FOLDER]
 
-Makes corpora from token files as those of bench/packing/planning.py, in rows of 128, and runs each command on each of
-them, in a process of its own. KEY=VALUE overrides settings of the config, such as epochs=2. Prints the CPU seconds and
-the peak resident memory of each command, and how many bytes a further conversation takes. `repair` restores the index
-and a shard. 4 million conversations take 4 GB in FOLDER, which is kept for the next call; without one, it is temporary.
+The commands are report, verify, inspect, diff, and repair; `repair` restores the index and a shard. The corpora have
+rows of 128, made from token files like the ones in bench/packing/planning.py. Each command runs on each corpus in a
+separate process. KEY=VALUE overrides settings of the config, such as epochs=2. Prints the CPU seconds and the peak
+resident memory of each command, and the bytes that each further conversation takes. 4 million conversations take 4 GB
+in FOLDER, which is kept for the next call. Without FOLDER, the folder is temporary.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from tasks.storage.manifest import load_manifest
 from tasks.tokenization.train_tokenizer import train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
-VOCABULARY = 1000  # the ids in the token files are below
+VOCABULARY = 1000  # all ids in the token files are smaller
 
-# The peak of a process that was started by a larger one would be that of the larger one (ru_maxrss).
+# Reads VmHWM, because ru_maxrss of a process includes the peak of the process that started it.
 PROGRAM = """
 import atexit, pathlib, re, time
 from tasks.cli.app import main
@@ -63,7 +64,10 @@ COMMANDS = {
 
 
 def make_corpus(root: Path, conversations: int, settings: dict[str, Any]) -> Path:
-    """Make a corpus, unless it is there, and return its manifest. Its source was never written."""
+    """Make a corpus unless it exists, and return its manifest.
+
+    The source of the corpus is never written.
+    """
     model = root / "bench.model"
     if not model.is_file():
         train_tokenizer(resolve(ROOT / "data/sample/corpus.yaml", root).parts, "chatml", VOCABULARY, 1 << 20, model)
@@ -115,7 +119,7 @@ def main() -> None:
         small, large = given.conversations
         print(f"{'':<14}{small:>15,} conversations{large:>15,} conversations   bytes each", flush=True)
         for command in given.only:
-            # A corpus is compared with the other one: most of the larger one was added or removed.
+            # `diff` compares both corpora: most of the larger corpus was added or removed.
             (one, less), (other, more) = (measure(root, command, *pair) for pair in (corpora, corpora[::-1]))
             each = (more - less) / (large - small)
             print(

@@ -1,12 +1,13 @@
-"""Count what machines read from a bucket that has the sources and the root, and what they write to it.
+"""Count the bytes that machines read from and write to a bucket.
 
     python bench/store_bytes.py CONFIG [--times 10] [--machines 3] [--start together] [--file-mb 8]
 
-    packcorpus part --stage tokenize --part 1/3, 2/3, 3/3; the same for pack; then packcorpus pack on one of them
+    packcorpus part --stage tokenize --part 1/3, 2/3, 3/3; then --stage pack; then packcorpus pack on one machine
 
-Each machine has a scratch folder of its own, on this machine. They start together, or one after the other, which
-changes who hashes and plans. The bucket is moto's; sources are enlarged first (bench/enlarge.py), and with --file-mb
-cut into files of that size. CPU seconds are those of the machines, without the server.
+The bucket has the sources and the root. The machines are simulated on this machine, each with its own scratch folder.
+They start together or, with `--start apart`, one after the other, which changes the machine that hashes and plans. The
+bucket is served by moto. Sources are enlarged first (bench/enlarge.py), and with --file-mb cut into files of that size.
+CPU seconds do not include the server.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def cpu() -> float:
 
 
 def by_kind(sizes: Counter[str] | dict[str, int]) -> dict[str, float]:
-    """Return megabytes by kind of object; receipts are apart from what they describe."""
+    """Return megabytes by kind of object; receipts count separately from their files."""
     found = dict.fromkeys(KINDS, 0.0)
     for key, size in sizes.items():
         kind = next(kind for kind, starts in KINDS.items() if key.startswith(starts))

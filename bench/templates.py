@@ -1,19 +1,19 @@
-"""Check chat templates as they are published: which conversations each can train on, and whether that is right.
+"""Check the conversations that published chat templates can train on.
 
     python bench/templates.py FOLDER --tokenizer FOLDER [--write FILE]
 
-FOLDER has Jinja files. Each is tried with seven kinds of conversation and compared with transformers. The ids before
-each trained turn must be those of `apply_chat_template(messages[:k], add_generation_prompt=True)`, and the trained text
-must hold the answer (its content, its reasoning, its calls) and end with a control token. A file that is written over
-several indented lines for reading, as some collections have them, is joined first.
+FOLDER has Jinja files. Each file is tried with seven kinds of conversation and compared with transformers. The ids
+before each trained turn must be equal to `apply_chat_template(messages[:k], add_generation_prompt=True)`. The trained
+text must hold the answer (its content, its reasoning, its calls) and end with a control token. Some collections indent
+the lines of a template for readability; the lines of such a file are joined first.
 
-    together, apart    right, as one sample or as several
-    no reasoning       E418 or E417: the template has no place for the reasoning; with `reasoning: drop` it is right
+    together, apart    correct, as one sample or as several samples
+    no reasoning       E418 or E417: the template has no place for the reasoning; correct with `reasoning: drop`
     no calls           E238: the template does not write tool calls
-    no turn            E417: the prompt is not continued by the turn
-    no end             right, but the template writes an earlier turn without any end token
-    refused            the template itself raises an error, in transformers as well
-    WRONG              none may be
+    no turn            E417: the turn does not continue the prompt
+    no end             correct, but the template writes an earlier turn without any end token
+    refused            the template itself raises an error, in transformers, too
+    WRONG              must not occur
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ TODAY = "2026-01-01"
 MARKERS = re.compile(
     r"<[|｜][^<>|｜\n'\"{}]{1,40}[|｜]>|</?s>|<(?:start|end)_of_\w+>|\[/?[A-Z_]{2,30}\]|\[e~\[|\]~[!b]\[?"
 )
-# What content may be: reasoning and tools are ordinary vocabulary.
+# Markers that content may contain: markers of reasoning and tools are ordinary vocabulary.
 ORDINARY = re.compile(r"think|tool|TOOL|THINK|function|parameter|arg_")
-# Of Gemma 4, all of which are special tokens.
+# Markers of Gemma 4, all of which are special tokens.
 ONE_SIDED = re.compile(r'<\|[a-z_]+>|<[a-z_]+\|>|<\|"\|>')
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "description": "A city."}}, "required": ["city"]}
@@ -134,9 +134,12 @@ def outcome(source: str, messages: list[dict[str, Any]], encoder: Encoder, libra
 
 
 def tokenizers_of(source: str, tokenizer: Path, folder: Path) -> tuple[Encoder, Any]:
-    """Return the encoder and the library's tokenizer, with the markers of the template as special tokens."""
+    """Return our encoder and the tokenizer of transformers.
+
+    The markers of the template are special tokens of both.
+    """
     model = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    # Some templates join their markers, so look in what they write, too.
+    # Some templates concatenate their markers, so search their output, too.
     written = [source]
     for messages in (KINDS["multi-turn"], KINDS["tools"]):
         with suppress(Exception):
@@ -168,7 +171,7 @@ def check(
         if error is not None:
             return f"no turn: {error}"
         raise
-    # transformers has today's date; ours is fixed.
+    # Make transformers use our fixed date instead of today's.
     _compile_jinja_template(source).environment.globals["strftime_now"] = datetime.fromisoformat(TODAY).strftime
     seen = adjust.of(conversation, [False] * len(messages))[0].messages
     answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]

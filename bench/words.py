@@ -2,8 +2,9 @@
 
     python bench/words.py [FILE…]        every FILE:LINE with such a word; exit code 1 if there is one
 
-Read are identifiers, comments, and texts of all source and documentation files. A word is matched in any case and as
-part of a name (`is_told`), but not within another word (`recommend`). EXCUSED has the files that must have one.
+The script reads the identifiers, comments, and texts of all source and documentation files. It finds a word in any case
+and as part of a name (`is_told`), but not within another word (`recommend`). EXCUSED lists the files that must have
+such a word.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ EXCUSED = {
     "tasks/cli/commands/restore.py": "mended",
     "tasks/inspection/verification.py": "mended",
 }
-# Not within a word, but as a part of a name in snake_case or CamelCase.
+# Matches a part of a name in snake_case or CamelCase, but not a part of a longer word.
 START = r"(?:(?<![A-Za-z])|(?-i:(?<=[a-z])(?=[A-Z])))"
 END = r"(?-i:(?![a-z]))"
 PATTERN = re.compile(START + "(?:" + "|".join(f"(?P<w{n}>{word})" for n, word in enumerate(WORDS)) + ")" + END, re.I)

@@ -1,4 +1,4 @@
-"""Refresh the command output that is shown in README.md and in the pages of docs/.
+"""Refresh the command output in README.md and in the pages of docs/.
 
     python docs/capture.py [--check] [FILE…]
 
@@ -36,7 +36,7 @@ ENVIRONMENT = {"COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREAD
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run one command line in `folder`; stdout has all that it prints."""
+    """Run one command line in `folder`; stdout has all of its output."""
     environment = os.environ | ENVIRONMENT | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(  # noqa: S602 - the commands of our own pages
         command, shell=True, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -44,12 +44,15 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def lines_of(command: str, folder: Path) -> list[str]:
-    """Return the lines that a command prints, with the temporary folder removed from paths."""
+    """Return the lines that a command prints, with paths relative to `folder`."""
     return [line.rstrip() for line in run(command, folder).stdout.replace(f"{folder}/", "").rstrip().splitlines()]
 
 
 def select(lines: list[str], selection: str) -> list[str]:
-    """Return the selected lines (such as "1..4,-1"; from 1, or from the end), with an ellipsis in each gap."""
+    """Return the selected lines, with an ellipsis in each gap.
+
+    A selection such as "1..4,-1" counts lines from 1, or from the end if a number is negative.
+    """
     if selection.strip() == "0":
         return []
     chosen: set[int] = set()
@@ -70,7 +73,7 @@ def select(lines: list[str], selection: str) -> list[str]:
 
 
 def refresh(page: Path) -> str:
-    """Return the text of a page with all captured blocks run again."""
+    """Run the commands of all captured blocks of a page, and return its new text."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         shutil.copytree(ROOT / "data" / "sample", folder / "data" / "sample")

@@ -1,4 +1,7 @@
-"""mkdocs hook: GitHub requires `\\|` for a pipe in code within a table; Python-Markdown would show the backslash."""
+"""mkdocs hook: remove the backslash of `\\|` in code within tables.
+
+GitHub requires the backslash before a pipe in code within a table. Python-Markdown would show it.
+"""
 
 import re
 from typing import Any

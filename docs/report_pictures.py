@@ -30,7 +30,7 @@ def main() -> None:
             page = context.new_page()
             page.goto(page_file.as_uri())
             page.evaluate("top => document.querySelector(top).scrollIntoView()", top)
-            # Few colors: a tenth of the bytes without a visible difference.
+            # Few colors take a tenth of the bytes, without a visible difference.
             picture = Image.open(io.BytesIO(page.screenshot())).quantize(32, dither=Image.Dither.NONE)
             picture.save(ASSETS / f"{name}.png", optimize=True)
             print(ASSETS / f"{name}.png", (ASSETS / f"{name}.png").stat().st_size)

@@ -30,7 +30,7 @@ from rich.text import Text
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "data" / "sample" / "corpus.yaml"
-# A conversation of the sample that fits a picture.
+# A conversation of the sample that fits in a picture.
 SHOWN = "sharegpt.json:23"
 
 # rich's own template without its web font, its window buttons and its shadow.

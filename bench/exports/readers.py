@@ -1,13 +1,14 @@
-"""Read exports with the trainers' own code, and compare every conversation with the corpus.
+"""Read exports with the trainers' own code, and compare them with the corpus.
 
     python bench/exports/readers.py MANIFEST READERS [FORMAT]
 
 READERS is a folder with the packages of the readers, each unpacked into a folder of its name (`pip download --no-deps`,
-`pip install --no-deps --target`), and `deps` with what they import. Each format runs in a process of its own, in which
-packages that only import much are entered without their __init__ (`bare`), and modules that do not read are stubs.
+`pip install --no-deps --target`), and `deps` with their dependencies. Each format runs in a separate process. There,
+packages whose __init__ only imports other modules are entered without it (`bare`), and modules that do not read are
+stubs.
 
-Prints one line of a table for each format: pieces compared, and how many differ. Compared are the token ids, the
-bounds, and for every position the token that the loss is computed on, as the trainer's collator returns them.
+Prints one line of a table for each format: pieces compared, and how many differ. The comparison covers the token ids,
+the bounds, and the token that the loss is computed on at every position, as returned by the trainer's collator.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 IGNORED = -100
 
-Piece = tuple[list[int], list[int]]  # ids, and for each but the last the label of the next one
+Piece = tuple[list[int], list[int]]  # ids, and the label of the next token for each token but the last
 Read = Iterator[Piece]
 
 
@@ -178,7 +179,10 @@ def xtuner(folder: Path, split: str, facts: dict[str, Any]) -> Read:
 
 
 def olmo_core(folder: Path, split: str, facts: dict[str, Any]) -> Read:
-    """Read with the fixed-length dataset if EOS marks the bounds, otherwise with the one that packs again."""
+    """Read with the fixed-length dataset if EOS marks the bounds.
+
+    Otherwise, read with the dataset that packs again.
+    """
     stubs_for("olmo_core.data.numpy_dataset")
     import numpy as np
     from olmo_core.data.numpy_dataset import NumpyFSLDataset, NumpyPackedFSLDataset
@@ -204,7 +208,7 @@ def olmo_core(folder: Path, split: str, facts: dict[str, Any]) -> Read:
             ids, at = row["input_ids"].tolist(), 0
             for size in row["doc_lens"].tolist():
                 end = at + size
-                # Where BOS marks the bounds, padding belongs to the last document of its row. EOS comes before it.
+                # If BOS marks the bounds, padding belongs to the last document of its row. EOS is before the padding.
                 while end == len(ids) and size > 1 and ids[at + size - 1] == facts["pad"] == ids[at + size - 2]:
                     ids.pop()
                     size, end = size - 1, end - 1
@@ -247,7 +251,7 @@ def automodel(folder: Path, split: str, facts: dict[str, Any]) -> Read:
 
 
 def torchtune(folder: Path, split: str, facts: dict[str, Any]) -> Read:
-    """Read the rows of the corpus with the recipe of the guide: there is no export."""
+    """Read the rows of the corpus with the recipe in the guide, without an export."""
     for name in ("torchtune", "torchtune.data", "torchtune.modules", "torchtune.utils"):
         bare(name)
     stubs_for("torchtune.data._collate")
@@ -258,14 +262,14 @@ def torchtune(folder: Path, split: str, facts: dict[str, Any]) -> Read:
     rows = values["TorchtuneRows"](folder, split)
     for number in range(len(rows)):
         batch = padded_collate_packed([rows[number]])
-        joined = batch["mask"][0].diagonal(-1)  # whether a token sees the one before it
+        joined = batch["mask"][0].diagonal(-1)  # whether a token sees the token before it
         assert (joined == (batch["input_pos"][0, 1:] != 0)).all(), "the mask and the positions differ"
         found = list(by_positions(batch["tokens"][0], batch["labels"][0], batch["input_pos"][0]))
         yield from found[: -1 if all(label == IGNORED for label in found[-1][1]) else None]
 
 
 def torchtitan(folder: Path, split: str, facts: dict[str, Any]) -> Read:
-    """Read the rows of the corpus with the recipe of the guide: there is no export."""
+    """Read the rows of the corpus with the recipe in the guide, without an export."""
     for name in ("", ".components", ".models", ".models.common"):
         bare(f"torchtitan{name}")
     stubs_for("torchtitan.components.dataloader")
@@ -332,7 +336,7 @@ def bare(name: str) -> None:
 
 
 class _Named(type):
-    """A class that has every attribute, and calls that do nothing."""
+    """Metaclass of classes that have every attribute, and calls that do nothing."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -355,7 +359,7 @@ def stub(name: str, **values: Any) -> None:
 
 
 def stubs_for(name: str) -> None:
-    """Import a module; what it cannot import becomes a stub, and is reported."""
+    """Import a module; report missing modules, and replace them with stubs."""
     while True:
         try:
             importlib.import_module(name)
@@ -373,7 +377,7 @@ def stubs_for(name: str) -> None:
 
 
 def run(manifest: Path, format: str) -> dict[str, Any]:
-    """Export in a format, read every split with its reader, and count what differs."""
+    """Export in a format, read every split with its reader, and count differences."""
     from reference.exports import expected
 
     from tasks.exports.export import export_corpus
@@ -393,7 +397,7 @@ def run(manifest: Path, format: str) -> dict[str, Any]:
         else:
             export = export_corpus(manifest, format, Path(name) / "export", Path())
             reader, folder, facts["settings"] = export.record["reader"], export.folder, export.record["settings"]
-            # Bounds that EOS does not mark are read by the dataset that packs again.
+            # If EOS does not mark the bounds, the dataset that packs again reads them.
             again = format == "olmo-core" and not facts["settings"]["NumpyFSLDatasetConfig"]["generate_doc_lengths"]
         for split in (name for name, facts_of in found.splits.items() if facts_of.rows):
             want = [piece for row in expected(corpus, split) for piece in row]

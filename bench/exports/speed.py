@@ -2,8 +2,8 @@
 
     python bench/exports/speed.py MANIFEST
 
-Exports the corpus in every format, one after another, into a temporary folder, and prints a row of a table for each.
-CPU seconds and memory are those of the whole command.
+Exports the corpus in every format, one after another, into a temporary folder, and prints a row of a table for each
+format. CPU seconds and memory are measured for the whole command.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Measure how long ranks wait for the slowest of a step: in random order, and in the order of `balance`.
+"""Measure how long ranks wait for the slowest rank, with and without `balance`.
 
     python bench/packing/balance.py INDEX                             a forecast, at several lengths
     python bench/packing/balance.py INDEX --steps                     8 ranks, step by step: slowest over mean
-    python bench/packing/balance.py --rows 1000000                    seconds of ordering so many rows
+    python bench/packing/balance.py --rows 1000000                    seconds to put this many rows in order
 
-INDEX is index.arrow of a corpus packed without limits of length (`overlong: error`, with a long row). Conversations are
-packed again at each length, as they are (`short`), and joined to longer ones (`joined`): neighbors in the sources, so
-many that lengths are log-normal with a median of an eighth of a row (sigma 1.3), cut at a row. They are joined again,
-at other places, until there are 10,000 rows: a few rows fill no step of 512 ranks.
+INDEX is index.arrow of a corpus packed without limits of length (`overlong: error`, with a long row). At each length,
+conversations are packed again as they are (`short`), and joined to longer conversations (`joined`). Neighbors in the
+sources are joined so that lengths are log-normal with a median of an eighth of a row (sigma 1.3), cut at a row. Joining
+is repeated at other places until there are 10,000 rows, because fewer rows may not fill a step of 512 ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tasks.packing.balance.cost import HIDDEN_SIZE, linear_cost
 from tasks.packing.balance.waiting import RANKS, forecast
 
 LENGTHS = (1024, 4096, 16_384, 32_768, 131_072)
-ROWS = 10_000  # of joined conversations
+ROWS = 10_000  # rows of joined conversations
 
 
 def lengths_of(index: Path) -> np.ndarray:
@@ -40,7 +40,7 @@ def lengths_of(index: Path) -> np.ndarray:
 
 
 def joined(lengths: np.ndarray, row: int, seed: int) -> np.ndarray:
-    """Join neighboring conversations to ones of log-normal lengths."""
+    """Join neighboring conversations so that their lengths are log-normal."""
     total = int(lengths.sum())
     wanted = row / 8 * np.exp(np.random.default_rng(seed).normal(0, 1.3, 20 * total // row + 20))
     ends = np.searchsorted(np.cumsum(lengths), np.cumsum(wanted))
@@ -57,7 +57,7 @@ def squares_of(lengths: np.ndarray, row: int) -> np.ndarray:
 
 
 def corpora(lengths: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Yield name, length of a row, and Σn² of each row."""
+    """Yield the name, the length of a row, and Σn² of each row, for each corpus."""
     for row in LENGTHS:
         yield "short", row, squares_of(lengths[lengths <= row], row)
         times = -(-ROWS * row // int(lengths.sum()))

@@ -7,10 +7,10 @@
 
 lengths.npy contains the number of tokens of each conversation; without it, a skewed sample is generated. For each usual
 sequence length, the lengths are packed as they are, and resampled to the given number of conversations (100 million
-need 1.3 GB). `hard` packs lengths spread evenly over a part of a row, with and without column generation. `several`
-packs in rows of several lengths, next to rows of each one that holds all conversations: lengths as they are, times 32,
-resampled, and evenly spread lengths that need column generation. `settings` measures all that a plan does with lengths,
-from the histogram to the row and start of each conversation, with settings that change it.
+need 1.3 GB). `hard` packs lengths spread evenly over a range of a row, with and without column generation. `several`
+packs in rows of several lengths, and in rows of each single length that holds all conversations. It uses lengths as
+they are, times 32, resampled, and evenly spread lengths that need column generation. `settings` measures all work of a
+plan on lengths, from the histogram to the row and start of each conversation, with settings that change this work.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ SEVERAL = [(512, 1024), (1024, 4096), (16384, 32768, 131072)]
 
 
 def measure_several(name: str, source: np.ndarray, lengths: tuple[int, ...]) -> Iterator[str]:
-    """Yield a line of the table for rows of several lengths, and for each that holds all conversations."""
+    """Yield lines of the table: all lengths together, and each that holds everything."""
     values = source[source <= lengths[-1]]
     counts = bin_packing.histogram(values, lengths[-1])
     tokens = int(values.sum(dtype=np.int64))
@@ -169,7 +169,7 @@ def print_settings(source: np.ndarray, conversations: int) -> None:
     many = source[random.integers(0, len(source), conversations)]
     for name, given in SETTINGS:
         print(measure_settings(name, given, "resampled", many), flush=True)
-    for length in (1024, 4096, 32768):  # column generation; above 512 different lengths, with classes of them
+    for length in (1024, 4096, 32768):  # column generation; with classes if there are more than 512 different lengths
         even = random.integers(length // 4 + 1, length // 2 + 1, conversations, dtype=np.int32)
         print(
             measure_settings(f"`sequence_length: {length}`", {"sequence_length": length}, "0.25 to 0.5", even),

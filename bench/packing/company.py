@@ -1,12 +1,12 @@
-"""Measure who shares a row, for each value of `company`.
+"""Measure which conversations share a row, for each value of `company`.
 
     python bench/packing/company.py CONFIG
 
-Packs the sources of a config three times in a temporary folder, and prints a row of a table for each: rows, how full
-they are, CPU seconds of the whole command, and of all pairs of conversations in a row the share from the same source,
-the mean similarity of their topics (cosine of sketches), and how many conversations are near-duplicates of another in
-their row. "By chance" is what a random exchange of conversations of equal length gives. The config must not split
-conversations.
+Packs the sources of a config three times in a temporary folder, and prints a row of a table for each run: the number of
+rows, how full they are, and the CPU seconds of the whole command. For all pairs of conversations in a row, it prints
+the share of pairs from the same source and the mean similarity of their topics (cosine of sketches). The last column is
+the number of conversations that are near-duplicates of a conversation in their row. "By chance" is the result of
+exchanging conversations of equal length at random. The config must not split conversations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from tasks.storage.token_files import TokenColumns
 
 
 def pairs_alike(row: np.ndarray, vectors: np.ndarray) -> float:
-    """Return the mean product of the vectors of two conversations of a row, over all pairs: float[n, axes]."""
+    """Return the mean product of the vectors of two conversations in a row.
+
+    The mean is over all pairs. `vectors` are float[n, axes].
+    """
     rows = int(row.max()) + 1
     counts = np.bincount(row, minlength=rows)
     sums = np.stack([np.bincount(row, weights=column, minlength=rows) for column in vectors.T])

@@ -7,10 +7,11 @@ Reads the source and the length of every packed conversation from an index. Each
 the order of the sources. `hard` generates two sources instead: one whose conversations all take between a quarter and
 half of a row, and one of short conversations.
 
-Prints, for several sizes of groups, how many more rows they need than one plan of everything, and the largest deviation
-of the tokens of a source in a group from its share in the corpus, in percentage points, over several seeds:
+For several sizes of groups, prints how many more rows the groups need than one plan of everything. Also prints the
+largest deviation of a source's share of the tokens in a group from its share in the corpus, in percentage points, over
+several seeds:
 
-    source order    runs of conversations, as they are in the sources
+    source order    runs of conversations in the order of the sources
     shuffled        chunks in random order, cut into groups
     dealt           tasks/packing/groups/
 """
@@ -36,7 +37,7 @@ SEED = 42
 
 
 def read_index(path: Path, times: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return source and length of each conversation, each source repeated."""
+    """Return the source and length of each conversation, with each source repeated."""
     with pa.memory_map(str(path)) as file:
         table = pa.ipc.open_stream(file).read_all().select(["source", "length", "row"])
     table = table.filter(table["row"].is_valid())
@@ -46,7 +47,7 @@ def read_index(path: Path, times: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def hard_case(count: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return source and length of `count` conversations of each of two sources."""
+    """Return the source and length of `count` conversations from each of two sources."""
     random = np.random.default_rng(SEED)
     medium = random.integers(capacity // 4 + 1, capacity // 2, count)
     short = random.integers(capacity // 50, capacity // 8, count)
@@ -58,7 +59,10 @@ def rows(lengths: np.ndarray, capacity: int) -> int:
 
 
 def measure(of: np.ndarray, source: np.ndarray, length: np.ndarray, capacity: int) -> tuple[int, float]:
-    """Return the rows of all groups, and the largest deviation of a source's share of the tokens of a group."""
+    """Return the rows of all groups, and the largest deviation of a source's share.
+
+    A share is of the tokens in a group. The deviation is in percentage points.
+    """
     whole = np.bincount(source, length) / length.sum()
     total, worst = 0, 0.0
     for group in range(int(of.max()) + 1):
@@ -72,7 +76,7 @@ def measure(of: np.ndarray, source: np.ndarray, length: np.ndarray, capacity: in
 def cuts(
     count: int, size: int, chunk: int, groups: int, shards: int, seeds: int
 ) -> Iterator[tuple[str, Iterator[np.ndarray]]]:
-    """Yield the name of each way of cutting, and the group of every conversation for each seed."""
+    """Yield each way of cutting: its name, and each conversation's group per seed."""
     if not chunk:
         yield "source order", iter([np.arange(count) // size])
         return

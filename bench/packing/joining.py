@@ -1,10 +1,10 @@
-"""Measure the memory and time of planning in groups: of one group, and of the run that joins all of them.
+"""Measure the memory and time of planning one group, and of joining all groups.
 
     python bench/packing/joining.py [--conversations 1000000000] [--group 1000000]
 
-One group is planned from token files as those of planning.py. The run then joins as many receipts as a corpus of
-so many conversations has, each like that of this group, with an index and statistics of a few rows: both are copied
-batch by batch, so their size costs time, and no memory.
+Two groups are planned from token files like the files of planning.py. Then as many receipts are joined as a corpus of
+`--conversations` has, each like the receipt of the first group, with an index and statistics of a few rows. Both are
+copied batch by batch, so their size costs time, but no memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def peak() -> int:
 
 
 def measured(what: str, work: Callable[..., Any], *given: Any) -> None:
-    """Run in a process of its own, because peak memory is per process, and print a line."""
+    """Run `work` in a separate process, because peak memory is per process.
+
+    Prints a line of the table.
+    """
 
     def run() -> None:
         before, started = peak(), time.process_time()
@@ -60,7 +63,7 @@ def measured(what: str, work: Callable[..., Any], *given: Any) -> None:
 
 
 def large(recipe: Recipe, conversations: int) -> Recipe:
-    """Return a recipe of as many parts as such a corpus has at most."""
+    """Return a recipe with the most parts that a corpus of this size may have."""
     [file], one = recipe.files, recipe.parts[0]
     file = replace(file, bytes=1200 * conversations)
     parts = tuple(replace(one, file=file, sha256=f"{number:064x}") for number in range(MOST_PARTS))
@@ -68,13 +71,13 @@ def large(recipe: Recipe, conversations: int) -> Recipe:
 
 
 def simulate(recipe: Recipe, folder: Path, conversations: int, like: dict[str, Any], group: Recipe) -> None:
-    """Write receipts of token files and groups that add up to a corpus of so many conversations."""
-    [sums] = like["account"]["sums"]  # pieces, places, trained, separators: the first copies in train are the first
+    """Write receipts of token files and groups that add up to `conversations`."""
+    [sums] = like["account"]["sums"]  # pieces, places, trained, separators, four each: first copies in train come first
     groups = conversations // sums[0]
     own = dict.fromkeys(("conversations", "records", "accepted"), sums[0]) | {"tokens": sums[4] - sums[12]}
     some = read_receipt(group.layout.token_receipt(group.tokens_key(group.parts[0])))
     for number, part in enumerate(recipe.parts):
-        # The first part has all, so that the ledger balances.
+        # The first part has all conversations, so that the ledger balances.
         counts = {name: 0 if number else groups * value for name, value in own.items()}
         write_receipt(recipe.layout.token_receipt(recipe.tokens_key(part)), some | counts)
     keys = recipe.token_keys
@@ -125,7 +128,7 @@ def main() -> None:
     print(f"{'':<52} CPU s     start MB  peak MB", flush=True)
     os.fsync = lambda file: None  # thousands of receipts: nothing here has to survive a power failure
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as name:
-        # As many parts as one group, and the recipe of two groups: one of them is planned.
+        # A recipe of two groups with token files for all of its parts.
         group = recipe_of(Path(name), 2 * given.group, {"plan_group": given.group})
         for number, part in enumerate(group.parts):
             write_part(group, part, number)

@@ -1,6 +1,6 @@
 """Measure the memory and time of PlanPacking.
 
-It reads token files and writes plan.arrow, index.arrow, and the receipt.
+PlanPacking reads token files and writes plan.arrow, index.arrow, and the receipt.
 
     python bench/packing/planning.py [KEY=VALUE …] [--conversations 1000000 10000000]
 
@@ -90,7 +90,7 @@ def recipe_of(root: Path, conversations: int, settings: dict[str, Any]) -> Recip
 def measure(root: Path, conversations: int, settings: dict[str, Any]) -> None:
     """Print one line of the table.
 
-    Runs in a process of its own, because peak memory is per process.
+    Call it in a separate process, because peak memory is per process.
     """
     recipe = recipe_of(root, conversations, settings)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -1,9 +1,9 @@
-"""Measure rows, fill, lower bound, and the time of the plan and of the shards for each shape of rows.
+"""Measure rows, fill, lower bound, and times for each shape of rows.
 
     python bench/packing/row_shapes.py CONFIG [--lengths 1024 4096] [--align 1 8 16 64 128]
 
-Tokenizes the sources of CONFIG once, then plans and writes a corpus of each shape in a temporary folder, in this
-process, and verifies it. Times are CPU seconds.
+Tokenizes the sources of CONFIG once. Then plans, writes, and verifies a corpus of each shape in a temporary folder, in
+this process. Times are CPU seconds of the plan and of the shards.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tasks.verification.verify import verify
 
 
 class OneSecond(Progress):
-    """A run whose time is measured here."""
+    """Progress of a run whose time is measured here, not by the run."""
 
     def run_record(self) -> dict[str, Any]:
         return {"seconds": 1.0}
 
 
 def measure(config_file: Path, root: Path, settings: dict[str, Any]) -> str:
-    """Make a corpus of a shape, and return one line of the table."""
+    """Make a corpus with rows of one shape, and return its line of the table."""
     config = load_config(config_file)
     config = type(config).model_validate(config.model_dump() | settings)
     recipe = recipe_of(config, config_file.parent, root)

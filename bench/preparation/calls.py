@@ -1,22 +1,23 @@
-"""Compare preparing conversations with tool calls with `apply_chat_template`, in CPU seconds.
+"""Compare the CPU seconds of preparing tool calls with `apply_chat_template`.
 
     python bench/preparation/calls.py FOLDER --tokenizer FOLDER [--count N] [--tools N] [--rounds N] [--data FILE]
 
-FOLDER has Jinja templates as they are published. For each, the same conversations go through both, in one process:
+FOLDER has published Jinja templates. For each template, the same conversations are prepared in three ways, in one
+process:
 
-    prepared       records ▶ what is to be encoded: rendered or filled in, split, trained turns located, all checked
-    encoded        the same, and token ids of it
-    transformers   apply_chat_template(messages, tools=tools, tokenize=True): token ids, neither labels nor checks
+    prepared       records ▶ texts to encode: rendered or filled in, split, trained turns located, all checked
+    encoded        like `prepared`, then encoded to token ids
+    transformers   apply_chat_template(messages, tools=tools, tokenize=True): token ids, without labels or checks
 
-CPU seconds include those of the sandbox. A round measures all three, and ratios are taken within a round; shown are
-the medians. Nothing is known before: every run starts with a new template and an empty cache. `datasets.map` would take
-longer than the plain loop that is measured here.
+CPU seconds include the sandbox. A round measures all three ways, and ratios are computed within a round. The table has
+medians. Every run starts with a new template and an empty cache. `datasets.map` would take longer than the plain loop
+that is measured here.
 
 The conversations are generated: one to three rounds with one or two calls, JSON as results, and answers. With `--tools
-N`, each conversation has one to three tools out of N, which have one to four parameters of six types. The more tools
-there are, the less two conversations have in common; "rendered" is how many could not be filled in. The default is
-that every conversation has tools of its own. `--data` reads records of the format `messages` instead.
-`--write` only writes the conversations, for whole commands: conversations.jsonl, and text.jsonl with JSON text for
+N`, each conversation has one to three tools out of N; a tool has one to four parameters of six types. The more tools
+there are, the less two conversations have in common; "rendered" is the number of conversations that could not be filled
+in. By default, every conversation has its own tools. `--data` reads records of the format `messages` instead. `--write`
+only writes the conversations, for benchmarks of whole commands: conversations.jsonl, and text.jsonl with JSON text for
 datasets_map.py.
 """
 
@@ -49,7 +50,7 @@ from tasks.tokenization.prepare import Preparer
 from tasks.tokenization.token_batch import encode_repeated
 
 FILE = SourceFile(Path("a.jsonl"), "a.jsonl", "jsonl", "", "messages", (), 0, "", 0)
-AT_ONCE = 256  # records that a step prepares at once
+AT_ONCE = 256  # records that a tokenization step prepares at once
 TEXT = (
     "the a of to in and is for with on city weather order price flight hotel room date time number code "
     "email user find list book show cancel convert between currency amount today tomorrow next week "
@@ -85,7 +86,7 @@ def tool(rng: random.Random, number: int) -> Record:
 
 
 def value(rng: random.Random, field: Record) -> Any:
-    """Return an argument of the type of a parameter."""
+    """Return an argument of the parameter's type."""
     return {
         "string": lambda: rng.choice(field["enum"]) if "enum" in field else words(rng, 1, 4),
         "integer": lambda: rng.randint(1, 500),
@@ -121,7 +122,7 @@ def conversation(rng: random.Random, tools: list[Record]) -> Record:
 
 
 def generated(count: int, number: int) -> list[Record]:
-    """Return conversations with tools out of so many; each with its own if it is 0."""
+    """Return conversations that share `number` tools, or have their own if it is 0."""
     rng = random.Random(7)
     known = [tool(rng, k) for k in range(number)]
     found = []
@@ -134,7 +135,7 @@ def generated(count: int, number: int) -> list[Record]:
 
 
 class Counting(Preparer):
-    """Count the conversations that are rendered."""
+    """Preparer that counts the conversations that are rendered."""
 
     rendered = 0
 
@@ -144,7 +145,7 @@ class Counting(Preparer):
 
 
 def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the CPU seconds of this process and of the children that it waited for."""
+    """Run `work`; return its CPU seconds, including children, and its result."""
 
     def now() -> float:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -156,7 +157,7 @@ def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def ours(source: str, encoder: Encoder, records: list[Record], encodes: bool) -> tuple[int, int]:
-    """Prepare records and return how many were rendered, and how many could not be used."""
+    """Prepare records; return how many were rendered, and how many could not be used."""
     template = JinjaTemplate("t", source, encoder, "assistant", TODAY)
     preparer = Counting(FILE, template, encoder, "assistant")
     unused = 0

@@ -1,12 +1,13 @@
-"""Measure `datasets.map` with `apply_chat_template`, two processes: rendering and tokenizing, without packing.
+"""Measure `datasets.map` with `apply_chat_template` in two processes.
 
     python bench/preparation/datasets_map.py CONVERSATIONS.jsonl TOKENIZER_FOLDER OUTPUT_FOLDER [turns]
 
-`messages` and `tools` of a conversation may be lists, or JSON text of them: a table gives all tools the same keys.
-With `turns`, there is a sample of each answer, after the history that its model sees: templates that leave reasoning
-out of the history, or write an end token only at the very end, need that.
+The conversations are rendered and tokenized, but not packed. `messages` and `tools` of a conversation may be lists, or
+JSON text of lists, because a table gives all tools the same keys. With `turns`, each answer is a separate sample, after
+the history that the model sees. Templates need this if they leave reasoning out of the history, or write an end token
+only at the very end.
 
-Prints one JSON object. The seconds include loading the conversations, and exclude the imports.
+Prints one JSON object. The seconds include loading the conversations, but not the imports.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measure the minimum work of any preparation: parse, encode, write.
 
-This is the floor of bench/preparation/whole_command.py.
+This is the floor in bench/preparation/whole_command.py.
 
     python bench/preparation/floor.py CONFIG ROOT MANIFEST
 
@@ -8,8 +8,8 @@ This is the floor of bench/preparation/whole_command.py.
     their texts as rendered by the template ─encode─▶ discarded
     the bytes of the shards ─write, sha256─▶ a file
 
-Prints one JSON object. Uses one process and the encoder that the manifest names; everything is loaded into memory
-before the clock starts.
+Prints one JSON object. Uses one process and the encoder of the config. All data is loaded into memory before the clock
+starts.
 """
 
 from __future__ import annotations

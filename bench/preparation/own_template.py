@@ -1,14 +1,14 @@
-"""Compare packing with a model's own chat template with the built-in one, with `datasets.map`, and with TRL.
+"""Compare packing with a model's own chat template to three other preparations.
 
-This is what whole_command.py measures if the config has `template: tokenizer`. Every run reads the same file:
+whole_command.py runs this comparison if the config has `template: tokenizer`. Every run reads the same file:
 
     messages.jsonl ─┬─ packcorpus, template: chatml ▶ rows              two workers, nothing cached
                     ├─ packcorpus, template: tokenizer ▶ rows
                     ├─ datasets.map(apply_chat_template) ▶ tokens       two processes, neither packing nor labels
                     └─ TRL's SFTTrainer, packing_strategy="bfd" ▶ rows  two processes
 
-The runs of a round follow each other, so ratios are taken within a round. Seconds and CPU seconds are those of whole
-processes. For the last two, "without imports" is the time from loading the file to the result.
+The runs of a round follow each other, and ratios are computed within a round. Seconds and CPU seconds are measured for
+whole processes. For the last two runs, "without imports" is the time from loading the file to the result.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def compare(config: Path, options: argparse.Namespace, folder: Path) -> str:
 
 
 def other(words: Sequence[object], folder: Path, *more: str) -> Figures:
-    """Run one of the scripts in a folder of its own, which is removed."""
+    """Run one of the scripts in a temporary folder, and return its figures."""
     place = folder / "other"
     place.mkdir()
     out, seconds, cpu = timed([sys.executable, *map(str, (*words, place)), *more], place)
@@ -76,7 +76,10 @@ def other(words: Sequence[object], folder: Path, *more: str) -> Figures:
 
 
 def table(found: dict[str, list[Figures]]) -> str:
-    """Format medians and ranges as a Markdown table, with the time of each run as a multiple of the built-in one."""
+    """Format medians and ranges as a Markdown table.
+
+    The last columns are the time of each run as a multiple of both packcorpus runs.
+    """
     columns = (*COLUMNS, "× built in", "× own template")
     lines = [f"| run, two workers | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
     for label, runs in found.items():

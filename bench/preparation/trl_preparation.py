@@ -2,10 +2,10 @@
 
     python bench/preparation/trl_preparation.py CONVERSATIONS.jsonl TOKENIZER LENGTH OUTPUT_FOLDER [own]
 
-TOKENIZER is a SentencePiece model or the folder of a Hugging Face tokenizer. The template is ChatML, or with `own` that
-of the tokenizer. Prints one JSON object. Measures what a user waits for before the first training step: the
-construction of SFTTrainer (template, tokenization, truncation, packing), with a model of a few thousand parameters and
-an empty cache. Imports are not included.
+TOKENIZER is a SentencePiece model or the folder of a Hugging Face tokenizer. The template is ChatML or, with `own`, the
+template of the tokenizer. Prints one JSON object. Measures the wait before the first training step: the construction of
+SFTTrainer (template, tokenization, truncation, packing), with a model of a few thousand parameters and an empty cache.
+Imports are not included.
 """
 
 from __future__ import annotations

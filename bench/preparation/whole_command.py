@@ -4,11 +4,11 @@
     python bench/preparation/whole_command.py my.yaml [--runs 3] [--times 10] [--write FILE]
 
 Each round runs, in this order: the whole command from a cold start (nothing cached) with one worker and with two; the
-command for another length (token files reused); TRL's SFTTrainer with packing_strategy="bfd" and two processes; the
-floor (floor.py). With --times, the conversations are enlarged first: every prompt is combined with other
-completions. The config must name a tokenizer. The input of TRL is written before and not timed. The table has medians;
-MB refer to the conversations as JSON lines of messages. With --write, the table replaces the one with the same title in
-FILE. With `template: tokenizer`, the runs are those of bench/preparation/own_template.py.
+command for a second length (token files reused); TRL's SFTTrainer with packing_strategy="bfd" and two processes; the
+floor (floor.py). With --times, the conversations are enlarged first: every prompt is combined with other completions.
+The config must name a tokenizer. The input of TRL is written before the runs and is not timed. The table has medians;
+MB refer to the conversations as JSON lines of messages. With --write, the table replaces the section with the same
+title in FILE. With `template: tokenizer`, bench/preparation/own_template.py defines the runs.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _shown(value: float) -> str:
 
 
 def machine() -> str:
-    """Describe the date, processor, and versions."""
+    """Return a description of the date, processor, and versions."""
     model = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), "")
     names = ("luigi", "pyarrow", "numpy", "sentencepiece", "gigatoken", "orjson", "trl", "transformers", "datasets")
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)

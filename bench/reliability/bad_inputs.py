@@ -1,6 +1,8 @@
-"""Write docs/reference/bad-inputs.md, the message for each bad input, by running the real commands on all of them.
+"""Write docs/reference/bad-inputs.md: the message for each bad input.
 
-make bad-inputs      (or: python bench/reliability/bad_inputs.py [--only 16] [--write docs/reference/bad-inputs.md])
+    make bad-inputs      (or: python bench/reliability/bad_inputs.py [--only 16] [--write docs/reference/bad-inputs.md])
+
+The script runs the real commands on all bad inputs.
 """
 
 from __future__ import annotations

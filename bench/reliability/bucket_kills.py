@@ -1,14 +1,14 @@
-"""Kill workers, nodes, and the driver of a run on Ray whose sources and root are in a bucket. Prints what came of it.
+"""Kill workers, nodes, and the driver of a run on Ray with its root in a bucket.
 
     python bench/reliability/bucket_kills.py CONFIG [--times 10] [--kills 10] [--nodes 2] [--seed 0]
 
     sources ─▶ moto's S3 ◀─▶ packcorpus pack --on ray://auto, with SIGKILL to one process at a time ─▶ verify
     the same sources ─▶ packcorpus pack, undisturbed, in a folder ─────────────────────────────────▶ the same files?
 
-Each node has a scratch folder of its own, which it keeps when it starts again. The kills are spread over the steps of
-the run; which step, which process, and which node follow from the seed. A node whose raylet was killed is started
-again; for the first one, the whole cluster is. After the driver has ended early, the same command is started again.
-Exits with 1 if a file differs or is left over.
+The sources are in the bucket, too. Each node has its own scratch folder, which it keeps when it restarts. The kills are
+spread over the steps of the run; the seed decides the step, the process, and the node of each kill. A node whose raylet
+was killed is restarted; if it is the first node, the whole cluster is restarted. If the driver ends early, the same
+command is started again. Prints the outcome, and exits with 1 if a file differs or is left over.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ BIN = Path(sys.executable).parent
 URL = f"s3://{BUCKET}/root"
 COMPARED = ("data/corpora/", "data/tokens/", "data/tokenizers/", "manifests/")
 SHARED = ("data/plans/", "data/digests/", "data/engines/")  # also in the bucket
-FILE_MB = 8  # of a source
+FILE_MB = 8  # megabytes of a source
 STARTED = 90.0  # seconds for a node to start
 PATIENCE = 20.0  # seconds for a driver to notice that the first node is gone
-LAST = 1800.0  # seconds of all
+LAST = 1800.0  # seconds for the whole benchmark
 VICTIMS = ("worker", "raylet", "driver")
 
 
 class Nodes:
-    """The nodes of a cluster on this machine; the first one is its head."""
+    """Nodes of a cluster on this machine; the first node is its head."""
 
     def __init__(self, count: int, folder: Path):
         self._folder, self._count = folder, count
@@ -70,7 +70,10 @@ class Nodes:
         return node
 
     def processes(self, number: int, *titles: str) -> list[psutil.Process]:
-        """Return the processes of a node whose command line starts with one of these words, by their ids."""
+        """Return the processes of a node that have one of these titles, sorted by id.
+
+        A title is the start of the command's name.
+        """
         found = []
         for process in psutil.Process(self.nodes[number].process.pid).children(recursive=True):
             try:
@@ -82,7 +85,7 @@ class Nodes:
         return sorted(found, key=lambda process: process.pid)
 
     def restart(self, number: int) -> None:
-        """Start a node again whose raylet is dead; for the first one, all."""
+        """Restart a node whose raylet is dead; for the first node, restart all nodes."""
         for node in self.nodes if number == 0 else [self.nodes[number]]:
             node.kill()
         if number == 0:
@@ -96,7 +99,7 @@ class Nodes:
 
 
 class Run:
-    """The command, which is started again until it ends by itself."""
+    """The command, which is started again until it succeeds."""
 
     def __init__(self, folder: Path):
         self._folder, self.codes = folder, list[int]()
@@ -110,7 +113,10 @@ class Run:
         )
 
     def lose(self) -> str:
-        """End a driver whose cluster is gone: Ray tries for minutes to reach it. Return what it did by itself."""
+        """End a driver whose cluster is gone, and return a description of its end.
+
+        Ray would try for minutes to reach the cluster.
+        """
         try:
             return f"whose driver has ended with {self.process.wait(timeout=PATIENCE)}"
         except subprocess.TimeoutExpired:
@@ -118,7 +124,7 @@ class Run:
             return f"whose driver was killed after {PATIENCE:.0f} s"
 
     def is_done(self) -> bool:
-        """Return whether it has ended well; otherwise, once it has ended, start it again."""
+        """Return whether the command has succeeded; if it has failed, start it again."""
         code = self.process.poll()
         if code is None:
             return False
@@ -129,7 +135,7 @@ class Run:
 
 
 def kill(rng: random.Random, nodes: Nodes, run: Run) -> str:
-    """Kill one process and return which."""
+    """Kill one process, and return a description of it."""
     victim, number = rng.choice(VICTIMS), rng.randrange(len(nodes.nodes))
     if victim == "driver":
         os.killpg(run.process.pid, signal.SIGKILL)
@@ -145,13 +151,16 @@ def kill(rng: random.Random, nodes: Nodes, run: Run) -> str:
 
 
 def steps_in(bucket: MotoBucket) -> int:
-    """Return how many steps the bucket has the receipts of."""
+    """Return the number of steps whose receipts are in the bucket."""
     keys = [key for key in bucket.size() if key.endswith(".json")]
     return sum(key.startswith("root/data/tokens/") or "/shard-" in key for key in keys)
 
 
 def disturbed(bucket: MotoBucket, folder: Path, options: Any, steps: int) -> list[str]:
-    """Run the command on a cluster and kill processes at seeded steps; return a line for each kill."""
+    """Run the command on a cluster, and kill processes at seeded steps.
+
+    Returns a line for each kill.
+    """
     rng = random.Random(options.seed)
     moments = sorted(rng.randrange(steps) for _ in range(options.kills))
     lines, deadline = list[str](), time.monotonic() + LAST
@@ -176,7 +185,7 @@ def disturbed(bucket: MotoBucket, folder: Path, options: Any, steps: int) -> lis
 
 
 def digests_in(bucket: MotoBucket) -> dict[str, str]:
-    """Return the SHA-256 of what is compared, by its path below the root."""
+    """Return the SHA-256 of all files to compare, by path below the root."""
     found = {}
     for key in bucket.size():
         path = key.removeprefix("root/")

@@ -1,13 +1,14 @@
-"""Damage, one thing at a time, to every file of a project, and what each reader and the next run make of it.
+"""Damage every file of a project, and check that readers and the next run notice.
 
     python bench/reliability/damage.py [--flips 10000] [--seed 0]    Markdown tables; exit code 1 if one was let in
 
     every cell of tests/support/damage/matrix.py ─▶ refused, repaired, rebuilt, or trusted
-    a bit, a path, or a value of the manifest ─▶ verify ─▶ refused, the file named?
-                                              └▶ open_corpus + the rows of every split ─▶ the same
+    a bit, a path, or a value of the manifest ─▶ verify ─▶ refused, and the file named?
+                                              └▶ open_corpus + the rows of every split ─▶ refused, and the file named?
 
-The corpora are small, so that 10,000 flips take minutes: 3 shards and more in two splits, a reject, a Hugging Face
-tokenizer of several files, a Jinja template; and one of format 2.0. run.json is not covered.
+One thing is damaged at a time. The corpora are small, so that 10,000 flips take minutes: at least 3 shards in two
+splits, a reject, a Hugging Face tokenizer of several files, and a Jinja template; and a corpus of format 2.0. run.json
+is not covered.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ from tasks.verification.verify import verify
 
 @dataclass
 class Tally:
-    """What became of each kind of damage: injected, refused by verify, by the loader, and by both with the name."""
+    """Counts of each kind of damage.
+
+    How often it was injected, refused by verify, refused by the loader, and refused by both with the name of the file.
+    """
 
     injected: Counter[str] = field(default_factory=Counter)
     verify: Counter[str] = field(default_factory=Counter)
@@ -61,7 +65,10 @@ class Tally:
 
 
 def matrix(projects: dict[str, Project]) -> Iterator[tuple[str, Counter[str], list[str]]]:
-    """Each column of the matrix: how many cells had which outcome, and those that trusted the damage."""
+    """Yield each column of the matrix, its counts of outcomes, and its bad cells.
+
+    A bad cell is one that trusted the damage.
+    """
     for column in COLUMNS:
         cells = [*outcomes(column, projects[kind_of(column)], every_state=True)]
         trusted = [f"{column}: {how}, {file}: {found}" for how, file, found in cells if found.startswith("trusted")]
@@ -69,7 +76,10 @@ def matrix(projects: dict[str, Project]) -> Iterator[tuple[str, Counter[str], li
 
 
 def refusal(check: Callable[[Path], Any], path: Path) -> str:
-    """The message, or nothing where it was let in. Anything but a PackError is a bug and ends the run."""
+    """Return the message of a refusal, or "" if the damage was let in.
+
+    Any error but a PackError is a bug and ends the run.
+    """
     try:
         check(path)
     except PackError as error:
@@ -81,7 +91,10 @@ def refusal(check: Callable[[Path], Any], path: Path) -> str:
 
 
 def flips(project: Project, count: int, source: random.Random, tally: Tally) -> None:
-    """Single bits, as many in every file; half of them in its first 1,024 bytes, where an Arrow file has its schema."""
+    """Flip single bits, equally often in every file.
+
+    Half of the bits are in the first 1,024 bytes of the file, where an Arrow file has its schema.
+    """
     filled = [file for file in project.files if file.stat().st_size]
     for number in range(count):
         file = filled[number % len(filled)]
@@ -95,7 +108,7 @@ def flips(project: Project, count: int, source: random.Random, tally: Tally) -> 
 
 
 def places(project: Project, tally: Tally) -> None:
-    """A folder that is a link."""
+    """Replace a folder with a link to it."""
     inside, outside = project.folder / "tokenizer", project.root / "moved"
     inside.rename(outside)
     inside.symlink_to(outside)
@@ -105,7 +118,10 @@ def places(project: Project, tally: Tally) -> None:
 
 
 def additional(project: Project) -> tuple[int, int]:
-    """Files that nobody listed: how many there were, and how many verify refused. The loader never opens them."""
+    """Add unlisted files; return how many were added, and how many verify refused.
+
+    The loader never opens them.
+    """
     refused = 0
     names = ("train-00003-of-00004.arrow", ".hidden", "tokenizer/extra.json", "cache-1.arrow")
     for name in names:
@@ -131,7 +147,10 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def edited(project: Project, tally: Tally) -> None:
-    """Every value of the manifest, in both copies alike: as an editor does it, and with the digest made again."""
+    """Change every value of the manifest, in both copies.
+
+    Each value is changed once with the old digest, like by an editor, and once with a recomputed digest.
+    """
     copies = (project.published, project.folder / "manifest.json")
     original = project.published.read_bytes()
     for where in leaves(orjson.loads(original)):
@@ -155,7 +174,10 @@ def edited(project: Project, tally: Tally) -> None:
 
 
 def leading_out(project: Project, tally: Tally) -> None:
-    """Paths in the manifest that lead to the right bytes outside of the corpus folder, the digest made again."""
+    """Replace a path in the manifest by paths outside of the corpus folder.
+
+    The files there have the right bytes, and the digest is recomputed.
+    """
     copies = (project.published, project.folder / "manifest.json")
     original = project.published.read_bytes()
     shard = project.files[0]
@@ -182,14 +204,14 @@ def leading_out(project: Project, tally: Tally) -> None:
 
 
 def run(project: Project, count: int, seed: int) -> Tally:
-    """Flip bits of a corpus of format 3.0, and change the paths and values of its manifest."""
+    """Flip bits of a packed corpus, and change paths and values of its manifest."""
     source, tally = random.Random(seed), Tally()
     flips(project, count, source, tally)
     places(project, tally)
     leading_out(project, tally)
     edited(project, tally)
     for check in (verify, load):
-        check(project.published)  # all is as it was
+        check(project.published)  # all damage is undone
     return tally
 
 

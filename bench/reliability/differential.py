@@ -1,10 +1,11 @@
-"""Compare token ids and labels with a reference of plain Python: every built-in template, every kind of tokenizer.
+"""Compare token ids and labels with a reference implementation in plain Python.
 
     python bench/reliability/differential.py [--real 30000] [--unusual 3000] [--template llama2] [--kind hf_unigram]
 
-The real conversations are those of ../shared/corpora, and conversations of two problems of GSM8K to make up the number;
-they are tokenized with `train_on: assistant`. The unusual ones are made from --seed and tokenized with `assistant`,
-`last`, and `all`. The reference is tests/reference. Prints a Markdown table; exit code 1 if an id or a label differs.
+The comparison covers every built-in template with every kind of tokenizer. The real conversations are from
+../shared/corpora, filled up with conversations of two GSM8K problems each; they are tokenized with `train_on:
+assistant`. The unusual conversations are generated from --seed and tokenized with `assistant`, `last`, and `all`. The
+reference is tests/reference. Prints a Markdown table; exit code 1 if an id or a label differs.
 """
 
 from __future__ import annotations

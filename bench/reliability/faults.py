@@ -1,16 +1,16 @@
-"""What a run leaves behind when it is killed, when the disk refuses, when another run is at work. Prints a table.
+"""Check the files after runs are killed, refused by the disk, or run in parallel.
 
     make faults    (or: python bench/reliability/faults.py [--seed 0] [--jobs 2] [--only ROW] [--case N] [--most N])
 
     project before ─copy─▶ root ─the command, with one fault─▶ root ─the command again─▶ the files of an undisturbed run
-                                            └─ nothing is published, or a corpus that `verify` accepts; what was there
-                                               before is untouched; who was not killed said why, in one message
+                                            └─ nothing is published, or a corpus that `verify` accepts; earlier files
+                                               are untouched; a process that was not killed printed one message
 
-Every fault is one of the real command. Those in system calls are strace's: a first run lists the calls of the main
-thread that touch the project's data, then each is hit in a run of its own (one worker, so that it is in this thread).
-The project is a few hundred conversations with a tokenizer to train, beside another corpus that is finished; "commit"
-is the same with everything made except the files next to the shards. Which moments are hit follows from the seed and
-the number of the case; what is lost is named with both.
+Prints a table. Every fault hits the real command. strace injects the faults in system calls: a first run lists the
+calls of the main thread that touch the project's data, then a separate run is hit at each of these calls. These runs
+have one worker, so that the work is in the main thread. The project has a few hundred conversations, a tokenizer to
+train, and a second corpus that is finished. "commit" is the same project with all files except the files next to the
+shards. The seed and the number of the case decide the moment of a fault, and a broken guarantee is reported with both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tasks.verification.verify import verify
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [str(Path(sys.executable).parent / "luigi"), "--module", "pipeline", "PackCorpus"]
 CONFIG = "name: chats\nsources: chats.jsonl\nsequence_length: 128\nvocab_size: 400\nvalidation: 0.1\npart_size: 24000\n"
-# Another corpus that shares all but its rows, one that shares all but its name, and one that shares nothing.
+# The corpus, a corpus that differs only in its rows, one that differs only in its name, and one that shares nothing.
 CONFIGS = {"corpus": "", "longer": "sequence_length: 200\n", "twin": "name: twin\n", "other": "vocab_size: 390\n"}
 CALLS = ("openat", "write", "fsync", "rename", "mkdir", "flock", "fchmod")
 
@@ -49,12 +49,12 @@ Strike = Callable[[Path], int]
 
 
 class Lost(Exception):
-    """A promise is broken; the message says which, and where."""
+    """A guarantee is broken; the message names the guarantee and the place."""
 
 
 @dataclass(frozen=True)
 class Project:
-    """A folder as it is before the run, and all files of an undisturbed run in it, by path."""
+    """A folder before the run, and all files before and after an undisturbed run."""
 
     start: Path
     before: dict[str, bytes]
@@ -63,8 +63,11 @@ class Project:
 
 @dataclass(frozen=True)
 class Case:
-    """Faults in one copy of the project: `strike` does them, checks what must hold after each, and says how many came;
-    some do not, where a run has ended before."""
+    """Faults in one copy of the project.
+
+    `strike` causes the faults, checks the guarantees after each fault, and returns the number of faults that occurred.
+    A fault does not occur if the run ends before it.
+    """
 
     row: str
     what: str
@@ -98,7 +101,10 @@ def finish(process: subprocess.Popen[str]) -> Done:
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """Return all that a run wrote, by path, without times (run.json, data/digests) and the name of the latest run."""
+    """Return the contents of all files that a run wrote, by path.
+
+    Leaves out files with times (run.json, data/digests) and the name of the latest run.
+    """
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for folder in ("data", "manifests")
@@ -113,7 +119,10 @@ def require(held: bool, promise: str) -> None:
 
 
 def check_struck(project: Project, root: Path, done: Done, killed: bool = False) -> None:
-    """What must hold right after the fault, whoever it was that died; `killed`: one of the workers, perhaps."""
+    """Check the guarantees right after a fault, whichever process died.
+
+    `killed` is true if one of the workers may have been killed.
+    """
     if done.returncode > 0:
         errors = [line for line in done.stderr.splitlines() if " error: " in line]
         require(len(errors) == 1 and "Traceback" not in done.stderr, f"not one message:\n{done.stderr}")
@@ -121,7 +130,7 @@ def check_struck(project: Project, root: Path, done: Done, killed: bool = False)
 
 
 def check_left(project: Project, root: Path, done: Done, killed: bool = False) -> None:
-    """What must hold of the files right after the fault."""
+    """Check the guarantees about files right after a fault."""
     found = files_of(root)
     harmed = sorted(name for name, content in project.before.items() if found.get(name) != content)
     require(not harmed, f"what was there before is not as it was: {harmed[:3]}")
@@ -138,7 +147,10 @@ def check_left(project: Project, root: Path, done: Done, killed: bool = False) -
 
 
 def check_rerun(project: Project, root: Path) -> None:
-    """What must hold after the same command again: the bytes of an undisturbed run, and no file besides."""
+    """Run the same command again, and check that it repairs everything.
+
+    The files must be the files of an undisturbed run, with the same bytes, and no others.
+    """
     done = finish(start(root, words()))
     require(done.returncode == 0, f"the rerun failed:\n{done.stderr}")
     found = files_of(root)
@@ -147,7 +159,10 @@ def check_rerun(project: Project, root: Path) -> None:
 
 
 def survive(case: Case) -> int:
-    """How many faults came. Raises Lost where a promise is broken."""
+    """Return the number of faults that occurred.
+
+    Raises Lost if a guarantee is broken.
+    """
     with tempfile.TemporaryDirectory() as name:
         root = Path(name) / "project"
         shutil.copytree(case.project.start, root)
@@ -160,7 +175,7 @@ def survive(case: Case) -> int:
 
 
 def make_project(folder: Path, conversations: int) -> Project:
-    """Short chats, all different, and a finished corpus of another tokenizer."""
+    """Make a project of short, distinct chats, and a second, finished corpus."""
     folder.mkdir()
     with (folder / "chats.jsonl").open("wb") as file:
         for number in range(conversations):
@@ -192,7 +207,7 @@ def undisturbed(folder: Path, *configs: str) -> Project:
 
 
 def before_commit(project: Project, folder: Path) -> Project:
-    """Return the same project, in which only the files next to the shards are still to be written."""
+    """Return the project with only the files next to the shards missing."""
     shutil.copytree(project.start, folder)
     for name, content in project.after.items():
         if not name.startswith(("manifests/", "data/corpora/")) or re.search("/(train|validation)-", name):
@@ -202,7 +217,7 @@ def before_commit(project: Project, folder: Path) -> Project:
 
 
 def from_nothing(project: Project, folder: Path) -> Project:
-    """The same project where no run has been."""
+    """Return the project before any run."""
     shutil.copytree(project.start, folder, ignore=shutil.ignore_patterns("data", "manifests"))
     return Project(folder, {}, {name: project.after[name] for name in project.after.keys() - project.before.keys()})
 
@@ -211,7 +226,10 @@ def from_nothing(project: Project, folder: Path) -> Project:
 
 
 def traced(root: Path, *options: str) -> tuple[Done, list[str]]:
-    """A run with one worker under strace, and what its main thread called, in order; paths are from the root."""
+    """Run with one worker under strace; return the run and its main thread's calls.
+
+    The calls are in order. Paths in them are relative to the root.
+    """
     log = root.parent / "strace.log"
     done = finish(start(root, ["strace", "-f", "-y", "-o", str(log), *options, *words()]))
     text = log.read_text(errors="replace").replace(f"{root}/", "").replace(str(root), ".")
@@ -222,14 +240,17 @@ def traced(root: Path, *options: str) -> tuple[Done, list[str]]:
 
 
 def paths_of(call: str) -> list[str]:
-    """Paths of the project that a call names, or that of the file whose number it has."""
+    """Return the paths of the project that a call names, also by file descriptor."""
     by_number = re.match(r"\w+\(\d+<([^>]*)>", call)
     named = [by_number[1]] if by_number else re.findall('"([^"]*)"', call)
     return [path for path in named if re.match(r"(data|manifests)(/|$)|\.$", path)]
 
 
 def calls_of(folder: Path) -> list[tuple[str, int, str]]:
-    """(name, number among the calls of that name, the call) of each that touches the project's data."""
+    """Return all calls that touch the project's data.
+
+    A call is (name, number among the calls of this name, line of strace).
+    """
     with tempfile.TemporaryDirectory() as name:
         root = Path(name) / "project"
         shutil.copytree(folder, root)
@@ -247,8 +268,11 @@ def calls_of(folder: Path) -> list[tuple[str, int, str]]:
 
 
 def unsynced(calls: list[tuple[str, int, str]]) -> list[str]:
-    """What a power cut could take away from a published corpus: files and folders that were written to and not synced
-    when the manifest was renamed to its place, or of the manifest's own when the run had ended."""
+    """Return the files and folders of a corpus that a power cut could destroy.
+
+    These were written but not synced when the manifest was renamed to its place. For the manifest and its folder, the
+    end of the run counts.
+    """
     dirty: set[str] = set()
     lost: set[str] = set()
     for call, _, line in calls:
@@ -274,13 +298,16 @@ def cut_power(root: Path) -> int:
 
 
 def inject(project: Project, call: str, number: int, fault: str) -> Strike:
-    """`fault` is strace's: signal=KILL, error=EIO, retval=0 and so on."""
+    """Return a strike that injects a fault at a system call.
+
+    `fault` is in the syntax of strace: signal=KILL, error=EIO, retval=0, and so on.
+    """
 
     def strike(root: Path) -> int:
-        # A filter in the kernel makes strace fast, and blind to signals that it should inject.
+        # A filter in the kernel makes strace fast, but then strace cannot inject signals.
         fast = [] if fault == "signal=KILL" else ["--seccomp-bpf"]
         done, lines = traced(root, *fast, "-e", f"trace={call}", "-e", f"inject={call}:{fault}:when={number}")
-        # What Python opens on its way may differ by a file or two: then the call that was hit may not be ours.
+        # Python may open a file more or less in each run. The call that was hit may then be a different one.
         refused = any("INJECTED" in line and paths_of(line) for line in lines)
         if not refused and done.returncode != -signal.SIGKILL:
             return 0
@@ -291,7 +318,7 @@ def inject(project: Project, call: str, number: int, fault: str) -> Strike:
 
 
 def call_cases(name: str, project: Project) -> Iterator[Case]:
-    """Each call killed, and each refused in the ways in which a disk refuses."""
+    """Yield cases that kill the run at each call, or refuse each call like a disk."""
     for call, number, line in calls_of(project.start):
         reads = call == "openat" and "O_CREAT" not in line
         faults = ["signal=KILL", "error=EIO"]
@@ -310,8 +337,10 @@ def call_cases(name: str, project: Project) -> Iterator[Case]:
 
 
 def interrupt_at_random(project: Project, moments: random.Random, took: float) -> Strike:
-    """Ctrl-C, once or several times, or SIGTERM to the parent alone, in a run with two workers, and up to twice in the
-    run that follows."""
+    """Return a strike that interrupts a run with two workers, and up to two more runs.
+
+    The interrupt is Ctrl-C, once or several times, or SIGTERM to the parent alone.
+    """
 
     def strike(root: Path) -> int:
         came = 0
@@ -327,7 +356,7 @@ def interrupt_at_random(project: Project, moments: random.Random, took: float) -
                         time.sleep(moments.uniform(0, 0.1))
             begin = time.perf_counter()
             done = finish(process)
-            # Before the project's own modules are loaded, a signal does what it does to any program in Python.
+            # Until the project's own modules are loaded, a signal ends Python in its usual way, so nothing is checked.
             if re.search(r"^chats: |^E\d{3} |/(pipeline|tasks)/(?!__init__|loading)", done.stderr, re.MULTILINE):
                 require(time.perf_counter() - begin < 30, "an interrupted run did not end soon")
                 require(done.returncode in (0, 75), f"exit code {done.returncode}:\n{done.stderr}")
@@ -343,7 +372,10 @@ def interrupt_at_random(project: Project, moments: random.Random, took: float) -
 
 
 def kill_at_random(project: Project, moments: random.Random, took: float, whole: bool) -> Strike:
-    """Kill a run with two workers, or one of its processes, and up to twice the run that follows."""
+    """Return a strike that kills a run with two workers, and up to two more runs.
+
+    It kills the whole run or one of its processes.
+    """
 
     def strike(root: Path) -> int:
         came = 0
@@ -369,7 +401,7 @@ def kill_at_random(project: Project, moments: random.Random, took: float, whole:
 
 @contextmanager
 def small_disk(root: Path, room: int) -> Iterator[None]:
-    """`root` on a tmpfs on which `room` bytes are free."""
+    """Put `root` on a tmpfs with `room` free bytes while the block runs."""
     copy = root.with_name("copy")
     root.rename(copy)
     root.mkdir()
@@ -400,7 +432,10 @@ def on_small_disk(project: Project, room: int) -> Strike:
 
 
 def with_small_files(project: Project, size: int) -> Strike:
-    """The kernel writes up to `size` bytes of a file and refuses the rest: a short write, then an error."""
+    """Return a strike in which files are limited to `size` bytes.
+
+    The kernel refuses the rest: a short write, then an error.
+    """
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
@@ -459,7 +494,7 @@ def all_cases(folder: Path, seed: int) -> Iterator[Case]:
         row = "two workers: interrupted at random"
         yield Case(row, f"chain {number}", project, interrupt_at_random(project, moments, took))
     sizes = [len(content) for name, content in project.after.items() if name not in project.before]
-    # Below a page Python cannot start a worker, nor Luigi itself.
+    # With less than a page, neither Luigi nor a worker can start.
     for size in range(1 << 12, max(sizes), max(sizes) // 100):
         yield Case("files of a limited size: short writes", f"{size} bytes", project, with_small_files(project, size))
     if works("unshare", "--mount", "mount", "-t", "tmpfs", "none", tempfile.gettempdir()):
@@ -502,7 +537,10 @@ def main() -> int:
 
 
 def count_faults(case: Case) -> int | None:
-    """Return how many faults were injected, or None, with a message, if a promise was broken."""
+    """Return the number of faults that occurred, or None if a guarantee was broken.
+
+    Prints a message if a guarantee was broken.
+    """
     try:
         return survive(case)
     except Lost as lost:

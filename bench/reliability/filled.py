@@ -1,16 +1,13 @@
-"""Compare conversations that are filled into a rendering of placeholders with those that are rendered.
+"""Compare conversations filled into a rendering of placeholders with renderings.
 
     python bench/reliability/filled.py FOLDER --tokenizer FOLDER [--count N] [--seed S]
 
-FOLDER has Jinja templates as they are published. For each, N random conversations with system messages, names,
-reasoning in its field or in the content, calls, results, and tools are prepared three times. Strings are short words,
-and in half of the conversations also markers, control strings, white space, and other scripts. None may differ.
+FOLDER has published Jinja templates. For each template, N random conversations with system messages, names, reasoning
+in its field or in the content, calls, results, and tools are prepared three times. Strings are short words, and in half
+of the conversations also markers, control strings, white space, and other scripts. No conversation may differ. Prints
+the number of conversations that were:
 
-    filled      as many were filled in
-    confirmed   were filled in on a guess, which their rendering confirmed
-    composed    of placeholders, values, and pieces
-    rendered    the template treats something of them in a way that is not the same for all values
-    refused     by the template, or because of its reasoning or calls
+    """Preparer that notes how a conversation was prepared."""
 """
 
 from __future__ import annotations
@@ -86,7 +83,7 @@ def conversation(rng: random.Random) -> dict[str, Any]:
 
 
 class Counting(Preparer):
-    """Note whether a conversation is rendered, composed, or a guess that its rendering confirms."""
+    """Preparer that notes how a conversation was prepared."""
 
     way = "filled"
 
@@ -96,7 +93,7 @@ class Counting(Preparer):
 
 
 def check(source: str, tokenizer: Path, records: list[dict[str, Any]], drop: bool, turns: Any) -> Counter[str]:
-    """Return how many conversations were filled, rendered, refused, or different."""
+    """Count the filled, composed, rendered, refused, and DIFFERENT conversations."""
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
         encoder, _ = tokenizers_of(source, tokenizer, Path(name))

@@ -1,14 +1,14 @@
-"""What takes longer than a test may: make fuzz.
+"""Fuzz tests that take longer than the test suite may: make fuzz.
 
 content   10,000 conversations for each tokenizer and each template: none forges a control token
-hostile   each hostile input through the real command: CPU seconds, and memory beyond that of a usual run
+hostile   each hostile input through the real command: CPU seconds and memory beyond a usual run
 reader, config, manifest   atheris over the functions of tests/properties/test_fuzz.py, guided by coverage
-duplicates          records with equal keys, however they are written: rejected for them, and no others
-random-tokenizers   files of tokenizers with any fields: what is accepted encodes the same each time
+duplicates          records with equal keys, however the keys are written: only these records are rejected
+random-tokenizers   files of tokenizers with any fields: an accepted tokenizer encodes the same each time
 joined              fields side by side, made of private characters and their escapes: nothing lost, nothing forged
-filters             what filters and methods of Jinja make of control strings in contents: no control tokens
+filters             Jinja filters and methods on control strings in contents: no control tokens
 
-The last four draw cases by hypothesis until the time is over. A failure is shown as the smallest case that fails.
+The last four draw cases with hypothesis until the time is over. For a failure, the smallest failing case is shown.
 
 python bench/reliability/fuzz.py [content] [hostile] [reader config manifest]
     [duplicates random-tokenizers joined filters] [--seconds 60] [--seed 1]
@@ -29,7 +29,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Tests are imported by name, from the folders that they are in.
+# Tests are imported by name, from their folders.
 sys.path[:0] = [
     str(ROOT),
     str(ROOT / "tests"),
@@ -37,7 +37,7 @@ sys.path[:0] = [
 ]
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-# Modules of tests with cases() to draw from, and check(case), which returns what became of it.
+# Modules of tests with cases(), a strategy, and check(case), which returns the outcome of a case.
 DRAWN = {
     "duplicates": "test_duplicate_keys",
     "random-tokenizers": "test_random_tokenizers",
@@ -46,7 +46,7 @@ DRAWN = {
 }
 PARTS = ("content", "hostile", "reader", "config", "manifest", *DRAWN)
 CONVERSATIONS = 10_000
-ROUND = 250  # cases drawn before hypothesis starts again with another seed
+ROUND = 250  # cases drawn before hypothesis restarts with a new seed
 
 
 def content(seed: int, count: int) -> None:
@@ -96,7 +96,10 @@ def hostile() -> None:
 
 
 def draw_cases(part: str, seed: int, seconds: float) -> None:
-    """Check cases until the time is over; of one that fails, report the smallest that hypothesis finds."""
+    """Check cases until the time is over.
+
+    After a failure, reports the smallest failing case that hypothesis finds.
+    """
     import hypothesis
 
     module = importlib.import_module(DRAWN[part])
@@ -133,7 +136,7 @@ def draw_cases(part: str, seed: int, seconds: float) -> None:
 
 
 def atheris_run(part: str, seed: int, seconds: int) -> None:
-    """In a process of its own: atheris ends the process that it runs in."""
+    """Run atheris in a separate process, because atheris ends its process."""
     words = [sys.executable, __file__, "--inside", part, "--seed", str(seed), "--seconds", str(seconds)]
     done = subprocess.run(words, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
     last = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("Done")), "")

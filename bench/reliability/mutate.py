@@ -1,14 +1,14 @@
-"""Mutants of the modules that write, check, and repair corpora: how many of them do the tests notice? Prints a table.
+"""Count the mutants that the tests notice, for modules that handle corpora.
 
     make mutants         (or: python bench/reliability/mutate.py [MODULE …] [--most N] [--seed 0] [--jobs 2])
 
-    a copy of the project ─the tests once, under coverage─▶ line ─▶ the tests that run it, the fastest first
-    module ─one change─▶ mutant ─those tests, in a fork─▶ killed: one of them fails, or does not end
-                                                         survived: none does; it is printed with its line
+    a copy of the project ─all tests once, under coverage─▶ line ─▶ the tests that run it, the fastest first
+    module ─one change─▶ mutant ─these tests, in a fork─▶ killed: a test fails, or does not end
+                                                         survived: no test fails; printed with its line
 
-A change is one of: a comparison, `and`, `or` or an operator turned around, a condition negated, a constant changed, a
-statement or an argument left out, an exception that is not caught any more. Texts of messages are left as they are.
-A test that fails without a change would kill every mutant, and is refused.
+The modules write, check, and repair corpora. A change inverts a comparison, `and`, `or`, or an operator; negates a
+condition; changes a constant; or removes a statement, an argument, or a caught exception. Texts of messages do not
+change. A test that fails without a change would kill every mutant, so the script stops if there is one. Prints a table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
 
 ROOT = Path(__file__).resolve().parents[2]
-# Each with the tests that are its own; they come before all others that run the line.
+# Modules with their own tests, which run before all other tests of a line.
 MODULES = {
     "storage/files": ("storage/test_files",),
     "storage/keys": ("test_recipe", "properties/test_never_stale"),
@@ -71,7 +71,7 @@ TESTS = (
     "packing/test_plan",
     "pipeline/test_pipeline",
 )
-# Imported once, and forked into every run of the tests; nothing of the project's, which is what changes.
+# Imported once, and forked into every run of the tests. The project's own modules are not, because they change.
 LIBRARIES = (
     "hypothesis",
     "luigi",
@@ -83,7 +83,7 @@ LIBRARIES = (
     "sentencepiece",
     "tokenizers",
 )
-CPU, WALL = 100, 1200  # seconds, for the tests of one mutant: one that loops, and one that waits
+CPU, WALL = 100, 1200  # seconds for the tests of one mutant, in case it loops or waits
 ELSEWHERE = ["tests/pipeline/test_pipeline.py"]  # the tests of lines that only other processes run
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -118,7 +118,7 @@ def mutants_of(module: str) -> Iterator[Mutant]:
 
 
 def _nodes(tree: ast.AST) -> Iterator[Any]:
-    """Nodes of functions, without annotations, docstrings and the texts of messages."""
+    """Yield the nodes of functions, without annotations, docstrings, and messages."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef):
             yield from _nodes(node)
@@ -128,7 +128,7 @@ def _nodes(tree: ast.AST) -> Iterator[Any]:
 
 def _inside(node: ast.AST) -> Iterator[Any]:
     is_text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-    if is_text or isinstance(node, ast.Raise):  # which words an error has; that it is raised is its block's
+    if is_text or isinstance(node, ast.Raise):  # the words of an error stay; its block may remove the whole statement
         return
     if hasattr(node, "lineno"):
         yield node
@@ -140,7 +140,7 @@ def _inside(node: ast.AST) -> Iterator[Any]:
 
 
 def _changes(node: Any) -> Iterator[tuple[int, str, Callable[[], None]]]:
-    """What can be changed in a node: (its line, in words, what does it)."""
+    """Yield the possible changes of a node: (line, description, function)."""
     line = getattr(node, "lineno", 0)
 
     def put(name: str, value: Any) -> Callable[[], None]:
@@ -157,7 +157,7 @@ def _changes(node: Any) -> Iterator[tuple[int, str, Callable[[], None]]]:
     elif isinstance(node, ast.Constant) and isinstance(node.value, str | bytes | int | float):
         value = node.value
         if isinstance(value, str) and " " in value:
-            return  # of a message
+            return  # a text of a message
         other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else None
         if other is None:
             other = value + (b"X" if isinstance(value, bytes) else "X")
@@ -199,7 +199,7 @@ def _changes(node: Any) -> Iterator[tuple[int, str, Callable[[], None]]]:
 
 
 class Contexts:
-    """Record for coverage which test runs, and how long each took."""
+    """Pytest plugin that sets the test as context of coverage, and records times."""
 
     def __init__(self, measure: coverage.Coverage):
         self.measure = measure
@@ -222,7 +222,10 @@ def run_tests(names: list[str], plugins: tuple[Any, ...] = ()) -> int:
 
 
 def measure(folder: Path, found: Path) -> int:
-    """Write {"module:line": tests, the fastest first}. A line that a fixture runs has all tests of that file."""
+    """Write {"module:line": tests, the fastest first}.
+
+    If a fixture runs a line, all tests of its file count as tests of the line.
+    """
     coverage_of = coverage.Coverage(data_file=None, include=[str(folder / "tasks" / "*")])
     contexts = Contexts(coverage_of)
     coverage_of.start()
@@ -246,7 +249,10 @@ def measure(folder: Path, found: Path) -> int:
 
 
 def in_fork(folder: Path, work: Callable[[], int], bounded: bool = True) -> int:
-    """The exit code of a fork that does `work` in a copy of the project; that of a signal where it does not end."""
+    """Do `work` in a fork, in a copy of the project, and return the exit code.
+
+    If the fork does not end in time, the exit code is the code of the signal that killed it.
+    """
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
@@ -265,7 +271,7 @@ def in_fork(folder: Path, work: Callable[[], int], bounded: bool = True) -> int:
         os._exit(code)
     status = os.waitpid(child, 0)[1]
     with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # what a test left running
+        os.killpg(child, signal.SIGKILL)  # processes that a test left running
     return os.waitstatus_to_exitcode(status)
 
 

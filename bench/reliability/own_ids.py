@@ -1,20 +1,22 @@
-"""Compare rows packed with a model's own template with the ids that the tokenizer itself gives, turn by turn.
+"""Compare rows packed with a model's own template with the ids of transformers.
 
     python bench/reliability/own_ids.py CONFIG [--turns together apart] [--solutions FILE [--inline]] [--count N]
 
-CONFIG names a Hugging Face tokenizer with a chat template. Its conversations are written as JSON lines of messages, and
-those are packed by the real command and read by transformers:
+CONFIG names a Hugging Face tokenizer with a chat template. Its conversations are written as JSON lines of messages. The
+real command packs these lines, and transformers reads them:
 
     messages.jsonl ─┬─ luigi … PackCorpus ▶ shards, index.arrow ── ids and labels of each sample ──┬─ equal
                     └─ apply_chat_template(messages[:k], add_generation_prompt=True) ── each turn ─┘
 
-Of each trained turn k, the ids before it must be those of its prompt, and its own ids those of what the template writes
-after the prompt: the answer, with its reasoning and its calls, and the token that ends it. All of them are trained on,
-and nothing else is. Every conversation is packed, rejected or dropped. If a content has the text of a special token, it
-must be encoded as with `split_special_tokens=True`: such a token comes from the template alone.
+For each trained turn k, the ids before the turn must be equal to the ids of its prompt. The ids of the turn must be
+equal to the ids of the text that the template writes after the prompt: the answer, with its reasoning and its calls,
+and the token that ends it. All of these ids must be trained on, and no others. Every conversation must be packed,
+rejected, or dropped. If a content has the text of a special token, the text must be encoded like with
+`split_special_tokens=True`, because only the template may write special tokens.
 
-With --solutions, questions and answers whose answers end with `#### result`, as in GSM8K, are added with the solution
-as reasoning: in a field and in the content (with --inline, only there), and in conversations of two turns.
+--solutions adds questions and answers that end with `#### result`, as in GSM8K, with the solution as reasoning. The
+reasoning is in a field or in the content (with --inline, only in the content). Conversations of two turns are added,
+too.
 """
 
 from __future__ import annotations
@@ -49,12 +51,15 @@ LENGTH = 32768
 BREAK = "\ue000"  # a private character
 
 Record = dict[str, Any]  # messages, and tools if there are any
-Place = tuple[int, int]  # record, and the turn that is trained on, or -1
+Place = tuple[int, int]  # record, and the turn that is trained on, or -1 if the sample is a whole conversation
 
 
 @dataclass
 class Tally:
-    """Counts of a comparison, and what is wrong: the line of a conversation, its turn, and the problem."""
+    """Counts of a comparison, and its problems.
+
+    A problem is the line of a conversation, its turn, and a description.
+    """
 
     conversations: int = 0
     samples: int = 0
@@ -65,7 +70,7 @@ class Tally:
 
 
 class Reference:
-    """The ids that transformers gives for the turns of conversations."""
+    """Ids that transformers returns for the turns of conversations."""
 
     def __init__(self, records: Sequence[Record], tokenizer: Path):
         from transformers import PreTrainedTokenizerFast
@@ -78,7 +83,7 @@ class Reference:
         self._has_special: dict[int, bool] = {}
 
     def turn(self, record: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of the prompt of a turn, and those of the turn."""
+        """Return the ids of the prompt of a turn, and the ids of the turn."""
         if (record, k) not in self._turns:
             prompt = self._rendered(record, k, True)
             whole = self._rendered(record, k + 1, False)
@@ -96,7 +101,10 @@ class Reference:
         return str(self._library.decode(ids.tolist(), clean_up_tokenization_spaces=False))
 
     def _rendered(self, record: int, stop: int, prompt: bool) -> str:
-        """Render messages; special tokens in their texts get BREAK after the first character."""
+        """Render messages, with BREAK in special tokens of their texts.
+
+        BREAK is inserted after the first character of the token.
+        """
         given = self.records[record]
         if record not in self._has_special:
             text = json.dumps(given, ensure_ascii=False)
@@ -115,7 +123,10 @@ class Reference:
         )
 
     def _ids(self, text: str) -> np.ndarray:
-        """Encode a text; in one with BREAK, only the template's special tokens become tokens."""
+        """Encode a text.
+
+        If the text has BREAK, only the template's special tokens become special tokens.
+        """
         if BREAK not in text:
             return np.array(self._library.encode(text, add_special_tokens=False), np.int32)
         found = []
@@ -163,9 +174,9 @@ def compare(manifest: Path, reference: Reference) -> Tally:
 
 
 def samples(folder: Path, facts: Record) -> Iterator[tuple[Place, str | None, np.ndarray, np.ndarray]]:
-    """Read each sample from its row: its place, why it was dropped, its ids, and whether each is trained on.
+    """Yield each sample: its place, the reason if it was dropped, its ids, and labels.
 
-    A token that was added after those of the template is left out.
+    A label is whether the id is trained on. A separator that was added after the template's tokens is left out.
     """
     rows = {
         (split, number): columns(folder / shard["path"], facts["sequence_length"])
@@ -200,7 +211,10 @@ def is_trained(message: Record) -> bool:
 def difference(
     ids: np.ndarray, trained: np.ndarray, turns: Sequence[tuple[np.ndarray, np.ndarray]], reference: Reference
 ) -> str | None:
-    """Say how a sample differs from its turns, each a prompt and what follows it; None if it does not."""
+    """Describe how a sample differs from its turns; None if it does not.
+
+    A turn is the ids of its prompt, and the ids that must follow.
+    """
     expected = np.zeros(len(ids), bool)
     stop = 0
     for prompt, answer in turns:
@@ -231,7 +245,7 @@ def parted(found: np.ndarray, expected: np.ndarray, reference: Reference) -> str
 
 
 def records_of(config: Path, folder: Path) -> tuple[list[Record], int]:
-    """Read the conversations of a config as messages, and count records that cannot be read."""
+    """Return the conversations of a config as messages, and the number of rejects."""
     from tasks.conversations.openai import as_openai
     from tasks.core.errors import Reject
     from tasks.recipe import resolve
@@ -249,7 +263,10 @@ def records_of(config: Path, folder: Path) -> tuple[list[Record], int]:
 
 
 def with_reasoning(solutions: Path, inline: bool) -> list[Record]:
-    """Return a conversation for each problem, with its solution as reasoning, and one for each two problems."""
+    """Return a conversation for each problem, and one for each pair of problems.
+
+    The solution of a problem is the reasoning of the answer.
+    """
     problems = []
     for number, line in enumerate(solutions.read_bytes().splitlines()):
         problem = orjson.loads(line)
@@ -265,12 +282,12 @@ def with_reasoning(solutions: Path, inline: bool) -> list[Record]:
 
 
 def pack(records: Sequence[Record], settings: Record, folder: Path) -> Path | str:
-    """Pack records with the real command; return the manifest, or what it printed if it failed."""
+    """Pack records with the real command; return the manifest, or its error output."""
     folder.mkdir()
     with (folder / "messages.jsonl").open("wb") as file:
         file.writelines(orjson.dumps(record) + b"\n" for record in records)
     common = {"name": "own-ids", "sources": ["messages.jsonl"], "sequence_length": LENGTH, "overlong": "drop"}
-    # Where a template writes the date, transformers gives it the present one.
+    # If a template writes the date, transformers uses today's date.
     common |= {"max_rejects": 1.0, "template_date": date.today().isoformat()}
     (folder / "corpus.yaml").write_text(yaml.safe_dump(common | settings))
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", "2"]

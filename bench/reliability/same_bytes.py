@@ -2,9 +2,10 @@
 
     python bench/reliability/same_bytes.py OTHER_CHECKOUT [--corpora FOLDER] [--tokenizer FILE]
 
-Each checkout needs its own .venv (`make test` sets it up). Both pack the bundled sample and, if given, the source files
+Each checkout needs its own .venv (`make test` creates it). Both pack the bundled sample and, if given, the source files
 in FOLDER: at four sequence lengths, with each overlong policy, with mixtures, epochs, a Jinja template, and format 2.0.
-Prints one line per corpus and exits with 1 if a file differs. Texts (rejects, dataset card, manifest) are not compared.
+Prints one line per corpus, and exits with 1 if a file differs. Texts (rejects, dataset card, manifest) are not
+compared.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ COMPARED = (".arrow",)
 
 
 def cases(corpora: Path | None, tokenizer: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the configs to compare, by name. Their paths are absolute."""
+    """Return the configs to compare, by name.
+
+    Paths in the configs are absolute.
+    """
     sample = ROOT / "data" / "sample"
     own = yaml.safe_load((sample / "corpus.yaml").read_text())
     entries = [entry if isinstance(entry, dict) else {"path": entry} for entry in own["sources"]]
@@ -76,7 +80,7 @@ def cases(corpora: Path | None, tokenizer: Path | None) -> dict[str, dict[str, A
 
 
 def digests(checkout: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Pack `config` with the code of `checkout`; return checksums by file name."""
+    """Pack `config` with the code of `checkout`, and return checksums by file name."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "corpus.yaml").write_text(yaml.safe_dump(config))

@@ -1,11 +1,11 @@
-"""Measure how long two ranks wait for each other in training, in random order and in the order of `balance`.
+"""Measure how long two ranks wait for each other, with and without `balance`.
 
     python bench/training/balance.py SOURCE.jsonl [--length 4096] [--steps 40]
 
-SOURCE has records of GSM8K (`question`, `answer`). Neighbors are joined to conversations of log-normal lengths, packed
-with and without `balance: {ranks: 2}`, and a small Llama (hidden size 256, 2 layers) trains on them in two processes
-with DistributedDataParallel and gloo. Attention is computed conversation by conversation, as kernels of a GPU do it.
-Seconds are CPU seconds of each rank's own passes, so that other work on the machine and the wait itself do not count.
+SOURCE has records of GSM8K (`question`, `answer`). Neighbors are joined to conversations of log-normal lengths, and
+packed with and without `balance: {ranks: 2}`. A small Llama (hidden size 256, 2 layers) trains on them in two processes
+with DistributedDataParallel and gloo. Attention is computed conversation by conversation, like in GPU kernels. Seconds
+are CPU seconds of each rank's own passes, so other work on the machine and the wait itself do not count.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Diagnose training on a GPU with a random model, next to TRL's SFTTrainer on the same data.
+"""Diagnose training on a GPU with a random model, and compare it with TRL.
 
     python bench/training/gpu.py FOLDER MANIFEST [--whole MANIFEST] [--layers 32 --hidden 4096] [options of diagnose]
 
-The model is a Llama with random weights, built in FOLDER; by default it has the shape of Llama 3.1 8B. `--whole` names
-the same conversations with `packing: false`: TRL receives their tokens and labels, and packs them itself. Its row uses
-the attention backend and the micro-batch of the diagnosis, or the largest that fits below it.
+The model is a Llama with random weights, built in FOLDER. By default, it has the shape of Llama 3.1 8B. `--whole` names
+a manifest of the same conversations with `packing: false`. TRL's SFTTrainer receives their tokens and labels, and packs
+them itself. It uses the attention backend and the micro-batch of the diagnosis; if that micro-batch does not fit, it is
+halved until it fits.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def main() -> None:
         return
     facts = json.loads(given.manifest.read_text())
     length, vocabulary = facts["sequence_length"], facts["tokenizer"]["vocab_size"]
-    # Twice the length, so that longer rows can be tried too.
+    # Twice the length, so that longer rows can be tried, too.
     model = build_model(given.folder, vocabulary, given.layers, given.hidden, 2 * length)
     words = [sys.executable, "-m", "train", "diagnose", "--manifest", str(given.manifest), "--base-model", str(model)]
     done = subprocess.run([*words, "--steps", str(given.steps), *others], stdout=subprocess.PIPE, text=True, check=True)

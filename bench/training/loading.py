@@ -2,10 +2,10 @@
 
     python bench/training/loading.py manifests/x.json [--runs 5]
 
-Prints a Markdown table. Every run reads the same shards in the same shuffled order with each reader in turn: batches of
-8 through a DataLoader with transformers' default collator, and single rows. `datasets` maps the files and returns the
-same three columns; its cache is warm after the first run, which is not counted. Opening is timed separately, because
-PackedDataset then checks every digest. The table contains medians; the last column is the ratio to `datasets`.
+Prints a Markdown table of medians; the last column is the ratio to `datasets`. Every run reads the same shards in the
+same shuffled order with each reader in turn: batches of 8 through a DataLoader with transformers' default collator, and
+single rows. `datasets` maps the files and returns the same three columns; its cache is warm after the first run, which
+is not counted. Opening is timed separately, because PackedDataset checks every checksum when it opens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Measure rows per second and CPU time per row of streamed rows and of PackedDataset.
+"""Measure rows per second and CPU time per row of streaming and PackedDataset.
 
     python bench/training/streaming.py manifests/x.json [--rows-per-step 64] [--most 50000] [--cache FOLDER]
 
-Prints a Markdown table. Each reader yields as many rows in batches of 8 through a DataLoader: PackedDataset in a random
-order, streamed rows as the Trainer gets them. Both verify every checksum, PackedDataset when it is opened and streaming
-meanwhile; that is included. The page cache is warm after the first run, which is not counted.
+Prints a Markdown table. Each reader yields the same number of rows in batches of 8 through a DataLoader. PackedDataset
+reads them in random order; streamed rows have the order in which the Trainer gets them. Both readers verify every
+checksum, PackedDataset when it opens and streaming while it reads, and the times include this. The page cache is warm
+after the first run, which is not counted.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def streamed(corpus: Corpus, rows_per_step: int, most: int, cache: Path | None) 
 
 
 def measure(work: Callable[[], Iterator[Any]]) -> tuple[float, float, float]:
-    """Return the seconds until the first batch, those of all, and CPU seconds."""
+    """Return the seconds until the first batch, the total seconds, and CPU seconds."""
     start, cpu = time.perf_counter(), time.process_time()
     batches = work()
     next(batches)
