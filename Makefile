@@ -89,7 +89,7 @@ check: .venv/.test  ## lint, types, layers, words, documentation, and all tests:
 	$(MAKE) test
 
 docs: .venv/.test  ## build the documentation site in build/site/
-	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/mkdocs build --strict
 
 bench: .venv/.train  ## pack CONFIG and the same data with TRL, in turns, once as it is and once tenfold
 	$(BIN)/python bench/preparation/whole_command.py $(CONFIG) --write docs/benchmarks.md

@@ -7,7 +7,11 @@ in its field or in the content, calls, results, and tools are prepared three tim
 of the conversations also markers, control strings, white space, and other scripts. No conversation may differ. Prints
 the number of conversations that were:
 
-    """Preparer that notes how a conversation was prepared."""
+    filled      filled into a rendering of placeholders
+    confirmed   filled in on a guess, and confirmed by their rendering
+    composed    composed of placeholders, values, and pieces
+    rendered    rendered, because the template does not treat all values in the same way
+    refused     refused by the template, or because of reasoning or calls
 """
 
 from __future__ import annotations
