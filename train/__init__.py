@@ -1,4 +1,6 @@
-"""Train on a corpus: a manifest becomes an adapter. Never imports `pipeline`.
+"""Train an adapter on a corpus.
+
+This package never imports `pipeline`.
 
     python -m train --manifest manifests/sample-0123456789ab.json
 
@@ -6,8 +8,8 @@
     settings ─model─▶ base model with an adapter, proven isolated ─┴─loop─▶ adapter, tokenizer, record, picture
     machine: the device, one process per GPU, signals
 
-The names in `__all__` are the library for other trainers. Importing `train` loads no torch; a name loads its module
-when it is first used:
+The names in `__all__` are the library for other trainers. Importing `train` does not load torch. Each name loads its
+module on first use:
 
     from train import PackedDataset
 """

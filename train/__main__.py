@@ -1,7 +1,7 @@
-"""`python -m train`: a manifest in, an adapter out.
+"""Run `python -m train`: train an adapter on the corpus of a manifest.
 
     python -m train --manifest MANIFEST [--config FILE] [--learning-rate 1e-4 …]
-    python -m train doctor                     the other commands are in COMMANDS
+    python -m train doctor                     COMMANDS lists the other commands
 
 Everything that can be checked without torch is checked before torch is loaded, and slow imports come after the signal
 handlers are installed. The last line of standard output is the path of the training record.
@@ -24,12 +24,12 @@ from train.machine.signals import SignalGuard, reports
 if TYPE_CHECKING:
     from train.options import Parser
 
-# Commands besides training, by name: a module with `main(arguments) -> exit code`, imported when it is called.
+# Modules of the commands other than training, imported on use. Each has `main(arguments) -> exit code`.
 COMMANDS = {"doctor": "train.doctor", "diagnose": "train.diagnose.command", "merge": "train.merge.command"}
 
 
 def parser() -> Parser:
-    """Build the parser of the training itself."""
+    """Build the parser of the training command."""
     from train.options import settings_parser
 
     return settings_parser(
@@ -39,7 +39,10 @@ def parser() -> Parser:
 
 
 def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
-    """Run the command, with the caller's guard if any; return the exit code."""
+    """Run the command and return its exit code.
+
+    `guard` is the caller's signal guard, if it has one.
+    """
     guard = guard or SignalGuard()
     try:
         if arguments and not arguments[0].startswith("-"):
@@ -87,12 +90,12 @@ def _run(arguments: list[str], guard: SignalGuard) -> None:
         if options.where:
             print(folder.record)
             return
-        if folder.record.exists() and not meeting.is_one_of_several():  # several ranks first ask whether all have it
+        if folder.record.exists() and not meeting.is_one_of_several():  # several ranks first check that all have it
             folder.report_finished()
             return
         devices.check_libraries()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is loaded
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs while it is imported
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     if reports():
         action = f"resuming after step {done}" if (done := folder.steps_done()) else "starting training"
         print(f"{action}; loading torch and the model", file=sys.stderr, flush=True)

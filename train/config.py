@@ -17,21 +17,21 @@ from tasks.core.yaml_settings import check_settings, parse_settings, read_settin
 
 DEFAULT = Path(__file__).with_name("qlora.yaml")
 
-# Settings that cannot change the adapter: a run may be resumed with other values. With another micro_batch, only
-# rounding and the random numbers of dropout differ.
+# Settings that cannot change the adapter, so a run may be resumed with other values. A different micro_batch changes
+# only rounding and the random numbers of dropout.
 WITHOUT_EFFECT = {
     "output", "load", "cache", "cache_bytes", "gpus", "loader_workers", "pin_memory", "micro_batch", "save_every",
     "keep_checkpoints", "samples", "report_to", "profile",
 }  # fmt: skip
 
-# A part of the key of a run that streams its rows, whose order is another one than from memory: raise it if that order
-# changes.
+# Part of the key of a run that streams its rows, because streamed rows have a different order than rows in memory.
+# Raise this number if the streamed order changes.
 STREAM_VERSION = 1
 
-# Left out of the key of a run at their defaults, so that runs of earlier versions keep theirs.
+# Settings that the key of a run omits at their defaults, so that runs of earlier versions keep their keys.
 LATER = ("lora_variant", "modules_to_save", "adapter", "keep", "early_stopping", "sharding")
 
-# In the key of every run, because it was a part of it in earlier versions.
+# Values in the key of every run, because earlier versions included them.
 EARLIER = {"micro_batch": "auto"}
 
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
@@ -41,7 +41,7 @@ Attention = Literal["auto", "sdpa", "eager", "flex", "flash2", "flash3", "varlen
 
 
 class TrainingConfig(BaseModel):
-    """All settings of a training run, except for the corpus."""
+    """All settings of a training run except the corpus."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -157,7 +157,7 @@ class TrainingConfig(BaseModel):
     samples: int = Field(
         0,
         ge=0,
-        le=64,  # other ranks wait while the first one generates
+        le=64,  # the other ranks wait while the first rank generates
         description="Number of validation conversations for which the model generates an answer at each evaluation, "
         "into samples.jsonl.",
     )
@@ -192,10 +192,13 @@ class TrainingConfig(BaseModel):
         return [name for name in named if name != "none"]
 
     def settings(self) -> dict[str, Any]:
-        """Return every setting that can change the adapter; settings of later versions only if they are set."""
+        """Return every setting that can change the adapter.
+
+        Settings in LATER are included only if they differ from their defaults.
+        """
         later = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
         values = self.model_dump(exclude=WITHOUT_EFFECT | later) | EARLIER
-        # Off in earlier versions. On a CPU it still is; on a GPU, results differ by rounding.
+        # The default of earlier versions. `auto` is off on a CPU, and on a GPU its results differ only by rounding.
         values |= {"fused_loss": False} if self.fused_loss == "auto" else {}
         return values | ({"load": f"stream {STREAM_VERSION}"} if self.load == "stream" else {})
 
@@ -203,8 +206,8 @@ class TrainingConfig(BaseModel):
 def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None = None) -> TrainingConfig:
     """Read and check a training config.
 
-    `overrides` maps keys to YAML texts and wins over the file. Raises UsageError or InputMissing, which name the key
-    and the closest known one.
+    `overrides` maps keys to YAML texts and takes precedence over the file. Raises InputMissing if the file does not
+    exist, and UsageError if a setting is unknown or invalid. The error names the key and the closest known key.
     """
     values = read_settings(path)
     for key, text in (overrides or {}).items():

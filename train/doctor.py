@@ -1,10 +1,10 @@
-"""Report whether this machine can train, and how to fix what is missing.
+"""Report whether this machine can train, and how to fix problems.
 
     machine ─examine─▶ [Finding(level, topic, found, fix), …] ─show─▶ one line each, with its fix below
                                                              └─main─▶ 0, or 69 if training cannot run
 
-ok: nothing to do. warning: training runs, but with less than it could. problem: training with the default settings
-stops.
+ok: nothing to do. warning: training runs, but not as well as it could. problem: training fails with the default
+settings.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from train.measures.advice import advise
 
 GIB = 1 << 30
 
-# The small Llama trains in 2 GiB; an 8B model in NF4 takes 6 GiB to load.
+# The small Llama trains in 2 GiB. An 8B model in NF4 needs 6 GiB to load.
 LITTLE_MEMORY = 4 * GIB
-# A checkpoint of an adapter on an 8B model is 0.5 GB, two are kept, and such a model is 16 GB.
+# An 8B model has 16 GB. Two checkpoints of its adapter are kept, each 0.5 GB.
 LITTLE_DISK = 20 * GIB
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 INSTALL = "make extras"
 
-# Packages with the kernels of convolutions, scans, and linear attention, which transformers calls if they are there.
+# Packages with kernels for convolutions, scans, and linear attention. transformers uses them if they are installed.
 STATE_KERNELS = ("causal-conv1d", "mamba-ssm", "flash-linear-attention")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; `fix` is empty if it is ok."""
+    """Result of one check; `fix` is empty if nothing needs fixing."""
 
     level: Literal["ok", "warning", "problem"]
     topic: str
@@ -53,7 +53,7 @@ class Finding:
 
 
 def main(arguments: Sequence[str] = (), console: Console | None = None) -> int:
-    """Print the findings. Returns 0 if training can run here, 69 if it cannot."""
+    """Print the findings and return 0, or 69 if training cannot run here."""
     if arguments:
         raise UsageError("bad_command_line", f"{arguments[0]!r}: doctor takes no options")
     findings = examine()
@@ -62,7 +62,10 @@ def main(arguments: Sequence[str] = (), console: Console | None = None) -> int:
 
 
 def examine() -> list[Finding]:
-    """Return all findings, the most basic first; without torch, those it allows."""
+    """Return all findings, the most basic first.
+
+    Without torch, the checks that need it are skipped.
+    """
     findings = [_python(), *_libraries()]
     if devices.version_of("torch"):
         try:
@@ -84,7 +87,7 @@ def show(findings: list[Finding], console: Console) -> None:
         table.add_row(Text(finding.level, STYLES[finding.level]), finding.topic, Text(finding.found))
         if finding.fix:
             table.add_row("", "", Text(f"→ {finding.fix}"))
-    # A table pads its last column with spaces, which are unwanted in a file or a pipe.
+    # rich pads the last column of a table with spaces, which are unwanted in a file or a pipe.
     with console.capture() as capture:
         console.print(table)
     for line in capture.get().splitlines():
@@ -112,7 +115,7 @@ def _python() -> Finding:
 
 
 def _libraries() -> Iterator[Finding]:
-    """Yield a finding for each unusable package, and one for all others."""
+    """Yield a finding for each unusable package, and one for all usable packages."""
     good = []
     for package, wanted in devices.training_needs().items():
         version = devices.version_of(package)
@@ -183,7 +186,7 @@ def _attention() -> Finding:
     missing = "; ".join(dict.fromkeys(reason for reason in reasons.values() if reason))
     if kind == "cpu" or not missing:
         return Finding("ok", "attention", usable)
-    # sdpa is the default and always available; the others are faster.
+    # A missing backend costs only speed, because sdpa, the default, is always available.
     return Finding("ok", "attention", f"{usable} ({missing})")
 
 

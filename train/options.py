@@ -1,4 +1,4 @@
-"""The options of the command line: one per setting of TrainingConfig, named after it.
+"""Define one command-line option for each setting of TrainingConfig.
 
 arguments ─settings_parser─▶ --manifest, --config, --root, --learning-rate … ─config_of─▶ TrainingConfig
 """
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises UsageError instead of ending the process."""
+    """ArgumentParser that raises UsageError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError("bad_command_line", f"{message}; see {self.prog} --help")
 
 
 def settings_parser(prog: str, description: str) -> Parser:
-    """Build a parser with the options that all commands on a corpus share."""
+    """Build a parser with the options shared by all commands that take a corpus."""
     ours = Parser(prog=prog, description=description, allow_abbrev=False)
     ours.add_argument(
         "--manifest",
@@ -57,7 +57,10 @@ def settings_parser(prog: str, description: str) -> Parser:
 
 
 def _local_root(text: str) -> Path:
-    """Return the folder of the outputs. Raises UsageError for a URL: a checkpoint is not written to a bucket."""
+    """Return the folder of the outputs.
+
+    Raises UsageError for the URL of a bucket, because checkpoints are not written to buckets.
+    """
     if is_url(text) and check_url(text) != "file":
         raise UsageError(
             "url_not_supported", f"--root {text}: training writes to a folder; name one, and the URL of the manifest"
@@ -66,18 +69,21 @@ def _local_root(text: str) -> Path:
 
 
 def config_of(options: argparse.Namespace) -> TrainingConfig:
-    """Return the settings of the file and of the options, which win. Raises UsageError or InputMissing."""
+    """Return the settings of the config file, overridden by the options.
+
+    Raises UsageError or InputMissing.
+    """
     return load_training_config(options.config, overrides(options))
 
 
 def overrides(options: argparse.Namespace) -> dict[str, str]:
-    """Return the settings that were given as options, as YAML texts."""
+    """Return the settings given as options: {name: YAML text}."""
     given = {name: getattr(options, f"set_{name}") for name in TrainingConfig.model_fields}
     return {name: text for name, text in given.items() if text is not None}
 
 
 def _values(field: FieldInfo) -> str:
-    """Return the values a setting accepts, as `auto|N`."""
+    """Return the values that a setting accepts, such as `auto|N`."""
     kinds = get_args(field.annotation) or (field.annotation,)
     words: list[str] = []
     for kind in kinds:

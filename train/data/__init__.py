@@ -1,5 +1,5 @@
-"""Data: a manifest or a folder of shards becomes a dataset.
+"""Data: turn a manifest or a folder of shards into a dataset.
 
 In:  a manifest, or shards.
-Out: verified rows in memory (format 3.0), or tokenized conversations (format 2.0).
+Out: verified rows (formats 3.0 and 3.1), or tokenized conversations (format 2.0).
 """

@@ -1,11 +1,12 @@
-"""The order of a balanced corpus for the ranks of the Trainer, which asks for rows by number.
+"""Order the rows of a balanced corpus for a Trainer that asks for rows by number.
 
     groups of ranks × rows_per_rank rows ─shuffled by seed and epoch─▶ one line of rows
     step = the next rows of the line ─every ranks-th row─▶ a rank ─micro_batch at a time─▶ its passes
 
-A corpus with `balance` is in groups in which every ranks-th row adds up to the same work, for as many ranks as it was
-packed for, or a divisor (tasks/packing/balance). Shuffling rows would lose that, so only whole groups are shuffled.
-Rows that fill no group come last. Every row is in an epoch once.
+A corpus with `balance` consists of groups. If each rank takes every ranks-th row of a group, all ranks have equal work.
+This holds for the number of ranks that the corpus was packed for and for its divisors (tasks/packing/balance).
+Shuffling single rows would break it, so only whole groups are shuffled. Rows that do not fill a group come last. Each
+epoch has every row once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from train.data.stream import Row
 
 
 def balance_of(corpus: Corpus) -> Balance | None:
-    """Return the steps that the rows of a corpus are ordered for; None if they are in random order."""
+    """Return the `balance` settings of a corpus; None if its rows are in random order."""
     settings = corpus.manifest.config.get("balance") if corpus.manifest else None
     return Balance(**settings) if settings else None
 
@@ -32,7 +33,7 @@ def balance_of(corpus: Corpus) -> Balance | None:
 def line_of_rows(groups: Sequence[int], balance: Balance, seed: int, epoch: int) -> np.ndarray:
     """Return the rows of an epoch, int64, in the order in which steps take them.
 
-    `groups` are the rows of the groups of the plan, each of which begins with whole steps.
+    `groups` lists the number of rows in each group of the plan. Each of these groups begins with whole steps.
     """
     size = balance.ranks * balance.rows_per_rank
     firsts = np.cumsum([0, *groups])
@@ -46,13 +47,13 @@ def line_of_rows(groups: Sequence[int], balance: Balance, seed: int, epoch: int)
 
 
 def numbers_of_steps(rows: int, ranks: int, micro_batch: int, accumulation: int) -> np.ndarray:
-    """Return the place in the line of each number that the Trainer asks for, int64[rows].
+    """Map each number that the Trainer asks for to a place in the line, int64[rows].
 
     The Trainer deals batches of `micro_batch` numbers to the ranks in turn. Rank r gets the places r, r + ranks, … of
-    each step. The last step, if it is not full, is dealt as it is.
+    each step. If the last step is not full, its places stay in order.
     """
     size = ranks * micro_batch * accumulation
-    # Of [pass, rank, row of the pass], the place in the step.
+    # The place in the step, for each [pass, rank, row of the pass].
     passes, of_rank, row = np.meshgrid(*map(np.arange, (accumulation, ranks, micro_batch)), indexing="ij")
     step = ((passes * micro_batch + row) * ranks + of_rank).reshape(-1)
     whole = rows // size
@@ -61,7 +62,7 @@ def numbers_of_steps(rows: int, ranks: int, micro_batch: int, accumulation: int)
 
 
 class BalancedRows(torch.utils.data.Dataset):
-    """The packings of a balanced corpus for a DataLoader that asks for rows in sequence."""
+    """Packings of a balanced corpus, for a DataLoader that asks for rows in sequence."""
 
     def __init__(
         self,
@@ -71,9 +72,10 @@ class BalancedRows(torch.utils.data.Dataset):
         steps: tuple[int, int, int],
         seed: int,
     ):
-        """Take the rows of `passes`; `steps` are ranks, rows per pass, and passes per step.
+        """Order the rows of `passes`.
 
-        `groups` has the rows of the groups of each packing.
+        `steps` is (ranks, rows per pass, passes per step). `groups` lists, for each packing, the number of rows in each
+        group of its plan.
         """
         self._passes, self._groups, self._balance, self._seed = passes, groups, balance, seed
         self._places = numbers_of_steps(len(passes), *steps)
@@ -86,7 +88,7 @@ class BalancedRows(torch.utils.data.Dataset):
         self._rows = line[self._places]
 
     def close(self) -> None:
-        """End reading; these rows need nothing."""
+        """Do nothing: these rows hold no open resources."""
 
     def __len__(self) -> int:
         return len(self._passes)
@@ -99,9 +101,9 @@ class BalancedRows(torch.utils.data.Dataset):
 
 
 def why_unbalanced(balance: Balance, ranks: int, rows_per_rank: int) -> str | None:
-    """Return why the ranks of this run may wait for each other in spite of `balance`; None if they do not.
+    """Return why ranks may wait for each other despite `balance`; None if they do not.
 
-    `rows_per_rank` is that of one step of the run.
+    `ranks` and `rows_per_rank` describe one step of the run.
     """
     if balance.ranks % ranks:
         return f"{ranks} is not a divisor of {balance.ranks}"

@@ -1,16 +1,16 @@
 """Tokenize format 2.0 (one conversation per row) for TRL's SFTTrainer.
 
-The tokens and labels are those of format 3.0.
+Tokens and labels are the same as in format 3.0.
 
     <corpus>/train-….arrow ─digest─▶ messages, tools, text ─rebuild─▶ Conversation ─template─▶ spans
-        ─encoder─▶ tokens, as many as index.arrow records ─cut─▶ Dataset(input_ids, labels)
+        ─encoder─▶ tokens, with the lengths recorded in index.arrow ─cut─▶ Dataset(input_ids, labels)
 
     dataset, counts = sft_dataset(corpus, "train")
     SFTTrainer(model, SFTConfig(**SFT_SETTINGS, …), train_dataset=dataset, processing_class=padding_tokenizer(corpus))
 
-SFTTrainer would render and tokenize by itself, with the tokenizer's own chat template, match control strings in what
-people wrote, and label only what that template marks. It therefore receives tokens and labels: those of the same
-conversation in a corpus of format 3.0. Its collator keeps the labels and pads them with -100.
+SFTTrainer would otherwise render and tokenize with the tokenizer's chat template. It would match control strings in
+text that people wrote, and label only the tokens that the template marks. It therefore receives finished tokens and
+labels. Its collator keeps the labels and pads them with -100.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from tasks.tokenization.prepare import prepare_spans
 from tasks.tokenization.token_batch import COUNTS, Batch
 from train.data.corpus import Corpus, Shard
 
-# Arguments of SFTConfig besides the settings of the run: the rows are already tokenized and cut.
+# Arguments of SFTConfig that turn off its preparation, because the rows are already tokenized and cut.
 SFT_SETTINGS: dict[str, Any] = {"dataset_kwargs": {"skip_prepare_dataset": True}}
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of the conversations and tokens of a split.
+    """Conversation and token counts of a split.
 
     The EOS that closes a conversation counts as a token. read = rows + dropped; tokens + tokens_truncated +
-    tokens_dropped = tokens of the index + truncated, because a truncated conversation is closed by an additional EOS.
+    tokens_dropped = tokens of the index + truncated, because an additional EOS closes each truncated conversation.
     """
 
     read: int = 0
@@ -70,9 +70,9 @@ class Counts:
 def sft_dataset(corpus: Corpus, split: str = "train") -> tuple[Dataset, Counts]:
     """Return the conversations of a split, in the order of the shards.
 
-    The columns are input_ids and labels, lists of int32. A conversation longer than sequence_length is cut as in format
-    3.0: an untrained EOS closes it. Raises DataError or InputMissing if a shard, the tokenizer, or the template is not
-    that of the manifest, or yields other tokens.
+    The columns are input_ids and labels, lists of int32. As in format 3.0, a conversation longer than sequence_length
+    is cut and closed by an untrained EOS. Raises DataError or InputMissing if a shard, the tokenizer, or the template
+    does not match the manifest, or if the number of tokens differs from the index.
     """
     manifest, folder = _manifest(corpus), corpus.folder
     encoder = open_tokenizer(manifest, folder)
@@ -97,10 +97,10 @@ _ROWS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.i
 def _tokenize(
     corpus: Corpus, shard: Shard, manifest: Manifest, encoder: Encoder, template: Template, sizes: pa.Table
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokenize the conversations of a shard, as in a token file.
+    """Return the tokens of the conversations of a shard, encoded as in a token file.
 
-    Returns int32[tokens] and the offsets int64[conversations + 1]. `sizes` are their rows of the index. They must yield
-    as many tokens and trained tokens as the index records.
+    The result is int32[tokens] and the offsets int64[conversations + 1]. `sizes` are the index rows of the shard.
+    Raises DataError if the number of conversations, or of their tokens or trained tokens, differs from the index.
     """
     path = corpus.folder / shard.path
     with open_shard(manifest, corpus.folder, shard, verified=True) as record_batches:
@@ -108,7 +108,7 @@ def _tokenize(
     values, lengths, trained = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
     for batch in _batches(path, rows, manifest, encoder, template):
         encoded = batch.encode(TOKENS_SCHEMA)
-        if encoded is None:  # what is missing is counted below
+        if encoded is None:  # the counts below reveal missing conversations
             continue
         tokens = encoded.column("tokens")
         values.append(tokens.flatten().to_numpy())
@@ -158,7 +158,11 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
 def _sample(
     row: dict[str, Any], manifest: Manifest, encoder: Encoder, template: Template
 ) -> tuple[Conversation, Sample]:
-    """Return the conversation of a row, up to the turn that is trained on, and its sample. Raises Reject."""
+    """Return the conversation of a row, and the sample that renders to its text.
+
+    With `turns: apart`, the messages of a row end with the turn that is trained on. Raises Reject if no sample renders
+    to the text.
+    """
     for conversation in _rebuilt(row, manifest, encoder):
         for sample in template.samples(conversation, trained_turns(conversation, manifest.train_on)):
             if "".join(span.text for span in sample.spans) == row["text"]:
@@ -169,9 +173,9 @@ def _sample(
 def _rebuilt(row: dict[str, Any], manifest: Manifest, encoder: Encoder) -> Iterator[Conversation]:
     """Yield candidates for the conversation that a row was made from.
 
-    The first that renders to the text of the row is the right one. A row stores content and context of a message as one
-    string. The template `alpaca` renders the context separately, so for it every position where the two can have been
-    joined is tried; only the last request of a record has one.
+    The first candidate that renders to the text of the row is the right one. A row stores the content and the context
+    of a message as one string, but the template `alpaca` renders the context separately. For `alpaca`, this function
+    tries every position at which the two strings can have been joined. Only the last request of a record has a context.
     """
     if row["messages"] is None:
         bos = encoder.control_strings.get(encoder.bos_id, "") if encoder.adds_bos and encoder.bos_id is not None else ""
@@ -231,7 +235,7 @@ def _manifest(corpus: Corpus) -> Manifest:
 
 
 def _read_index(corpus: Corpus, manifest: Manifest, split: str) -> pa.Table:
-    """Return the rows of index.arrow of a split, ordered by row within the shard."""
+    """Return the rows of index.arrow for a split, ordered by row within the shard."""
     with open_index(manifest, corpus.folder, verified=True) as reader:
         index = reader.read_all()
     return index.filter(pc.equal(index["split"].cast(pa.string()), split)).sort_by("row")
@@ -240,7 +244,7 @@ def _read_index(corpus: Corpus, manifest: Manifest, split: str) -> pa.Table:
 def open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Template:
     """Open the template named by the manifest.
 
-    Raises DataError or InputMissing if it is missing or has changed.
+    Raises DataError or InputMissing if the template is missing or has changed.
     """
     name, sha256, turns = manifest.template.name, manifest.template.sha256, manifest.config.get("turns", "auto")
     adjust = Adjust(manifest.config.get("reasoning") == "drop", manifest.config.get("default_system"))
@@ -265,11 +269,11 @@ def open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Templat
 
 
 class PaddingTokenizer(PreTrainedTokenizerFast):
-    """The tokenizer that SFTTrainer uses to pad, and saves with every checkpoint.
+    """Tokenizer that SFTTrainer uses for padding and saves with every checkpoint.
 
-    It has the special tokens and their ids, encodes nothing, and saves the files of the corpus's own tokenizer.
-    transformers could load these files, but it converts a SentencePiece model to one that yields other tokens for runs
-    of spaces, and would save that.
+    It has the special tokens and their IDs, cannot encode text, and saves the files of the corpus's own tokenizer.
+    transformers could load these files, but it converts a SentencePiece model to a tokenizer that encodes runs of
+    spaces differently, and would save the converted tokenizer.
     """
 
     files: tuple[Path, ...] = ()
@@ -282,7 +286,7 @@ class PaddingTokenizer(PreTrainedTokenizerFast):
 def padding_tokenizer(corpus: Corpus) -> PaddingTokenizer:
     """Return the `processing_class` for SFTTrainer.
 
-    Raises DataError or InputMissing as `sft_dataset` does.
+    Raises DataError or InputMissing if the manifest or the tokenizer is missing or does not match.
     """
     from tokenizers import Tokenizer, models
 

@@ -1,4 +1,4 @@
-"""Open a manifest, a corpus folder, or a folder of shards. Loads no torch.
+"""Open a manifest, a corpus folder, or a folder of shards, without loading torch.
 
 x, KEY, manifests/x.json, CORPUS/manifest.json, CORPUS ─load_manifest─▶ key, length, digests ─┐
 a folder of shards alone ─their names, schema metadata────────────────▶ key, length ──────────┤
@@ -33,18 +33,18 @@ SHARD_NAME = re.compile(r"([\w-]+)-(\d{5})-of-(\d{5})\.arrow")
 KEY = re.compile(r"[0-9a-f]{64}")
 VERSIONS = (PACKED, SHAPED, WHOLE)
 
-# Columns that rows of other tools must have. Without position_ids too, conversations see each other.
+# Required columns of rows from other tools. position_ids are optional, but without them conversations see each other.
 REQUIRED = ("input_ids", "attention_mask", "labels")
-# The same of rows without padding.
+# Required columns of rows without padding.
 LISTS = ("input_ids", "labels", "seq_lens")
 
-# The end of a complete Arrow stream. A file that was cut between two batches lacks it but is otherwise readable.
+# The last bytes of a complete Arrow stream. A file truncated between two batches lacks them but is otherwise readable.
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One Arrow file; `path` is relative to the folder."""
+    """Arrow file of a corpus; `path` is relative to the corpus folder."""
 
     path: str
     rows: int
@@ -54,28 +54,28 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The facts about a corpus that a trainer needs."""
+    """Facts about a corpus that a trainer needs."""
 
     name: str
     folder: Path
     format_version: str  # 3.0: packed rows; 3.1: packed rows of another shape; 2.0: one conversation per row
-    key: str  # the manifest's; if shards have none, the SHA-256 of their bytes
-    sequence_length: int  # of the longest rows
+    key: str  # from the manifest or the shards; if they have none, a digest of the bytes of the shards
+    sequence_length: int  # the length of the longest rows
     manifest: Manifest | None
     splits: dict[str, list[Shard]]
     isolated: bool  # rows have position_ids
     weighted: bool = False  # rows have loss_weight
-    notes: tuple[str, ...] = ()  # what the user should know, a sentence each
+    notes: tuple[str, ...] = ()  # messages for the user, one sentence each
     shape: RowShape = field(default_factory=RowShape)
 
     @property
     def packed(self) -> bool:
-        """Return whether rows have tokens, rather than the messages of one conversation."""
+        """Return whether rows hold tokens, not the messages of one conversation."""
         return self.format_version != WHOLE
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Return the lengths that rows have, ascending."""
+        """Return the row lengths in ascending order."""
         return self.manifest.row_lengths if self.manifest else (self.sequence_length,)
 
     def length_of(self, split: str) -> int:
@@ -83,7 +83,10 @@ class Corpus:
         return length_in(split, self.sequence_length) if len(self.lengths) > 1 else self.sequence_length
 
     def rows(self, split: str) -> int:
-        """Return the rows of a split, or of all splits of its kind if rows have several lengths."""
+        """Return the number of rows of a split.
+
+        If rows have several lengths, `train` counts the rows of all lengths, and `train-512` counts one length.
+        """
         own = [name for name in self.splits if split in (name, kind_of(name))]
         return sum(shard.rows for name in own for shard in self.splits[name])
 
@@ -91,15 +94,16 @@ class Corpus:
 def open_corpus(path: Path | str, allow_unisolated: bool = False, root: Path = HERE) -> Corpus:
     """Open a corpus by its manifest or by the metadata of its shards.
 
-    A URL may name the manifest; a name or a key is looked up in the manifests/ of `root`. The schema of every shard is
-    checked here, in a bucket that of the first one; checksums are checked later, by `shards.read_verified`.
+    `path` may be the URL of a manifest. A name or a key is looked up in the manifests/ of `root`. This function checks
+    the schema of every shard, or only of the first shard if the corpus is in a bucket. `shards.read_verified` checks
+    the digests later.
 
     Raises InputMissing, UsageError, DataError, or StorageError, which name the file and its fault. Packed rows without
-    position_ids are an error unless `allow_unisolated`.
+    position_ids are an error unless `allow_unisolated` is set.
     """
     path = local_path_of(path)
     if remote_with(path):
-        path = find_manifest(path, root)  # fetches it
+        path = find_manifest(path, root)  # fetches the manifest
     inside = path / "manifest.json"
     if not path.is_file() and not inside.is_file() and not any(path.glob("*.arrow")):
         path = by_name(str(path), root) or path
@@ -142,7 +146,7 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
     manifest = load_manifest(path)
     folder = checked_folder(manifest, path)
     _check_key(folder, manifest)
-    for file in manifest.files:  # 2 % of the bytes of a corpus; they define what its ids and labels mean
+    for file in manifest.files:  # 2 % of the bytes of a corpus; they define the meaning of its IDs and labels
         check_listed(folder, file)
     splits = {name: [Shard(**shard.model_dump()) for shard in split.shards] for name, split in manifest.splits.items()}
     lacking, first = False, next(shard for shards in splits.values() for shard in shards)
@@ -174,9 +178,9 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
 
 
 def _check_key(folder: Path, manifest: Manifest) -> None:
-    """Raise DataError if all shards of the folder are those of another corpus, and its manifest.json is not theirs.
+    """Raise DataError if manifest.json and the shards belong to different corpora.
 
-    Otherwise the first file would be reported as damaged.
+    Without this check, the first listed file would be reported as damaged.
     """
     keys = {_key_of(path) for path in folder.glob("*.arrow") if SHARD_NAME.fullmatch(path.name)}
     [key] = keys if len(keys) == 1 else {None}
@@ -184,7 +188,7 @@ def _check_key(folder: Path, manifest: Manifest) -> None:
         return
     listed = [(folder / file.path, file.bytes) for file in manifest.files]
     if all(path.is_file() and path.stat().st_size == size for path, size in listed):
-        return  # the shards are the ones that do not belong here
+        return  # the other files match the manifest, so the shards do not belong here
     fix = "copy the manifest.json of that corpus into the folder, or copy the folder again"
     if (own := published_copy(folder)) and own.is_file() and own.stem.rpartition("-")[2] == key[:12]:
         fix = f"run: packcorpus repair {own}"
@@ -196,7 +200,10 @@ def _check_key(folder: Path, manifest: Manifest) -> None:
 
 
 def _key_of(shard: Path) -> str | None:
-    """Return the key of a shard's corpus; None if it cannot be read, which is reported later."""
+    """Return the corpus key of a shard; None if the shard is unreadable.
+
+    A later check reports unreadable shards.
+    """
     try:
         with pa.memory_map(str(shard)) as file:
             return (pa.ipc.open_stream(file).schema.metadata or {}).get(b"manifest_key", b"").decode(errors="replace")
@@ -204,12 +211,12 @@ def _key_of(shard: Path) -> str | None:
         return None
 
 
-# -- without one -----------------------------------------------------------------------------------------------------
+# -- without a manifest ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The metadata of a shard; it is the same in all shards of a corpus."""
+    """Metadata of a shard, equal in all shards of a corpus."""
 
     version: str
     key: str
@@ -284,7 +291,7 @@ def _find_shards(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
-    """Return the metadata of a shard, and its number of rows."""
+    """Return the metadata and the number of rows of a shard."""
     find_listed(path.parent, path.name, path.lstat().st_size)
     with reading(path), pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_stream(file)
@@ -332,7 +339,10 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
 
 
 def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool, shape: RowShape) -> None:
-    """Check that columns are lists of integers, and that position_ids exist."""
+    """Raise DataError unless columns are lists of integers and position_ids exist.
+
+    With `allow_unisolated`, position_ids may be missing, except in rows without padding.
+    """
     required = LISTS if shape.padding == "none" else REQUIRED
     if shape.padding == "none" and "position_ids" not in schema.names:
         raise DataError("not_trainable", f"{path}: rows without padding have no position_ids; pack them again")
@@ -354,6 +364,6 @@ def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool, shape: Ro
 
 
 def _key_of_bytes(folder: Path, splits: dict[str, list[Shard]]) -> str:
-    """Compute a key for shards that have none, to resume only on the same rows."""
+    """Return a key for shards without one, so that a run resumes only on equal rows."""
     digests = [sha256_of(folder / shard.path) for shards in splits.values() for shard in shards]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

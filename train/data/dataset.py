@@ -1,12 +1,12 @@
-"""Packed rows as a torch Dataset, verified, in memory or mapped.
+"""Verified packed rows as a torch Dataset, in memory or memory-mapped.
 
     shard ─read_verified─▶ its bytes ─record batches─▶ checked and counted ─▶ int32[rows, L] of each column
     row numbers of a batch ─▶ input_ids int32[L], labels int64[L], position_ids int32[L], perhaps loss_weight float32[L]
 
-In memory, the bytes that are parsed are exactly those that were hashed; they are freed once their rows are copied.
-attention_mask is checked and then dropped: passed to a model, it disables the isolation of conversations.
+If rows are kept in memory, exactly the bytes that were hashed are parsed. They are freed once their rows are copied.
+attention_mask is checked and then dropped, because a model that receives it does not isolate conversations.
 
-Rows without padding (`padding: none`) are as long as they are: int32[n] of each column, one row after the other.
+Rows without padding (`padding: none`) differ in length. Each of their columns is int32[n], one row after another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ Counts = tuple[int, ...]  # max_id, tokens, trained tokens, conversations
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """A column of rows of different lengths: int32[tokens], and where each row starts, int64[rows + 1]."""
+    """Column of rows of different lengths.
+
+    `values` holds the rows one after another, int32[tokens] (loss_weight: float32). `offsets` are their starts,
+    int64[rows + 1].
+    """
 
     values: np.ndarray
     offsets: np.ndarray
@@ -55,15 +59,16 @@ class Ragged:
         return Ragged(self.values.copy(), self.offsets)
 
 
-# Bytes of shards in memory at a time, besides the rows copied from them: 26 shards of the size that PackCorpus makes
-# from 8 MB of chats, or one larger shard.
+# Most bytes of shards in memory at a time, in addition to the rows copied from them. They suffice for 26 shards of the
+# size that PackCorpus makes from 8 MB of chats, or for one larger shard.
 RAW_BYTES = 1 << 30
 
 
 class PackedDataset(torch.utils.data.Dataset):
-    """The packed rows of one split of a corpus (format 3.0), or of one length (format 3.1): train-512.
+    """Packed rows (format 3.0 or 3.1) of one split of a corpus.
 
-    A DataLoader fetches the rows of a batch at once:
+    If rows have several lengths, a split holds the rows of one length, such as train-512. A DataLoader fetches the rows
+    of a batch at once:
 
         from torch.utils.data import DataLoader
         from transformers import default_data_collator
@@ -71,22 +76,23 @@ class PackedDataset(torch.utils.data.Dataset):
         rows = PackedDataset("manifests/sample-0123456789ab.json")
         batches = DataLoader(rows, batch_size=8, shuffle=True, collate_fn=default_data_collator)
 
-    A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}: copies, which may be modified. It
-    never has an attention_mask, and no position_ids if the corpus has none and `allow_unisolated` is set. With
-    `loss_weight` in the config of the corpus, it has "loss_weight": float32[L], which `weigh_loss` makes a model honor.
-    Rows without padding have different lengths; `train.model.attention.Collator` joins those of a batch.
+    A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}. The tensors are copies and may be
+    modified. A row never has an attention_mask. It lacks position_ids if the corpus has none and `allow_unisolated` is
+    set. If the config of the corpus sets `loss_weight`, a row also has "loss_weight": float32[L], and `weigh_loss`
+    makes a model apply it. Rows without padding differ in length; `train.model.attention.Collator` joins the rows of a
+    batch.
 
     rows, tokens, trained_tokens   counts; tokens exclude padding
-    lengths                        int64[rows], the places of each row
-    conversations                  pieces of conversations in rows; None if rows have no position_ids
-    max_id                         the largest token id
+    lengths                        int64[rows], the length of each row
+    conversations                  number of pieces of conversations; None if rows have no position_ids
+    max_id                         the largest token ID
     load                           "memory" or "mmap". "auto" chooses memory if the rows of all processes of this
                                    machine (LOCAL_WORLD_SIZE) fit in half of the free memory
     nbytes                         bytes of the columns that are kept
-    notes                          what the user should know, a sentence each, besides the notes of the corpus
+    notes                          messages for the user, one sentence each, in addition to the notes of the corpus
 
-    Raises DataError or InputMissing, which name the file, if a shard does not match the manifest or format 3.0. A
-    mapped file that is truncated ends the process with SIGBUS, so do not change the files while they are in use.
+    Raises DataError or InputMissing, which name the file, if a shard does not match the manifest or its format. If a
+    mapped file is truncated, SIGBUS ends the process, so do not change files that are in use.
     """
 
     def __init__(
@@ -150,7 +156,7 @@ class PackedDataset(torch.utils.data.Dataset):
         self.conversations: int | None = conversations if corpus.isolated else None
 
     def _load(self, shard: Shard, start: int, whole: Columns | None) -> tuple[list[Columns], list[Counts]]:
-        """Map a shard, or copy it into `whole` from row `start`; and count its batches."""
+        """Map a shard, or copy it into `whole` from row `start`, and count its batches."""
         blocks, counts = [], []
         length, shape, mapped = self.length, self.corpus.shape, self.load == "mmap"
         for first, columns, found in read_rows(self.corpus.folder, shard, self._names, length, mapped, shape):
@@ -182,7 +188,10 @@ class PackedDataset(torch.utils.data.Dataset):
 
 
 class Longest(torch.utils.data.Dataset):
-    """The rows of a dataset, the longest first: what is measured on them holds for all."""
+    """Rows of a dataset, the longest first.
+
+    Time and memory that are measured on the first rows are an upper bound for all rows.
+    """
 
     def __init__(self, rows: PackedDataset):
         self._rows, self._order = rows, np.argsort(-rows.lengths, kind="stable")
@@ -195,10 +204,10 @@ class Longest(torch.utils.data.Dataset):
 
 
 class Passes(torch.utils.data.Dataset):
-    """The rows of one packing per pass over the data.
+    """Rows from a different packing in each pass over the data.
 
-    The k-th pass has the rows of the k-th packing; after the last, the first follows again. All `packings` have the
-    same number of rows.
+    The k-th pass reads the k-th packing. After the last packing, the first follows again. All `packings` have the same
+    number of rows.
     """
 
     def __init__(self, packings: Sequence[PackedDataset]):
@@ -209,7 +218,7 @@ class Passes(torch.utils.data.Dataset):
         self._current = self.packings[number % len(self.packings)]
 
     def close(self) -> None:
-        """End reading; these rows need nothing."""
+        """Do nothing: these rows hold no open resources."""
 
     def __len__(self) -> int:
         return len(self._current)
@@ -222,19 +231,22 @@ class Passes(torch.utils.data.Dataset):
 
 
 def column_names(corpus: Corpus) -> tuple[str, ...]:
-    """Return the columns of a row that a model gets."""
+    """Return the names of the columns that a model receives."""
     return ("input_ids", "labels", *["position_ids"] * corpus.isolated, *[LOSS_WEIGHT] * corpus.weighted)
 
 
 def dtype_of(name: str) -> type[np.generic]:
-    """Return the type of a column in memory."""
+    """Return the dtype of a column in memory."""
     return np.float32 if name == LOSS_WEIGHT else np.int32
 
 
 def copy_rows(
     places: Sequence[tuple[Columns, int]], names: Sequence[str], length: int
 ) -> list[dict[str, torch.Tensor]]:
-    """Copy rows from their blocks; if they are equally long, they share one tensor for each column."""
+    """Copy rows from their blocks.
+
+    Rows of equal length share one tensor for each column.
+    """
     kinds = {name: np.int64 if name == "labels" else np.int32 for name in names}
     if any(isinstance(block["input_ids"], Ragged) for block, _ in places):
         return [
@@ -254,9 +266,9 @@ def copy_rows(
 def read_rows(
     folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool, shape: RowShape
 ) -> Iterator[tuple[int, Columns, Counts]]:
-    """Verify a shard, then yield the first row, the columns, and the counts of each record batch.
+    """Verify a shard and yield (first row, columns, counts) of each record batch.
 
-    Raises DataError or InputMissing, naming the file.
+    Raises DataError or InputMissing, which name the file.
     """
     data = read_verified(folder, shard, mapped=mapped)
     path, rows = folder / shard.path, 0
@@ -284,7 +296,10 @@ def _record_batches(path: Path, data: pa.Buffer) -> Iterator[pa.RecordBatch]:
 def _matrices(
     batch: pa.RecordBatch, names: Sequence[str], length: int, shape: RowShape
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return columns and attention_mask, int8[rows, L], if possible views; rows without padding are padded."""
+    """Return the columns and the attention_mask, int8[rows, L].
+
+    They are views if possible. Rows without padding are padded.
+    """
     if shape.padding == "none":
         batch.validate()
         columns = row_columns(batch, length, shape)
@@ -300,7 +315,7 @@ def _ragged(batch: pa.RecordBatch, name: str) -> Ragged:
 
 
 def _check_lengths(batch: pa.RecordBatch, columns: dict[str, np.ndarray], mask: np.ndarray, path: Path) -> None:
-    """Raise DataError if `seq_lens` are not the conversations of the rows."""
+    """Raise DataError unless `seq_lens` has the lengths of the conversations in rows."""
     starts, lengths = bounds_of_pieces(mask, columns["position_ids"])
     counts = np.bincount(starts // mask.shape[1], minlength=len(mask))
     found = to_numpy(batch.column("seq_lens").flatten())
@@ -319,15 +334,15 @@ def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.n
 
 
 def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: int, align: int = 1) -> Counts:
-    """Return max_id, tokens, trained tokens, and conversations.
+    """Check rows, and return max_id, tokens, trained tokens, and conversations.
 
-    Raises DataError if a row violates its format. Shards without a manifest have never been verified, and these are the
-    faults that would train wrongly without an error.
+    Raises DataError if a row violates its format. Shards without a manifest have never been verified before. These
+    faults would otherwise make training go wrong without an error.
     """
     ids, labels, positions = columns["input_ids"], columns["labels"], columns.get("position_ids")
 
     def require(valid: np.ndarray, fault: str) -> None:
-        """Raise an error if `valid`, one bool per token, is not True everywhere."""
+        """Raise DataError unless `valid`, one bool per token, is True everywhere."""
         if not valid.all():
             raise DataError("bad_row", f"{path}: row {first_row + int(np.argwhere(~valid)[0][0])}: {fault}")
 

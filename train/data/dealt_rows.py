@@ -1,7 +1,7 @@
 """Deal streamed rows to the ranks of the Trainer, which asks for rows by number.
 
 numbers of a batch, in order ─its rank, the place among the rank's rows─▶ the next rows of StreamedRows
-after the rank's last row ─filler─▶ a row without a trained token, until all ranks have equally many batches
+after the rank's last row ─filler─▶ a row without a trained token, until all ranks have the same number of batches
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from train.data.stream import Row, StreamedRows
 
 
 class DealtRows(torch.utils.data.Dataset):
-    """Streamed rows for a DataLoader that deals batches to the ranks in turn, as that of the Trainer does.
+    """Streamed rows for a DataLoader that deals batches to the ranks in turn.
 
-    Row p belongs to the batch p // micro_batch, and batch b to the rank b % ranks, which asks for its own rows in
-    order. It may start at any step. All ranks have equally many full batches: the rest is filled with `filler`.
+    The DataLoader of the Trainer does this. Row p belongs to batch p // micro_batch, and batch b to rank b % ranks. A
+    rank asks for its own rows in order and may start at any step. All ranks have the same number of full batches,
+    filled up with `filler`.
     """
 
     def __init__(self, rows: StreamedRows, micro_batch: int, filler: Row):
@@ -69,7 +70,10 @@ class DealtRows(torch.utils.data.Dataset):
 
 
 def empty_row(corpus: Corpus, split: str = "train") -> Row:
-    """Return a row without a trained token, which changes no loss; as long as those of a split."""
+    """Return a row as long as the rows of a split, but without a trained token.
+
+    Such a row does not change the loss.
+    """
     length = corpus.length_of(split)
     ids, labels = torch.zeros(length, dtype=torch.int32), torch.full((length,), -100, dtype=torch.int64)
     positions = {"position_ids": torch.arange(length, dtype=torch.int32)} if corpus.isolated else {}

@@ -1,10 +1,12 @@
-"""Rows of several lengths for the Trainer: each step has rows of one length, and all steps have equally many tokens.
+"""Feed rows of several lengths to the Trainer, with one length per step.
+
+All steps have the same number of tokens.
 
     rows of each length ─seeded order of an epoch─▶ steps of each length ─mix─▶ the steps of the epoch
     numbers of a batch, as the Trainer asks for them ─its step, its place in the step─▶ rows of the step's length
 
-The Trainer counts in rows of the longest length: a step of `rows_per_step` of them has twice as many rows of half the
-length, divided evenly among the passes and ranks of the step. The last step of each length has the rows that are left.
+The Trainer counts in rows of the longest length. A step of `rows_per_step` such rows holds twice as many rows of half
+the length, divided evenly among the passes and ranks of the step. The last step of each length has the remaining rows.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from train.data.dealt_rows import empty_row
 Row = dict[str, torch.Tensor]
 Mix = Literal["tokens", "blocks"]
 
-# The distance of the streams of one length from those of the next; below it are epochs.
+# Distance between the `stream` numbers of two lengths, for tasks.core.seeded_order. Epochs are numbered in between.
 STREAMS = 1 << 24
 
 
 class Step(NamedTuple):
-    """A step has the rows [first, last) of a length, in the order of the epoch."""
+    """Step with the rows [first, last) of one length, in the order of the epoch."""
 
     length: int
     first: int
@@ -36,7 +38,7 @@ class Step(NamedTuple):
 
 
 class JoinedRows(torch.utils.data.Dataset):
-    """The rows of all lengths, one length after the other."""
+    """Rows of all lengths, one length after another."""
 
     def __init__(self, parts: Sequence[PackedDataset]):
         self.parts = list(parts)
@@ -57,10 +59,11 @@ class JoinedRows(torch.utils.data.Dataset):
 
 
 def steps_of(rows: Mapping[int, int], rows_per_step: int, longest: int, mix: Mix, seed: int, epoch: int) -> list[Step]:
-    """Return the steps of an epoch in their order; `rows` has the number of rows of each length.
+    """Return the steps of an epoch in order; `rows` maps lengths to numbers of rows.
 
-    tokens: the steps of each length are spread evenly, each at a random place of one of as many equal stretches.
-    blocks: the shortest length first.
+    With mix `tokens`, the steps of each length are spread evenly: the epoch is divided into as many equal stretches as
+    the length has steps, and each step is at a random place in its stretch. With mix `blocks`, the shortest length
+    comes first.
     """
     found: list[tuple[float, Step]] = []
     for number, (length, count) in enumerate(sorted(rows.items())):
@@ -72,16 +75,17 @@ def steps_of(rows: Mapping[int, int], rows_per_step: int, longest: int, mix: Mix
             places = (np.arange(steps) + within / 2**24) / max(steps, 1)
         own = (Step(length, first, min(first + size, count)) for first in range(0, count, size))
         found += zip(places.tolist(), own, strict=True)
-    # A stable sort: blocks stay in the order of their lengths, and steps at the same place, too.
+    # The sort is stable, so steps at the same place (with `blocks`, all steps) stay in the order of their lengths.
     return [step for _, step in sorted(found, key=lambda each: each[0])]
 
 
 class MixedRows(torch.utils.data.Dataset):
-    """Rows of several lengths for a DataLoader that deals batches to the ranks in turn, as that of the Trainer does.
+    """Rows of several lengths for a DataLoader that deals batches to ranks in turn.
 
-    Its numbers are those of rows of the longest length: batch b has the numbers [b · micro_batch, (b + 1) ·
-    micro_batch), and gets its share of the rows of step b // batches_per_step. A batch without a row gets `filler`, a
-    row without a trained token. `packings` have the rows by length; each epoch reads the next. All have equally many.
+    The DataLoader of the Trainer does this. It counts in rows of the longest length: batch b has the numbers
+    [b · micro_batch, (b + 1) · micro_batch), and receives its share of the rows of step b // batches_per_step. A batch
+    without rows receives a filler, a row without a trained token. `packings` map lengths to rows, and each epoch reads
+    the next packing. All packings have the same number of rows.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class MixedRows(torch.utils.data.Dataset):
     ):
         self.packings, self._micro_batch, self._batches = packings, micro_batch, batches_per_step
         self._longest, self._mix, self._seed = longest, mix, seed
-        self.fillers: dict[int, Row] = {}  # by length, if another row is needed
+        self.fillers: dict[int, Row] = {}  # by length; other lengths use empty_row
         self.start_pass(0)
 
     def start_pass(self, number: int) -> None:
@@ -110,7 +114,7 @@ class MixedRows(torch.utils.data.Dataset):
         }
 
     def close(self) -> None:
-        """End reading; these rows need nothing."""
+        """Do nothing: these rows hold no open resources."""
 
     def __len__(self) -> int:
         return len(self.steps) * self._batches * self._micro_batch
@@ -119,7 +123,7 @@ class MixedRows(torch.utils.data.Dataset):
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Row]:
-        """Return the rows of the batch that begins with the first number."""
+        """Return the rows of the batch that begins with the first of `numbers`."""
         step, batch = divmod(numbers[0] // self._micro_batch, self._batches)
         length, first, last = self.steps[step]
         size = last - first

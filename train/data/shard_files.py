@@ -1,10 +1,11 @@
-"""Where streamed shards are read: in the folder of the corpus, or as copies in a cache of bounded size.
+"""Files of streamed shards, in the corpus folder or copied to a bounded cache.
 
     Local:       name ─fetch─▶ the file of the corpus                             drop: nothing
     ShardCache:  name ─fetch─▶ a complete copy in the cache, of `copy(name, to)`  drop: the copy is deleted
 
-`copy` copies from a folder; one that downloads has the same signature. The reader checks the digest of every file
-before its first row, and keeps the sum of the files that it has fetched and not dropped below `limit`.
+`copy` copies a shard from a folder; a function that downloads has the same signature. The reader checks the digest of
+every file before it reads the first row. Files that are fetched and not yet dropped have at most `limit` bytes in
+total.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ LOCK = "cache.lock"
 
 
 class ShardFiles(Protocol):
-    """What the reader of shards needs; several threads call it, each for another shard."""
+    """Source of shard files; several threads call it, each for a different shard."""
 
     @property
     def limit(self) -> int | None:
-        """Return how many bytes may be fetched at a time; None: any."""
+        """Return the most bytes that may be fetched at a time; None: no limit."""
 
     @property
     def copies(self) -> bool:
-        """Return whether files are copies: a damaged one may be fetched again."""
+        """Return whether files are copies, so that a damaged file may be refetched."""
 
     def fetch(self, name: str) -> Path:
-        """Return the folder that contains the complete file."""
+        """Fetch the complete file and return the folder that contains it."""
 
     def drop(self, name: str) -> None:
         """Delete the file if it is a copy."""
@@ -44,7 +45,7 @@ class ShardFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """The files of the corpus itself."""
+    """Files in the corpus folder itself."""
 
     folder: Path
     limit: None = None
@@ -58,9 +59,10 @@ class Local:
 
 
 class ShardCache:
-    """Copies of shards in a folder that belongs to this process; copies of a killed one are deleted.
+    """Cache of shard copies, in a folder that belongs to this process.
 
-    Raises Busy if another process uses the folder, StorageError if it cannot be written.
+    Copies that a killed process left behind are deleted. Raises Busy if another process uses the folder, StorageError
+    if a copy cannot be written.
     """
 
     copies = True
@@ -74,7 +76,7 @@ class ShardCache:
                 path.unlink()
 
     def fetch(self, name: str) -> Path:
-        # The name without its end is complete: a partial copy never has it.
+        # Only a complete copy has the name without `.partial`.
         target = self._folder / name
         partial = target.with_name(f"{target.name}.partial")
         try:
@@ -94,7 +96,10 @@ class ShardCache:
 
 
 def copy_from(folder: Path) -> Callable[[str, Path], None]:
-    """Return a `copy` for shards of a folder, for example of a network file system, or of a bucket it stands for."""
+    """Return a `copy` function for the shards of a folder.
+
+    The folder may be on a network file system, or stand for a bucket.
+    """
 
     def copy(name: str, to: Path) -> None:
         if remote := remote_with(folder / name):

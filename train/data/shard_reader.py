@@ -1,10 +1,11 @@
-"""Read the windows of a rank's streams in order, with the next ones opened ahead in threads.
+"""Read the windows of a rank's streams in order; threads open the next windows.
 
     windows, by first use ─threads: fetch, digest, checks─▶ mapped columns ─steps─▶ (columns, row), one after the other
-                                                            a shard that no window needs any longer is dropped
+                                                            a shard that no other window needs is dropped
 
-The main thread alone decides what is opened and dropped, so nothing is locked. It opens ahead at most one more window
-of each stream, and never more bytes than the files allow. The error of a thread is raised when the rows are needed.
+Only the main thread decides which shards are opened and dropped, so no locks are needed. In addition to the windows in
+use, it opens at most two windows per stream ahead, and never more bytes than `ShardFiles.limit`. An error in a thread
+is raised when the rows are needed.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from train.data.dataset import Columns, read_rows
 from train.data.shard_files import ShardFiles
 from train.data.streamed_order import Stream, Window, steps, uses
 
-CLOSING = 30.0  # seconds to wait for a thread; what it leaves in a cache is deleted at the next start
+CLOSING = 30.0  # seconds to wait for a thread; the next start deletes files that the thread leaves in a cache
 
 Place = tuple[Columns, int]
 
 
 class Threads:
-    """Daemon threads that run calls in order: a call that hangs does not keep the process from ending."""
+    """Daemon threads that run calls in order.
+
+    A call that hangs does not keep the process from ending.
+    """
 
     def __init__(self, count: int):
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
@@ -56,7 +60,10 @@ class Threads:
                     future.set_exception(error)
 
     def close(self) -> None:
-        """End the threads after the calls that run; those that wait must have been canceled."""
+        """End the threads after their current calls.
+
+        Waiting calls must have been canceled before.
+        """
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
@@ -65,7 +72,7 @@ class Threads:
 
 @dataclass(slots=True)
 class OpenShard:
-    """A shard that is being opened, or is open, for a number of windows."""
+    """Shard that is open, or is being opened, for `users` windows."""
 
     future: Future[tuple[np.ndarray, list[Columns]]]
     users: int = 0
@@ -73,7 +80,7 @@ class OpenShard:
 
 @dataclass(slots=True)
 class ShardReader:
-    """Reads the shards of a split."""
+    """Reader for the shards of a split."""
 
     corpus: Corpus
     shards: Sequence[Shard]
@@ -83,7 +90,10 @@ class ShardReader:
     opened: dict[int, OpenShard] = field(default_factory=dict)
 
     def places(self, streams: Sequence[Stream], per_stream: int, start: int) -> Generator[Place]:
-        """Yield where each row is, from step `start` on. Raises DataError or StorageError, naming the file."""
+        """Yield the place of each row, from step `start` on.
+
+        Raises DataError or StorageError, which name the file.
+        """
         threads = Threads(self.threads)
         waiting = [streams[stream][window] for stream, window in uses(streams, per_stream, start)]
         waiting.reverse()
@@ -122,7 +132,7 @@ class ShardReader:
             self.opened.clear()
 
     def _fits(self, window: Window) -> bool:
-        """Return whether the shards of a window may be opened besides those that are."""
+        """Return whether the limit allows opening the shards of a window."""
         limit = self.files.limit
         return limit is None or sum(self.shards[n].bytes for n in self.opened.keys() | window.shards) <= limit
 
@@ -141,7 +151,10 @@ class ShardReader:
                 self.files.drop(self.shards[number].path)
 
     def _columns(self, window: Window) -> tuple[list[Columns], np.ndarray, np.ndarray]:
-        """Return the blocks of a window's shards, and of each row in order its block and the row within it."""
+        """Return the blocks of a window's shards, and the place of each row.
+
+        The places are the number of the block, int64[rows], and the row within the block, int32[rows].
+        """
         shards, rows = window.places()
         blocks: list[Columns] = []
         numbers = np.empty(len(rows), np.int64)
@@ -155,7 +168,7 @@ class ShardReader:
         return blocks, numbers, rows
 
     def _read(self, shard: Shard) -> tuple[np.ndarray, list[Columns]]:
-        """Fetch and check a shard; a copy that is damaged is fetched once again."""
+        """Fetch and check a shard; a damaged copy is fetched once more."""
         try:
             return self._mapped(shard)
         except DataError:
@@ -173,7 +186,7 @@ class ShardReader:
             ) from error
 
     def _mapped(self, shard: Shard) -> tuple[np.ndarray, list[Columns]]:
-        """Map a shard, and check its digest and its rows."""
+        """Map a shard and check its digest and its rows."""
         folder, most = self.files.fetch(shard.path), last_id(self.corpus)
         first_rows, blocks = [], []
         length, shape = self.corpus.sequence_length, self.corpus.shape
@@ -190,6 +203,6 @@ class ShardReader:
 
 
 def last_id(corpus: Corpus) -> int:
-    """Return the largest id that a corpus may have: the last of its tokenizer."""
+    """Return the largest ID that a corpus may have, the last of its tokenizer."""
     assert corpus.manifest is not None, "streamed rows have one"
     return corpus.manifest.tokenizer.vocab_size - 1

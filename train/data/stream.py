@@ -1,10 +1,10 @@
-"""Packed rows that are streamed: for corpora larger than the memory, or than the disk of a machine.
+"""Stream packed rows of corpora larger than the memory or the disk of a machine.
 
     manifest ─order(epoch)─▶ streams ─share of this rank─▶ ShardReader ─▶ rows, one after the other
                                                                           state: {key, epoch, step}
 
-The order is that of `train.data.streamed_order`. A state that is loaded on another number of ranks continues with the
-same batches over all ranks.
+`train.data.streamed_order` defines the order. If a state is loaded on a different number of ranks, the ranks continue
+with the same batches over all ranks.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from train.data.streamed_order import bounds, order, shards_of_window, share, st
 from train.machine.devices import cpus, processes_here
 
 CACHE_BYTES = 20 * 10**9
-CACHE = "shards"  # the default cache of a corpus in a bucket, beside the scratch folders
-THREADS = 4  # that fetch and check shards: more would take processors from the training
+CACHE = "shards"  # the default cache of a corpus in a bucket, next to the scratch folders
+THREADS = 4  # to fetch and check shards; more threads would take CPU time from the training
 
 Row = dict[str, torch.Tensor]
 
 
 class StreamedRows(torch.utils.data.IterableDataset):
-    """The packed rows of a corpus (format 3.0) in a random order, of which this rank yields its share.
+    """Packed rows (format 3.0) in random order; a rank yields its share of them.
 
         rows = StreamedRows("manifests/sample-0123456789ab.json", rows_per_step=64)
         for row in rows: …          from the current state to the end of the epoch
         rows.state_dict()           {"key": …, "epoch": …, "step": …}
 
-    A row is as in PackedDataset. Step k of all ranks together has the same rows for every number of ranks up to 64 that
-    divides `rows_per_step`; the last step of an epoch has the rows that are left, and no row occurs twice. The shards
-    are mapped where they are, or copied to `cache`, a folder for at most `cache_bytes` of all processes of this machine
-    (LOCAL_WORLD_SIZE). Those of a bucket are always copied.
+    Rows have the same form as in PackedDataset. Over all ranks, step k has the same rows for every number of ranks up
+    to 64 that divides `rows_per_step`. The last step of an epoch has the remaining rows, and no row occurs twice.
+    Shards are mapped in place or copied to `cache`, a folder for at most `cache_bytes` bytes from all processes of this
+    machine (LOCAL_WORLD_SIZE). Shards in a bucket are always copied.
 
     splits   the packings of the corpus, all with the same number of rows; each epoch reads the next
 
@@ -89,7 +89,10 @@ class StreamedRows(torch.utils.data.IterableDataset):
         self._files = self._open_files(Path(cache), cache_bytes) if cache else Local(corpus.folder)
 
     def _open_files(self, cache: Path, cache_bytes: int) -> ShardFiles:
-        """Open the cache of this rank. Raises UsageError if the shards of one step may not fit into it."""
+        """Open the cache of this rank.
+
+        Raises UsageError if the shards of one step may not fit into the cache.
+        """
         processes = processes_here()
         at_a_time = self._streams // self.ranks * shards_of_window(self._streams)
         sizes = [sorted((shard.bytes for shard in self.corpus.splits[name]), reverse=True) for name in self._splits]
@@ -105,11 +108,14 @@ class StreamedRows(torch.utils.data.IterableDataset):
         return ShardCache(copy_from(self.corpus.folder), folder, cache_bytes // processes)
 
     def __len__(self) -> int:
-        """Return the rows of this rank in an epoch."""
+        """Return the number of rows of this rank in an epoch."""
         return self._rows_of_rank
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield the rows of this rank from the current state to the end of the epoch; then the next epoch follows."""
+        """Yield the rows of this rank from the current state to the end of the epoch.
+
+        The state then moves to the start of the next epoch.
+        """
         if torch.utils.data.get_worker_info() is not None:
             raise UsageError(
                 "cannot_divide",
@@ -123,11 +129,17 @@ class StreamedRows(torch.utils.data.IterableDataset):
         self._epoch, self._step = self._epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the next row is: a step of which this rank has yielded only a part is repeated."""
+        """Return the position of the next row.
+
+        A step that this rank has yielded only in part will be repeated.
+        """
         return {"key": self._key, "epoch": self._epoch, "step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a state, of this or another number of ranks. Raises DataError if it is of another order."""
+        """Continue at a state, which may be from a different number of ranks.
+
+        Raises DataError if the state is from a different order.
+        """
         if state["key"] != self._key:
             raise DataError(
                 "foreign_state",
@@ -137,7 +149,7 @@ class StreamedRows(torch.utils.data.IterableDataset):
         self._epoch, self._step = state["epoch"], state["step"]
 
     def places(self, epoch: int, step: int) -> Generator[Place]:
-        """Yield where each row of this rank is, from a step to the end of its epoch."""
+        """Yield the place of each row of this rank, from a step to the end of its epoch."""
         split = self._splits[epoch % len(self._splits)]
         shards = self.corpus.splits[split]
         streams = order(epoch, [shard.rows for shard in shards], self._seed, self._streams)
@@ -151,7 +163,10 @@ class StreamedRows(torch.utils.data.IterableDataset):
 
 
 def check_streamable(corpus: Corpus) -> None:
-    """Raise UsageError unless a corpus has packed rows in random order and a digest of each shard."""
+    """Raise UsageError if a corpus cannot be streamed.
+
+    Streaming needs packed rows of one length in random order, and a digest of each shard.
+    """
     if not corpus.packed:
         fault = (
             f"contains conversations (format {corpus.format_version}), not packed rows; pack them with packing: true"

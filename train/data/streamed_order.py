@@ -1,18 +1,18 @@
-"""The order of streamed rows: a pure function, the same for every number of ranks.
+"""Order streamed rows by a pure function, independent of the number of ranks.
 
     rows of each shard ─seed, epoch─▶ shards in a random order, one line of rows
       ─cut in equal parts─▶ streams ─a few shards at a time─▶ windows, whose rows are shuffled
-    step k = the next rows of every stream, as many of each; a rank reads the streams of its share
+    step k = the next rows of every stream, the same number of each; a rank reads the streams of its share
 
     shards   |   4   |  0  |    2    |   3   |  1  |
     streams  |─────────▶|◀──────────|──────────▶|        the second runs backward
 
-The streams have equally many rows, or one more, so that no row is left over at the end of an epoch. At most one shard
-is cut at each bound between two streams, and both read it at the same time, because every second stream runs backward.
-Each shard is therefore read by one rank, except for at most `ranks - 1`, whose rows two ranks divide between them. No
-order has fewer in general: the ranks' shares are equal, and the shards are not.
+Streams differ by at most one row, so no row is left over at the end of an epoch. Each bound between two streams cuts at
+most one shard. Both streams read this shard at the same time, because every second stream runs backward. Each shard is
+therefore read by one rank, except for at most `ranks - 1` shards, whose rows two ranks divide between them. In general,
+no order has fewer shared shards, because the shares of the ranks are equal and the shards are not.
 
-A corpus is shuffled when it is packed, so the rows of some shards are like those of all.
+A corpus is shuffled when it is packed, so the rows of a few shards are a fair sample of all rows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import numpy as np
 from tasks.core.seeded_order import shuffle
 from train.config import STREAM_VERSION
 
-# Any number of ranks up to this that divides the rows of a step has the same order.
+# Every number of ranks up to this one has the same order if it divides the rows of a step.
 RANKS = 64
-# Shards whose rows are mixed at a time; more if there are more streams.
+# Number of shards whose rows are mixed at a time. With more streams, it is the number of streams.
 MIXED = 64
 
 
@@ -45,7 +45,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Pieces whose rows are shuffled together. `start` counts the rows of the stream before it."""
+    """Pieces whose rows are shuffled together.
+
+    `start` is the number of rows of the stream before the window.
+    """
 
     start: int
     pieces: tuple[Piece, ...]
@@ -60,7 +63,7 @@ class Window:
         return {piece.shard for piece in self.pieces}
 
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the shards and the rows within them, int32[rows] each, in order."""
+        """Return the shard of each row and the row within it, in order, int32[rows] each."""
         order = shuffle(self.rows, self.seed, 0)
         sizes = [piece.rows for piece in self.pieces]
         shards = np.repeat(np.array([piece.shard for piece in self.pieces], np.int32), sizes)
@@ -83,25 +86,28 @@ class Run:
 
 
 def stream_count(rows_per_step: int) -> int:
-    """Return the number of streams: the smallest that every possible number of ranks divides."""
+    """Return the least number of streams that every possible number of ranks divides."""
     return math.lcm(*(ranks for ranks in range(1, RANKS + 1) if rows_per_step % ranks == 0))
 
 
 def shards_of_window(streams: int) -> int:
-    """Return the most shards that a window has. At a time, each stream is in one window."""
+    """Return the maximum number of shards per window.
+
+    At any time, each stream is in one window.
+    """
     return max(1, MIXED // streams)
 
 
 def bounds(rows: int, streams: int) -> list[int]:
-    """Return where each stream begins, and the end.
+    """Return the first row of each stream, and the total number of rows.
 
-    The rows of any share of the streams that a rank may have are its share of all rows, rounded down or up.
+    For every number of ranks, the streams of one rank have its share of all rows, rounded down or up.
     """
     return [stream * rows // streams for stream in range(streams + 1)]
 
 
 def order(epoch: int, rows_of_shards: Sequence[int], seed: int, streams: int) -> list[Stream]:
-    """Return the streams of an epoch. Every row is in one window of one stream."""
+    """Return the streams of an epoch; every row is in one window of one stream."""
     placed = shuffle(len(rows_of_shards), _number("shards", seed, epoch), 0)
     ends = np.cumsum(np.asarray(rows_of_shards, np.int64)[placed])
     cuts = bounds(int(ends[-1]), streams)
@@ -138,13 +144,16 @@ def _number(*values: object) -> int:
 
 
 def share(streams: Sequence[Stream], rank: int, ranks: int) -> Sequence[Stream]:
-    """Return the streams of a rank; `ranks` divides their number."""
+    """Return the streams of a rank; `ranks` must divide the number of streams."""
     of_rank = len(streams) // ranks
     return streams[rank * of_rank : (rank + 1) * of_rank]
 
 
 def steps(streams: Sequence[Stream], per_stream: int, start: int = 0) -> Iterator[list[Run]]:
-    """Yield what each step takes, from step `start` on: `per_stream` rows of each stream, fewer in the last step."""
+    """Yield the runs of rows of each step, from step `start` on.
+
+    A step takes `per_stream` rows of each stream, or fewer if it is the last step.
+    """
     windows = [0] * len(streams)
     ends = [stream[-1].start + stream[-1].rows if stream else 0 for stream in streams]
     for step in range(start, math.ceil(max(ends, default=0) / per_stream)):
@@ -163,7 +172,7 @@ def steps(streams: Sequence[Stream], per_stream: int, start: int = 0) -> Iterato
 
 
 def uses(streams: Sequence[Stream], per_stream: int, start: int = 0) -> list[tuple[int, int]]:
-    """Return (stream, window) in the order in which they are first needed, from step `start` on."""
+    """Return (stream, window) pairs in the order of first use, from step `start` on."""
     found = [
         (max(window.start // per_stream, start), stream, number)
         for stream, windows in enumerate(streams)

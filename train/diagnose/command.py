@@ -1,12 +1,12 @@
-"""`python -m train diagnose`: which settings would train faster, found by trials.
+"""Run `python -m train diagnose`: find out by trials which settings train faster.
 
     python -m train diagnose --manifest MANIFEST [--budget 600] [--steps 8] [--only attention,compile] [settings]
 
     baseline ─▶ reference ─▶ one factor at a time ─▶ repeats: baseline, winners, winners together … ─▶ diagnosis.json
 
-Every trial is the real command in a process of its own, so a failure is a row with its reason. Dropout of the adapter
-is off in all of them: otherwise gradients would differ by chance. The last line of standard output is the path of
-diagnosis.json.
+Every trial runs the real command in a separate process, so a failure is a row with its reason. Dropout of the adapter
+is off in all trials, because gradients would otherwise differ by chance. The last line of standard output is the path
+of diagnosis.json.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from train.machine.signals import NUMBERS
 from train.measures.advice import Advice
 from train.options import Parser, config_of, overrides, settings_parser
 
-# Settings of all trials: none of them changes what is compared.
+# Settings of all trials. None of them changes a figure that is compared.
 FIXED = {
     "save_every": 1_000_000, "eval_every": "null", "keep": "last", "early_stopping": "null", "samples": 0,
     "lora_dropout": 0, "report_to": "none", "profile": "null",
 }  # fmt: skip
-# A trial may take this many times as long as the baseline, and never less than so many seconds.
+# The time limit of a trial is this many times the time of the baseline, but at least this number of seconds.
 PATIENCE, SHORTEST_LIMIT = 5.0, 120.0
-# Repeats may keep other trials from being tried, for at most this share of the budget.
+# Largest share of the budget that is reserved for repeats while there are untried trials.
 SHARE_OF_REPEATS = 0.5
 
 CURRENT = Trial("current settings", BASELINE)
@@ -72,7 +72,7 @@ REFERENCE_FACTOR = "reference"
 
 
 def parser() -> Parser:
-    """Build the parser: the options of training, and three more."""
+    """Build a parser with the options of training and three more."""
     ours = settings_parser(
         "python -m train diagnose", "Find out by trials which settings train faster on this machine."
     )
@@ -83,7 +83,10 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the diagnosis. Returns 0; raises PackError."""
+    """Run the diagnosis and return 0.
+
+    Raises PackError.
+    """
     given = parser().parse_args(list(arguments))
     config = config_of(given)
     only = _factors(given.only)
@@ -114,7 +117,7 @@ def _factors(text: str | None) -> tuple[str, ...]:
 
 @dataclass
 class Diagnosis:
-    """The runs of one diagnosis, in their order; the first is of the baseline."""
+    """Runs of one diagnosis in order; the first run is the baseline."""
 
     given: argparse.Namespace
     config: TrainingConfig
@@ -129,7 +132,10 @@ class Diagnosis:
     _manifests: dict[str, Path] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Run all trials that the budget allows. Raises the PackError of the current settings if they do not train."""
+        """Run all trials that the budget allows.
+
+        Raises PackError if the current settings do not train.
+        """
         self._started = time.monotonic()
         self._runner = Runner(self._words(), self.folder)
         for one in NUMBERS:
@@ -138,7 +144,7 @@ class Diagnosis:
         if first.reason:
             raise self._failed(first)
         self.now = in_effect(self.record, self.corpus)
-        # From here on what the baseline measured is fixed: a trial changes one factor.
+        # From here on, the measured choices of the baseline are fixed, so that a trial changes one factor.
         fixed = [*option("micro_batch", self.now.micro_batch), *option("attention", self.now.attention)]
         self._runner = Runner([*self._words(), *fixed], self.folder)
         trials = [trial for trial in trials_of(self.config, self.now) if trial.factor in self.only]
@@ -159,7 +165,10 @@ class Diagnosis:
             self._try(trial, f"{number + 1}/{len(trials)}")
 
     def _repeat(self) -> None:
-        """Run the winners again in alternation with the baseline, while there is time for its last run."""
+        """Repeat the winners in alternation with the baseline.
+
+        This ends when there is only time for the last run of the baseline.
+        """
         number = 0
         while len(self.runs) > 1 and self._left >= self._expected:
             self._try(CURRENT, f"repeat {number}" if number else "")
@@ -180,7 +189,7 @@ class Diagnosis:
         os._exit(Interrupted.exit_code)
 
     def _failed(self, first: Outcome) -> PackError:
-        """Return the error of the current settings as that of the diagnosis."""
+        """Return the error of the current settings as the error of the diagnosis."""
         error = reported(self._runner.errors)
         failed = PackError(error.get("reason", "training_failed"), str(error.get("message", first.reason)))
         failed.exit_code = error.get("exit_code", failed.exit_code)
@@ -192,12 +201,15 @@ class Diagnosis:
 
     @property
     def _expected(self) -> float:
-        """Return the seconds that the next trial probably takes."""
+        """Return the expected seconds of the next trial."""
         return max(one.seconds for one in (*baselines_of(self.runs), *self.runs[-2:]))
 
     @property
     def trained_share(self) -> float:
-        """Return the share of the corpus's tokens that is trained on, of which a trial sees too few rows."""
+        """Return the share of the corpus's tokens that is trained on.
+
+        A trial sees too few rows to measure it.
+        """
         return float(self.record["corpus"]["trained"] / self.record["corpus"]["tokens"])
 
     def _words(self) -> list[str]:
@@ -207,7 +219,11 @@ class Diagnosis:
         return words + [word for name, value in settings.items() if name != "output" for word in option(name, value)]
 
     def _find_reference(self, trials: list[Trial]) -> None:
-        """Run the reference unless the baseline, or one of the trials, has its settings; none if time is short."""
+        """Find or run the reference, unless time is short.
+
+        If the baseline has the settings of the reference, it is the reference. Otherwise, a trial with these settings
+        is run, or else a separate run.
+        """
         now = self.now
         current = {
             "precision": now.precision, "attention": now.attention, "compile": self.config.compile,
@@ -223,7 +239,7 @@ class Diagnosis:
         self.reference = self._try(same or Trial("reference: fp32, eager", REFERENCE_FACTOR, REFERENCE))
 
     def _try(self, trial: Trial, place: str = "") -> Outcome:
-        """Run a trial, and add it to the runs, except for the reference."""
+        """Run a trial, and add it to the runs unless it is the reference."""
         limit = max(SHORTEST_LIMIT, PATIENCE * self._expected) if self.runs else None
         manifest = self.given.manifest
         started = time.monotonic() - self._started
@@ -241,7 +257,10 @@ class Diagnosis:
         return outcome
 
     def _packed_again(self, trial: Trial) -> tuple[Trial, Path]:
-        """Return a trial that knows which conversations its rows lose, and its manifest, which is made once."""
+        """Return a trial and the manifest of its repacked corpus.
+
+        The trial records whether its rows lose conversations. Each corpus is packed only once.
+        """
         changed = "-".join(f"{name}-{value}" for name, value in trial.corpus.items())
         if changed not in self._manifests:
             self._manifests[changed] = replan(self.corpus, trial.corpus, self.given.root, self.folder / changed)
@@ -251,7 +270,7 @@ class Diagnosis:
         return trial, manifest
 
     def _show(self, outcome: Outcome, place: str) -> None:
-        """Print the progress: what a run found, how long it took, and the time that is left."""
+        """Print the result of a run, how long it took, and the time that is left."""
         found = outcome.reason
         if not found and outcome.trial.factor == BASELINE:
             found = f"{outcome.tokens_per_second:,.0f} tokens/s"
@@ -263,7 +282,7 @@ class Diagnosis:
 
 
 def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:
-    """Return what a finished run reports of itself."""
+    """Return the settings in effect in a finished run."""
     choices = record["choices"]
     return InEffect(
         device=choices["device"],
@@ -278,7 +297,7 @@ def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:
 
 
 def write_results(diagnosis: Diagnosis, path: Path) -> None:
-    """Print the table and the conclusion; write diagnosis.json, .md, and .svg."""
+    """Print the table and the conclusion, and write diagnosis.json, .md, and .svg."""
     console, runs, now, reference = diagnosis.console, diagnosis.runs, diagnosis.now, diagnosis.reference
     baselines, speeds = baselines_of(runs), speedups(runs)
     outcomes = [mean_of(of_trial) for of_trial in by_trial(runs).values()]
@@ -341,7 +360,7 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
 
 
 def _recommended(verdict: Conclusion) -> list[str]:
-    """Return what to change, a line each."""
+    """Return recommended changes, one line each."""
     lines = []
     if verdict.corpus:
         lines.append(f"in the config of the corpus: {verdict.corpus}; then pack it again")

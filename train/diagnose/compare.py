@@ -1,11 +1,12 @@
-"""Compare trials with the baseline, and conclude.
+"""Compare trials with the baseline, and draw a conclusion.
 
     baseline ── trial ── trial ── baseline ── trial ── baseline      all runs, in the order in which they ran
     ─speedups─▶ {trial: 1.31 ± 0.04 or no difference} ─conclude─▶ a sentence, options to copy
 
-A run is compared with the speed of the baseline at that time, between the runs of the baseline before and after it: a
-machine that becomes slower all the time changes nothing. What remains is noise, which the repeats show. A trial that is
-repeated because its first run was fast is judged by its repeats only: among many first runs, some are fast by chance.
+A run is compared with the speed of the baseline at the same time, interpolated between the runs of the baseline before
+and after it. A machine that steadily becomes slower therefore has no effect. The rest is noise, which repeats reveal. A
+trial that is repeated because its first run was fast is judged only by its repeats, because some of many first runs are
+fast by chance.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ import numpy as np
 
 from train.diagnose.factors import BASELINE, COMBINED, Trial, as_word, option
 
-# A difference below this is not worth a setting, however exactly it was measured.
+# A difference below this is not worth a setting, no matter how exactly it was measured.
 WORTHWHILE = 0.02
 
-# Student's t: with noise that is known from 1, 2, … degrees of freedom, 95 of 100 means are within so many errors.
+# Student's t: if the noise is known from 1, 2, … degrees of freedom, 95 of 100 means are within this number of errors.
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a trial measured, or the reason why it could not run. Speeds are of all ranks, without the first step."""
+    """Measurements of a trial, or the reason why it could not run.
+
+    Speeds are over all ranks, without the first step.
+    """
 
     trial: Trial
     reason: str = ""
@@ -47,14 +51,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The relative standard deviation of the speed of a run, and the degrees of freedom from which it is known."""
+    """Relative standard deviation of the speed of a run, and its degrees of freedom."""
 
     deviation: float
     freedom: int
 
     @property
     def error(self) -> float:
-        """Return the error of a run, within which 95 of 100 are; 0 if nothing is known."""
+        """Return the error that 95 of 100 runs do not exceed; 0 if nothing is known."""
         return self.deviation * STUDENT[min(self.freedom, len(STUDENT)) - 1] if self.freedom else 0.0
 
 
@@ -63,12 +67,12 @@ UNKNOWN = Noise(0.0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """A ratio of speeds, the error of that ratio, and the number of runs that it is the mean of."""
+    """Ratio of speeds, its error, and the number of runs that it is the mean of."""
 
     ratio: float
     error: float
     runs: int = 1
-    is_repeated: bool = False  # then the first run does not count
+    is_repeated: bool = False  # if it is, the first run does not count
 
     @property
     def differs(self) -> bool:
@@ -83,7 +87,7 @@ class Speedup:
 
 
 def spread_of(seconds: Sequence[float]) -> float:
-    """Return the standard error of the mean of some times, relative to it."""
+    """Return the standard error of the mean of some times, relative to the mean."""
     if len(seconds) < 2:
         return 0.0
     return statistics.stdev(seconds) / math.sqrt(len(seconds)) / statistics.fmean(seconds)
@@ -94,7 +98,7 @@ def baselines_of(runs: Sequence[Outcome]) -> list[Outcome]:
 
 
 def by_trial(runs: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    """Return the runs of each trial except for the baseline, by its name."""
+    """Return the runs of each trial by its name, without the baseline."""
     found: dict[str, list[Outcome]] = {}
     for one in runs:
         if one.trial.factor != BASELINE:
@@ -103,12 +107,19 @@ def by_trial(runs: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def counted_runs(runs: Sequence[Outcome]) -> Sequence[Outcome]:
-    """Return the runs of one trial that its speed is the mean of: not the one for which it was repeated."""
+    """Return the runs of one trial that count for its speed.
+
+    The first run of a repeated trial does not count, because its speed was the reason to repeat the trial. This does
+    not apply to the baseline or to the combination.
+    """
     return runs[1:] if len(runs) > 1 and runs[0].trial.factor not in (BASELINE, COMBINED) else runs
 
 
 def mean_of(runs: Sequence[Outcome]) -> Outcome:
-    """Return one outcome for all runs of a trial: mean speeds, most memory, else as the last; or the first failure."""
+    """Return one outcome for all runs of a trial, or the first failure.
+
+    It has mean speeds, the most memory, and all other figures of the last run.
+    """
     if failed := next((one for one in runs if one.reason), None):
         return failed
     counted = counted_runs(runs)
@@ -121,11 +132,11 @@ def mean_of(runs: Sequence[Outcome]) -> Outcome:
 
 
 def speedups(runs: Sequence[Outcome], noise: Noise | None = None) -> dict[str, Speedup]:
-    """Return how much faster each trial trains than the baseline, by its name; none of those that failed.
+    """Return the speedup of each trial over the baseline, by name.
 
-    `runs` are all runs in the order in which they ran, with at least one of the baseline. The error of a speedup is
-    the largest of twice the standard error of its steps, the noise of repeated runs, and, for a single run, half of the
-    change of the baseline around it. `noise` is by default that of the runs.
+    Failed trials are left out. `runs` are all runs in order, with at least one run of the baseline. The error of a
+    speedup is the largest of three values: twice the standard error of its steps, the noise of repeated runs, and, for
+    a single run, half of the change of the baseline around it. `noise` defaults to the noise of the runs.
     """
     baselines = baselines_of(runs)
     noise = noise or noise_of(runs)
@@ -138,7 +149,7 @@ def speedups(runs: Sequence[Outcome], noise: Noise | None = None) -> dict[str, S
         count = len(counted)
         ratio = statistics.fmean(ratios(counted, baselines))
         steps = 2 * math.hypot(statistics.fmean(one.spread for one in counted), base_spread) / math.sqrt(count)
-        # The baseline has a run before the first and one after the last of them.
+        # Runs of the baseline surround these runs, so there is one more of them.
         chance = noise.error * math.sqrt(1 / count + 1 / (count + 1))
         drift = _change_around(counted[0].at, baselines) / 2 if count == 1 else 0.0
         found[name] = Speedup(ratio, ratio * max(steps, chance, drift), count, len(counted) < len(of_trial))
@@ -146,7 +157,7 @@ def speedups(runs: Sequence[Outcome], noise: Noise | None = None) -> dict[str, S
 
 
 def ratios(runs: Sequence[Outcome], baselines: Sequence[Outcome]) -> list[float]:
-    """Return the speed of each run, relative to that of the baseline at the same time."""
+    """Return the speed of each run, relative to the baseline at the same time."""
     speeds = [one.tokens_per_second for one in baselines]
     expected = np.interp([one.at for one in runs], [one.at for one in baselines], speeds)
     return [one.tokens_per_second / float(speed) for one, speed in zip(runs, expected, strict=True)]
@@ -155,8 +166,8 @@ def ratios(runs: Sequence[Outcome], baselines: Sequence[Outcome]) -> list[float]
 def noise_of(runs: Sequence[Outcome]) -> Noise:
     """Return the noise of single runs, as far as repeats show it.
 
-    It is that of the repeats of all trials together, and of each run of the baseline from the line between its
-    neighbors.
+    It combines the deviations of repeats from the mean of their trial, and the deviations of each run of the baseline
+    from the line between its neighbors.
     """
     baselines = baselines_of(runs)
     squares, freedom = 0.0, 0
@@ -175,9 +186,9 @@ def noise_of(runs: Sequence[Outcome]) -> Noise:
 
 
 def _change_around(at: float, baselines: Sequence[Outcome]) -> float:
-    """Return by how much the baseline changed between its runs before and after a time; between the last two if none.
+    """Return the change of the baseline around a time, relative to its mean.
 
-    Relative to their mean.
+    It is the change between the runs before and after the time, or between the last two runs if none is after it.
     """
     after = next((n for n, one in enumerate(baselines) if one.at > at), len(baselines) - 1)
     pair = [one.tokens_per_second for one in baselines[max(0, after - 1) : after + 1]]
@@ -185,13 +196,16 @@ def _change_around(at: float, baselines: Sequence[Outcome]) -> float:
 
 
 def deviation(found: Sequence[float], expected: Sequence[float]) -> float:
-    """Return the largest relative difference of two series, of the steps that both took; NaN if there are none."""
+    """Return the largest relative difference of two series of steps.
+
+    Only steps that both series have are compared. Returns NaN if there are none.
+    """
     pairs = [(a, b) for a, b in zip(found, expected, strict=False) if math.isfinite(a) and math.isfinite(b)]
     return max((abs(a - b) / abs(b) for a, b in pairs), default=math.nan)
 
 
 def is_comparable(outcome: Outcome, reference: Outcome | None) -> bool:
-    """Return whether both took the same rows in the same steps."""
+    """Return whether both runs trained on the same rows in the same steps."""
     return bool(
         reference
         and not reference.reason
@@ -202,7 +216,10 @@ def is_comparable(outcome: Outcome, reference: Outcome | None) -> bool:
 
 
 def winners(runs: Sequence[Outcome], noise: Noise | None = None) -> list[Trial]:
-    """Return the fastest trial of each factor that trains the same and faster than the baseline; fastest first."""
+    """Return the trials that are faster than the baseline, the fastest first.
+
+    Only the fastest trial of each factor is returned. Trials that train something else do not count.
+    """
     trials = {one.trial.name: one.trial for one in runs}
     speeds = speedups(runs, noise)
     best: dict[str, Trial] = {}
@@ -215,18 +232,21 @@ def winners(runs: Sequence[Outcome], noise: Noise | None = None) -> list[Trial]:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What to do, in a sentence, and the options to copy; empty if nothing is faster."""
+    """Recommendation in a sentence, and the options to copy.
+
+    The options are empty if no setting is faster.
+    """
 
     sentence: str
     options: str = ""
-    corpus: str = ""  # settings of the corpus, to pack again
+    corpus: str = ""  # settings of the corpus, to pack it again
 
 
 def conclude(runs: Sequence[Outcome]) -> Conclusion:
-    """Recommend the fastest way to train the same, and name what else would be faster.
+    """Recommend the fastest settings that train the same.
 
-    If there was time for repeats, only what was repeated is recommended. Fewer settings come before more that are not
-    clearly faster.
+    The sentence also names the fastest trial that trains something else. If there was time for repeats, only repeated
+    trials are recommended. Fewer changed settings are preferred, unless more settings are clearly faster.
     """
     trials = {one.trial.name: one.trial for one in runs}
     if not by_trial(runs):
@@ -234,7 +254,7 @@ def conclude(runs: Sequence[Outcome]) -> Conclusion:
     faster = {name: found for name, found in speedups(runs).items() if found.is_faster}
     same = {name: found for name, found in faster.items() if trials[name].same_training}
     other = {name: found for name, found in faster.items() if name not in same}
-    if len(by_trial(runs)) < len(runs) - len(baselines_of(runs)):  # some were repeated, so winners are among those
+    if len(by_trial(runs)) < len(runs) - len(baselines_of(runs)):  # some were repeated, so winners are among them
         same = {name: found for name, found in same.items() if found.is_repeated or trials[name].factor == COMBINED}
     also = ""
     if other:

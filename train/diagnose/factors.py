@@ -1,8 +1,8 @@
-"""The trials of a diagnosis: one setting at a time is changed from those in effect.
+"""Define the trials of a diagnosis, each of which changes one setting in effect.
 
-settings + what the baseline measured ─trials_of─▶ [Trial("attention", {"attention": "eager"}), …]
+settings + measurements of the baseline ─trials_of─▶ [Trial("attention", {"attention": "eager"}), …]
 
-The most promising are first, because a time budget may end before the last.
+The most promising trials are first, because a time budget may end before the last.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 from train.config import TrainingConfig
 
-# Factors of which a change trains something else: they are never part of the recommended options.
+# Factors that change the training itself. They are never part of the recommended options.
 LEARNS_OTHERWISE = ("precision", "quantization", "optimizer", "lora_r", "lora_targets")
 
-# In the order of the trials. `corpus` stands for rows of another length, and for conversations that are not packed.
+# In the order of the trials. `sequence_length` and `packing` change the corpus.
 FACTORS = (
     "sequence_length", "attention", "activation_checkpointing", "micro_batch", "fused_loss", "packing", "compile",
     "precision", "quantization", "lora_targets", "optimizer", "lora_r", "loader_workers", "pin_memory",
 )  # fmt: skip
 
-# The factors of trials that change none of these, or several.
+# The factors of trials that change none of these factors, or several of them.
 BASELINE, COMBINED = "baseline", "combined"
 
 SHORTEST = 128  # tokens of a row
@@ -33,13 +33,16 @@ REFERENCE = {"precision": "fp32", "attention": "eager", "compile": False, "fused
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A run with some settings changed; `corpus` changes settings of the corpus instead, which is packed again."""
+    """Run with some settings changed.
+
+    `corpus` holds changed settings of the corpus, which is then packed again.
+    """
 
     name: str
     factor: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     corpus: Mapping[str, Any] = field(default_factory=dict)
-    loses: bool = False  # conversations that do not fit into its rows
+    loses: bool = False  # whether it lacks conversations that do not fit into its rows
 
     @property
     def same_training(self) -> bool:
@@ -48,13 +51,13 @@ class Trial:
 
     @property
     def changes(self) -> Mapping[str, Any]:
-        """Return all settings that differ from those in effect."""
+        """Return all changed settings of the run and of the corpus."""
         return {**self.settings, **self.corpus}
 
 
 @dataclass(frozen=True, slots=True)
 class InEffect:
-    """What the baseline found out about itself."""
+    """Settings in effect in the baseline."""
 
     device: str  # cpu or cuda
     precision: str
@@ -66,7 +69,10 @@ class InEffect:
     has_fused_loss: bool
 
     def measured(self) -> dict[str, Any]:
-        """Return the settings that can be `auto`, as they are in effect in all trials that do not change them."""
+        """Return the values of settings that can be `auto`.
+
+        They are in effect in all trials that do not change them.
+        """
         return {
             "device": self.device, "precision": self.precision, "attention": self.attention,
             "micro_batch": self.micro_batch, "fused_loss": self.has_fused_loss,
@@ -92,11 +98,11 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
         "lora_targets": ["attention" if config.lora_targets == "all" else "all"],
         "optimizer": ["paged_adamw_8bit" if config.optimizer == "adamw_torch_fused" else "adamw_torch_fused"],
         "lora_r": [rank for rank in (config.lora_r // 2, 2 * config.lora_r) if rank],
-        # Streamed rows are read by threads, whatever it is.
+        # Threads read streamed rows, so loader_workers has no effect.
         "loader_workers": [] if config.load == "stream" else [0 if config.loader_workers else 2],
         "pin_memory": [not config.pin_memory] if on_gpu else [],
     }
-    # The other backends do not compute in fp32.
+    # Not all other backends compute in fp32.
     also = {} if now.attention in ("sdpa", "eager") else {"attention": "sdpa"}
     trials = [
         Trial(f"{factor}: {as_word(value)}", factor, {factor: value} | (also if value == "fp32" else {}))
@@ -105,7 +111,7 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
     ]
     if now.packed:
         trials += _repacked(config, now)
-    # The first of each factor, in order, and then the second ones.
+    # The first trial of each factor, in order, and then the second trials.
     rank: dict[str, int] = {}
     place = {}
     for trial in trials:
@@ -115,7 +121,10 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
 
 
 def _repacked(config: TrainingConfig, now: InEffect) -> Iterator[Trial]:
-    """Yield rows of other lengths, with as many tokens per pass, and conversations that are not packed."""
+    """Yield trials with rows of other lengths, and a trial without packing.
+
+    The number of tokens per pass stays the same for other lengths.
+    """
     for length in (now.sequence_length // 2, 2 * now.sequence_length, now.sequence_length // 4):
         if length >= SHORTEST:
             size = max(1, now.micro_batch * now.sequence_length // length)
@@ -127,7 +136,10 @@ def _repacked(config: TrainingConfig, now: InEffect) -> Iterator[Trial]:
 
 
 def combined(winners: list[Trial]) -> Trial:
-    """Return all winners at once. If two of them set the micro-batch, it is measured."""
+    """Return one trial that combines all winners.
+
+    If two winners set the micro-batch, it is measured.
+    """
     settings: dict[str, Any] = {}
     corpus: dict[str, Any] = {}
     for trial in winners:
@@ -142,5 +154,5 @@ def option(name: str, value: Any) -> tuple[str, str]:
 
 
 def as_word(value: Any) -> str:
-    """Return the value of a setting as it is written in YAML."""
+    """Return the value of a setting, written as in YAML."""
     return str(value).lower() if isinstance(value, bool) else str(value)

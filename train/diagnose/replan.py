@@ -1,4 +1,4 @@
-"""Pack the conversations of a corpus again, in rows of another length or not at all.
+"""Pack a corpus again with another row length, or write it without packing.
 
 manifest ─config_for─▶ Config + changes ─run_all─▶ a corpus below `folder`, from the token files that exist
 """
@@ -17,12 +17,12 @@ from tasks.storage.manifest import load_manifest
 from tasks.verification.rebuild import config_for, revisions_of
 from train.data.corpus import Corpus
 
-# What packing reads and never changes: it does not depend on the length of the rows.
+# Folders that packing reads and never changes. They do not depend on the length of the rows.
 REUSED = ("tokens", "tokenizers", "engines", "remote")
 
 
 def lost(corpus: Corpus, manifest: Path) -> str:
-    """Return how many conversations a replanned corpus lacks; empty if none."""
+    """Return a text about conversations that a replanned corpus lacks; "" if none."""
     assert corpus.manifest
     before, now = (one.ledger.conversations for one in (corpus.manifest, load_manifest(manifest)))
     return f"without {before.packed - now.packed} of {before.packed} conversations" * (now.packed < before.packed)
@@ -31,7 +31,7 @@ def lost(corpus: Corpus, manifest: Path) -> str:
 def replan(corpus: Corpus, changes: Mapping[str, Any], root: Path, folder: Path) -> Path:
     """Return the manifest of a corpus with changed settings, made below `folder`.
 
-    `root` is where the corpus was made. Raises PackError, for example if the sources are gone.
+    `root` is the root folder in which the corpus was built. Raises PackError, for example if the sources are gone.
     """
     if corpus.manifest is None:
         raise UsageError("config_unknown", f"{corpus.folder}: has no manifest, so it cannot be packed again")

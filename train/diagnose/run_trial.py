@@ -1,6 +1,6 @@
-"""Run one trial: the real command in a process of its own, for a few steps.
+"""Run one trial: the real command in a separate process, for a few steps.
 
-words of the command ─run_trial─▶ python -P -m train … ─training.json─▶ Outcome, or the reason of its failure
+words of the command ─Runner.run─▶ python -P -m train … ─training.json─▶ Outcome, or the reason of its failure
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from train.diagnose.factors import Trial, option
 from train.loop.run_folder import WITHOUT_VALIDATION
 from train.measures.phases import PHASES
 
-# Steps at the start that are not timed: they allocate memory and choose kernels.
+# Number of steps at the start that are not timed, because they allocate memory and choose kernels.
 UNTIMED = 1
 
 
 class Runner:
-    """Starts the trials of a diagnosis; `stop` ends the current one at once."""
+    """Runner for the trials of a diagnosis; `stop` ends the current trial at once."""
 
     def __init__(self, words: list[str], folder: Path):
         self._words, self._folder = words, folder
         self._process: Popen[str] | None = None
-        self.errors = ""  # what the latest command wrote to stderr
+        self.errors = ""  # standard error of the latest command
 
     def stop(self) -> None:
         if self._process:
@@ -42,12 +42,18 @@ class Runner:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def command(self, trial: Trial, manifest: Path) -> list[str]:
-        """Return the words of a trial's command; its settings win over those of the diagnosis."""
+        """Return the words of a trial's command.
+
+        The settings of the trial override the settings of the diagnosis.
+        """
         changes = [word for name, value in trial.settings.items() for word in option(name, value)]
         return [sys.executable, "-P", "-m", "train", "--manifest", str(manifest), *self._words, *changes]
 
     def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
-        """Return what a trial measured, and its record; it is stopped after `limit` seconds."""
+        """Run a trial, and return its outcome and its record.
+
+        The trial is stopped after `limit` seconds.
+        """
         output = self._folder / "run"
         shutil.rmtree(output, ignore_errors=True)
         started = time.monotonic()
@@ -78,7 +84,7 @@ class Runner:
 
 
 def unused_option(trial: Trial, choices: dict[str, Any]) -> str:
-    """Return why the run did not use the option that the trial turned on; empty if it did."""
+    """Return why the run did not use the option of the trial; "" if it did."""
     if (choices["options"] or {}).get(trial.factor, True) or not trial.settings.get(trial.factor):
         return ""
     notes = [note for note in choices["notes"] if note.startswith(f"{trial.factor}: ")]
@@ -86,7 +92,7 @@ def unused_option(trial: Trial, choices: dict[str, Any]) -> str:
 
 
 def failure(code: int, errors: str) -> str:
-    """Return why a command failed, in one line; empty if it did not."""
+    """Return why a command failed, in one line; "" if it succeeded."""
     if code == 0:
         return ""
     if code < 0:
@@ -99,7 +105,7 @@ def failure(code: int, errors: str) -> str:
 
 
 def reported(errors: str) -> dict[str, Any]:
-    """Return the error that a command reported as JSON; empty if it reported none."""
+    """Return the error that a command reported as JSON; {} if it reported none."""
     try:
         error: dict[str, Any] = orjson.loads(errors.strip().rpartition("\n")[2])["error"]
     except (ValueError, LookupError, TypeError):
@@ -119,13 +125,13 @@ def outcome_of(trial: Trial, record: dict[str, Any], seconds: float) -> Outcome:
         trial,
         tokens_per_second=sum(tokens) / spent,
         rows_per_second=rows * len(timed) / spent,
-        # Steps of packed rows have equally many tokens; those of single conversations do not.
+        # All steps of packed rows have the same number of tokens, but steps of single conversations do not.
         spread=spread_of([entry["step_seconds"] / count for entry, count in zip(timed, tokens, strict=True)]),
         mfu=record["result"].get("mfu"),
         peak_memory_bytes=record["result"]["peak_memory_bytes"],
         phases={phase: sum(entry[f"{phase}_seconds"] for entry in timed) / spent for phase in PHASES},
         losses=tuple(entry["loss"] for entry in steps),
-        # A step that fp16 skips has none.
+        # A step that fp16 skips has no gradient norm.
         gradient_norms=tuple(math.nan if entry["grad_norm"] is None else entry["grad_norm"] for entry in steps),
         rows_per_step=rows,
         seconds=seconds,

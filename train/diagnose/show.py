@@ -21,7 +21,7 @@ HEADS = (
     "Δ loss", "Δ gradient",
 )  # fmt: skip
 
-LABEL = 40  # characters of a line beside a bar
+LABEL = 40  # most characters in a line of a bar's label
 
 
 def cells(
@@ -29,8 +29,8 @@ def cells(
 ) -> list[str]:
     """Return the texts of one row.
 
-    `speed` is None for the baseline, which has `runs`. `off` are the relative differences of loss and gradient norm to
-    the reference.
+    `speed` is None for the baseline, which has run `runs` times. `off` are the relative differences of loss and
+    gradient norm to the reference.
     """
     if outcome.reason:
         return [outcome.trial.name, outcome.reason]
@@ -50,7 +50,10 @@ def cells(
 
 
 def table(rows: list[list[str]]) -> Table:
-    """Return an aligned table. A trial that could not run has its reason below it."""
+    """Return an aligned table.
+
+    A trial that could not run has no figures.
+    """
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, head in enumerate(HEADS):
         found.add_column(head, justify="right" if number else "left", no_wrap=number > 0)
@@ -63,7 +66,7 @@ def table(rows: list[list[str]]) -> Table:
 
 
 def markdown(rows: list[list[str]]) -> str:
-    """Return the table for a document."""
+    """Return the table as Markdown."""
     lines = [f"| {' | '.join(HEADS)} |", f"|---|{'---:|' * (len(HEADS) - 1)}"]
     for row in rows:
         escaped = [text.replace("|", "\\|") for text in row]
@@ -72,9 +75,9 @@ def markdown(rows: list[list[str]]) -> str:
 
 
 def picture(bars: list[tuple[str, Speedup, bool]], title: str) -> bytes:
-    """Plot the speed of each trial relative to the current settings, with its error. Returns an SVG.
+    """Return an SVG plot of the speed of each trial, relative to the current settings.
 
-    A bar is (name, speed, whether it trains the same).
+    A bar is (name, speed, whether it trains the same). It is drawn with the error of the speed.
     """
     import matplotlib as mpl
 

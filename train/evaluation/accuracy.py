@@ -1,10 +1,10 @@
-"""Count the trained tokens that a model predicts: those to which it gives the highest probability.
+"""Count the trained tokens to which a model gives the highest probability.
 
     pass with labels ─┬─ logits ──────────────────────────────────────▶ argmax == label
                       └─ none (fused_loss) ─ hidden states ─head, in chunks─┘
 
-With `fused_loss` the logits of a batch may not fit into memory. Only those of trained tokens are computed then, a chunk
-at a time. A head that scales or caps its logits does not change which one is the highest.
+With `fused_loss`, the logits of a batch may not fit into memory. Then only the logits of trained tokens are computed,
+one chunk at a time. A head that scales or caps its logits does not change which logit is the highest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK = 512  # tokens whose logits are in memory at a time
 
 
 class PredictedTokens:
-    """A context in which `count` finds the predicted tokens of the latest pass of a model."""
+    """Context in which `count` counts the predicted tokens of a model's latest pass."""
 
     def __init__(self, model: Any):
         self._model = model
@@ -38,7 +38,7 @@ class PredictedTokens:
         self._hidden = found[0]
 
     def count(self, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
-        """Return how many tokens with a label are predicted by the token before them, int64[]."""
+        """Return the number of labeled tokens that the preceding token predicts, int64[]."""
         targets, logits = labels[:, 1:], outputs.get("logits")
         if logits is not None:
             return (logits[:, :-1].argmax(-1) == targets).sum()  # never equal to -100

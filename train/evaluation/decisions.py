@@ -1,10 +1,10 @@
-"""Let each evaluation decide: save a new best adapter, and stop a run that no longer improves.
+"""Save a new best adapter, or stop the run, after each evaluation.
 
     on_evaluate ─history─▶ lower than all before: save (keep: best)
-                          ─▶ `early_stopping` evaluations without that: save and stop
+                          ─▶ `early_stopping` evaluations without a lower loss: save and stop
 
-All ranks decide by the same log. The last step of a run is evaluated before its checkpoint is written, so that the
-checkpoint has all evaluations, and an experiment tracker receives them before it is closed.
+All ranks have the same log, so they decide the same. The last step of a run is evaluated before its checkpoint is
+written. The checkpoint therefore has all evaluations, and an experiment tracker receives them before it is closed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from train.evaluation.history import history
 
 
 class Decisions(TrainerCallback):
-    """Saves and stops by the validation loss; evaluates the last step, if there are rows for it."""
+    """Callback that saves and stops by the validation loss.
+
+    If there are validation rows, it also evaluates the last step.
+    """
 
     def __init__(self, config: TrainingConfig, has_rows: bool):
         self._config, self._has_rows = config, has_rows

@@ -1,10 +1,10 @@
-"""Continue a prompt greedily with a model in training, and leave the model as it was.
+"""Continue a prompt greedily with a model in training, and restore the model.
 
     prompt ─decoder, with a cache─▶ last hidden state ─head─▶ most probable token ─▶ … until a stop token or the limit
 
-This is not `generate` of transformers, which follows the generation_config of a model: temperature, penalties, minimum
-length. The decoder and the head are called directly: the logits of a long prompt may not fit into memory, and a head
-that scales or caps its logits does not change which one is the highest.
+`generate` of transformers is not used, because it follows the generation_config of a model: temperature, penalties,
+minimum length. The decoder and the head are called directly, because the logits of a long prompt may not fit into
+memory. A head that scales or caps its logits does not change which logit is the highest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WITH_CACHE = ("sdpa", "eager")
 def generating(model: Any, dtype: torch.dtype) -> Iterator[None]:
     """Make a model in training ready for `greedy` in this context.
 
-    Dropout and activation checkpointing are off, compiled layers run as written, and a backend of packed rows is
+    Dropout and activation checkpointing are off, compiled layers run uncompiled, and a backend for packed rows is
     replaced. The mode, the backend, and the state of the random number generators are restored.
     """
     was_training, backend = model.training, model.config._attn_implementation
@@ -35,7 +35,7 @@ def generating(model: Any, dtype: torch.dtype) -> Iterator[None]:
         stack.enter_context(keep_random(model.device))
         stack.enter_context(autocast(model.device, dtype))
         if any(module._compiled_call_impl for module in model.modules()):
-            # Each length would be compiled again.
+            # Otherwise, each length would be compiled separately.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(model.train, was_training)
         model.eval()
@@ -47,9 +47,9 @@ def generating(model: Any, dtype: torch.dtype) -> Iterator[None]:
 
 
 def greedy(model: Any, prompt: Sequence[int], limit: int, stops: Collection[int]) -> list[int]:
-    """Return at most `limit` tokens that follow a prompt, the last of them a stop token if one was reached.
+    """Return at most `limit` tokens that follow a prompt.
 
-    The caller is in `generating`.
+    The last token is a stop token if one was reached. Call this within `generating`.
     """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     ids, cache, found = torch.tensor([list(prompt)], device=model.device), None, list[int]()

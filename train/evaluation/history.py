@@ -1,9 +1,9 @@
-"""Read the evaluations of a run from its log, and which of them is the best.
+"""Read the evaluations of a run from its log, and find the best.
 
-    trainer_state.json, sealed with each checkpoint ─log_history─▶ History(evaluations, best, stale)
+    trainer_state.json, sealed with each checkpoint ─history─▶ History(last, best, stale)
 
-The log is all the state there is: a resumed run has read it from its checkpoint, and every rank has the same one,
-because the losses are summed over all ranks.
+The log is the only state. A resumed run reads it from its checkpoint. Every rank has the same log, because the losses
+are summed over all ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from train.config import TrainingConfig
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The validation loss after an optimizer step, and the share of trained tokens that were predicted."""
+    """Validation loss and token accuracy after an optimizer step.
+
+    Token accuracy is the share of trained tokens that the model predicts.
+    """
 
     step: int
     loss: float
@@ -30,7 +33,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The evaluations of a run so far."""
+    """Evaluations of a run so far."""
 
     last: Evaluation | None
     best: Evaluation | None  # the first with the lowest loss; None if no loss is a number
@@ -52,7 +55,7 @@ def history(log: Iterable[dict[str, Any]]) -> History:
         if "eval_loss" not in entry:
             continue
         last = Evaluation(entry["step"], entry["eval_loss"], entry.get("eval_token_accuracy"))
-        if last.loss < (best.loss if best else float("inf")):  # a loss that is not a number is not lower
+        if last.loss < (best.loss if best else float("inf")):  # NaN is not lower
             best, stale = last, 0
         else:
             stale += 1
@@ -60,7 +63,10 @@ def history(log: Iterable[dict[str, Any]]) -> History:
 
 
 def outcome(log: list[dict[str, Any]], config: TrainingConfig, is_complete: bool) -> dict[str, Any]:
-    """Return what evaluation decided, for training.json; `is_complete` if the last step was taken."""
+    """Return the results and decisions of evaluation, for training.json.
+
+    `is_complete` is whether the last step was run.
+    """
     found = history(log)
     kept = found.kept(config)
     stopped = {"step": found.last.step, "evaluations": found.stale} if found.last and found.is_over(config) else None
@@ -74,7 +80,7 @@ def outcome(log: list[dict[str, Any]], config: TrainingConfig, is_complete: bool
 
 
 def described(config: TrainingConfig, rows: int) -> str:
-    """Describe when the rows of the validation split are evaluated, and what that decides."""
+    """Describe when the validation split is evaluated, and which decisions follow."""
     if not rows:
         return "none: the corpus has no validation split"
     text = f"every {counted(config.eval_every, 'step')}" if config.eval_every else "at the end"
@@ -86,7 +92,7 @@ def described(config: TrainingConfig, rows: int) -> str:
 
 
 def unused(config: TrainingConfig, steps: int) -> str | None:
-    """Return a warning if a run of so many steps is evaluated only at its end, although it must be compared."""
+    """Return a warning if only the last step is evaluated despite `eval_every`."""
     if not (config.eval_every and config.eval_every >= steps):
         return None
     decides = config.keep == "best" or config.early_stopping

@@ -1,9 +1,9 @@
-"""Find the prompts of the first validation conversations, and the answers that they are trained on.
+"""Find prompts and their expected answers in the first validation conversations.
 
     row of format 3.0 ─position_ids restart─▶ conversations ─labels─▶ Prompt(before the first trained turn, the turn)
     row of format 2.0, one conversation ──────────────────────┘
 
-A conversation that was split over rows counts as one per row.
+A conversation that was split over rows counts once per row.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tasks.storage.schemas import IGNORED
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens of a conversation before its first trained turn, and those of that turn."""
+    """Tokens of a conversation before its first trained turn, and of that turn."""
 
     ids: list[int]
     expected: list[int]
 
 
 def find_prompts(rows: Any, count: int) -> list[Prompt]:
-    """Return the prompts of the first `count` conversations of a split, fewer if it has fewer."""
+    """Return the prompts of at most the first `count` conversations of a split."""
     return list(islice(_prompts(rows), count))
 
 

@@ -1,4 +1,4 @@
-"""Check, before torch is loaded, that the settings of evaluation can have an effect."""
+"""Check before torch is loaded that the evaluation settings can have an effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from train.data.corpus import Corpus
 
 
 def check_evaluation(config: TrainingConfig, corpus: Corpus) -> None:
-    """Raise DataError without a validation split, UsageError without `eval_every`, if a setting requires it."""
+    """Check that settings have the validation split and `eval_every` that they need.
+
+    Raises DataError if the validation split is missing, UsageError if `eval_every` is missing.
+    """
     deciding = {"keep: best": config.keep == "best", f"early_stopping: {config.early_stopping}": config.early_stopping}
     asked = {
         **deciding,

@@ -1,10 +1,10 @@
-"""Write what the model generates for validation conversations at each evaluation.
+"""Generate answers for validation conversations at each evaluation.
 
     first `samples` validation conversations ─prompts─▶ greedy ─tokenizer of the corpus─▶ samples.jsonl of the run
 
 samples.jsonl has one line per evaluation and conversation: step, sample, prompt, expected, generated, and whether the
-answer ended by itself. A resumed run replaces what follows its checkpoint, so that the file does not depend on
-interruptions. Nothing here changes the model or a random number.
+answer ended with a stop token. A resumed run replaces the lines after its checkpoint, so the file does not depend on
+interruptions. Nothing here changes the model or the random state.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ from train.model.attention import dtype_of
 from train.model.base_model import positions
 
 NAME = "samples.jsonl"
-LIMIT = 128  # tokens of an answer
+LIMIT = 128  # maximum tokens of an answer
 PRINTED = 3  # samples at the end of a run
-PROMPT = 60  # characters of a prompt that are printed, its last ones
+PROMPT = 60  # number of characters of a prompt that are printed, from its end
 
 Sample = dict[str, Any]
 
 
 class Samples(TrainerCallback):
-    """Generates samples at each evaluation, on the first rank; the others wait for it at their next step."""
+    """Callback that generates samples at each evaluation, on the first rank.
+
+    The other ranks wait for it at their next step.
+    """
 
     def __init__(self, corpus: Corpus, rows: Any, model: Any, count: int, folder: Path, console: Console):
         self._model, self._path, self._console = model, folder / NAME, console
@@ -76,16 +79,17 @@ class Samples(TrainerCallback):
 
 
 def stop_tokens(prompts: Sequence[Prompt], encoder: Encoder | None) -> set[int]:
-    """Return the tokens that end an answer: EOS, and the control tokens that end the expected ones.
+    """Return the tokens that end an answer.
 
-    Without a tokenizer they are the last tokens of the expected answers.
+    They are EOS and the control tokens that end an expected answer. Without a tokenizer, they are the last tokens of
+    the expected answers.
     """
     ends = {prompt.expected[-1] for prompt in prompts}
     return ends & {*encoder.controls.values()} | {encoder.eos_id} if encoder else ends
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Return the samples of a run, an empty list if it has none yet."""
+    """Return the samples of a run; [] if there are none."""
     return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
@@ -95,7 +99,10 @@ def samples_of(folder: Path, step: int) -> list[Sample]:
 
 
 def lines_of(samples: Sequence[Sample]) -> list[str]:
-    """Return a few samples for people, two lines each; texts from the data are escaped and cut."""
+    """Return a few samples as readable text, two lines each.
+
+    Texts from the data are escaped and truncated.
+    """
     lines = []
     for sample in samples[:PRINTED]:
         prompt, expected, generated = (_as_text(sample[name]) for name in ("prompt", "expected", "generated"))

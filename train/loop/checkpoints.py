@@ -1,13 +1,14 @@
-"""Checkpoints: only complete ones are used.
+"""Write checkpoints, and resume only from complete checkpoints.
 
     Trainer writes checkpoint-N/ ─seal─▶ complete.json: every file with size and SHA-256, written last
-    run folder ─newest_complete─▶ checkpoint-N, its files checked; incomplete ones are removed
-    run folders of all machines ─newest_of_all─▶ the newest that all have
+    run folder ─newest_complete─▶ checkpoint-N, its files checked; incomplete checkpoints are removed
+    run folders of all machines ─newest_of_all─▶ the newest checkpoint that all machines have
 
-A process killed during a save leaves a folder without complete.json; the next start resumes from the checkpoint before.
+A process that is killed during a save leaves a folder without complete.json. The next start then resumes from the
+previous checkpoint.
 
-If the machines of a run do not share a file system, each writes the checkpoint, with the random states of all ranks, so
-that a copy of any machine's checkpoint replaces a lost one.
+If the machines of a run do not share a file system, each machine writes the checkpoint, with the random states of all
+ranks. A lost checkpoint can therefore be replaced by a copy from any machine.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ ADAPTER = "adapter_model.safetensors"
 
 
 class Checkpoints(TrainerCallback):
-    """Seals every saved checkpoint, then removes all but the newest `keep`, and the best if `keep_best`."""
+    """Callback that seals every saved checkpoint and removes old checkpoints.
+
+    It keeps the newest `keep` checkpoints and, with `keep_best`, the best.
+    """
 
     def __init__(self, facts: dict[str, Any], keep: int, keep_best: bool = False):
         self._facts, self._keep, self._keep_best = facts, keep, keep_best
@@ -53,7 +57,10 @@ class Checkpoints(TrainerCallback):
 
 
 def exchange_random_states(checkpoint: Path, rank: int, writes: bool) -> None:
-    """Write the random states of the ranks of other machines; each rank has written its own."""
+    """Write the random states of the ranks on other machines.
+
+    Each rank has already written its own state.
+    """
     name = f"rng_state_{rank}.pth"
     with together():
         own = (name, (checkpoint / name).read_bytes())
@@ -77,9 +84,10 @@ def seal(checkpoint: Path, facts: dict[str, Any]) -> None:
 
 
 def newest_complete(folder: Path, corpus_key: str) -> Path | None:
-    """Return the checkpoint to resume from, or None. Removes incomplete checkpoints.
+    """Return the newest complete checkpoint, or None.
 
-    Raises DataError if a file of the checkpoint changed since it was written, or if it belongs to another corpus.
+    Removes incomplete checkpoints. Raises DataError if a file of the checkpoint changed since it was written, or if the
+    checkpoint belongs to another corpus.
     """
     for checkpoint in reversed(checkpoints_of(folder)):
         if not (checkpoint / COMPLETE).exists():
@@ -95,7 +103,7 @@ def newest_complete(folder: Path, corpus_key: str) -> Path | None:
 
 
 def best_complete(folder: Path, step: int, corpus_key: str) -> Path:
-    """Return the checkpoint after a step, that of the lowest validation loss.
+    """Return the checkpoint of the step with the lowest validation loss.
 
     Raises DataError if it is missing, changed, or belongs to another corpus.
     """
@@ -114,7 +122,10 @@ def best_complete(folder: Path, step: int, corpus_key: str) -> Path:
 
 
 def _changed(checkpoint: Path, corpus_key: str) -> Path | None:
-    """Return a file that changed since it was written, or None. Raises DataError for another corpus."""
+    """Return a file that changed since it was written, or None.
+
+    Raises DataError if the checkpoint belongs to another corpus.
+    """
     facts = read_json(checkpoint / COMPLETE)
     if facts["corpus"] != corpus_key:
         raise DataError(
@@ -130,9 +141,10 @@ def _changed(checkpoint: Path, corpus_key: str) -> Path | None:
 
 
 def newest_of_all(folder: Path, corpus_key: str, disk: Disk) -> Path | None:
-    """Return the checkpoint that all ranks resume from, or None. Removes incomplete ones, and those that some lack.
+    """Return the checkpoint that all ranks resume from, or None.
 
-    Raises DataError as `newest_complete` does, or if a machine lacks the checkpoints of the others.
+    Removes incomplete checkpoints, and newer ones that some machines lack. Raises DataError if a file of the checkpoint
+    changed, if the checkpoint belongs to another corpus, or if the machines have no checkpoint in common.
     """
     steps = None
     with together():
@@ -148,12 +160,16 @@ def newest_of_all(folder: Path, corpus_key: str, disk: Disk) -> Path | None:
             for checkpoint in checkpoints_of(folder):
                 if newest is None or step_of(checkpoint) > newest:
                     shutil.rmtree(checkpoint)
-    # The ranks that write first: what they find changed is reported once.
+    # The ranks that write check the files first, so that a change is reported once.
     return main_first(disk.writes, lambda: newest_complete(folder, corpus_key))
 
 
 def _newest_common(folder: Path, found: dict[int, dict[int, str]]) -> int | None:
-    """Return the newest step of which all have the same checkpoint; `found` is step and digest by rank."""
+    """Return the newest step with the same checkpoint on all machines.
+
+    `found` maps a rank to the digest of the checkpoint of each step. Returns None if there are no checkpoints. Raises
+    DataError if there is no common checkpoint.
+    """
     if not any(found.values()):
         return None
     common = set.intersection(*(set(steps) for steps in found.values()))

@@ -1,10 +1,10 @@
-"""What the user sees of a training run.
+"""Print the output of a training run.
 
-    before   a table of what is actually in effect, and warnings
+    before   a table of the settings that are actually in effect, and warnings
     during   one line that is redrawn; if the output is not a terminal, a line every few seconds
     after    the result, in two lines
 
-All of it goes to standard error; standard output has only the path of the record.
+All output goes to standard error. Standard output has only the path of the record.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LINE_EVERY = 10.0  # seconds between two lines if the output is not a terminal
 
 
 def open_console(quiet: bool = False) -> Console:
-    """Open standard error; wide enough for a table if it is not a terminal."""
+    """Open standard error, wide enough for a table if it is not a terminal."""
     return Console(stderr=True, highlight=False, quiet=quiet, width=None if sys.stderr.isatty() else 110)
 
 
 def show_effect(
     console: Console, notes: list[str], table: list[str], effect: dict[str, str], warnings: list[str]
 ) -> None:
-    """Print notes and measurements, what is in effect, and warnings."""
+    """Print notes, measurements, the settings in effect, and warnings."""
     for line in (*notes, *table):
         console.print(line, style="dim", markup=False, soft_wrap=True)
     width = 2 + max(map(len, effect))
@@ -54,7 +54,7 @@ def show_result(
     tokenizer: bool,
     warning: str | None = None,
 ) -> None:
-    """Print the result of a run, where its time went, what evaluation decided, and samples."""
+    """Print the result of a run, its phases, the decisions of evaluation, and samples."""
     of_steps = f" (means of {counted(result['loss_steps'], 'step')})" if result["loss_steps"] > 1 else ""
     phases = ", ".join(f"{name} {100 * share:.3g} %" for name, share in result["phases"].items())
     validation = ""
@@ -94,13 +94,13 @@ def show_result(
 
 
 def show_advice(console: Console, advice: list[Advice]) -> None:
-    """Print what would make the next run faster or better."""
+    """Print advice that makes the next run faster or better."""
     for one in advice:
         console.print(f"advice: {one}", style="yellow", markup=False, soft_wrap=True)
 
 
 class ProgressLine(TrainerCallback):
-    """Shows loss, speed, data wait, memory, and MFU of the last logged step."""
+    """Callback that shows loss, speed, data wait, memory, and MFU of the last step."""
 
     def __init__(self, console: Console):
         self._console = console

@@ -1,6 +1,6 @@
-"""Describe what is actually in effect in a run, and warn about it.
+"""Describe the settings that are in effect in a run, and warn about problems.
 
-The facts are read from the model and the rows rather than from the settings.
+The facts are read from the model and the rows, not from the settings.
 
 Run + Steps ─in_effect─▶ {"attention": "sdpa; …", …}: the table before the first step, and `in_effect` of the record
             └─warnings─▶ one short text each
@@ -28,7 +28,7 @@ from train.model.adapters.adapter import left_out
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Optimizer steps: of one epoch, and of the whole run."""
+    """Numbers of optimizer steps in one epoch and in the whole run."""
 
     per_epoch: int
     total: int
@@ -40,7 +40,7 @@ def count_steps(trainer: Any, config: TrainingConfig) -> Steps:
 
 
 def in_effect(run: Run, steps: Steps) -> dict[str, str]:
-    """Return a table for people, by the name of each line."""
+    """Return the settings in effect as {name: text}, for display."""
     corpus, feed, config, choices = run.corpus, run.feed, run.config, run.choices
     total, trainable = flops.parameters(run.model)
     trained = run.tokens_per_step * feed.trained / feed.padded_tokens
@@ -84,7 +84,7 @@ def _frozen(model: Any) -> str:
 def _adapter(model: Any) -> str:
     lora = model.peft_config["default"]
     variant = "DoRA" if lora.use_dora else "rank-stabilized LoRA" if lora.use_rslora else "LoRA"
-    # That of another tool may have a regular expression.
+    # The adapter of another tool may name its layers by a regular expression.
     names = [lora.target_modules] if isinstance(lora.target_modules, str) else lora.target_modules or ()
     layers = {name.rpartition(".")[2] for name in names} | {*(lora.target_parameters or ())}
     whole = f"; as a whole, {', '.join(sorted(wholes))}" if (wholes := _whole(model)) else ""
@@ -92,7 +92,7 @@ def _adapter(model: Any) -> str:
 
 
 def _whole(model: Any) -> dict[str, int]:
-    """Return the modules that are trained as a whole, and their weights."""
+    """Return the modules that are trained as a whole, and their numbers of weights."""
     found = (
         (name.split(".modules_to_save.")[0].rpartition(".")[2], weights.numel())
         for name, weights in model.named_parameters()
@@ -105,7 +105,7 @@ def figures(run: Run, steps: Steps) -> dict[str, float]:
     """Return the figures of a run that are known before its first step, for advice."""
     feed, config = run.feed, run.config
     found: dict[str, float] = {"steps": steps.total, "wsl": devices.is_wsl()}
-    # Of the small Llama, the embeddings are most of the weights.
+    # Most weights of the small Llama are embeddings, which are not quantized.
     if config.base_model and config.quantization == "nf4":
         found["share_in_4_bits"] = flops.share_in_4_bits(run.model)
     if run.corpus.packed:
@@ -116,9 +116,9 @@ def figures(run: Run, steps: Steps) -> dict[str, float]:
 
 
 def advice_of(result: dict[str, Any], speeds: Sequence[RankSpeed]) -> list[Advice]:
-    """Return advice by what a run measured; some of it only a GPU has.
+    """Return advice from the measurements of a run, some of which exist only on a GPU.
 
-    All ranks wait for the one whose batches are late: the advice about data is about that one.
+    All ranks wait for the rank whose batches are late, so the advice about data is about that rank.
     """
     late = max(speeds, key=lambda speed: speed.data_wait)
     found = {"data": late.data_wait, "optimizer": result["phases"]["optimizer"]}
@@ -129,12 +129,12 @@ def advice_of(result: dict[str, Any], speeds: Sequence[RankSpeed]) -> list[Advic
 
 
 def warnings(run: Run, steps: Steps) -> list[str]:
-    """Return what may make the run useless, slow, or wrong, one short text each."""
+    """Return short texts about problems that make a run useless, slow, or wrong."""
     feed, config, choices = run.feed, run.config, run.choices
     found = list(run.warnings)
     found += map(str, advise(figures(run, steps)))
     apart = states.separation(run.model)
-    # On a CPU there is nothing faster.
+    # On a CPU, running the layers on each conversation is the fastest way.
     if apart.way == states.MODEL or (apart.way == states.LAYERS and choices.device == "cuda"):
         found.append(f"{states.SUMMARIES[apart.way]}, which is slower: {apart.reason}")
     dropout = run.model.peft_config["default"].lora_dropout
@@ -149,7 +149,7 @@ def warnings(run: Run, steps: Steps) -> list[str]:
             f"experts of a {run.model.config.model_type} model"
         )
     if whole := _whole(run.model):
-        # The copy, its gradient, and the two moments of the optimizer, in fp32.
+        # Bytes per weight of the copy, its gradient, and the two moments of the optimizer, all in fp32.
         size = f"{16 * sum(whole.values()) / 1e9:,.1f} GB"
         found.append(
             f"modules_to_save: {' and '.join(whole)} need {size} with their gradients and the optimizer; without new "

@@ -1,12 +1,12 @@
-"""The data of the Trainer, depending on the format of the corpus.
+"""Feed rows to the Trainer, depending on the format of the corpus.
 
     format 3.0   packed rows from memory ─default collator─▶ Trainer
                  in the order of balanced steps, if the corpus has `balance` ─▶ Trainer
-    format 3.1   packed rows of several lengths, steps of one length each ─▶ Trainer
                  streamed, dealt to the ranks (load: stream) ─▶ Trainer
+    format 3.1   packed rows of several lengths, steps of one length each ─▶ Trainer
     format 2.0   one conversation per row, tokenized with the manifest's template ─TRL's collator─▶ SFTTrainer
 
-Both have the same interface, so that a run does not depend on the format.
+All feeds have the same interface, so a run does not depend on the format.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from train.model.attention import Collator
 class PackedFeed:
     """Packed rows of format 3.0.
 
-    `tokens` and `trained` are counts of one epoch without padding, `padded_tokens` includes it. The `packings` of the
-    training split are used in turn, one in each epoch.
+    `tokens` and `trained` count the tokens of one epoch without padding, and `padded_tokens` with padding. The
+    `packings` of the training split are used in turn, one in each epoch.
     """
 
     balance: Balance | None = None  # the steps that rows are ordered for
-    own_loss = True  # computed by the model, not by the trainer
-    in_turn = False  # any rank may ask for any row
+    own_loss = True  # the model computes the loss, not the trainer
+    in_turn = False  # whether rows are read in a fixed order; if not, any rank may ask for any row
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         self.isolated = corpus.isolated
-        load = "auto" if config.load == "stream" else config.load  # StreamedFeed streams
-        # Opening all packings now checks their digests before the first step, rather than hours later.
+        load = "auto" if config.load == "stream" else config.load  # only StreamedFeed streams
+        # All packings are opened here, so that their digests are checked before the first step, not hours later.
         packings = [name for name in corpus.splits if name == "train" or name.startswith(TRAIN_EPOCH_PREFIX)]
         same = [name for name in packings if corpus.rows(name) == corpus.rows("train")]
         self.passes = Passes([PackedDataset(corpus, name, load) for name in same])
@@ -86,19 +86,23 @@ class PackedFeed:
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         steps = (ranks, given["per_device_train_batch_size"], given["gradient_accumulation_steps"])
         rows = BalancedRows(self.passes, self._groups, self.balance, steps, self._seed)
-        given |= {"train_sampling_strategy": "sequential"}  # the order is that of the rows already
+        given |= {"train_sampling_strategy": "sequential"}  # the rows are already in order
         return packed_trainer(model, given, collator, rows, self.validation)
 
     def positions(self) -> torch.Tensor:
-        """Return position_ids of typical rows, one after another, int[1, tokens]; without any, 0 … L - 1."""
+        """Return the position_ids of typical rows, one after another, int[1, tokens].
+
+        A row without position_ids has 0 … L - 1.
+        """
         rows = [self.train[row] for row in range(min(64, len(self.train)))]
         return torch.cat([row.get("position_ids", torch.arange(len(row["input_ids"]))) for row in rows])[None]
 
 
 class StreamedFeed(PackedFeed):
-    """Packed rows of format 3.0 that are streamed in turn; the first shard serves for measuring.
+    """Packed rows of format 3.0 that are streamed in order.
 
-    Counts of tokens are estimates: those of the whole corpus, in proportion to the rows.
+    Measurements use the first shard. Token counts are estimates from the counts of the whole corpus, in proportion to
+    the rows.
     """
 
     in_turn = True
@@ -146,22 +150,23 @@ class StreamedFeed(PackedFeed):
                 cache_bytes=config.cache_bytes,
             )
         dealt = DealtRows(rows, micro_batch, empty_row(self._corpus))
-        # The order is that of the rows already, and a process that copies rows would only add work.
+        # The rows are already in order, and a process that copies rows would only add work.
         given |= {"train_sampling_strategy": "sequential", "dataloader_num_workers": 0}
         trainer = packed_trainer(model, given, collator, dealt, self.validation)
-        if not trainer.model_accepts_loss_kwargs:  # its loss of a batch without trained tokens would be NaN
+        if not trainer.model_accepts_loss_kwargs:  # the loss of a batch without trained tokens would be NaN
             dealt.filler = self.train[0]
         return trainer
 
 
 class MixedFeed(PackedFeed):
-    """Packed rows of several lengths (format 3.1). `rows` are counted in tokens of the longest length.
+    """Packed rows of several lengths (format 3.1).
 
-    Measurements before the first step are of the longest rows: passes of shorter ones have equally many tokens.
+    `rows` is the number of rows of the longest length that have as many tokens. Measurements before the first step use
+    the longest rows, because passes of shorter rows have the same number of tokens.
     """
 
     in_turn = True
-    equal = True  # in places, pass by pass
+    equal = True  # every pass has the same number of tokens
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         assert corpus.manifest is not None
@@ -209,9 +214,9 @@ class MixedFeed(PackedFeed):
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         batches, longest = given["gradient_accumulation_steps"] * ranks, self.train.length
         mixed = MixedRows(self._packings, longest, micro_batch, batches, self._mix, self._config.seed)
-        given |= {"train_sampling_strategy": "sequential"}  # the order is that of the rows already
+        given |= {"train_sampling_strategy": "sequential"}  # the rows are already in order
         trainer = packed_trainer(model, given, collator, mixed, self.validation)
-        if not trainer.model_accepts_loss_kwargs:  # its loss of a batch without trained tokens would be NaN
+        if not trainer.model_accepts_loss_kwargs:  # the loss of a batch without trained tokens would be NaN
             mixed.fillers = {length: rows[0] for length, rows in self._packings[0].items()}
         return trainer
 
@@ -268,9 +273,9 @@ Feed = PackedFeed | ConversationFeed
 
 
 def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
-    """Read the rows and check every shard's digest.
+    """Open the rows and check the digests of shards.
 
-    Raises DataError or InputMissing, which name the file.
+    Streamed shards are checked when they are read. Raises DataError or InputMissing, which name the file.
     """
     feed: Feed
     if config.load == "stream":

@@ -8,7 +8,7 @@ The largest number that fits in memory is often not the fastest.
 A model of 23M parameters ran 6.7 passes of 8 rows per second, but only 1.2 passes of 32. On the other hand, 4-bit
 weights are unpacked once per pass, so passes of one row are slow. Among the sizes within 3 % of the fastest, the
 smallest is chosen, because it leaves memory free. The number of rows of an optimizer step does not depend on the size,
-so the result of training depends on the machine only by rounding and by the random numbers of dropout.
+so the result of training depends on the machine only through rounding and the random numbers of dropout.
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ from train.model.sharding import is_sharded
 
 NEAR = 0.03
 BUDGET = {"cpu": 30.0, "cuda": 120.0}  # seconds
-# Of the free memory: a GPU loses some to fragmentation, a CPU needs some for other processes.
+# Share of the free memory to use. A GPU loses some to fragmentation, and a CPU needs some for other processes.
 SHARE = {"cpu": 0.8, "cuda": 0.95}
 
-# Returns the largest of each figure over all ranks.
+# Function that returns the maximum of each figure over all ranks.
 Agree = Callable[[list[float]], list[float]]
 
 
 class Memory(Protocol):
-    """Passes may use `limit` bytes; if `cautious`, none that may exceed it is tried."""
+    """Memory that passes may use, up to `limit` bytes.
+
+    If `cautious`, no pass that may exceed the limit is tried.
+    """
 
     limit: float
     cautious: bool
@@ -54,12 +57,12 @@ class Memory(Protocol):
     def reset(self) -> None: ...
 
     def peak(self) -> float:
-        """Return the most bytes in use since `reset`; call it once."""
+        """Return the most bytes in use since `reset`; call this only once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Passes of one size: the median seconds of a pass, and the peak memory in bytes."""
+    """Timed passes of one size: median seconds of a pass, and peak memory in bytes."""
 
     rows: int
     seconds: float
@@ -87,10 +90,10 @@ class Choice:
 
 
 def rows_per_step(tokens: float, tokens_per_row: float, rows: int) -> int:
-    """Return the rows of a rank's optimizer step of about `tokens`, at most `rows`.
+    """Return the number of rows in a rank's step of about `tokens`, at most `rows`.
 
-    The number is rounded to three significant bits: 13 or 17 rows could be taken only one by one or all at once. This
-    changes the tokens of a step by 13 % at most.
+    The number is rounded to three significant bits, because 13 or 17 rows could be processed only one by one or all at
+    once. This changes the tokens of a step by at most 13 %.
     """
     wanted = min(max(1, round(tokens / tokens_per_row)), rows)
     unit = 1 << max(0, wanted.bit_length() - 3)
@@ -98,7 +101,7 @@ def rows_per_step(tokens: float, tokens_per_row: float, rows: int) -> int:
 
 
 def sizes(rows: int) -> list[int]:
-    """Return divisors of `rows`, each at least twice the one before."""
+    """Return divisors of `rows`, each at least twice the previous divisor."""
     found = [1]
     for size in range(2, rows + 1):
         if rows % size == 0 and size >= 2 * found[-1]:
@@ -120,8 +123,8 @@ def find_micro_batch(
 
     `step(n)` runs a forward and backward pass of n rows to completion. Each size runs once to warm up and is then timed
     twice. `budget` bounds the timed passes in seconds; the first pass is not counted, because it may compile for
-    minutes. All ranks decide by the same figures, the worst of each. Raises PartMissing if one row does not fit into
-    memory.
+    minutes. All ranks use the same figures, the worst values over all ranks. Raises PartMissing if one row does
+    not fit into memory.
     """
     spent = 0.0
     limit = -agree([-memory.limit])[0]
@@ -154,13 +157,16 @@ def _too_long(sequence_length: int) -> PartMissing:
 
 
 def choose(trials: Sequence[Trial]) -> int:
-    """Return the smallest size within 3 % of the most tokens/s."""
+    """Return the smallest size within 3 % of the highest tokens/s."""
     best = max(trial.tokens_per_second for trial in trials)
     return min(trial.rows for trial in trials if trial.tokens_per_second >= (1 - NEAR) * best)
 
 
 def _reason_to_stop(trials: Sequence[Trial], size: int, limit: float | None, spent: float, budget: float) -> str | None:
-    """Return why not to try the next size, assuming at most linear costs; or None."""
+    """Return the reason not to try the next size, or None.
+
+    Costs are assumed to grow at most linearly.
+    """
     last, best = trials[-1], max(trial.tokens_per_second for trial in trials)
     if last.tokens_per_second < (1 - NEAR) * best:
         return f"tokens/s fall at {last.rows} rows"
@@ -175,7 +181,10 @@ def _reason_to_stop(trials: Sequence[Trial], size: int, limit: float | None, spe
 def _time(
     step: Callable[[int], None], size: int, budget: float, clock: Callable[[], float], memory: Memory
 ) -> tuple[list[float], bool]:
-    """Time one or two passes after a warm-up. Returns seconds, and whether they fit."""
+    """Time one or two passes after a warm-up.
+
+    Returns their seconds, and whether the passes fit into memory.
+    """
     times: list[float] = []
     memory.reset()
     while len(times) < 3 and sum(times[1:]) <= budget * (len(times) > 1):
@@ -198,13 +207,13 @@ def micro_batch(
 ) -> Choice:
     """Choose the micro-batch of a model with an adapter.
 
-    It is measured on the first rows of the dataset, unless the config sets it. `rows_per_step` is the number of one
-    rank. Measuring does not affect training: gradients are cleared, and the state of the random number generators is
-    restored. Raises PartMissing if one row does not fit into memory.
+    Sizes are measured on the first rows of the dataset, unless the config sets one. `rows_per_step` is the number for
+    one rank. Measuring does not affect training: gradients are cleared, and the state of the random number generators
+    is restored. Raises PartMissing if one row does not fit into memory.
     """
     length = len(dataset[0]["input_ids"])
     device = model.device
-    # As in training: accelerate converts all outputs of mixed precision, which takes memory for the logits.
+    # As in training, accelerate converts all outputs of mixed precision, which takes memory for the logits.
     converted: Callable[[Any], Any] = convert_to_fp32 if dtype != torch.float32 else lambda outputs: outputs
 
     def step(size: int) -> None:
@@ -219,7 +228,7 @@ def micro_batch(
     model.train()
     try:
         with keep_random(device):
-            # Ranks that gather a model's weights must make the same passes, and the clocks of two ranks differ.
+            # Ranks that gather a model's weights must run the same passes, but the clocks of two ranks differ.
             if config.micro_batch != "auto" or config.sharding == "full":
                 with together(waiting=is_sharded(model)):
                     return _fixed_size(config, step, rows_per_step, length, memory)
@@ -254,7 +263,7 @@ def _fixed_size(
 
 
 class _GpuMemory:
-    cautious = False  # a GPU raises an error, which does no harm
+    cautious = False  # a pass that is too large only raises an error
 
     def __init__(self, model: Any):
         self._device = model.device
@@ -272,7 +281,7 @@ class _GpuMemory:
 
 
 class _CpuMemory:
-    """Memory of this process beyond what it uses at rest."""
+    """Memory of this process in addition to its use at rest."""
 
     cautious = True  # too much would make the machine swap
 

@@ -3,8 +3,8 @@
     corpus + settings ─feed─▶ rows, collator ─▶ model with adapter ─▶ attention, options, micro-batch: measured
       ─▶ isolation, proven ─▶ Run
 
-What the first start measures (attention, options, micro-batch) is written to run.json and reused by later starts, so
-that a resumed run takes the same steps as an uninterrupted one.
+The first start writes its measurements (attention, options, micro-batch) to run.json, and later starts reuse them. A
+resumed run therefore runs the same steps as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from train.model.sharding import check_ranks, is_sharded, shard
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready for its first step, or for the step after `checkpoint`."""
+    """Run that is ready for its first step, or for the step after `checkpoint`."""
 
     corpus: Corpus
     config: TrainingConfig
@@ -56,23 +56,26 @@ class Run:
     checkpoint: Path | None  # None at the first start
     flops_per_token: float
     notes: list[str]
-    warnings: list[str]  # of a run that is resumed on another machine
+    warnings: list[str]  # about a run that is resumed on another machine
 
     @property
     def steps_done(self) -> int:
-        """Return the optimizer steps of the checkpoint."""
+        """Return the number of optimizer steps of the checkpoint."""
         return step_of(self.checkpoint) if self.checkpoint else 0
 
     @property
     def tokens_per_step(self) -> float:
-        """Return the tokens of one optimizer step, with padding, over all ranks."""
+        """Return the number of tokens of one step, with padding, over all ranks."""
         return self.choices.rows_per_step * self.feed.padded_tokens / self.feed.rows
 
 
 def prepare(
     corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, device: Device, state: PartialState
 ) -> Run:
-    """Prepare a run. Raises PackError."""
+    """Prepare a run.
+
+    Raises PackError.
+    """
     disk = find_disk(folder.path)
     with together():
         check_reporting(config)
@@ -87,7 +90,7 @@ def prepare(
         notes.append(f"gpus: {config.gpus} has no effect: torchrun started {counted(state.num_processes, 'rank')}")
 
     def find_base() -> Path | str:
-        """Build the small model, or download one of the Hub."""
+        """Build the small Llama or find the base model, and check that it fits."""
         base = base_model.base_model(config, vocab_size, corpus.sequence_length, root / "data" / "models")
         base_model.check_model(base, base_model.read_config(base), feed.max_id, corpus.sequence_length)
         if corpus.manifest and tokenizer and (config.base_model or config.tokenizer):
@@ -97,7 +100,7 @@ def prepare(
     base = main_first(state.is_local_main_process, find_base)
     with together():
         before = folder.choices()
-    # A machine that is new to the run has none; one that ran out of memory has a smaller micro-batch.
+    # A machine that is new to the run has no choices. A machine that ran out of memory has a smaller micro-batch.
     before = min((found for found in gather(before) if found), key=lambda found: found.micro_batch, default=None)
     place = (state.device.type, device.precision, state.num_processes)
     known = before if before and (before.device, before.precision, before.ranks) == place else None
@@ -159,7 +162,7 @@ def prepare(
 
 
 def _identity(base: Path | str, folder: RunFolder) -> str:
-    """Identify the weights of a base model: by samples of its files, or by the commit on the Hub."""
+    """Identify the weights of a base model by its files or its commit on the Hub."""
     if isinstance(base, Path):
         return folder.base_digest(base)[:16]
     return f"{base} {base_model.commit_of(base)}"
@@ -175,7 +178,10 @@ def _choose(
     device: Device,
     state: PartialState,
 ) -> Choices:
-    """Choose attention, options, and micro-batch; reuse the `known` choices of an earlier start on such a machine."""
+    """Choose attention, options, and micro-batch.
+
+    The `known` choices of an earlier start with the same device, precision, and number of ranks are reused.
+    """
     with autocast(state.device, device.dtype):
         attention, table = _choose_attention(
             model, feed, known.attention if known else config.attention, config.seed, tried
@@ -209,12 +215,12 @@ def _choose(
 def _is_wanted(
     option: str, config: TrainingConfig, before: Choices | None, known: Choices | None, device: Device
 ) -> bool:
-    """Return whether to turn an option on, as at the first start of a run."""
+    """Return whether to turn an option on, as at the first start of the run."""
     setting = getattr(config, option)
     if setting and known and known.options is not None:
         return known.options.get(option, False)
     if setting == "auto":
-        # A run of an earlier version started without it.
+        # A run of an earlier version started without the option.
         return device.kind == "cuda" and not (before and before.options is None)
     return bool(setting)
 
@@ -229,9 +235,12 @@ def _choose_size(
     device: Device,
     state: PartialState,
 ) -> tuple[int, int, float, list[str]]:
-    """Return rows per pass, passes per step, tokens/s, and the measurements; the rows of a step never change."""
+    """Return rows per pass, passes per step, tokens/s, and the measurements.
+
+    The rows of a step never change during a run.
+    """
     ranks = state.num_processes
-    # At most the rows that a rank can take without repeating one.
+    # The most rows that a rank can take without repeating a row.
     most = math.ceil(feed.rows / ranks)
     rows, odd = divmod(before.rows_per_step, ranks) if before else (0, 0)
     if odd or not 0 < rows <= most:
@@ -249,7 +258,10 @@ def _choose_size(
 def _choose_attention(
     model: Any, feed: Feed, attention: str, seed: int, tried: list[isolation.Trial]
 ) -> tuple[str, list[str]]:
-    """Set an attention backend; `auto` measures all. Returns its name and a table."""
+    """Set an attention backend, and return its name and a table of measurements.
+
+    `auto` measures all backends.
+    """
     if attention == "auto":
         if not feed.isolated:
             return "sdpa", []
@@ -267,7 +279,10 @@ def _choose_attention(
 
 
 def _check_resumed(checkpoint: Path | None, before: Choices | None, now: Choices) -> list[str]:
-    """Return warnings about another machine. Raises UsageError for other rows."""
+    """Return warnings if a run is resumed on a different machine.
+
+    Raises UsageError if the rows of a step differ.
+    """
     if checkpoint is None or before is None:
         return []
     if before.rows_per_step != now.rows_per_step:

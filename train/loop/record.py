@@ -18,7 +18,7 @@ from tasks.encoders.tokenizer_files import TokenizerFiles
 from tasks.storage.files import sha256_of, to_json, write_bytes
 from train.measures.phases import PHASES
 
-# Of the phases in the picture: two of data, two of the model, one of the optimizer.
+# Colors of the phases in the picture: two for data, two for the model, and one for the optimizer.
 COLORS = ("#b8500f", "#e8a871", "#1f5fa8", "#8fb4dc", "#7a7a7a")
 LIBRARIES = ("packcorpus", "torch", "transformers", "peft", "bitsandbytes", "accelerate", "datasets", "trl", "numpy")
 
@@ -26,9 +26,9 @@ LIBRARIES = ("packcorpus", "torch", "transformers", "peft", "bitsandbytes", "acc
 def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
     """Summarize the log of a run; rates are means weighted by the time of a step.
 
-    `phases` are shares of the time. Their `data` is `data_wait` and the exchange of the number of trained tokens with
-    the other ranks; see train.measures.phases. The losses of single steps are noisy: the first and the last are means
-    of `loss_steps`, a tenth of the steps.
+    `phases` are shares of the time. The phase `data` includes `data_wait` and the exchange of the number of trained
+    tokens with the other ranks; see train.measures.phases. The losses of single steps are noisy, so the first and the
+    last loss are means over `loss_steps` steps, a tenth of all steps.
     """
     steps = [entry for entry in log if "step_seconds" in entry]
     seconds = sum(entry["step_seconds"] for entry in steps)
@@ -42,7 +42,7 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
         "last_loss": fmean(losses[-averaged:]),
         "seconds": round(seconds, 3),
         "data_wait": round(sum(entry["data_wait"] * entry["step_seconds"] for entry in steps) / seconds, 6),
-        # Steps before an update of packcorpus may lack them.
+        # Steps that an earlier version logged may lack phases.
         "phases": {
             phase: round(sum(entry.get(f"{phase}_seconds", 0.0) for entry in steps) / seconds, 6) for phase in PHASES
         },
@@ -57,10 +57,10 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def data_wait(result: dict[str, Any]) -> float:
-    """Return the share of the time in which a rank waited for its own batches; `result` is the summary of its log.
+    """Return the share of the time in which a rank waited for its own batches.
 
-    Its phase `data` may include a wait for other ranks. On a GPU, `data_wait` may include a time in which the GPU still
-    computes.
+    `result` is the summary of the rank's log. Its phase `data` may include waiting for other ranks. On a GPU,
+    `data_wait` may include time in which the GPU still computes. The smaller of the two is returned.
     """
     return float(min(result["data_wait"], result["phases"]["data"]))
 
@@ -74,7 +74,7 @@ def versions() -> dict[str, str]:
 def write_results(
     folder: Path, model: Any, tokenizer: TokenizerFiles | None, record: dict[str, Any], log: list[dict[str, Any]]
 ) -> None:
-    """Write all results; `training.json` is last, because it marks the end."""
+    """Write all results; `training.json` is last, because it marks the end of the run."""
     for adapter in model.peft_config.values():
         adapter.base_model_name_or_path = record["base_model"]
     model.save_pretrained(folder, safe_serialization=True)
@@ -94,9 +94,9 @@ def _umask() -> int:
 
 
 def picture(log: list[dict[str, Any]], title: str, kept_step: int) -> bytes:
-    """Plot loss, tokens/s, and the seconds of each phase over optimizer steps. Returns an SVG.
+    """Return an SVG plot of loss, tokens/s, and seconds of each phase over the steps.
 
-    The step of the adapter that was kept is marked if it is not the last.
+    If the kept adapter is not from the last step, its step is marked.
     """
     import matplotlib as mpl
 

@@ -1,4 +1,4 @@
-"""One training run, from the corpus to the adapter. Every rank runs this.
+"""Run one training, from the corpus to the adapter, on every rank.
 
 corpus + settings ─prepare─▶ Run ─trainer─▶ steps, from the newest complete checkpoint
   ─record─▶ adapter, tokenizer, picture, training.json
@@ -44,7 +44,10 @@ from train.model.options import gave_up
 
 
 def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, guard: SignalGuard) -> None:
-    """Train, and write everything to `folder`. Raises PackError or Interrupted."""
+    """Train, and write everything to `folder`.
+
+    Raises PackError or Interrupted.
+    """
     interruption = Interruption(guard)
     _silence_libraries()
     device = _meet(config, folder)
@@ -74,11 +77,11 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         with redirect_stdout(sys.stderr), out_of_memory.watching(partial(_is_reduced, run)):
             _take_steps(trainer, run, steps)
             if run.feed.validation is not None and not (interruption.stopped or _is_evaluated(trainer.state)):
-                trainer.evaluate()  # of a run that was killed before
+                trainer.evaluate()  # the run was killed before it evaluated this step
     except RuntimeError as error:
         if out_of_memory.may_be_shortage(error):
             reduce_micro_batch(run, trainer.state.global_step + 1, error)
-        if _is_reduced(run):  # another rank ended, and this one could not reach it
+        if _is_reduced(run):  # another rank reduced the micro-batch and ended
             _run_again("")
         raise
     finally:
@@ -97,7 +100,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     if config.samples:  # only the first rank generates
         samples, *_ = ranks.gather(samples_of(folder.path, decided["kept_step"]) if state.is_main_process else [])
     result = record.summary(log) | decided
-    # The others were warnings before the first step.
+    # All other advice was printed as warnings before the first step.
     measured = effect.advice_of(result, speeds)
     advice = [*advise(effect.figures(run, steps)), *measured]
     with ranks.together():
@@ -113,9 +116,10 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
 
 
 def _meet(config: TrainingConfig, folder: RunFolder) -> devices.Device | None:
-    """Return the device of this rank, once all ranks have one; None if the run has finished on all machines.
+    """Return the device of this rank, after all ranks have found theirs.
 
-    Raises DataError if the ranks do not have the same corpus, settings, and libraries.
+    Returns None if the run has finished on all machines. Raises DataError if the corpus, settings, or libraries of the
+    ranks differ.
     """
     with meeting.or_stop_all():
         device = devices.resolve(config)
@@ -131,12 +135,15 @@ def _meet(config: TrainingConfig, folder: RunFolder) -> devices.Device | None:
 
 
 def _is_evaluated(state: TrainerState) -> bool:
-    """Return whether the last step was evaluated, as `eval_every` may require."""
+    """Return whether the last step was evaluated."""
     return any("eval_loss" in entry and entry["step"] == state.global_step for entry in state.log_history)
 
 
 def reduce_micro_batch(run: Run, step: int, error: RuntimeError) -> NoReturn:
-    """Write a smaller micro-batch to run.json. Raises Restart, or PartMissing if a pass has only one row."""
+    """Write a smaller micro-batch to run.json, and raise Restart.
+
+    Raises PartMissing if a pass has only one row, or if a launcher other than ours started this rank.
+    """
     choices, happened = run.choices, out_of_memory.described(error)
     smaller = choices.halved(f"step {step} {happened} with {counted(choices.micro_batch, 'row')} per pass")
     if smaller is None:
@@ -151,7 +158,7 @@ def reduce_micro_batch(run: Run, step: int, error: RuntimeError) -> NoReturn:
 
 
 def _run_again(message: str) -> NoReturn:
-    """Raise Restart, or an error with the message if another launcher than ours started this rank."""
+    """Raise Restart, or PartMissing if torchrun started this rank."""
     if is_rank() and LAUNCHED not in os.environ:
         raise PartMissing("out_of_memory", message) from None
     raise out_of_memory.Restart from None
@@ -164,18 +171,18 @@ def _is_reduced(run: Run) -> bool:
 
 
 def _silence_libraries() -> None:
-    """Silence the libraries; what matters to the user is reported by us."""
+    """Silence the libraries; the display reports everything that matters to the user."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it logs every attempt to reach a network
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)
-    # An adapter to start from may have a rank for experts. PEFT applies it, but looks for it only among the layers.
+    # An existing adapter may have a rank for experts. PEFT applies it, but warns because no layer matches it.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
 
 
 def _trainer(run: Run, *callbacks: Any) -> Any:
-    """Build the Trainer for the corpus's format, with our output only."""
+    """Build the Trainer for the corpus's format, without its own output."""
     choices, device = run.choices, run.device
     given = arguments(
         run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.precision
@@ -201,7 +208,7 @@ def _take_steps(trainer: Any, run: Run, steps: effect.Steps) -> None:
     state = TrainerState.load_from_json(f"{checkpoint}/trainer_state.json")
     found = history(state.log_history)
     with ranks.together():
-        if run.config.keep == "best" and found.best:  # rather now than after the last step
+        if run.config.keep == "best" and found.best:  # a missing checkpoint is an error before the first step
             best_complete(run.folder.path, found.best.step, run.corpus.key)
     # A run that was killed between its last step and its record has no step left.
     if run.steps_done >= steps.total or found.is_over(run.config):

@@ -1,14 +1,14 @@
-"""The folder of one training run, and what identifies the run.
+"""Folder of one training run, and the key that identifies the run.
 
     data/adapters/<name>-<key12>/
-        run.json             the run: corpus, settings, and what its first start measured
+        run.json             the run: corpus, settings, and the measurements of its first start
         checkpoint-N/        with complete.json, the list of its files, written last
         adapter_model.safetensors, adapter_config.json, the tokenizer, training.svg
         training.json        the record, written last: the run is finished
         run.lock             held while the run is in progress
 
-The key is a digest of the corpus's key, every setting that can change the adapter, and the base model. A changed
-setting is another run in another folder; the same command resumes the run.
+The key is a digest of the corpus's key, every setting that can change the adapter, the base model, and the adapter that
+the run starts from, if any. A changed setting makes another run in another folder. The same command resumes the run.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from train.machine.disk import MARK
 from train.model.digests import adapter_digest, folder_digest
 
 VERSION = 1
-# Settings that a rank may have of its own: they name files of its machine, or cannot change what the ranks do together.
+# Settings that may differ between ranks: they name files on a machine, or do not change the joint work of the ranks.
 OWN = {"base_model", "tokenizer", "adapter", "output", "load", "cache", "cache_bytes", "gpus"}
 LOCK = "run.lock"
-# Set by `diagnose` for its trials, which are only timed.
+# Environment variable that `diagnose` sets for its trials, which are only timed.
 WITHOUT_VALIDATION = "PACKCORPUS_WITHOUT_VALIDATION"
 COMPLETE = "complete.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The machine of a run, and what its first start measured there."""
+    """Machine of a run, and the measurements of its first start there."""
 
     device: str
     precision: str
@@ -50,16 +50,19 @@ class Choices:
     tokens_per_second: float  # of one rank
     table: list[str]  # the measurements, for display
     notes: list[str]
-    options: dict[str, bool] | None = None  # whether each is used; None if an earlier version wrote this
+    options: dict[str, bool] | None = None  # whether each option is used; None if an earlier version wrote this
     reduced: list[str] = field(default_factory=list)  # each reduction of the micro-batch, in words
 
     @property
     def rows_per_step(self) -> int:
-        """Return the rows of one optimizer step, over all ranks."""
+        """Return the number of rows of one optimizer step, over all ranks."""
         return self.micro_batch * self.accumulation * self.ranks
 
     def halved(self, why: str) -> Choices | None:
-        """Return these choices with half the micro-batch or less, and the same rows per step; None at one row."""
+        """Return these choices with at most half the micro-batch; None if it is 1.
+
+        The number of rows per step stays the same.
+        """
         rows = self.micro_batch * self.accumulation
         if self.micro_batch == 1:
             return None
@@ -70,7 +73,10 @@ class Choices:
 
 
 def largest_divisor(rows: int, most: int) -> int:
-    """Return the largest divisor of `rows` up to `most`, so that passes of this size are a step of `rows`."""
+    """Return the largest divisor of `rows` up to `most`.
+
+    Passes of this size add up to a step of `rows`.
+    """
     return next(size for size in range(min(rows, most), 0, -1) if rows % size == 0)
 
 
@@ -92,7 +98,7 @@ class RunFolder:
         default = root / "data" / "adapters" / f"{corpus.name}-{self.key[:12]}"
         self.path = Path(config.output) if config.output else default
         corpus_digest = corpus.manifest.digest if corpus.manifest else corpus.key
-        # What all ranks of a run must have in common. Paths may differ; the base model is compared once it is loaded.
+        # Facts that all ranks of a run must share. Paths may differ. The base model is compared after it is loaded.
         self.facts = {"corpus": f"{corpus.name} {corpus.key[:12]}", "manifest digest": corpus_digest[:16]} | {
             name: str(value) for name, value in config.model_dump(exclude=OWN).items()
         }
@@ -103,18 +109,18 @@ class RunFolder:
         self._run = self.path / "run.json"
 
     def base_digest(self, base: Path) -> str:
-        """Return the digest of a local base model, which is computed once."""
+        """Return the digest of a local base model, computed only once."""
         if base not in self._base_digests:
             self._base_digests[base] = folder_digest(base)
         return self._base_digests[base]
 
     def report_finished(self) -> None:
-        """Print the path of the record of a run that has ended before."""
+        """Print the path of the record of a run that is already finished."""
         print("already trained, nothing to do", file=sys.stderr)
         print(self.record)
 
     def check(self) -> None:
-        """Raise DataError or UsageError if the folder belongs to anything else."""
+        """Raise DataError or UsageError if the folder does not belong to this run."""
         if not self._run.exists():
             # A run that was killed while it wrote run.json leaves a partial file.
             left = (f".{self._run.name}.", MARK)
@@ -131,7 +137,7 @@ class RunFolder:
                 f"{self.path}: was trained on corpus {str(found.get('corpus'))[:12]}, this is corpus "
                 f"{self.identity['corpus'][:12]}; set another `output`, or delete the folder to start over",
             )
-        # In earlier versions, micro_batch was a setting like others.
+        # In earlier versions, micro_batch was a setting like all others.
         earlier = {name: found.get(name) for name in self.identity} | {"settings": found.get("settings", {}) | EARLIER}
         if self.key not in (found.get("key"), _key(earlier)):
             before, now = found.get("settings", {}), self.identity["settings"]
@@ -143,16 +149,19 @@ class RunFolder:
             )
 
     def claim(self) -> None:
-        """Lock the folder until this process ends. Raises Busy if it is locked."""
+        """Lock the folder until this process ends.
+
+        Raises Busy if it is locked.
+        """
         if not acquire_lock(self.path / LOCK):
             raise Busy("busy", f"{self.path}: another run is using this folder; wait until it ends, then retry")
 
     def choices(self) -> Choices | None:
-        """Return what an earlier start of this run measured; None at the first start."""
+        """Return the choices of an earlier start of this run; None at the first start."""
         return Choices(**read_json(self._run)["choices"]) if self._run.exists() else None
 
     def steps_done(self) -> int:
-        """Return the optimizer steps that a resumed run skips; 0 at the first start."""
+        """Return the number of steps that a resumed run skips; 0 at the first start."""
         complete = [path for path in checkpoints_of(self.path) if (path / COMPLETE).exists()]
         return step_of(complete[-1]) if complete else 0
 
@@ -165,7 +174,10 @@ class RunFolder:
         return f"{choices.reduced[-1]}: continuing {start} with {choices.micro_batch}"
 
     def write(self, choices: Choices) -> None:
-        """Write run.json. A resumed run reuses the choices, so its losses are the same."""
+        """Write run.json.
+
+        A resumed run reuses the choices, so its losses are the same.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         write_bytes(self._run, to_json({"key": self.key, **self.identity, "choices": asdict(choices)}))
 
@@ -185,5 +197,5 @@ def step_of(checkpoint: Path) -> int:
 
 
 def model_digest(base_model: str | None) -> str | None:
-    """Identify a local model by its content, and one of the Hub by its name."""
+    """Identify a local model by its content, and a model on the Hub by its name."""
     return folder_digest(Path(base_model)) if base_model and Path(base_model).is_dir() else base_model

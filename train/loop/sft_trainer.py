@@ -1,6 +1,6 @@
 """TRL's SFTTrainer for tokenized conversations, with measurements.
 
-Imported only for format 2.0, because TRL takes seconds to load.
+This module is imported only for format 2.0, because TRL takes seconds to load.
 """
 
 from __future__ import annotations

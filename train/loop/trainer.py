@@ -1,8 +1,8 @@
-"""The Trainer, with measurements of each step and an exact validation loss.
+"""Extend the Trainer with measured steps and an exact validation loss.
 
     rows ─Trainer─▶ steps ─log─▶ loss, tokens/s, seconds of each phase, memory, MFU
 
-Training itself is unchanged: batches, loss, gradients, and optimizer are those of transformers.
+Training itself is unchanged: transformers provides batches, loss, gradients, and optimizer.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from train.measures.phases import COMPUTE, Phases
 from train.model.attention import autocast, dtype_of
 from train.model.sharding import data_parallel, is_sharded
 
-# Steps that fp16 may skip in a row. Each halves the scale: from 65536 to 2^-14, the smallest normal number of fp16.
+# Steps that fp16 may skip in a row. Each skipped step halves the scale, from 65536 to 2^-14, the smallest normal number
+# of fp16.
 SKIPPED = 30
 
-# The project of a run in experiment trackers.
+# Name of the project in experiment trackers.
 PROJECT = "packcorpus"
 
 
@@ -42,7 +43,7 @@ def arguments(
 ) -> dict[str, Any]:
     """Return the arguments of TrainingArguments, which SFTConfig extends."""
     if "wandb" in config.trackers:
-        # transformers gives `project` to the other trackers only. What the user has set stays.
+        # transformers passes `project` only to the other trackers. A value that the user has set is kept.
         os.environ.setdefault("WANDB_PROJECT", PROJECT)
     return {
         "output_dir": output,
@@ -84,8 +85,8 @@ def arguments(
 class Measured:
     """Mixin for a Trainer that adds measurements to the log of each step.
 
-    `share` is that of tokens that are not padding in packed rows, `flops` the useful work per token, and `peak` the
-    FLOP/s of the devices of all ranks (None if unknown; then there is no MFU).
+    `share` is the share of tokens in packed rows that are not padding. `flops` is the useful work per token. `peak` is
+    the FLOP/s of the devices of all ranks, or None if it is unknown. Then there is no MFU.
     """
 
     share: float
@@ -98,7 +99,7 @@ class Measured:
     def measure(self, share: float, flops: float, peak: float | None) -> None:
         self.share, self.flops, self.peak = share, flops, peak
         self._phases = Phases(self.args.device)
-        self._skipped = 0  # steps in a row
+        self._skipped = 0  # number of steps skipped in a row
         self._reset()
 
     def _reset(self) -> None:
@@ -109,7 +110,7 @@ class Measured:
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()  # type: ignore[misc]
-        loader.device = None  # batches are copied by _prepare_inputs, where it can be measured
+        loader.device = None  # _prepare_inputs copies batches instead, where the copy can be measured
         return loader
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
@@ -131,8 +132,11 @@ class Measured:
         return batches, trained
 
     def _sum_of_weights(self, batches: list[dict[str, torch.Tensor]], device: Any) -> torch.Tensor:
-        """Return the sum of the weights of a step's tokens on all ranks: what its weighted loss is divided by."""
-        self.model_accepts_loss_kwargs = True  # as the loss of `weigh_loss` does, whatever that of the model does
+        """Return the sum of the weights of a step's tokens on all ranks.
+
+        The weighted loss of the step is divided by this sum.
+        """
+        self.model_accepts_loss_kwargs = True  # the loss of `weigh_loss` does, even if the model's own loss does not
         total = torch.stack([batch[LOSS_WEIGHT][:, 1:].double().sum() for batch in batches]).sum().to(device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             total = self.accelerator.gather(total).sum()  # type: ignore[attr-defined]
@@ -169,14 +173,14 @@ class Measured:
         super().log(logs, start_time)  # type: ignore[misc]
 
     def _loss_scale(self) -> float:
-        """Return the factor of the loss, without which small gradients would vanish in fp16."""
+        """Return the scale of the loss, which keeps small gradients in the range of fp16."""
         return self.accelerator.scaler.get_scale() if self.args.fp16 else 1.0  # type: ignore[attr-defined]
 
     def _scaling(self) -> dict[str, float]:
-        """Return the loss scale, and whether the step was skipped because gradients exceeded the range of fp16.
+        """Return the loss scale, and whether the step was skipped, for fp16.
 
-        The scale shows it; accelerate does not, because a fused optimizer skips the step by itself. Raises DataError if
-        no step succeeds.
+        A step is skipped if gradients exceed the range of fp16, and the scale is then lower. accelerate does not report
+        this, because a fused optimizer skips the step itself. Raises DataError if SKIPPED steps in a row are skipped.
         """
         if not self.args.fp16:
             return {}
@@ -192,7 +196,7 @@ class Measured:
         return {"loss_scale": scale, "skipped": float(skipped)}
 
     def _measures(self, seconds: float) -> dict[str, float]:
-        """Return the measurements of one optimizer step; tokens are those of all ranks."""
+        """Return the measurements of one optimizer step, with tokens of all ranks."""
         ranks = self.args.world_size
         rate = self._padded_tokens * ranks / seconds
         measures = {
@@ -214,9 +218,9 @@ class Measured:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Compute mean loss and accuracy of trained tokens; each row counts once, on any ranks.
+        """Compute the mean loss and the accuracy of trained tokens.
 
-        Rows with `loss_weight` have a weighted mean, too.
+        Each row counts once, for any number of ranks. Rows with `loss_weight` also have a weighted mean.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         self.model.eval()
@@ -225,7 +229,7 @@ class Measured:
             for batch, counts in self._batches_of_rank(dataset):
                 tokens, weights = (batch["labels"][:, 1:] != -100).sum(), batch.get(LOSS_WEIGHT)
                 weight = torch.zeros((), device=tokens.device) if weights is None else weights[:, 1:].double().sum()
-                # A run that only lacks its record has not prepared the model, which then has no autocast of its own.
+                # In a run that lacks only its record, the model was not prepared and lacks its own autocast.
                 with self.compute_loss_context_manager(), autocast(self.args.device, dtype_of(self.args)):  # type: ignore[attr-defined]
                     outputs = self.model(**batch)
                     right = predicted.count(outputs, batch["labels"])
@@ -240,13 +244,16 @@ class Measured:
         metrics = {f"{metric_key_prefix}_loss": loss, f"{metric_key_prefix}_token_accuracy": accuracy}
         if sums[4]:
             metrics[f"{metric_key_prefix}_weighted_loss"] = float(sums[3] / sums[4])
-        self._started = None  # evaluation belongs to no step
+        self._started = None  # evaluation is not part of a step
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[attr-defined,has-type]
         return metrics
 
     def _batches_of_rank(self, dataset: Any) -> Iterator[tuple[dict[str, torch.Tensor], bool]]:
-        """Yield batches, and whether they count: equally many on all ranks, which may share a model's weights."""
+        """Yield batches, and whether they count.
+
+        All ranks yield the same number of batches, because they may share the weights of a model.
+        """
         size = self.args.per_device_eval_batch_size
         for part in dataset.parts if isinstance(dataset, JoinedRows) else [dataset]:  # rows of one length each
             mine = range(self.args.process_index, len(part), self.args.world_size)
@@ -261,13 +268,13 @@ class Measured:
 
 
 class PackedTrainer(Measured, Trainer):
-    """Trainer for rows of format 3.0."""
+    """Trainer for packed rows (format 3.0 or 3.1)."""
 
 
 def one_gpu(args: TrainingArguments) -> TrainingArguments:
     """Use one GPU per process even if more are visible.
 
-    Otherwise the Trainer multiplies the batch by their number and wraps the model in DataParallel.
+    Otherwise, the Trainer multiplies the batch by the number of GPUs and wraps the model in DataParallel.
     """
     assert args.device  # reading it counts the GPUs, once
     args._n_gpu = 1
@@ -275,7 +282,10 @@ def one_gpu(args: TrainingArguments) -> TrainingArguments:
 
 
 class NextPacking(TrainerCallback):
-    """Switches packings at each epoch; accelerate does so only on a single rank."""
+    """Callback that switches packings at each epoch.
+
+    accelerate does this only on a single rank.
+    """
 
     def __init__(self, rows: Passes | DealtRows | BalancedRows | MixedRows):
         self._rows = rows
@@ -305,7 +315,7 @@ def packed_trainer(
 
 
 class _Timed:
-    """An iterator that counts the seconds spent waiting for its items."""
+    """Iterator that counts the seconds spent waiting for its items."""
 
     def __init__(self, batches: Any):
         self._batches, self.seconds = iter(batches), 0.0

@@ -2,10 +2,10 @@
 
     rank 1 fails ─ring─▶ its error, in torch's store ◀─twice a second─ rank 0, rank 2: end with its exit code
 
-`ranks.together` lets ranks stop in an orderly way where each works on its own. But a rank that fails in a step, or in a
-pass of a model whose weights are divided among the ranks, leaves the others in a collective operation that returns only
-after half an hour, and its own exit may wait for what it has queued there. So a thread of each rank looks for an error,
-and ends the process.
+`ranks.together` stops ranks in an orderly way while each works alone. But a rank may fail in a step, or in a pass of a
+model whose weights are divided among the ranks. The other ranks are then in a collective operation that returns only
+after half an hour, and the exit of the failed rank may wait for operations that it has queued. A thread of each rank
+therefore checks for an error and ends the process.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from train.machine import meeting
 from train.machine.ranks import Failure, Place, failure_of, is_agreed, of_lost_rank, place, seen_from
 
 LOOK_EVERY = 0.5  # seconds
-# Seconds in which the main thread of a rank that has the same error may end by itself.
+# Seconds that the main thread of a rank with the same error has to end the process itself.
 GRACE = 1.0
-# Seconds that the first rank that failed waits until the others have ended: the launcher would stop them with a signal.
+# Seconds that the first failed rank waits for the others to end. If it ended first, the launcher would signal them.
 FAREWELL = 5.0
-# Seconds in which ranks that fail alike have all failed.
+# Seconds within which all ranks fail if they fail for the same reason.
 ALIKE = 20.0
 
 _FAILED = "failed"
 
 _done = threading.Event()
-_alike = 0  # errors that this rank had in passes of a sharded model
-_is_ending = False  # the main thread reports an error, and ends this process
+_alike = 0  # number of errors that this rank had in passes of a sharded model
+_is_ending = False  # the main thread is reporting an error and then ends this process
 
 
 def watch() -> None:
-    """Start to look for errors of other ranks, if there are any."""
+    """Start a thread that checks for errors of the other ranks, if any."""
     if meeting.is_one_of_several() and meeting.store() is not None:
         _done.clear()
         threading.Thread(target=_look, daemon=True).start()
 
 
 def stop() -> None:
-    """Stop to look: all ranks have finished."""
+    """Stop the check, because all ranks have finished."""
     _done.set()
 
 
 def ring(error: Exception) -> Exception:
-    """Make all other ranks end because of an error of this one. Returns the error to report here.
+    """End all other ranks because of an error, and return the error to report here.
 
-    It is the same if this rank is the first that failed, or if all ranks have agreed on the error.
+    The result is the same error if this rank failed first or if all ranks have agreed on the error.
     """
     global _is_ending
     store = meeting.store()
@@ -72,9 +72,10 @@ def ring(error: Exception) -> Exception:
 
 
 def fail_alike(model: Any, error: Exception) -> None:
-    """Raise the error of a pass unless all ranks have one, so that they can go on without what failed.
+    """Raise the error of a pass unless all ranks have an error in the same pass.
 
-    With whole weights a rank can go on alone. If they are divided among the ranks, the others wait in the same pass.
+    If all ranks fail, all of them can continue without the feature that failed. A rank with whole weights can continue
+    alone, so nothing is raised. If weights are divided among the ranks, the others would wait in the pass.
     """
     global _alike
     store = meeting.store()
@@ -90,7 +91,10 @@ def fail_alike(model: Any, error: Exception) -> None:
 
 
 def end_if_rung(exit_code: int) -> None:
-    """End this process at once if other ranks may wait for it; an orderly exit would wait for them."""
+    """End this process at once if `ring` was called.
+
+    Other ranks may wait for this process, and an orderly exit would wait for them.
+    """
     store = meeting.store()
     if store is None or not _is_ending:
         return
@@ -108,7 +112,7 @@ def end_if_rung(exit_code: int) -> None:
 
 
 def _look() -> None:
-    """End this process if another rank has failed."""
+    """Wait until another rank has failed, then end this process."""
     store, found = meeting.store(), None
     while found is None:
         if _done.wait(LOOK_EVERY):
@@ -116,7 +120,7 @@ def _look() -> None:
         try:
             found = _read(store)
         except _lost_store():
-            return  # the rank that has it has ended, which the others learn from the process group
+            return  # the rank that holds the store has ended; the process group reports that to the others
     if found[0].rank == place().rank:
         return
     time.sleep(GRACE)
@@ -130,7 +134,7 @@ def _look() -> None:
 
 
 def _read(store: Any) -> tuple[Place, Failure] | None:
-    """Return the first rank that failed, and its error; None if there is none."""
+    """Return the first rank that failed and its error; None if no rank failed."""
     if not store.check([_FAILED]):
         return None
     found = json.loads(store.get(_FAILED))
@@ -138,7 +142,7 @@ def _read(store: Any) -> tuple[Place, Failure] | None:
 
 
 def _lost_store() -> type[Exception]:
-    """Return what torch raises if the process with the store has ended."""
+    """Return the exception that torch raises if the store's process has ended."""
     from torch.distributed import DistError
 
     return DistError

@@ -1,9 +1,9 @@
-"""Take times on the clock of a device.
+"""Measure times on the clock of a device.
 
     now() … now() ─seconds(start, end)─▶ the time between them
 
-On a GPU a time is an event in its queue, which costs microseconds: it passes once the GPU gets there, and can be read
-only then. On a CPU it is a number.
+On a GPU, a time is an event in its queue, which costs microseconds. It can be read only after the GPU has passed it. On
+a CPU, a time is a number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """The clock of a device."""
+    """Clock of a device."""
 
     def __init__(self, device: torch.device):
         self._is_gpu = device.type == "cuda"
@@ -36,7 +36,7 @@ class Clock:
         return not self._is_gpu or moment.query()
 
     def wait_for(self, moment: Any) -> None:
-        """Wait until a GPU gets to a time."""
+        """Wait until a GPU has passed a time."""
         if self._is_gpu:
             moment.synchronize()
 

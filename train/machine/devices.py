@@ -1,11 +1,11 @@
-"""Detect what the machine offers, and decide which of it a run uses.
+"""Detect the capabilities of the machine, and choose the device of a run.
 
-    torch, bitsandbytes, /dev, /proc ─gpus, unused_gpu, no_bf16_reason, no_nf4_reason, …─▶ facts
-    facts + TrainingConfig ─resolve─▶ Device(kind, precision, name)     what is actually in effect
+    torch, bitsandbytes, /dev, /proc ─gpus, gpu_sign, no_bf16_reason, no_nf4_reason, …─▶ facts
+    facts + TrainingConfig ─resolve─▶ Device(kind, precision, name)     the device actually in effect
                            └─ranks──▶ number of processes
 
-Every fact comes from one small function. torch is imported inside the functions that need it, so that a machine
-without it can be examined too. A run stops rather than continue with less than was requested or than the machine has.
+Each fact has its own small function. Functions import torch only if they need it, so a machine without torch can be
+examined too. A run stops if it would use less than the settings request or than the machine has.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CUDA_BUILDS = "https://pytorch.org/get-started/locally"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU that torch can use; `memory` in bytes, `capability` as (major, minor)."""
+    """GPU that torch can use; `memory` in bytes, `capability` as (major, minor)."""
 
     name: str
     memory: int
@@ -41,7 +41,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device and precision of a run; `name` is for display."""
+    """Device and precision of a run; `name` is for display."""
 
     kind: Literal["cuda", "cpu"]
     precision: Literal["bf16", "fp16", "fp32"]
@@ -49,7 +49,7 @@ class Device:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the type of frozen weights that are not quantized, and of computations."""
+        """Return the dtype of computations and of frozen weights that are not quantized."""
         import torch
 
         return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[self.precision]
@@ -59,7 +59,7 @@ def resolve(config: TrainingConfig) -> Device:
     """Return the device and the precision that are actually in effect.
 
     Raises PartMissing if a GPU is present but not used (unless `device: cpu` is set), or if the requested GPU,
-    precision, or NF4 is unavailable. It tries bitsandbytes on the GPU, so call it in the process that trains.
+    precision, or NF4 is unavailable. This tries bitsandbytes on the GPU, so call it in the process that trains.
     """
     kind = _kind(config)
     if kind == "cuda" and (reason := no_code_reason()):
@@ -87,8 +87,8 @@ def resolve(config: TrainingConfig) -> Device:
 def ranks(config: TrainingConfig) -> int:
     """Return the number of processes, without initializing CUDA.
 
-    One per GPU; on a CPU one, or the value of `gpus`. Raises PartMissing as `resolve` does, and if `gpus` is more than
-    torch can see.
+    There is one process per GPU. On a CPU, there is one, or as many as `gpus`. Raises PartMissing if a GPU is present
+    but not used, if the requested GPU is missing, or if `gpus` is more than torch can see.
     """
     if _kind(config) == "cpu":
         return 1 if config.gpus == "auto" else config.gpus
@@ -155,7 +155,10 @@ def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
 
 
 def _own_gpu() -> int:
-    """Return the index of this process's GPU; a launcher may show it only one."""
+    """Return the index of this process's GPU.
+
+    A launcher may make only one GPU visible to each process.
+    """
     return int(os.environ.get("LOCAL_RANK", "0")) % gpu_count()
 
 
@@ -172,7 +175,7 @@ def gpu_count() -> int:
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that torch can use; this initializes CUDA if there is one."""
+    """Return the GPUs that torch can use; initializes CUDA if there is one."""
     import torch
 
     properties = [torch.cuda.get_device_properties(number) for number in range(gpu_count())]
@@ -183,7 +186,7 @@ def gpu_sign() -> str | None:
     """Return evidence of an NVIDIA GPU, whether torch can use it or not."""
     if Path("/dev/nvidia0").exists():
         return "/dev/nvidia0"
-    # The folder exists even when the driver is loaded without a GPU; in a container it is the host's.
+    # The folder exists even if the driver is loaded without a GPU. In a container, it is the folder of the host.
     if any(Path("/proc/driver/nvidia/gpus").glob("*")):
         return "/proc/driver/nvidia/gpus"
     # On WSL the driver belongs to Windows, and nvidia-smi is the only visible part of it.
@@ -217,10 +220,10 @@ def no_gpu_reason() -> str:
 
 
 def no_code_reason() -> str | None:
-    """Return why torch cannot run on one of its GPUs: its build has no code for it; None if it has."""
+    """Return why torch has no code for one of its GPUs; None if it has code for all."""
     import torch
 
-    # sm_75 runs on 7.5 to 7.9, compute_75 on all later ones as well. AMD's names are others, and are not compared.
+    # sm_75 runs on 7.5 to 7.9, and compute_75 also on all later ones. AMD uses other names, which are not compared.
     codes = [
         (kind, int(major), int(minor))
         for kind, major, minor in re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
@@ -241,7 +244,7 @@ def no_code_reason() -> str | None:
 def no_bf16_reason() -> str | None:
     """Return why torch's GPUs cannot compute in bf16; None if all of them can."""
     for gpu in gpus():
-        # Turing and older emulate bf16, several times slower than fp32. 8.0 is Ampere; AMD reports 9 or more.
+        # Turing and older GPUs emulate bf16, several times slower than fp32. Ampere is 8.0, and AMD reports 9 or more.
         if gpu.capability < (8, 0):
             major, minor = gpu.capability
             return f"{gpu.name} (compute capability {major}.{minor}) has no bf16, which requires 8.0"
@@ -249,15 +252,15 @@ def no_bf16_reason() -> str | None:
 
 
 def best_precision() -> Literal["bf16", "fp16", "fp32"]:
-    """Return the precision in which torch's GPUs train fastest without losing the result."""
+    """Return the fastest precision in which all of torch's GPUs can train."""
     if no_bf16_reason() is None:
         return "bf16"
-    # Volta (7.0) was the first with tensor cores; on most older ones, fp16 is slower than fp32.
+    # Volta (7.0) was the first with tensor cores. On most older GPUs, fp16 is slower than fp32.
     return "fp16" if all(gpu.capability >= (7, 0) for gpu in gpus()) else "fp32"
 
 
 def no_nf4_reason(kind: str) -> str | None:
-    """Return why bitsandbytes fails, and the fix; None if a small product is right."""
+    """Return why NF4 fails and how to fix it; None if a small product is right."""
     # bitsandbytes logs an error of twenty lines if its library cannot be loaded.
     import logging
 
@@ -275,7 +278,7 @@ def no_nf4_reason(kind: str) -> str | None:
         packed, state = functional.quantize_4bit(weights, quant_type="nf4", compress_statistics=True)
         product = matmul_4bit(torch.eye(64, device=device), packed.t(), quant_state=state)
         deviation = float((product - weights.t()).abs().max())
-    except Exception as failure:  # RuntimeError, AttributeError, NotImplementedError: whatever the backend lacks
+    except Exception as failure:  # RuntimeError, AttributeError, NotImplementedError, depending on the backend
         fix = "reinstall it"
         if kind == "cuda":
             fix = f"install a release built for CUDA {torch.version.cuda} (for details run python -m bitsandbytes)"
@@ -322,7 +325,7 @@ def cpus() -> int:
 
 
 def processes_here(unknown: int = 1) -> int:
-    """Return how many ranks share this machine; `unknown` if no launcher says so."""
+    """Return the number of ranks on this machine; `unknown` if no launcher set it."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", unknown))
 
 
@@ -334,7 +337,8 @@ def is_wsl() -> bool:
 def free_memory() -> int:
     """Return the bytes of memory available without swapping.
 
-    Respects the limit of a container. If the system does not report them (macOS), half of the total memory.
+    The limit of a container is respected. If the system does not report available memory (macOS), half of the total
+    memory is returned.
     """
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
@@ -359,7 +363,7 @@ def free_disk(path: Path) -> int:
 
 
 def compiler() -> str | None:
-    """Return the C++ compiler that torch.compile would use; None without one."""
+    """Return the C++ compiler that torch.compile would use; None if there is none."""
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
 
 

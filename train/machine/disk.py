@@ -1,9 +1,9 @@
-"""Determine whether the machines of a run share its folder, and which ranks write to it.
+"""Determine whether machines share the run folder, and which ranks write to it.
 
     node 0: rank 0 ─a file─▶ folder ◀─ node 1: is it there?     yes: shared, rank 0 writes
                                                                 no: separate, the first rank of each node writes
 
-Nobody has to configure it, and a folder that only has the same name everywhere is not taken for a shared one.
+No setting is needed. A folder that merely has the same name on every machine is not mistaken for a shared folder.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from tasks.storage.files import make_folder
 if TYPE_CHECKING:
     from train.machine.ranks import Place
 
-# How the files begin that show whether a folder is shared. A killed run may leave some behind.
+# Prefix of the files that show whether a folder is shared. A killed run may leave some behind.
 MARK = ".rank-"
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The file system of a run as this rank sees it."""
+    """File system of a run, as seen by this rank."""
 
     shared: bool  # by all ranks
     writes: bool  # this rank writes, for all ranks that see the same files
 
 
 def find_disk(folder: Path) -> Disk:
-    """Determine who writes to a folder, which is created. All ranks call this.
+    """Determine which ranks write to a folder.
 
-    Raises DataError if some machines share it and others do not, StorageError if it cannot be written.
+    All ranks must call this. If there are several, the folder is created. Raises DataError if some machines share the
+    folder and others do not, StorageError if it cannot be written.
     """
     import torch
 

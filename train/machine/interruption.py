@@ -2,9 +2,9 @@
 
     signal ─▶ a flag ─on_step_end─▶ the highest flag of all ranks ─▶ save, stop ─▶ exit code 75
 
-Before the first step and after the last there is nothing to save, and a signal ends the run at once. So does a second
-Ctrl-C if there is one process. A rank whose launcher was killed stops as if it had received a signal; otherwise it
-would keep running unseen.
+Before the first step and after the last there is nothing to save, and a signal ends the run at once. With one process,
+a second Ctrl-C also ends the run at once. A rank whose launcher was killed stops as if it had received a signal,
+because it would otherwise keep running unnoticed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from train.machine.signals import NUMBERS, SignalGuard, is_rank
 
 
 class Interruption(TrainerCallback):
-    """Handles SIGTERM and SIGINT; `stopped` is True if one of them ended the run."""
+    """Callback that handles SIGTERM and SIGINT.
+
+    `stopped` is True if one of them ended the run.
+    """
 
     def __init__(self, guard: SignalGuard) -> None:
         self.stopped = False
@@ -36,12 +39,12 @@ class Interruption(TrainerCallback):
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self._training:
-            if not self.stopped:  # otherwise it is about to end and reports after which step
+            if not self.stopped:  # a stopped run is about to end, and reports its last step
                 self._guard.end_at_once(number, frame)
             return
         self._signals += 1
         self._presses += number == signal.SIGINT
-        if self._presses == 2:  # only once: a third would be raised while the error of the second is reported
+        if self._presses == 2:  # not at a third, which would interrupt the report of this error
             raise Interrupted(
                 "interrupted", "interrupted twice: stopped in the middle of a step; run the same command to resume"
             )
@@ -53,7 +56,7 @@ class Interruption(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._training = False
-        self._guard.in_steps = self.stopped  # a stopped run is about to end, and reports after which step
+        self._guard.in_steps = self.stopped  # a stopped run is about to end, and reports its last step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         orphaned = self._launcher not in (None, os.getppid())

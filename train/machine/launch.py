@@ -2,7 +2,7 @@
 
     python -m train … ─(gpus > 1)─▶ this process waits ─▶ rank 0 … rank N-1, each `python -P -m train …`
 
-Signals are forwarded to every rank. The ranks may take as long as a step and a checkpoint need.
+Signals are forwarded to every rank. The ranks have enough time to finish their step and write a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ PATIENCE = 3600
 
 
 class RankFailed(PackError):
-    """A rank reported an error or was killed; has the exit code of the first."""
+    """Error of a rank that failed or was killed, with the exit code of that rank."""
 
 
 def launch(ranks: int, arguments: list[str]) -> bool:
-    """Run `python -m train` as several processes. Returns whether they must be started again, with a smaller
-    micro-batch. Raises RankFailed or Interrupted.
+    """Run `python -m train` as several processes.
+
+    Returns whether they must be started again, with a smaller micro-batch. Raises RankFailed or Interrupted.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.disable(logging.CRITICAL)  # torch's loggers report every signal and exit code, in lines of their own
+    logging.disable(logging.CRITICAL)  # torch would log every signal and exit code
     os.environ[LAUNCHED] = "1"
-    signal.set_wakeup_fd(-1)  # the ranks get their time to stop
+    signal.set_wakeup_fd(-1)  # so that SignalGuard does not end this process before the ranks have stopped
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -49,7 +50,7 @@ def launch(ranks: int, arguments: list[str]) -> bool:
         shutdown_timeout=PATIENCE,
     )
     try:
-        # -P keeps the working directory off sys.path: a user's own train.py or tasks.py must not replace ours.
+        # -P keeps the working directory off sys.path, so that a user's train.py or tasks.py does not replace ours.
         elastic_launch(config, sys.executable)("-P", "-m", "train", *arguments)
     except SignalException:
         raise _interrupted() from None
@@ -65,9 +66,10 @@ def _interrupted() -> Interrupted:
 
 
 def _failed(failures: dict[int, Any]) -> PackError:
-    """Return the error of the ranks that ended: of one that was killed, or else of the first with an error.
+    """Return the error of a killed rank, or else of the first rank with an error.
 
-    The others were stopped, or lost it. A rank that was not killed has reported its error itself.
+    The other ranks were stopped, or lost their connection to that rank. A rank that was not killed has reported its
+    error itself.
     """
     codes = {rank: failure.exitcode for rank, failure in sorted(failures.items())}
     stopped = (-signal.SIGTERM, Interrupted.exit_code)

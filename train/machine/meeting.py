@@ -1,11 +1,13 @@
-"""Let the ranks of a run start only if all can, with the same corpus, settings, and libraries.
+"""Start the ranks of a run only if all of them can start.
+
+Their corpus, settings, and libraries must be the same.
 
     rank 0 ─facts or error─┐
     rank 1 ─facts or error─┼─torch's store─▶ all continue, or all stop: each machine reports the same error
     rank 2 ─facts or error─┘
 
-The ranks meet before they form a process group: a rank without a GPU, or without the corpus, could not join it, and the
-others would wait for it.
+The ranks meet before they form a process group. A rank without a GPU or without the corpus could not join the group,
+and the others would wait for it.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from train.machine.signals import reports
 
 # Seconds that a rank waits for the others, which may have to load torch from a slow disk.
 PATIENCE = 600
-# Seconds after which it reports that it waits.
+# Seconds after which a rank reports that it is waiting.
 NOTICE = 15
-# Seconds in which the others read what this rank wrote, before it ends with the store that it may hold.
+# Seconds that a rank waits until the others have read its text, because the store may end with its process.
 FAREWELL = 30
 SHOWN = 3
 
-_stores: list[Any] = []  # the server of a store ends with its last reference
+_stores: list[Any] = []  # kept here, because the server of a store ends with its last reference
 
 
 def is_one_of_several() -> bool:
@@ -46,7 +48,7 @@ def store() -> Any:
 
 @contextmanager
 def or_stop_all() -> Iterator[None]:
-    """Stop the other ranks, which would wait for this one, if this block fails on it."""
+    """Stop the other ranks if this block fails, because they would wait for this rank."""
     try:
         yield
     except Exception as error:
@@ -58,8 +60,8 @@ def or_stop_all() -> Iterator[None]:
 def meet(facts: Mapping[str, str], error: Exception | None = None, finished: bool = False) -> bool:
     """Meet the other ranks, and return whether all have `finished`.
 
-    `facts` must be the same on all ranks. `error` is why this one cannot start. Raises it, or that of the first rank
-    that has one; DataError if facts differ; PackError if a rank does not come.
+    `facts` must be the same on all ranks. `error` is the reason why this rank cannot start. Raises the error of the
+    first rank that has one; DataError if facts differ; PackError if a rank does not start.
     """
     from train.machine.ranks import Failure, Place, failure_of, place, raise_first
 
@@ -74,7 +76,10 @@ def meet(facts: Mapping[str, str], error: Exception | None = None, finished: boo
 
 
 def require_same(name: str, value: str) -> None:
-    """Raise DataError, on all ranks, if they do not have the same value; they are in a process group."""
+    """Raise DataError on all ranks unless they have the same value.
+
+    The ranks must be in a process group.
+    """
     from train.machine.ranks import gather, place
 
     all_ = gather((place(), value))
@@ -91,7 +96,7 @@ def _require_same(places: Sequence[Any], facts: Sequence[Mapping[str, str]]) -> 
 
 
 def differences(places: Sequence[Any], facts: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return what differs between the ranks, and which rank has what."""
+    """Return a text for each fact that differs, with the values and their ranks."""
     found = []
     for name in dict.fromkeys(name for own in facts for name in own):
         values: dict[str, list[Any]] = {}
@@ -110,7 +115,10 @@ def _ranks(places: Sequence[Any]) -> str:
 
 
 def _exchange(rank: int, text: str) -> list[str]:
-    """Return the texts of all ranks. Raises PackError."""
+    """Send a text to the other ranks, and return the texts of all ranks.
+
+    Raises PackError if a rank does not start, or if the ranks cannot reach each other.
+    """
     import torch
 
     try:
@@ -142,9 +150,9 @@ def _exchange(rank: int, text: str) -> list[str]:
 
 
 def _wait(store: Any, names: list[str], seconds: float) -> list[str]:
-    """Wait until the store has all names; return those that it lacks in the end.
+    """Wait until the store has all names, and return the names that are missing.
 
-    In slices, because a signal is handled only between two calls.
+    It waits in slices, because a signal is handled only between two calls.
     """
     end, step = time.monotonic() + seconds, 0.01
     while missing := [name for name in names if not store.check([name])]:

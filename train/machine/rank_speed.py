@@ -1,12 +1,12 @@
-"""Measure how fast each rank computes, without the time that it waits for the others.
+"""Measure how fast each rank computes, without its waiting for other ranks.
 
-    forward: from the model's call to its return            ┐ of every pass: seconds and tokens of this rank
-    backward: from the loss to the last gradient of its own ┘
+    forward: from the model's call to its return        ┐ of every pass: seconds and tokens of this rank
+    backward: from the loss to the rank's last gradient ┘
       ─gather─▶ one RankSpeed per rank ─slow_ranks─▶ a warning
 
-All ranks finish a step at the same time: whoever is early waits in the exchange of the gradients. Each starts to wait
-once its own last gradient is ready, and there the clock stops. On a GPU the times are those of events in its queue,
-which are read when they have passed, so that nothing waits for them.
+All ranks finish a step at the same time, because an early rank waits in the exchange of the gradients. A rank starts to
+wait once its last gradient is ready, so its clock stops there. On a GPU, times are events in its queue. They are read
+after the GPU has passed them, so that nothing waits for them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from train.machine.ranks import gather
 
 # A rank below this share of the median speed is reported.
 SLOW = 0.95
-# Passes of each rank before its speed counts, rounded up to steps: in the first ones libraries and kernels are loaded.
+# Passes of each rank that are not measured, rounded up to steps, because the first passes load libraries and kernels.
 WARM_UP = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RankSpeed:
-    """The speed of a rank: tokens with padding, and the seconds of one optimizer step, both without waiting.
+    """Speed of a rank, without the time that it waits for other ranks.
 
-    `data_wait` is the share of its time in which it waited for its own batches, and not for other ranks.
+    Tokens include padding. `step_seconds` is for one optimizer step. `data_wait` is the share of the rank's time in
+    which it waited for its own batches.
     """
 
     rank: int
@@ -48,7 +49,7 @@ class RankSpeed:
 
 
 class RankClock(TrainerCallback):
-    """Measures the passes of this rank's model during training."""
+    """Callback that measures the passes of this rank's model during training."""
 
     def __init__(self, device: torch.device, name: str):
         self._clock = Clock(device)
@@ -82,7 +83,7 @@ class RankClock(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         model = getattr(model, "module", model)  # within DistributedDataParallel
         if getattr(model, "shards_frozen_weights", False):
-            return  # its ranks wait for each other in every layer, so that none has a speed of its own
+            return  # its ranks wait for each other in every layer, so that none has its own speed
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),
@@ -109,7 +110,8 @@ class RankClock(TrainerCallback):
 
     def _after_forward(self, model: Any, args: Any, out: Any) -> None:
         self._forward = (self._start, self._clock.now())
-        # The loss, or what TRL computes it from: the gradient of one of them is the first of the backward pass.
+        # A result is the loss, or an input of TRL's loss. The gradient of one of them is the first of the backward
+        # pass.
         for result in out.values():
             if torch.is_tensor(result) and result.requires_grad:
                 result.register_hook(self._before_backward)
@@ -122,7 +124,7 @@ class RankClock(TrainerCallback):
         self._last_gradient = self._clock.now()
 
     def _end_pass(self) -> None:
-        """Keep the times of the pass that has ended."""
+        """Store the times of the pass that has ended."""
         if self._backward is None or self._last_gradient is None:
             return
         self._passes += 1
@@ -133,7 +135,10 @@ class RankClock(TrainerCallback):
     # -- the ranks -----------------------------------------------------------------------------------------------------
 
     def speeds(self, rank: int, data_wait: float) -> list[RankSpeed]:
-        """Return the speed of every rank. All ranks call this once, after the last step."""
+        """Return the speed of every rank.
+
+        All ranks call this once, after the last step.
+        """
         self._read(wait=True)
         own = RankSpeed(
             rank,
@@ -148,14 +153,20 @@ class RankClock(TrainerCallback):
 
 
 def last_weights(model: Any) -> list[Any]:
-    """Return the trained weights whose gradients come last: those of the first layer that has any."""
+    """Return the trained weights whose gradients come last.
+
+    They belong to the first layer that has trained weights.
+    """
     trained = [(name, weights) for name, weights in model.named_parameters() if weights.requires_grad]
     numbers = [int(found[1]) if (found := re.search(r"\.(\d+)\.", name)) else -1 for name, _ in trained]
     return [weights for (_, weights), number in zip(trained, numbers, strict=True) if number == min(numbers)]
 
 
 def slow_ranks(speeds: Sequence[RankSpeed]) -> str | None:
-    """Return a warning about the ranks that are more than 5 % slower than the median of two or more."""
+    """Return a warning about ranks that are more than 5 % slower than the median.
+
+    Returns None if there are none, or if fewer than two speeds are known.
+    """
     known = {speed: speed.tokens_per_second for speed in speeds if speed.tokens_per_second}
     if len(known) < 2:
         return None

@@ -4,10 +4,10 @@
     rank 1 ─┼─ together: each prepares ─ errors gathered ─▶ all continue, or all stop: one rank of each machine reports
     rank 2 ─┘
 
-A rank that fails alone leaves the others waiting for it: on a GPU for half a minute, and then with a traceback.
+If a rank fails alone, the others wait for it: on a GPU for half a minute, and then they end with a traceback.
 
-While one rank prepares, the others may wait for a download of hours. They wait on the CPU, in a group of its own: NCCL
-aborts a process that waits longer than a step should take.
+While one rank prepares, the others may wait hours for a download. They wait on the CPU, in a separate group, because
+NCCL aborts a process that waits longer than a step should take.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ STEP, PREPARATION = timedelta(minutes=30), timedelta(days=7)
 _preparing: Any = None  # the group of ranks that prepare; None if `start` was not called, or there is one rank
 _agreed: list[Exception] = []  # the error that all ranks stop for
 
-# Seconds in which gloo's thread frees its last operation. It needs the interpreter's lock for that, which is held where
-# destroying the group waits for the thread: on a loaded machine, one of 25 runs never ended (torch 2.13).
+# Seconds that gloo's thread has to free its last operation. The thread needs the interpreter's lock for this, and the
+# call that destroys the group holds this lock while it waits for the thread. On a loaded machine, one of 25 runs never
+# ended (torch 2.13).
 SETTLING = 0.5
 
-# What torch raises on the other ranks when one has ended.
+# Errors that torch raises on the other ranks when one has ended.
 _LOST = re.compile(r"gloo/|NCCL|Connection (closed|reset|refused)")
 
 
@@ -56,7 +57,7 @@ def start(cpu: bool) -> PartialState:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The error of a rank, as the other ranks report it."""
+    """Error of a rank, as the other ranks report it."""
 
     reason: str
     message: str
@@ -66,7 +67,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank runs. `node` is the number that torchrun gives a machine; several may be one machine."""
+    """Process and machine of a rank.
+
+    `node` is the number that torchrun gives to a node. Several nodes may be on one machine.
+    """
 
     rank: int
     local_rank: int
@@ -78,7 +82,7 @@ class Place:
 
 
 def place() -> Place:
-    """Return where this process runs, from the variables that torchrun and our launcher set."""
+    """Return the place of this process, as set by torchrun or our launcher."""
     host = socket.gethostname()
     rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     return Place(rank, local_rank, os.environ.get("GROUP_RANK", host), host)
@@ -90,10 +94,10 @@ def failure_of(error: Exception) -> Failure:
 
 
 def raise_first(places: Sequence[Place], failures: Sequence[Failure | None], own: Exception | None) -> None:
-    """Raise an error if any rank failed: that of the first that did.
+    """Raise the error of the first rank that failed, if any.
 
-    This rank's own error, if it is the first; on another machine, the same error from the first rank there; on all
-    other ranks, an error without a message.
+    The failed rank raises its own error. On each other machine, the first rank raises the same error. All other ranks
+    raise an error without a message.
     """
     first = next((rank for rank, failure in enumerate(failures) if failure is not None), None)
     if first is None:
@@ -104,7 +108,10 @@ def raise_first(places: Sequence[Place], failures: Sequence[Failure | None], own
 
 
 def seen_from(here: Place, there: Place, failure: Failure) -> PackError:
-    """Return the error of a rank as another one raises it: with a message only once on each other machine."""
+    """Return the error of rank `there` as rank `here` raises it.
+
+    It has a message only on the first rank of each other machine.
+    """
     error = PackError("rank_failed", "")
     if here.local_rank == 0 and here.node != there.node and failure.message:
         message = failure.message if failure.facts.get("rank") else f"{failure.message} (on {there.host})"
@@ -114,7 +121,7 @@ def seen_from(here: Place, there: Place, failure: Failure) -> PackError:
 
 
 def agreed(error: Exception) -> Exception:
-    """Note that all ranks stop for an error, and return it."""
+    """Record an error that all ranks stop for, and return it."""
     _agreed[:] = [error]
     return error
 
@@ -136,8 +143,8 @@ def gather(value: Result) -> list[Result]:
 def together(waiting: bool = False) -> Iterator[None]:
     """Stop all ranks if one fails in this block.
 
-    Within the block, no rank may wait for another. Raises the error of this rank, or that of the first that failed. If
-    ranks are `waiting` for each other, they cannot meet after an error; train.machine.alarm then ends them.
+    Within the block, no rank may wait for another. Raises the error of the first rank that failed, as in `raise_first`.
+    If ranks are `waiting` for each other, they cannot meet after an error, and train.machine.alarm ends them instead.
     """
     if waiting:
         yield
@@ -156,7 +163,10 @@ def together(waiting: bool = False) -> Iterator[None]:
 
 
 def main_first(main: bool, work: Callable[[], Result]) -> Result:
-    """Run `work` on the ranks that are `main`, then on the others, which find what it made."""
+    """Run `work` on the ranks that are `main`, then on the others.
+
+    The other ranks find the results of the main ranks, for example a download.
+    """
     for turn in (True, False):
         with together():
             if main == turn:
@@ -165,7 +175,7 @@ def main_first(main: bool, work: Callable[[], Result]) -> Result:
 
 
 def largest(figures: list[float], device: torch.device) -> list[float]:
-    """Return the largest of each figure over all ranks, so that all decide by the same."""
+    """Return the maximum of each figure over all ranks, so that all decide alike."""
     if not torch.distributed.is_initialized():
         return figures
     found = torch.tensor(figures, dtype=torch.float64, device=device)
@@ -174,7 +184,10 @@ def largest(figures: list[float], device: torch.device) -> list[float]:
 
 
 def of_lost_rank(error: Exception) -> Exception:
-    """Return an error for people, if torch failed because another rank has ended; else the same error."""
+    """Return a readable error if torch failed because another rank has ended.
+
+    Any other error is returned unchanged.
+    """
     if isinstance(error, PackError) or not torch.distributed.is_initialized():
         return error
     if not isinstance(error, torch.distributed.DistError | RuntimeError) or not _LOST.search(str(error)):
@@ -186,9 +199,9 @@ def of_lost_rank(error: Exception) -> Exception:
 
 
 def leave(together: bool) -> None:
-    """End the process group; `together` if all ranks get here.
+    """Close the process group; `together` is whether all ranks do so.
 
-    A rank that exits while it is open may be aborted.
+    A rank that exits while the group is open may be aborted.
     """
     global _preparing
     if torch.distributed.is_initialized():

@@ -1,12 +1,12 @@
 """End the process at once on Ctrl-C or SIGTERM outside the training steps.
 
-There is nothing to save then, so one line and the exit code are enough.
+There is nothing to save at that time, so one line and the exit code are enough.
 
     python -m train ─install─▶ libraries, model, proof ─▶ steps (Interruption) ─▶ results ─leave─▶ exit
 
-The handler raises nothing. A library that is being imported or tried out would take the exception for a fault of its
-own, and during exit nobody catches it. Python runs it between two of its own instructions only: a thread ends a process
-that waits within a library, such as for a rank that has ended.
+The handler raises no exception. A library that is being imported or tried would take an exception for its own failure,
+and nothing catches one during exit. Python runs a handler only between two bytecode instructions. A thread therefore
+ends a process that waits within a library, for example for a rank that has ended.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tasks.core.errors import Interrupted
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
-# Seconds in which the main thread handles a signal, unless it waits within a library.
+# Seconds within which the main thread handles a signal, unless it is waiting within a library.
 GRACE = 2.0
 
-# Set by our launcher for its ranks, which it can start again. torchrun does not set it.
+# Environment variable that our launcher sets for its ranks, because it can restart them. torchrun does not set it.
 LAUNCHED = "PACKCORPUS_LAUNCHED"
 
 
 class SignalGuard:
-    """Ends the process on a signal; after `leave`, with the code passed to it."""
+    """Handler that ends the process on a signal; after `leave`, with the final code."""
 
     def __init__(self) -> None:
         self._exit_code: int | None = None  # set once the result has been reported
@@ -50,7 +50,10 @@ class SignalGuard:
         atexit.register(_ignore)  # registered first, called last
 
     def leave(self, exit_code: int) -> None:
-        """Fix the exit code: from here on a signal changes neither it nor the output."""
+        """Set the final exit code.
+
+        Later signals change neither the code nor the output.
+        """
         sys.stdout.flush()
         self._exit_code = exit_code
 
@@ -88,8 +91,9 @@ def is_rank() -> bool:
 
 
 def reports() -> bool:
-    """Return whether this process reports what concerns all ranks.
+    """Return whether this process prints messages that concern all ranks.
 
-    Our launcher reports for its ranks. torchrun does not know our messages, so the first rank of each machine reports.
+    Our launcher prints them for its ranks. torchrun does not know our messages, so the first rank of each machine
+    prints them.
     """
     return not is_rank() or (LAUNCHED not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0")

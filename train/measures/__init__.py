@@ -1,4 +1,4 @@
-"""Measures: what a run measures of itself, and what follows from it.
+"""Measures: the measurements of a run, and the advice that follows from them.
 
 In:  marks between the phases of a step, and the figures of a run.
 Out: seconds per phase, a trace for torch's viewers, and advice.

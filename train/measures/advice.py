@@ -1,8 +1,8 @@
-"""Judge the figures of a run, and say what to change.
+"""Judge the figures of a run and recommend changes.
 
-    {"data": 0.11, "steps": 40, …} ─advise─▶ [Advice("data", "11 %", "below 5 %", "set loader_workers: 2 …"), …]
+    {"data": 0.11, "steps": 40, …} ─advise─▶ [Advice("time spent waiting for data", "11 %", "5 % or less", …), …]
 
-One table for `doctor`, `diagnose`, and the end of every run. A figure that is missing is not judged.
+`doctor`, `diagnose`, and the end of every run use one table of rules. Missing figures are not judged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a figure should be, and what to do if it is not. A bound that is None does not apply."""
+    """Target range of a figure, and the action if the figure is outside of it.
+
+    A bound that is None does not apply.
+    """
 
     figure: str
     name: str
@@ -38,7 +41,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A figure that misses its target."""
+    """Figure that misses its target."""
 
     name: str
     found: str
@@ -78,7 +81,10 @@ NO_NAMES: Mapping[str, str] = {}
 
 
 def advise(figures: Mapping[str, float], whose: Mapping[str, str] = NO_NAMES) -> list[Advice]:
-    """Return what to change, in the order of RULES; `whose` completes the name of a figure that is that of one rank."""
+    """Return advice for the figures that miss their targets, in the order of RULES.
+
+    `whose` maps a figure of a single rank to a suffix for its name.
+    """
     return [
         Advice(rule.name + whose.get(rule.figure, ""), rule.shown(figures[rule.figure]), rule.target, rule.action)
         for rule in RULES

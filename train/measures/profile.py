@@ -19,7 +19,7 @@ TRACE = "trace.json.gz"
 
 
 class Profile(TrainerCallback):
-    """Writes a trace of `steps` steps to `folder`."""
+    """Callback that writes a trace of `steps` steps to `folder`."""
 
     def __init__(self, steps: int, folder: Path):
         self._steps, self._folder = steps, folder

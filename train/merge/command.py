@@ -1,4 +1,4 @@
-"""`python -m train merge RUN`: base model and adapter become one model.
+"""Run `python -m train merge RUN`: merge an adapter into its base model.
 
     run, base ─▶ adapter checked ─▶ weights, each layer compared ─▶ config, card ─▶ logits compared ─▶ renamed
 
@@ -45,11 +45,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Merge a run. Returns 0; raises PackError."""
+    """Merge a run and return 0.
+
+    Raises PackError.
+    """
     options = parser().parse_args(arguments)
     run = find_run(options.run, options.root)
     base = find_base(run)
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs while it is imported
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     devices.check_libraries()
     from train.merge.merge_run import merge
 

@@ -1,11 +1,12 @@
-"""Write the files next to the weights: config, tokenizer, chat template, generation config.
+"""Write the config, tokenizer, and chat template next to the merged weights.
 
     base model ─┬─config.json────────────▶ in the new precision
                 ├─tokenizer, processor───▶ copied; without one, the tokenizer of the run
-                └─generation_config.json─▶ also stops where the corpus ends a turn
+                └─generation_config.json─▶ also stops at the tokens that end a turn in the corpus
     template of the corpus ──────────────▶ chat_template.jinja, if it is a Jinja template
 
-A chat template is never made up. That of the base model is kept only if it writes what the model was trained on.
+A chat template is never made up. The template of the base model is kept only if it writes conversations in the form
+that the model was trained on.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from tasks.storage.files import read_json, to_json, write_bytes
 from train.merge.corpus_facts import Facts
 from train.merge.find_run import Base, Run, has_tokenizer
 
-# Files of a tokenizer besides TOKENIZER_FILES.
+# Files of a tokenizer that are not in TOKENIZER_FILES.
 MORE = ("merges.txt", "vocab.json", "added_tokens.json")
-# Files of a base model besides its weights, configs, and tokenizer.
+# Files of a base model other than its weights, configs, and tokenizer.
 OTHERS = (
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "LICENSE", "LICENSE.txt",
     "LICENSE.md", "NOTICE",
@@ -33,7 +34,7 @@ TEMPLATE = "chat_template.jinja"
 
 @dataclass
 class Companions:
-    """What was written, for the model card."""
+    """Summary of the written files, for the model card."""
 
     tokenizer: str = "none: neither the base model nor the run has one"
     template: str = "none"
@@ -43,7 +44,10 @@ class Companions:
 def write_companions(
     folder: Path, base: Base, run: Run, facts: Facts | None, dtype: str, settings: dict[str, Any]
 ) -> Companions:
-    """Write all files but the weights and the card; `settings` replace those of the base model. Raises PackError."""
+    """Write all files except the weights and the model card.
+
+    `settings` replace settings in the config of the base model. Raises PackError.
+    """
     written = Companions()
     source = _tokenizer_folder(base, run)
     for place, names in ((source, (*TOKENIZER_FILES, *MORE)), (base.folder, OTHERS)):
@@ -55,7 +59,7 @@ def write_companions(
     except PackError:
         pass
     else:
-        if files.main.suffix == ".model":  # the name under which transformers looks for it
+        if files.main.suffix == ".model":  # transformers looks for this name
             shutil.copyfile(files.main, folder / "tokenizer.model")
         written.tokenizer = "that of the base model" if source == base.folder else "the corpus's copy"
         written.template = _write_template(folder, files, facts)
@@ -71,7 +75,7 @@ def write_companions(
 def _tokenizer_folder(base: Base, run: Run) -> Path:
     """Return the folder with the tokenizer of the merged model.
 
-    The base model's own may lack new tokens if the run names another one.
+    If the run names another tokenizer, the base model's own tokenizer may lack new tokens.
     """
     if run.record["config"].get("tokenizer"):
         try:
@@ -86,7 +90,7 @@ def _tokenizer_folder(base: Base, run: Run) -> Path:
 
 
 def _write_template(folder: Path, files: TokenizerFiles, facts: Facts | None) -> str:
-    """Write the chat template, and return what was done in a sentence."""
+    """Write the chat template, and return a sentence that describes its source."""
     own = files.chat_template()
     if facts is None:
         return "that of the tokenizer, unchecked: the corpus was not here" if own else "none: the tokenizer has none"
@@ -122,7 +126,7 @@ def _replace_template(folder: Path, source: str | None) -> None:
 
 
 def _write_generation_config(folder: Path, base: Base, facts: Facts | None) -> list[int]:
-    """Write generation_config.json, and return the ids that end a generation."""
+    """Write generation_config.json, and return the IDs that end a generation."""
     path = base.folder / "generation_config.json"
     values: dict[str, Any] = read_json(path) if path.is_file() else {}
     config = read_json(base.folder / "config.json")
@@ -143,7 +147,7 @@ def _write_generation_config(folder: Path, base: Base, facts: Facts | None) -> l
 
 
 def _in_precision(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """Return a config with its precision, and that of its parts, replaced."""
+    """Return a config with the precision replaced, also in its parts."""
     changed = {
         name: _in_precision(value, dtype) if isinstance(value, dict) else value for name, value in config.items()
     }

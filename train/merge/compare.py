@@ -1,9 +1,9 @@
-"""Compare the logits of the merged model with those of base plus adapter.
+"""Compare the logits of the merged model with the logits of base plus adapter.
 
-    rows of the corpus, or random ids ─▶ base with the adapter beside it, base alone ─▶ logits, kept
+    rows of the corpus, or random IDs ─▶ base with the unmerged adapter, base alone ──▶ logits, kept
                                       └▶ the merged folder, loaded as users will ───▶ logits ─compare─▶ Comparison
 
-One model is in memory at a time: in fp32 if it fits, else in the precision of its files.
+Only one model is in memory at a time, in fp32 if it fits, or else in the precision of its files.
 """
 
 from __future__ import annotations
@@ -24,38 +24,43 @@ from train.merge.weights.tensor_files import Tensors
 
 ROWS, TOKENS = 2, 256
 
-# The largest relative difference of a token's logits that rounding can explain, by the precision of the merged weights.
-# It is about twice what tiny models of 53 architectures show that have random weights and no experts: 2e-5, 4e-2, and
-# 2e-1. Trained models are less sensitive. What an adapter changes is bounded by LOST, and each layer by LAYER_LIMITS.
+# Largest relative difference of a token's logits that rounding can explain, by the precision of the merged weights. The
+# limits are more than twice the differences in tiny models of 53 architectures with random weights and no experts:
+# 2e-5, 4e-2, and 2e-1. Trained models are less sensitive. LOST limits the change of an adapter's effect, and
+# LAYER_LIMITS the change of each layer.
 LIMITS = {torch.float32: 1e-3, torch.float16: 1e-1, torch.bfloat16: 5e-1}
-# Share of the tokens that may be beyond the limit if the model has experts: rounding sends some tokens to others.
+# Share of the tokens that may exceed the limit if the model has experts: rounding sends some tokens to other experts.
 BEYOND = 0.2
 # Share of the adapter's effect that rounding may hide.
 LOST = 0.5
 # An adapter that changes the logits by less has not learned anything that could be lost.
 NO_EFFECT = 1e-4
 
-# A model needs its weights, and less than this share of them for everything else.
+# A model needs at most this multiple of the size of its weights.
 ROOM = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Differences of logits, relative to their size; each token counts, without the mean of its logits."""
+    """Differences of logits, relative to their size.
+
+    Each token counts. The mean of its logits is subtracted first.
+    """
 
     tokens: int
     largest: float
     limit: float
     beyond: float  # share of the tokens above the limit
     agreement: float  # share of the tokens with the same most likely next token
-    effect: float  # of the adapter on the base's logits
-    lost: float  # difference, as a share of that effect
+    effect: float  # of the adapter on the logits of the base model
+    lost: float  # difference, as a share of the effect
 
 
 def precision_that_fits(tensors: Tensors, whole: int, dtype: torch.dtype) -> torch.dtype | None:
-    """Return the precision in which a model fits into memory: fp32, or that of the merged weights, or None.
+    """Return the precision in which a model fits into memory, or None.
 
-    `whole`: the number of weights that the adapter has besides those of the base model.
+    It is fp32 or else `dtype`, the precision of the merged weights. `whole` is the number of weights that the adapter
+    has in addition to the weights of the base model.
     """
     weights = whole + sum(place.bytes // place.dtype.itemsize for place in tensors.places.values())
     free = free_memory()
@@ -63,7 +68,7 @@ def precision_that_fits(tensors: Tensors, whole: int, dtype: torch.dtype) -> tor
 
 
 def inputs(rows: Sequence[Sequence[int]], config: Any) -> torch.Tensor:
-    """Return token ids [rows, tokens]: those of the corpus, or random ones."""
+    """Return token IDs [rows, tokens] of the corpus, or random IDs without `rows`."""
     config = config.get_text_config()
     length = min([TOKENS, *map(len, rows), getattr(config, "max_position_embeddings", None) or TOKENS])
     if rows:
@@ -75,9 +80,9 @@ def inputs(rows: Sequence[Sequence[int]], config: Any) -> torch.Tensor:
 def logits_of_base(
     base: Path, adapter: Path, ids: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits of the base model with the adapter beside it, and those without it."""
+    """Return the logits of the base model with the unmerged adapter, and without it."""
     model = _load(base, dtype)
-    alone = _logits(model, ids)  # before PEFT: it replaces some tied weights of the base model by those of the adapter
+    alone = _logits(model, ids)  # before PEFT, which replaces some tied weights of the base model
     model = PeftModel.from_pretrained(model, str(adapter), adapter_name=NAME, config=read_config(adapter))
     return _logits(model.eval(), ids), alone
 
@@ -94,13 +99,20 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return the logits [tokens, vocabulary] in fp32, each token's without their mean, which softmax ignores."""
+    """Return the logits [tokens, vocabulary] in fp32, minus the mean of each token.
+
+    softmax ignores this mean.
+    """
     logits = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids])
     return logits - logits.mean(-1, keepdim=True)
 
 
 def compare(expected: torch.Tensor, alone: torch.Tensor, found: torch.Tensor, weights: torch.dtype) -> Comparison:
-    """Compare the logits of the merged model with those of base and adapter, and with those of the base `alone`."""
+    """Compare the logits of the merged model with base plus adapter.
+
+    `found` are the logits of the merged model, `expected` of base plus adapter, and `alone` of the base model.
+    `weights` is the precision of the merged weights.
+    """
     limit = LIMITS[weights]
     size = expected.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
     off = (found - expected).norm(dim=-1) / size
@@ -123,9 +135,10 @@ def has_experts(config: Any) -> bool:
 
 
 def require_same(comparison: Comparison, experts: bool, precision: str) -> None:
-    """Raise DataError unless the merged model is base plus adapter, as far as its precision allows.
+    """Raise DataError unless the merged model equals base plus adapter.
 
-    `experts`: the model routes tokens to experts, which rounding may change for some.
+    Differences within the limits of `precision` are allowed. `experts` is whether the model routes tokens to experts,
+    because rounding may send some tokens to other experts.
     """
     if not comparison.beyond <= (BEYOND if experts else 0):
         raise DataError(

@@ -1,4 +1,6 @@
-"""What the corpus of a run says about the merged model, if it is still here.
+"""Collect facts about the merged model from the corpus of its run.
+
+The corpus may be missing.
 
 key of the corpus ─find_facts─▶ manifest, template, the tokens that end a turn, some of its rows
 """
@@ -36,7 +38,7 @@ EXAMPLE = Conversation(
 
 @dataclass(frozen=True)
 class Facts:
-    """A corpus that is still here: at least its manifest, and mostly its files."""
+    """Corpus that still exists: at least its manifest, and usually its files."""
 
     manifest: Manifest
     corpus: Corpus | None
@@ -49,25 +51,28 @@ class Facts:
         return self.manifest.template.name in BUILT_IN
 
     def stop_tokens(self) -> list[int]:
-        """Return the ids with which the corpus ends a turn and a conversation."""
+        """Return the IDs of the tokens that end a turn or a conversation in the corpus."""
         ends = [self.manifest.tokenizer.eos_token_id]
         if self.template:
             trained = trained_turns(EXAMPLE, self.manifest.train_on)
             try:
                 samples = self.template.samples(EXAMPLE, trained)
-            except (PackError, Reject):  # a template that wants other conversations
+            except (PackError, Reject):  # the template does not accept this conversation
                 samples = []
             ends = [*dict.fromkeys(end for sample in samples for end in _ends(sample.spans)), *ends]
         return list(dict.fromkeys(ends))
 
     def chat_template(self) -> str | None:
-        """Return the Jinja source that wrote the rows; None of a built-in template, or if the corpus is not here."""
+        """Return the Jinja source that wrote the rows, or None.
+
+        It is None for a built-in template, or if the files of the corpus are missing.
+        """
         if self.is_built_in or self.corpus is None:
             return None
         return (self.corpus.folder / "template.jinja").read_text(encoding="utf-8")
 
     def is_written_by(self, source: str) -> bool:
-        """Return whether a Jinja template writes conversations as the built-in template of the corpus does."""
+        """Return whether a Jinja template writes conversations like the corpus."""
         if self.template is None or self.encoder is None:
             return False
         other = JinjaTemplate("chat_template", source, self.encoder, self.manifest.train_on, "2024-07-26")
@@ -85,7 +90,7 @@ class Facts:
         return text.removeprefix(bos or "").rstrip()
 
     def rows(self, count: int, length: int) -> list[list[int]]:
-        """Return the beginnings of some rows; none of format 2.0, whose rows are not token ids."""
+        """Return the first tokens of some rows; [] for format 2.0, which has no tokens."""
         if self.corpus is None or not self.corpus.packed:
             return []
         shard = next(shard for split in self.manifest.splits.values() for shard in split.shards if shard.rows)
@@ -95,7 +100,10 @@ class Facts:
 
 
 def _ends(spans: list[Span]) -> Iterator[int]:
-    """Yield the control token at the end of each run of trained spans, if only white space follows it there."""
+    """Yield the control token at the end of each run of trained spans.
+
+    Only white space may follow it in the run.
+    """
     for index, span in enumerate(spans):
         after = spans[index + 1 :]
         rest = "".join(s.text for s in after[: next((n for n, s in enumerate(after) if not s.trained), len(after))])
@@ -104,7 +112,7 @@ def _ends(spans: list[Span]) -> Iterator[int]:
 
 
 def find_facts(record: dict[str, Any], root: Path) -> tuple[Facts | None, str]:
-    """Return what is known of the corpus of a run, and a note if that is not everything."""
+    """Return the facts about the corpus of a run, and a note if some are missing."""
     name, key = record["corpus"]["name"], record["corpus"]["key"]  # a manifest is named after 12 characters of its key
     try:
         with redirect_stderr(io.StringIO()):

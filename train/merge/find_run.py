@@ -1,9 +1,9 @@
-"""Find a finished run and its base model, as it was when the run was trained.
+"""Find a finished run and its base model, unchanged since the training.
 
     x, KEY, data/adapters/x-KEY, …/training.json ─find_run─▶ Run: folder, record
-    Run ─find_base─▶ folder of the base model, checked against what the run recorded
+    Run ─find_base─▶ folder of the base model, checked against the record of the run
 
-No torch is loaded here.
+This module does not load torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tasks.encoders.tokenizer_files import TOKENIZER_FILES
 from tasks.storage.files import read_json
 from train.loop.run_folder import checkpoints_of, model_digest, step_of
 
-SHORTEST_KEY = 4  # characters of a key that are accepted for all of it
+SHORTEST_KEY = 4  # minimum number of characters of a shortened key
 LISTED = 5
 RECORD = "training.json"
 
@@ -34,7 +34,7 @@ HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "README.md")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run: its folder, and its training.json."""
+    """Finished run, with its folder and its training.json."""
 
     folder: Path
     record: dict[str, Any]
@@ -50,7 +50,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base model on this machine. `name` is that on the Hub, or of its folder."""
+    """Base model on this machine; `name` is its name on the Hub or of its folder."""
 
     folder: Path
     name: str
@@ -62,9 +62,10 @@ class Base:
 
 
 def find_run(text: str, root: Path) -> Run:
-    """Return the run that a user names: a folder, its training.json, or a name or key below data/adapters of `root`.
+    """Return the run that a user names.
 
-    Raises InputMissing, UsageError, or DataError.
+    `text` is a folder, its training.json, or a name or key below data/adapters of `root`. Raises InputMissing,
+    UsageError, or DataError.
     """
     path = Path(os.path.expanduser(text))
     if os.path.isfile(path) and path.name != RECORD:
@@ -123,7 +124,10 @@ def _has_key(folder: Path, text: str) -> bool:
 
 
 def find_base(run: Run) -> Base:
-    """Return the base model. Raises InputMissing if it is not here, DataError if it has changed or is quantized."""
+    """Return the base model of a run.
+
+    Raises InputMissing if the model is missing, DataError if it has changed or is quantized.
+    """
     named = run.base_model
     base = _local(run, Path(named)) if os.path.isabs(named) else _of_hub(run, named)
     config = read_json(base.folder / "config.json") if (base.folder / "config.json").is_file() else {}
@@ -162,7 +166,10 @@ def _recorded(run: Run) -> str | None:
 
 
 def _is_own(folder: Path, run: Run) -> bool:
-    """Return whether the config of a small Llama is that in the name of its folder; True of other models."""
+    """Return whether a small Llama's config matches its folder's name.
+
+    Returns True for other models.
+    """
     if run.record["config"].get("base_model"):
         return True
     described = orjson.dumps(
@@ -177,7 +184,7 @@ def _of_hub(run: Run, name: str) -> Base:
     commit = run.record.get("base_commit")
     try:
         folder = Path(snapshot_download(name, revision=commit, allow_patterns=list(HUB_FILES)))
-    except Exception as error:  # network, name, access token: every library below has its own class
+    except Exception as error:  # network, name, or access token: each library raises its own class
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise InputMissing(
             "model_missing",

@@ -1,8 +1,8 @@
-"""Merge a run: everything from the base model and the adapter to the finished folder.
+"""Merge a run, from its base model and adapter to the finished folder.
 
     run, base ─▶ adapter checked ─▶ weights, each layer compared ─▶ config, card ─▶ logits compared ─▶ renamed
 
-What is compared is printed to standard error, and not written: it may depend on the machine.
+Comparisons are printed to standard error. They are not written, because they may depend on the machine.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ from train.model.base_model import unreadable
 
 VERSION = 1
 NAMES = {dtype: name for name, dtype in PRECISIONS.items()}
-# Room for tokenizer, configs, and card, besides the weights.
+# Bytes of disk space for the tokenizer, configs, and card.
 OTHER_FILES = 100_000_000
 
 
 def merge(run: Run, base: Base, wanted: str | None, output: Path | None, root: Path) -> Path:
-    """Merge a run into `output`, unless it is there already. Returns the folder. Raises PackError."""
+    """Merge a run into `output` unless this is already done, and return the folder.
+
+    Raises PackError.
+    """
     _silence_libraries()
     tensors = tensors_of_model(base.folder)
     dtype = wanted or _own_precision(tensors, base)
@@ -59,7 +62,7 @@ def merge(run: Run, base: Base, wanted: str | None, output: Path | None, root: P
         with being_written(folder) as temporary:
             _write(temporary, run, base, tensors, dtype, root)
             write_record(temporary, identity)
-    except OSError as error:  # a full disk, while a library writes
+    except OSError as error:  # a library cannot write, for example to a full disk
         raise StorageError("cannot_write", f"{folder}: cannot be written: {error.strerror or error}") from error
     return folder
 
@@ -86,7 +89,10 @@ def _own_precision(tensors: Tensors, base: Base) -> str:
 
 
 def _check_adapter(run: Run) -> str:
-    """Return the digest of the adapter's file. Raises DataError if it is not the one that the run wrote."""
+    """Return the digest of the adapter's file.
+
+    Raises DataError if the file is missing or differs from the file that the run wrote.
+    """
     path = run.folder / FILE
     if not path.is_file():
         raise DataError("damaged_adapter", f"{path}: is missing; {FIX}")
@@ -97,7 +103,10 @@ def _check_adapter(run: Run) -> str:
 
 
 def _check_disk(folder: Path, tensors: Tensors, dtype: torch.dtype, added: int = 0) -> None:
-    """Raise StorageError if the weights do not fit; `added`: bytes of weights that the base model does not store."""
+    """Raise StorageError if the weights do not fit on the disk.
+
+    `added` is the number of bytes of weights that the base model does not store.
+    """
     main = main_precision(tensors)
     weights = sum(
         place.bytes * dtype.itemsize // main.itemsize if place.dtype == main else place.bytes
@@ -116,7 +125,10 @@ def _check_disk(folder: Path, tensors: Tensors, dtype: torch.dtype, added: int =
 
 
 def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, root: Path) -> None:
-    """Write and check everything in `folder`. Raises PackError."""
+    """Write and check everything in `folder`.
+
+    Raises PackError.
+    """
     model = _without_weights(base)
     adapter = Adapter(run.folder, model)
     zero = adapter.is_zero()
@@ -162,7 +174,10 @@ def _say_written(written: Written) -> None:
 def _compare(
     folder: Path, run: Run, base: Base, facts: Facts | None, config: Any, adapter: Adapter, dtype: str, zero: bool
 ) -> None:
-    """Compare the logits, and print what was found. Raises DataError if they differ."""
+    """Compare the logits and print the result.
+
+    Raises DataError if they differ.
+    """
     weights = PRECISIONS[dtype]
     computed = compare.precision_that_fits(tensors_of_model(folder), adapter.whole_size(), weights)
     if computed is None:

@@ -1,8 +1,8 @@
-"""Write the model card, README.md of a merged model.
+"""Build the model card, the README.md of a merged model.
 
     run, base, corpus, how it was merged ─model_card─▶ YAML header for the Hub, Markdown for people
 
-It contains no time and no path, so that the same merge has the same bytes.
+The card contains no time and no path, so equal merges have equal bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ SETTINGS = (
 def model_card(
     run: Run, base: Base, facts: Facts | None, companions: Companions, dtype: str, adapter: str, whole: bool, zero: bool
 ) -> bytes:
-    """Return README.md of a merged model. Names that come from files are escaped."""
+    """Return the README.md of a merged model.
+
+    Names that come from files are escaped.
+    """
     header = yaml.safe_dump(_header(run, base), sort_keys=False, allow_unicode=True, width=1000)
     return f"---\n{header}---\n\n{_body(run, base, facts, companions, dtype, adapter, whole, zero)}".encode()
 

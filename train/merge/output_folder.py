@@ -1,6 +1,6 @@
-"""The folder of a merged model: complete, or not there.
+"""Folder of a merged model, which is complete or does not exist.
 
-.NAME.merging/   while it is written and checked, locked; the next merge of the same run clears it
+.NAME.merging/   locked while the model is written and checked; the next merge of the same run clears it
 NAME/            renamed from it at the end; merge.json names the run, and every file with its size and SHA-256
 """
 
@@ -21,9 +21,9 @@ LOCK = "merge.lock"
 
 
 def is_merged(folder: Path, identity: dict[str, Any]) -> bool:
-    """Return whether `folder` is this merge, complete.
+    """Return whether `folder` contains this merge and is complete.
 
-    False if it does not exist or is empty. Raises UsageError if it is anything else.
+    It is False if the folder does not exist or is empty. Raises UsageError if the folder contains anything else.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
@@ -61,9 +61,9 @@ def _short(value: Any) -> str:
 
 @contextmanager
 def being_written(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `folder` if the block ends, and is removed if it fails.
+    """Yield an empty folder that becomes `folder` if the block succeeds.
 
-    Raises Busy if another process writes it.
+    If the block fails, the new folder is removed. Raises Busy if another process writes the same model.
     """
     folder = folder.absolute()
     temporary = folder.with_name(f".{folder.name}.merging")
@@ -75,7 +75,7 @@ def being_written(folder: Path) -> Iterator[Path]:
         yield temporary
         sync_folder(temporary)
         try:
-            os.rename(temporary, folder)  # with its lock: nobody else can take it for abandoned
+            os.rename(temporary, folder)  # the lock moves along, so no process takes the folder for abandoned
         except OSError as error:
             raise StorageError("cannot_write", f"{folder}: cannot be written: {error.strerror}") from error
         (folder / LOCK).unlink(missing_ok=True)
@@ -95,7 +95,10 @@ def _clear(folder: Path) -> None:
 
 
 def write_record(folder: Path, identity: dict[str, Any]) -> None:
-    """Write merge.json: the identity of the merge, and all other files. Each file is on disk when this returns."""
+    """Write merge.json with the identity of the merge and a list of all other files.
+
+    Each file is on disk when this returns.
+    """
     files = {}
     for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (LOCK, RECORD)):
         with path.open("rb") as file:

@@ -5,12 +5,12 @@
                                                + max_length_q, max_length_k         tokens of the longest segment
     backend ─use_attention(model, backend)─▶ the model uses it
 
-sdpa, eager, and flex find the conversations by the restarting `position_ids`, at any batch size, as long as there is
-no `attention_mask` and no cache: transformers turns the positions into a mask. flash2, flash3, and varlen have no mask.
-They see the batch as one sequence of B × L tokens, cut into segments at `cu_seq_lens`. transformers finds the segments
-itself only for a batch of one row, hence the Collator. A segment is a conversation, or the padding of a row.
+For sdpa, eager, and flex, transformers turns the restarting `position_ids` into a mask. This works at any batch size,
+as long as there is no `attention_mask` and no cache. flash2, flash3, and varlen have no mask. They see the batch as one
+sequence of B × L tokens, cut into segments at `cu_seq_lens`. transformers finds the segments itself only if a batch has
+one row, so the Collator adds them. A segment is a conversation or the padding of a row.
 
-Rows without padding have different lengths: the Collator joins those of a batch to one row, [1, tokens].
+Rows without padding differ in length, so the Collator joins the rows of a batch into one row, [1, tokens].
 
 `varlen` is torch's own kernel and needs no other package. Importing this module registers it with transformers.
 """
@@ -30,10 +30,10 @@ from tasks.core.errors import PartMissing
 
 try:
     from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # older than unavailable_reason() requires
+except ImportError:  # torch is older than unavailable_reason() requires
     varlen_attn = None
 
-# Our names → those of transformers, by expected speed on a GPU.
+# Our names → names in transformers, by expected speed on a GPU.
 BACKENDS = {
     "flash3": "flash_attention_3",
     "flash2": "flash_attention_2",
@@ -44,7 +44,7 @@ BACKENDS = {
 }
 BY_SEGMENTS = ("flash2", "flash3", "varlen")
 
-# Attributes of transformers' models that show which backends their code has.
+# Attributes of transformers' models that show which backends their code supports.
 FLAGS = {
     "flash3": "_supports_flash_attn",
     "flash2": "_supports_flash_attn",
@@ -52,7 +52,7 @@ FLAGS = {
     "sdpa": "_supports_sdpa",
 }
 
-# Kernels outside torch's own operators. If one fails, it may take the process or the GPU with it.
+# Kernels outside torch's own operators. If one fails, it may crash the process or the GPU.
 APART = ("flash3", "flash2", "varlen", "flex")
 
 PACKAGES = {
@@ -88,10 +88,10 @@ def require_available(backend: str, device: torch.device, dtype: torch.dtype) ->
 
 
 def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
-    """Return the backend to load a model with, and a note if it is not the one in the settings.
+    """Return the backend to load a model with, and a note if the settings differ.
 
-    `config` is that of the model. `auto` starts with sdpa or, if the model lacks it, eager, which every model has.
-    Raises PartMissing if the model's code lacks the backend.
+    `config` is the config of the model. `auto` starts with sdpa, or with eager if the model lacks sdpa. Every model has
+    eager. Raises PartMissing if the model's code lacks the backend.
     """
     missing = missing_backends(config)
     if wanted == "auto":
@@ -108,13 +108,13 @@ def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
 
 
 def missing_backends(config: Any) -> list[str]:
-    """Return the backends that the code of a model lacks; `config` is that of the model."""
+    """Return the backends that the code of a model lacks, by the model's config."""
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return [name for name, flag in FLAGS.items() if not getattr(model_class, flag, True)]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> Any:
-    """Return the context in which a model computes in `dtype`; without effect for fp32."""
+    """Return a context in which a model computes in `dtype`; no effect for fp32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
@@ -124,7 +124,7 @@ def dtype_of(args: Any) -> torch.dtype:
 
 
 def precision_of(model: Any) -> torch.dtype:
-    """Return the precision in which the model computes here: that of autocast, or else its own."""
+    """Return the precision of autocast if it is enabled, or else of the model."""
     kind = model.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
 
@@ -151,8 +151,8 @@ def use_attention(model: Any, backend: str) -> None:
 def segments(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Return the bounds of a batch's segments, and the length of the longest.
 
-    The bounds are int32[n + 1], for the batch as one sequence. `position_ids` is int[B, L]; a segment starts wherever
-    they are 0, and with every row.
+    The bounds are int32[n + 1], for the batch as one sequence. `position_ids` is int[B, L]. A segment starts wherever a
+    position is 0, and at the start of every row.
     """
     is_start = position_ids == 0
     is_start[:, 0] = True
@@ -165,10 +165,10 @@ def segments(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
 class Collator:
     """transformers' `default_data_collator`, plus segment bounds if needed.
 
-    Rows of different lengths are joined to one, which their positions divide.
+    Rows of different lengths are joined into one row, in which restarting positions separate them.
 
-    The bounds are valid only for the unchanged batch: accelerate must not split or join batches. It does neither for a
-    dataset with a length, of which every rank reads its own batches; torch's DataParallel would.
+    The bounds are valid only for the unchanged batch, so accelerate must not split or join batches. It does neither if
+    the dataset has a length and every rank reads its own batches. torch's DataParallel would split batches.
     """
 
     backend: str
@@ -180,7 +180,7 @@ class Collator:
             batch = default_data_collator(list(rows))
         if self.backend in BY_SEGMENTS:
             ids = batch["input_ids"]
-            # Rows without positions, if allowed, are trained on as one conversation each.
+            # Rows without positions, if allowed, count as one conversation each.
             bounds, longest = segments(batch.get("position_ids", torch.arange(ids.shape[1]).expand(ids.shape)))
             batch |= {
                 "cu_seq_lens_q": bounds,
@@ -210,8 +210,8 @@ def varlen_forward(
 ) -> tuple[torch.Tensor, None]:
     """Compute causal attention within the segments of a batch.
 
-    The interface is that of transformers: [B, H, L, D] → [B, L, H, D]. `key` and `value` may have fewer heads. `inputs`
-    contains what the Collator adds. Raises PartMissing if the model needs a feature that torch's kernel lacks.
+    This is the interface of transformers: [B, H, L, D] → [B, L, H, D]. `key` and `value` may have fewer heads. `inputs`
+    contains the bounds from the Collator. Raises PartMissing if the model needs a feature that torch's kernel lacks.
     """
     missing = [name for name in ("softcap", "s_aux", "position_bias") if inputs.get(name) is not None]
     missing += ["dropout"] * (dropout > 0) + ["attention_mask"] * (attention_mask is not None)

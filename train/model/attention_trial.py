@@ -1,10 +1,10 @@
-"""Try an attention backend in a process of its own, which its kernel may crash.
+"""Try an attention backend in a separate process, which its kernel may crash.
 
     base model, settings, rows ─request.json─▶ python -P -m train.model.attention_trial FOLDER
                                ◀─result.json── Trial: tokens/s, or why it is excluded
 
-A kernel that fails may end the process, or leave its GPU unusable for it. Both happen here only to the other process.
-It loads the model again, so the caller must not have loaded it yet.
+A kernel that fails may end its process, or leave the GPU unusable for that process. Here, this affects only the
+separate process. That process loads its own copy of the model, so the caller must not have loaded the model yet.
 """
 
 from __future__ import annotations
@@ -35,16 +35,19 @@ from train.model.base_model import read_config
 from train.model.isolation import ROWS, Trial, choose_rows, try_backend
 from train.model.qlora import load_model
 
-LIMIT = 900.0  # seconds, once the model is loaded: checking, compiling, and timing
-LOADED = "loaded"  # the file that says so
+LIMIT = 900.0  # seconds for checking, compiling, and timing, after the model is loaded
+LOADED = "loaded"  # name of the file that signals that the model is loaded
 COMMAND = (sys.executable, "-P", "-m", "train.model.attention_trial")
 
 
 def try_apart(
     base: Path | str, config: TrainingConfig, device: torch.device, dtype: torch.dtype, dataset: Any, count: int
 ) -> list[Trial]:
-    """Try every backend whose kernel may crash, if the machine and the model have it; see `isolation.fastest`."""
-    if config.sharding == "full":  # a process alone would need the whole model
+    """Try every backend whose kernel may crash; see `isolation.fastest`.
+
+    Backends that the machine or the model lacks are not tried.
+    """
+    if config.sharding == "full":  # a separate process would need the whole model
         return [Trial(backend, 0.0, "not tried with sharding: full") for backend in APART]
     lacking = missing_backends(read_config(base))
     numbers = [*range(count), *choose_rows(dataset, ROWS)]
@@ -58,9 +61,9 @@ def try_apart(
 
 
 def in_process(request: dict[str, Any], command: Sequence[str] = COMMAND, limit: float = LIMIT) -> Trial:
-    """Run one trial in a process of its own; a crash is a trial with its reason."""
+    """Run one trial in a separate process; if it crashes, the trial has the reason."""
     backend = request["backend"]
-    # The process does not belong to the ranks.
+    # The process is not one of the ranks.
     own = {name: text for name, text in os.environ.items() if not name.startswith(("TORCHELASTIC_", "MASTER_"))}
     own = {name: text for name, text in own.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     with tempfile.TemporaryDirectory() as name:
@@ -83,7 +86,10 @@ def in_process(request: dict[str, Any], command: Sequence[str] = COMMAND, limit:
 
 
 def _wait(process: subprocess.Popen[bytes], loaded: Path, limit: float) -> int | None:
-    """Return the exit code; None if the process took longer than `limit` seconds after it loaded the model."""
+    """Wait for the process and return its exit code; None if it took too long.
+
+    The process is killed if it runs longer than `limit` seconds after it loaded the model.
+    """
     until = math.inf
     while (code := process.poll()) is None:
         if until == math.inf and loaded.exists():
@@ -106,7 +112,7 @@ def run(request: dict[str, Any], folder: Path) -> Trial:
     try:
         loaded_with, _ = backend_to_load(read_config(base), "auto")
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # kernels of Triton run on the current one
+            torch.cuda.set_device(device)  # Triton kernels run on the current device
         model = load_model(base, config, device, dtype, loaded_with)
         (folder / LOADED).touch()
         with autocast(device, dtype):
@@ -120,7 +126,7 @@ def run(request: dict[str, Any], folder: Path) -> Trial:
 
 
 def main(folder: Path) -> None:
-    """Answer the request in a folder."""
+    """Run the trial that request.json in a folder describes, and write result.json."""
     parent = os.getppid()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
@@ -131,7 +137,7 @@ def main(folder: Path) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent has ended; otherwise it would keep the GPU busy unseen."""
+    """End this process when its parent ends, so that it does not keep the GPU busy."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

@@ -4,8 +4,8 @@ config.base_model ─base_model─▶ a local folder or a Hugging Face name; wit
 base ─read_config─▶ model config ─┬─check_model─────▶ every id has an embedding, every row has positions
 manifest ─────────────────────────┴─check_tokenizer─▶ the model's tokenizer is the one that made the rows
 
-The small Llama has random weights drawn from the seed. It shows that everything works, and learns what an adapter can
-teach such a model: which words are frequent, not what they mean.
+The small Llama has random weights drawn from the seed. It shows that everything works. An adapter can teach it only
+which words are frequent, not their meaning.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ POSITIONS = 4096
 def small_llama(vocab_size: int, sequence_length: int) -> LlamaConfig:
     """Return the config of a Llama of about 23M parameters.
 
-    It is as wide as 2 layers and the tied embeddings allow. Within 10 % for vocabularies from 300 to 150,000. From
-    about 180,000 the embeddings alone are that large.
+    It is as wide as 2 layers and the tied embeddings allow. The size is within 10 % for vocabularies from 300 to
+    150,000. From about 180,000, the embeddings alone are that large.
     """
     fits = [h for h in range(128, 1024, 64) if vocab_size * h + LAYERS * 16 * h * h <= PARAMETERS]
     hidden = max(fits, default=128)
@@ -54,10 +54,11 @@ def small_llama(vocab_size: int, sequence_length: int) -> LlamaConfig:
         num_hidden_layers=layers,
         num_attention_heads=hidden // 64,
         num_key_value_heads=hidden // 64,
-        # Longer rows get a model that accepts them.
+        # The model must accept rows longer than POSITIONS.
         max_position_embeddings=max(POSITIONS, sequence_length),
-        # Random weights of this size preserve the scale of the activations. With the usual 0.02 an adapter has little
-        # to work with: after 20 steps of 2 rows on the sample the loss is 6.5, but 5.5 with these (from 8.5 and 8.9).
+        # Random weights of this size preserve the scale of the activations. With the usual 0.02, an adapter can learn
+        # little: in 20 steps of 2 rows of the sample, the loss falls from 8.5 to 6.5. With these, it falls from 8.9 to
+        # 5.5.
         initializer_range=hidden**-0.5,
         tie_word_embeddings=True,
         # A model that was never trained has no special tokens.
@@ -70,8 +71,8 @@ def small_llama(vocab_size: int, sequence_length: int) -> LlamaConfig:
 def build_small_llama(vocab_size: int, sequence_length: int, seed: int, folder: Path) -> Path:
     """Write the small Llama to `folder`/llama-23m-<digest>, unless it exists.
 
-    The digest is that of its config and seed. config.json is written last and marks it as complete. Equal arguments
-    yield equal bytes.
+    The digest covers the config and the seed. config.json is written last and marks the model as complete. Equal
+    arguments yield equal bytes.
     """
     config = small_llama(vocab_size, sequence_length)
     described = orjson.dumps([orjson.loads(config.to_json_string()), seed], option=orjson.OPT_SORT_KEYS)
@@ -92,8 +93,8 @@ def build_small_llama(vocab_size: int, sequence_length: int, seed: int, folder: 
 def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, folder: Path) -> Path | str:
     """Return the base model's folder, or its Hugging Face name.
 
-    Without one in the config, it is built in `folder`. Raises InputMissing if the path does not exist, DataError if it
-    contains no model.
+    If the config names no model, a small Llama is built in `folder`. Raises InputMissing if the path does not exist,
+    DataError if it contains no model.
     """
     named = config.base_model
     if named is None:
@@ -115,7 +116,10 @@ def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, fo
 
 
 def commit_of(base: Path | str) -> str | None:
-    """Return the commit of a model of the Hub that was loaded last, from its cache; None of a local folder."""
+    """Return the commit of a model on the Hub; None for a local folder.
+
+    It is the commit in the local cache, which was loaded last.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     found = None if isinstance(base, Path) else try_to_load_from_cache(base, "config.json")
@@ -126,7 +130,10 @@ def commit_of(base: Path | str) -> str | None:
 
 
 def read_config(base: Path | str) -> Any:
-    """Read the text config of a model. Raises DataError or InputMissing."""
+    """Read the text config of a model.
+
+    Raises DataError or InputMissing.
+    """
     try:
         found = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -149,7 +156,7 @@ def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
 
 
 def positions(config: Any) -> int | None:
-    """Return the length of the longest row a model accepts; None without such a limit.
+    """Return the length of the longest row that a model accepts; None if unlimited.
 
     With rope scaling, a config may contain the length before scaling.
     """
@@ -162,7 +169,7 @@ def positions(config: Any) -> int | None:
 
 
 def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int) -> None:
-    """Raise DataError if an id or a row exceeds the model's vocabulary or positions."""
+    """Raise DataError if an ID or a row exceeds the model's vocabulary or positions."""
     if max_id >= config.vocab_size:
         raise DataError(
             "ids_beyond_model",
@@ -181,19 +188,19 @@ def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int
 def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: TrainingConfig, base: Path | str) -> str:
     """Check that the model will be used with the tokenizer that made the rows.
 
-    `corpus` are the files of the corpus's tokenizer. The other one is the config's `tokenizer`, or else the base
-    model's own. Returns a note for the user. Raises DataError if a text could become other tokens, or if a tokenizer
-    cannot be read; InputMissing or UsageError if `tokenizer` does not exist.
+    `corpus` are the files of the corpus's tokenizer. They are compared with the config's `tokenizer`, or else with the
+    base model's own tokenizer. Returns a note for the user. Raises DataError if a text could become other tokens or if
+    a tokenizer cannot be read, InputMissing or UsageError if `tokenizer` does not exist.
     """
     wanted, kind = manifest.tokenizer.sha256, manifest.tokenizer.kind
     place = config.tokenizer or base
     path = Path(config.tokenizer) if config.tokenizer else base if isinstance(base, Path) else _of_hub(base)
     if not config.tokenizer and not _has_tokenizer(path):
         return f"tokenizer: {place} has none, so it was not compared with the corpus's"
-    found = _tokenizers(path, kind) or [find_tokenizer(path)]  # of another kind: rejected below
+    found = _tokenizers(path, kind) or [find_tokenizer(path)]  # a tokenizer of another kind is rejected below
     if wanted in [files.sha256() for files in found]:
         return f"tokenizer: {wanted[:12]}, the same in {place} and in the corpus"
-    # An EOS that the corpus's config names replaces that of the files.
+    # An EOS that the corpus's config names replaces the EOS of the files.
     if differs := differences(corpus, found[0], compare_eos=not manifest.config.get("eos_token")):
         raise DataError(
             "other_tokenizer",
@@ -205,12 +212,15 @@ def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: Training
 
 
 def _of_hub(name: str) -> Path:
-    """Download the tokenizer of a model on the Hub. Raises InputMissing."""
+    """Download the tokenizer of a model on the Hub.
+
+    Raises InputMissing.
+    """
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(TOKENIZER_FILES)))
-    except Exception as error:  # network, name, access token: every library below has its own class
+    except Exception as error:  # network, name, or access token: each library raises its own class
         raise unreadable(name, error) from None
 
 
@@ -221,8 +231,8 @@ def _has_tokenizer(folder: Path) -> bool:
 def _tokenizers(path: Path, kind: str) -> list[TokenizerFiles]:
     """Return the sets of files at `path` that a corpus may have used.
 
-    They are the main file alone, or the folder. A folder often contains both kinds of tokenizer; each counts with its
-    own files.
+    A set is the main file alone, or the files of the folder. A folder often contains both kinds of tokenizer, and each
+    kind counts with its own files.
     """
     files = find_tokenizer(path)
     suffix = ".model" if kind == "sentencepiece" else ".json"

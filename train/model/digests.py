@@ -12,14 +12,15 @@ from tasks.core.errors import DataError
 from tasks.storage.files import sha256_of
 
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-# Of each file of a base model, this many samples of so many bytes are hashed: all of a file up to 1 MiB.
+# Number of samples that are hashed in each file of a base model, and the bytes of a sample. A file of up to 1 MiB is
+# hashed as a whole.
 SAMPLES, SAMPLE = 256, 4096
 
 
 def folder_digest(folder: Path) -> str:
-    """Identify a local model by its small files, and by samples of the large ones.
+    """Identify a local model by its small files and by samples of its large files.
 
-    Reading all weights would take minutes. Training changes most of them, so that samples show it.
+    Reading all weights would take minutes. Training changes most weights, so samples reveal it.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
@@ -34,12 +35,18 @@ def folder_digest(folder: Path) -> str:
 
 
 def adapter_digest(folder: Path) -> str:
-    """Identify an adapter by its weights and its settings. Raises DataError."""
+    """Identify an adapter by its weights and its settings.
+
+    Raises DataError if one of the files is missing or unsafe.
+    """
     return hashlib.sha256("".join(sha256_of(path) for path in adapter_files(folder)).encode()).hexdigest()
 
 
 def adapter_files(folder: Path) -> tuple[Path, Path]:
-    """Return the weights and the settings of an adapter. Raises DataError if one is missing or unsafe."""
+    """Return the files with the weights and the settings of an adapter.
+
+    Raises DataError if one of them is missing or unsafe.
+    """
     found = folder / ADAPTER_WEIGHTS, folder / ADAPTER_CONFIG
     if not folder.is_dir():
         raise DataError("bad_adapter", f"adapter: {folder}: no such folder; use one that contains {ADAPTER_WEIGHTS}")

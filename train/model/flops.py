@@ -1,17 +1,17 @@
-"""Count the FLOP of a token and the FLOP/s of a GPU, which give the MFU.
+"""Compute the FLOP per token and the peak FLOP/s of a GPU, for the MFU.
 
     model, position_ids ─flops_per_token─▶ FLOP        name of the GPU ─peak_flops─▶ FLOP/s
 
     4 N        for each weight of a matrix product: 2 forward, 2 for the gradient of its input. Frozen weights have no
-               gradient of their own, hence 4 and not 6. An embedding that is only looked up does not count.
+               gradient, hence 4 and not 6. An embedding that is only looked up does not count.
     6 N_lora   for each weight of the adapter, and of a head that is trained as a whole
     attention  12 · d · k per layer, with d = heads × head size and k = the tokens that one token attends to, including
-               itself: 2 · d · k for the scores and 2 · d · k for their sum forward, and twice that backward. On
-               average over a conversation of n tokens, k = (n + 1) / 2: attention is causal and ends at the
-               conversation, so a kernel that also computes masked scores does no more useful work.
+               itself: 2 · d · k for the scores and 2 · d · k for their sum in the forward pass, and twice as much in
+               the backward pass. On average over a conversation of n tokens, k = (n + 1) / 2. Attention is causal and
+               ends at the conversation, so a kernel that also computes masked scores does no more useful work.
 
-Of the experts, those that a token is routed to count. Convolutions and scans do not count, only the linear layers
-around them: the MFU of a model with layers that have a state is a lower bound.
+Only the experts that a token is routed to count. Convolutions and scans do not count, only the linear layers around
+them, so the MFU of a model with such layers is a lower bound.
 
 Recomputation by activation checkpointing is not useful work and does not count either.
 """
@@ -46,7 +46,7 @@ PEAK = {
     "RTX 5090": 209e12,
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
-    # Without bf16; all others are as fast in fp16.
+    # GPUs without bf16. All others are as fast in bf16 as in fp16.
     "V100-SXM2": 125e12,
     "V100-PCIE": 112e12,
     "T4": 65e12,
@@ -54,7 +54,7 @@ PEAK = {
 
 # Kinds of layers in `layer_types` that have no attention.
 WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent", "moe", "mlp")
-# Names of settings: the experts of a token, and all experts of a layer.
+# Names of settings: the number of experts of a token, and of all experts of a layer.
 ROUTING = (
     ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
     ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
@@ -69,7 +69,10 @@ def share_in_4_bits(model: Any) -> float:
 
 
 def parameters(model: Any) -> tuple[int, int]:
-    """Count (all, trainable) parameters with the adapter; two per byte of NF4."""
+    """Return the numbers of all and of trainable parameters, with the adapter.
+
+    A byte of NF4 holds two parameters.
+    """
     # Tied weights are yielded once.
     counts = [(_count(weights), weights.requires_grad) for weights in model.parameters()]
     return sum(count for count, _ in counts), sum(count for count, trainable in counts if trainable)
@@ -81,14 +84,17 @@ def _count(weights: Any) -> int:
 
 
 def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
-    """Return the useful FLOP per token; `position_ids`, int[rows, L], are typical."""
+    """Return the useful FLOP per token.
+
+    `position_ids`, int[rows, L], are the positions of typical rows.
+    """
     config = model.config.get_text_config()
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = None if head is None or embeddings.weight is head.weight else embeddings.weight
     routed, weighted = _routed_share(config), 0.0
     for name, weights in model.named_parameters():
         parts = name.split(".")
-        if weights is not looked_up and "original_module" not in parts:  # of modules_to_save, the copy is used
+        if weights is not looked_up and "original_module" not in parts:  # the copy in modules_to_save is used instead
             share = routed if "experts" in parts else 1.0
             weighted += (6 if weights.requires_grad else 4) * _count(weights) * share
     heads = getattr(config, "num_attention_heads", 0)  # Mamba has none
@@ -103,7 +109,7 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
 
 
 def _routed_share(config: Any) -> float:
-    """Return the share of the experts of a layer that a token is routed to; 1 if it is unknown."""
+    """Return the share of a layer's experts that a token is routed to; 1 if unknown."""
     chosen, experts = (
         next((getattr(config, name) for name in names if getattr(config, name, None)), None) for names in ROUTING
     )
@@ -111,7 +117,10 @@ def _routed_share(config: Any) -> float:
 
 
 def peak_flops(name: str, dtype: torch.dtype) -> float | None:
-    """Return the peak FLOP/s of a GPU by the name torch reports; None if unknown, or in fp32."""
+    """Return the peak FLOP/s of a GPU; None in fp32, or if it is unknown.
+
+    `name` is the name that torch reports.
+    """
     if dtype == torch.float32:
         return None
     if re.search(r"\bMIG\b|\bLaptop\b|\bMax-Q\b", name):  # a part of the chip, or a slower one

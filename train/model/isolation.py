@@ -7,12 +7,12 @@
     model(batch) once more ───────────────────────▶ logits ┤ noise: the difference of equal passes (usually 0)
     model(batch, conversations 0, 2, 4, … replaced) logits ┤ of 1, 3, 5, …: must not move by more
     model(batch, conversations 1, 3, 5, … replaced) logits ┴ of 0, 2, 4, …: must not move by more
-                                                             of the replaced ones: must move, or the check is blind
+                                                             of replaced conversations: must move, or the check is blind
 
-Conversations are counted over the whole batch, so that each one is compared while its neighbors are replaced, also
-those of other rows. The check costs four forward passes per batch. It detects every known kind of leak (an attention
-mask that is passed on, positions that are dropped, boundaries that are lost, a cache, a backend that ignores segments).
-With each of them the loss looks healthy.
+Conversations are numbered over the whole batch, so each one is compared while its neighbors are replaced, including
+neighbors in other rows. The check costs four forward passes per batch. It detects every known kind of leak: an
+attention mask that is passed on, dropped positions, lost boundaries, a cache, or a backend that ignores segments. With
+each of these leaks, the loss looks healthy.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from train.model import states
 from train.model.adapters.adapter import keep_random
 from train.model.attention import BACKENDS, Collator, batch_of, missing_backends, precision_of, use_attention
 
-OF_LOSS = ("labels", LOSS_WEIGHT)  # of a batch, without effect on logits
-# Logits compared at a time: 2 × 256 MiB in fp32.
+OF_LOSS = ("labels", LOSS_WEIGHT)  # columns of a batch that do not affect logits
+# Number of logits compared at a time: 2 × 256 MiB in fp32.
 LOGITS = 1 << 26
-# By chance, a single row may show less than others.
+# Number of rows to check. By chance, a single row may show less than others.
 ROWS = 4
-# Replaced tokens go to other experts, so that sums over the tokens of an expert round differently. Logits may move this
-# far, relative to those of the replaced conversations. Rounding in fp32 moved them by up to 7e-7, and the weakest leak
-# that was seen by 0.23.
+# Replaced tokens go to other experts, so sums over the tokens of an expert round differently. Logits may move this far,
+# relative to the logits of the replaced conversations. In fp32, rounding moved logits by up to 7e-7, and the weakest
+# observed leak moved them by 0.23.
 ROUNDING = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
-# What kernels raise if they do not support a model or a device.
+# Errors of kernels that do not support a model or a device.
 FAILURES = (ImportError, NotImplementedError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The result of the check.
+    """Result of the check.
 
-    Differences are the largest absolute ones between logits; they may be NaN.
+    Differences are the largest absolute differences between logits. They may be NaN.
     """
 
     rows: int
-    conversations: int  # each was replaced once, and once compared while its neighbors were replaced
+    conversations: int  # each was replaced once, and compared once while its neighbors were replaced
     moved: float  # logits of conversations that were not replaced
     own_moved: float  # logits of the replaced conversation that moved least
     noise: float  # between two passes of the same input, anywhere
@@ -72,7 +72,7 @@ class Isolation:
 
     @property
     def leaks(self) -> bool:
-        """Return whether conversations see each other, rather than that the check is not conclusive."""
+        """Return whether conversations see each other, and the check is conclusive."""
         return self.sees and math.isfinite(self.moved) and math.isfinite(self.own_moved) and not self.passed
 
     @property
@@ -88,15 +88,16 @@ class Isolation:
 
 
 def count_conversations(row: dict[str, Any]) -> int:
-    """Count the conversations of a row that are trained on; padding is not one."""
+    """Count the conversations of a row that are trained on, without padding."""
     return int(number_conversations([row]).max()) + 1
 
 
 def number_conversations(rows: Sequence[dict[str, Any]]) -> torch.Tensor:
-    """Number the conversations of a batch that are trained on, from 0 over all rows; return int64[B, L].
+    """Return the number of the conversation of each token in a batch, int64[B, L].
 
-    Other tokens, such as padding, have the number of the conversation before them, or -1. Rows of different lengths
-    are one row, as the Collator joins them.
+    Only conversations that are trained on are numbered, from 0 over all rows. Other tokens, such as padding, have the
+    number of the conversation before them, or -1. Rows of different lengths count as one row, because the Collator
+    joins them.
     """
     trained = torch.cat([torch.as_tensor(row["labels"]) for row in rows]) >= 0
     starts = torch.cat([torch.as_tensor(row["position_ids"]) for row in rows]) == 0
@@ -110,7 +111,8 @@ def number_conversations(rows: Sequence[dict[str, Any]]) -> torch.Tensor:
 def choose_rows(dataset: Any, count: int) -> list[int]:
     """Return the first `count` rows with at least two conversations.
 
-    They are repeated if there are fewer. Empty if no row has two. `dataset` is like PackedDataset.
+    If there are fewer such rows, they are repeated. If there are none, the list is empty. `dataset` is like
+    PackedDataset.
     """
     found: list[int] = []
     for number in range(len(dataset)):
@@ -127,16 +129,17 @@ def has_experts(model: Any) -> bool:
 
 
 def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, Any]], *, seed: int) -> Isolation:
-    """Replace every second conversation, then the others; measure the effect on those that stay.
+    """Replace every second conversation, then the others, and measure the effect.
 
-    The effect is how far their logits move. `batch` is the model's input in training (without its `labels`), built from
-    `rows`. The starts of conversations are read from the rows, so a batch that lost its positions is detected. The
-    model runs as in training: same mode, dropout (with the same random numbers in every pass), cache setting, and
-    keywords. Call it inside the autocast context of training, if there is one.
+    The effect is how far the logits of the other conversations move. `batch` is the model's input in training (without
+    its `labels`), built from `rows`. The starts of conversations are read from the rows, so a batch that lost its
+    positions is detected. The model runs as in training: same mode, dropout (with the same random numbers in every
+    pass), cache setting, and keywords. If training uses autocast, call this inside the same context.
 
-    The model's whole forward runs, with logits only for the last token. The last hidden states, [B, L, hidden], are
-    captured where the decoder returns them, and pass through the model's own head in slices of at most LOGITS logits:
-    the logits of 8 rows of 4096 tokens over 128k ids would take 17 GB in fp32. Works for models wrapped by PEFT.
+    The model's whole forward pass runs, with logits only for the last token. The last hidden states, [B, L, hidden],
+    are captured when the decoder returns them. They pass through the model's own head in slices of at most LOGITS
+    logits, because the logits of 8 rows of 4096 tokens over 128k IDs would take 17 GB in fp32. Models wrapped by PEFT
+    work too.
     """
     device = model.device
     batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items() if name not in OF_LOSS}
@@ -160,10 +163,10 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
                 own += [_moved(model, once, other, numbers == number) for number in numbers[replaced].unique()]
     finally:
         model.train(mode)
-    # Kernels of scans subtract sums over several conversations, which rounds differently, too.
+    # Kernels of scans subtract sums over several conversations, which also rounds differently.
     rounds = has_experts(model) or states.separation(model).way == states.KERNELS
     rounding = ROUNDING[precision_of(model)] if rounds else 0.0
-    # Python's max() may drop a NaN, torch's never does.
+    # Python's max() may drop a NaN, but torch's never does.
     most, least = float(torch.tensor(moved).max()), float(torch.tensor(own).min())
     return Isolation(len(rows), int(numbers.max()) + 1, most, least, noise, rounding)
 
@@ -198,16 +201,16 @@ def require_isolation(
 ) -> Isolation | None:
     """Check the isolation of at least ROWS real rows, in batches of `count`.
 
-    The model keeps the fastest of its ways to keep them apart that passes (train.model.states). Returns None if no
-    batch has two conversations. Raises DataError if conversations see each other or the check is
-    blind, PartMissing if the backend does not run.
+    The model keeps the first of its ways to separate conversations that passes (train.model.states). Returns None if no
+    batch has two conversations. Raises DataError if conversations see each other or the check is blind, PartMissing if
+    the backend does not run.
     """
     checked = count * math.ceil(ROWS / count)
     rows = [dataset[number] for number in choose_rows(dataset, checked)]
     if not rows:
         if count == 1:
             return None
-        # There are only bounds between rows, which a kernel that sees the batch as one sequence could lose.
+        # The only bounds are between rows. A kernel that sees the batch as one sequence could lose them.
         rows = [dataset[number % len(dataset)] for number in range(checked)]
     batches = [rows[start : start + count] for start in range(0, len(rows), count)]
     failure: PackError = DataError("leak", "")
@@ -236,7 +239,7 @@ def require_isolation(
 
 
 def _worst(batches: Sequence[Isolation]) -> Isolation:
-    """Combine the results of several batches, the worst figure of each."""
+    """Combine the results of several batches: the worst value of each figure."""
     figures = torch.tensor([(batch.moved, -batch.own_moved, batch.noise) for batch in batches], dtype=torch.float64)
     moved, own_moved, noise = figures.amax(0).tolist()  # keeps a NaN
     rows, conversations = sum(batch.rows for batch in batches), sum(batch.conversations for batch in batches)
@@ -284,7 +287,7 @@ def _fix(attention: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One backend: its speed in forward and backward passes, or why it is excluded."""
+    """Speed of a backend in forward and backward passes, or why it is excluded."""
 
     attention: str
     tokens_per_second: float  # 0 if it is excluded
@@ -296,10 +299,10 @@ def fastest(
 ) -> tuple[str, list[Trial]]:
     """Return the fastest backend that passes the check, and all trials.
 
-    Each backend runs the same `count` rows: one pass to warm up, then the median of `passes`. Those of `tried`, which
-    ran in processes of their own, are not run again, and those that the model lacks are not run at all. The model keeps
-    the returned backend, without gradients; the state of the random number generators is restored. With several ranks
-    the slowest counts, so that all choose the same. Raises PartMissing if no backend passes.
+    Each backend runs the same `count` rows: one pass to warm up, then the median of `passes`. Backends in `tried` ran
+    in separate processes and are not run again. Backends that the model lacks are not run. The model keeps the returned
+    backend, without gradients, and the state of the random number generators is restored. With several ranks, the
+    slowest rank counts, so that all choose the same backend. Raises PartMissing if no backend passes.
     """
     config = model.config.get_text_config()
     known = {name: Trial(name, 0.0, f"{config.model_type} models lack it") for name in missing_backends(config)}
@@ -344,7 +347,7 @@ def try_backend(
         if isolated:
             require_isolation(model, dataset, collate, count, attention=backend, seed=seed)
         batch = batch_of(dataset, range(count), collate, device)
-        batch.pop(LOSS_WEIGHT, None)  # the model may be one that does not know it
+        batch.pop(LOSS_WEIGHT, None)  # the model may not accept it
         seconds = []
         with keep_random(device):
             for _ in range(1 + passes):

@@ -1,8 +1,8 @@
-"""Turn on options that save memory or time; each is first tried on real rows.
+"""Turn on options that save memory or time, after a trial on real rows.
 
 model + rows ─try_fused_loss─▶ used if loss and gradient stay the same
             ├weigh_loss──────▶ the loss of rows with `loss_weight`, for a corpus that has them
-            └try_compile─────▶ used if they do, if torch really compiled the layers, and if passes are faster
+            └try_compile─────▶ used if both stay the same, torch really compiled, and passes are faster
 """
 
 from __future__ import annotations
@@ -29,26 +29,29 @@ from train.machine.ranks import largest
 from train.model.adapters.adapter import keep_random
 from train.model.attention import autocast
 
-# Relative difference of loss and gradient norm up to which two steps count as the same.
+# Relative difference of loss and gradient norm up to which two steps count as equal.
 SAME = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 1e-2}
 
-# Tokens whose logits are in memory at a time. torch returns their loss in the precision of the weights: the loss of all
-# tokens at once would be rounded to the 8 bits of bf16, and its curve would have steps.
+# Number of tokens whose logits are in memory at a time. torch returns their loss in the precision of the weights. The
+# loss of all tokens at once would be rounded to the 8 bits of bf16, and its curve would have steps.
 CHUNK = 512
 
-# Tokens of a row on which the losses are compared. The logits of all of them might fit only with the fused loss.
+# Number of tokens of a row on which losses are compared. All logits of a row might fit only with the fused loss.
 COMPARED = 4 * CHUNK
 
 # Compiled passes must be faster by this share: less is noise, and compiling takes minutes at every start.
 FASTER = 0.03
-PASSES = 3  # timed, with and without
+PASSES = 3  # number of timed passes, with and without compilation
 
 Undo = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """Whether an option is in use now, and a note for the user; `seconds` of a pass with it, if it was timed."""
+    """Result of a trial: whether an option is in use, and a note for the user.
+
+    `seconds` is the time of a pass with the option, if it was timed.
+    """
 
     used: bool
     note: str
@@ -56,7 +59,10 @@ class Tried:
 
 
 def try_fused_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int) -> Tried:
-    """Use the fused loss if a step with it gives the same loss and gradient; see `loss_and_gradient`."""
+    """Use the fused loss if a step with it gives the same loss and gradient.
+
+    See `loss_and_gradient`.
+    """
     if not hasattr(torch.nn.functional, "linear_cross_entropy"):
         return Tried(False, f"fused_loss: not used: it needs torch 2.13 or later, not {torch.__version__}")
     undo, off, reason = _try(model, fuse_loss, batch, dtype, seed)
@@ -69,10 +75,10 @@ def try_fused_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtyp
 def try_compile(
     model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int, *, timed: bool = True
 ) -> Tried:
-    """Compile the layers if a step then gives the same loss and gradient, and is faster.
+    """Compile the layers if loss and gradient stay the same and passes are faster.
 
-    `batch` has as many rows as those of training, because torch compiles for this size. Without `timed`, as for a run
-    that is resumed, the speed does not matter.
+    `batch` has as many rows as the batches of training, because torch compiles for this size. Without `timed`, for
+    example if a run is resumed, the speed does not matter.
     """
     plain = _seconds(model, batch, dtype) if timed else math.nan
     before = _compiled()
@@ -98,7 +104,10 @@ def try_compile(
 def _try(
     model: Any, turn_on: Callable[[Any], Undo], batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int
 ) -> tuple[Undo, float, str]:
-    """Turn an option on, and compare a step. Returns how to undo it, the difference, and the reason not to use it."""
+    """Turn on an option, and compare a step with and without it.
+
+    Returns a function that undoes the option, the relative difference, and the reason not to use the option.
+    """
     undo: Undo = _nothing
     off, reason = math.nan, ""
     # The zero weights of a new adapter hide most gradients.
@@ -109,7 +118,7 @@ def _try(
             other = loss_and_gradient(model, batch, dtype)
             off = max(abs(b - a) / abs(a) for a, b in zip(plain, other, strict=True))
             reason = "" if off <= SAME[dtype] else f"loss or gradient differs by {off:.1e} (relative)"
-        except Exception as error:  # a missing compiler or an untraceable model: each has its own class
+        except Exception as error:  # a missing compiler and an untraceable model raise different classes
             fail_alike(model, error)
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
             reason = f"{type(error).__name__}: {lines[0][:160]}"
@@ -126,12 +135,13 @@ def _nothing() -> None:
 def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> tuple[float, float]:
     """Return the mean loss of the trained tokens and the gradient norm of one step.
 
-    Clears the gradient afterwards. Dropout is off, because compiled code draws other random numbers.
+    Clears the gradient afterwards. Dropout is off, because compiled code draws different random numbers.
     """
     dropouts = list(_dropouts(model))
     for module, name, _ in dropouts:
         setattr(module, name, 0.0)
-    # As in training, the loss is scaled in fp16, where small gradients would vanish; less, if large ones overflow.
+    # As in training, the loss is scaled in fp16, because small gradients would vanish. If large ones overflow, the
+    # scale is reduced.
     scale = 2.0**16 if dtype == torch.float16 else 1.0
     try:
         while True:
@@ -151,11 +161,11 @@ def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.d
 
 
 def _dropouts(model: Any) -> Iterator[tuple[Any, str, float]]:
-    """Yield each rate of dropout of a model: the module that has it, its name there, and the rate."""
+    """Yield (module, attribute, rate) for each dropout rate of a model."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             yield module, "p", module.p
-        # Some models, such as OPT and BioGPT, call the function with a number of theirs.
+        # Some models, such as OPT and BioGPT, call the dropout function with their own rate.
         yield from ((module, name, p) for name, p in vars(module).items() if "drop" in name and isinstance(p, float))
 
 
@@ -219,12 +229,12 @@ def _seconds(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """What torch has compiled in this process so far."""
+    """Counts of torch's compilations in this process so far."""
 
     graphs: int
     breaks: int
-    failed: int  # functions that run as they are, because they could not be compiled
-    refused: int  # the same, because they were compiled too often
+    failed: int  # functions that run uncompiled, because they could not be compiled
+    refused: int  # functions that run uncompiled, because they were compiled too often
 
 
 def _compiled() -> _Compiled:
@@ -234,7 +244,10 @@ def _compiled() -> _Compiled:
 
 
 def _flaws(before: _Compiled, now: _Compiled) -> tuple[str, str]:
-    """Return why the layers are not compiled, or else what of them is not; torch reports neither."""
+    """Return why the layers are not compiled, or else which parts of them are not.
+
+    torch reports neither.
+    """
     if now.graphs == before.graphs:
         causes = {
             "TORCHDYNAMO_DISABLE is set": torch._dynamo.config.disable,
@@ -252,7 +265,7 @@ def _flaws(before: _Compiled, now: _Compiled) -> tuple[str, str]:
 
 
 def gave_up() -> bool:
-    """Return whether torch stopped compiling in this process, which it does not report."""
+    """Return whether torch stopped compiling in this process, without reporting it."""
     return bool(_compiled().refused)
 
 
@@ -260,7 +273,10 @@ def gave_up() -> bool:
 
 
 def comparable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return COMPARED tokens of a row, from its first that is trained on; a shorter row as it is."""
+    """Return COMPARED tokens of a row, including the first that is trained on.
+
+    A shorter row is returned whole.
+    """
     trained = (torch.as_tensor(row["labels"]) >= 0).nonzero()
     first = int(trained[0]) if len(trained) else 0
     start = max(0, min(first - 1, len(row["labels"]) - COMPARED))
@@ -269,15 +285,19 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class WeightedOutput(CausalLMOutputWithPast):
-    """What a model returns for a batch with `loss_weight`: `token_loss` is the mean without weights."""
+    """Output of a model for a batch with `loss_weight`.
+
+    `token_loss` is the mean loss without weights.
+    """
 
     token_loss: torch.Tensor | None = None
 
 
 def weigh_loss(model: Any) -> Undo:
-    """Make a causal language model honor the `loss_weight` of a batch, float32[B, L]: see `weighted_loss`.
+    """Make a causal language model apply the `loss_weight` of a batch.
 
-    A pass without it, or without labels, is unchanged. The models of transformers ignore it silently.
+    `loss_weight` is float32[B, L]; see `weighted_loss`. A pass without it or without labels is unchanged. Without this
+    function, models of transformers silently ignore `loss_weight`.
     """
     causal = _causal(model)
     return _replace_forward(causal, partial(_forward_with_weights, causal, causal.forward))
@@ -286,11 +306,12 @@ def weigh_loss(model: Any) -> Undo:
 def weighted_loss(
     losses: torch.Tensor, labels: torch.Tensor, loss_weight: torch.Tensor, items: torch.Tensor | int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weighted loss of a batch, and the mean of its trained tokens without weights.
+    """Return the weighted loss of a batch, and the mean loss of its trained tokens.
 
-    The weighted loss is Σ w·loss / Σ w, where w is the weight of the token that is predicted. With `items`, it is
-    Σ w·loss / items: the sum of the weights of all micro-batches of a step, of all ranks. `losses` has the loss of each
-    token that is predicted, 0 if that is not trained on: [B × L], in order, from the second token of each row.
+    The weighted loss is Σ w·loss / Σ w, where w is the weight of the predicted token. With `items`, it is
+    Σ w·loss / items; `items` is the sum of the weights of all micro-batches of a step on all ranks. `losses`, [B × L],
+    has the loss of each predicted token in order, starting with the second token of each row. It is 0 if the token is
+    not trained on.
     """
     trained = (pad(labels, (0, 1), value=-100)[:, 1:] != -100).flatten()
     weights = pad(loss_weight, (0, 1))[:, 1:].flatten().to(losses.dtype) * trained
@@ -299,9 +320,9 @@ def weighted_loss(
 
 
 def require_same_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
-    """Raise DataError unless the loss of a model that was weighed, with weights of 1, is its own.
+    """Raise DataError unless weights of 1 leave the loss of a model unchanged.
 
-    A model may add more to its loss than that of the tokens.
+    Call this after `weigh_loss`. A model may add other terms to the loss of its tokens.
     """
     plain = {name: values for name, values in batch.items() if name != LOSS_WEIGHT}
     ones = plain | {LOSS_WEIGHT: torch.ones_like(batch[LOSS_WEIGHT])}
@@ -355,9 +376,9 @@ def _forward_with_weights(
 def fuse_loss(model: Any) -> Undo:
     """Make a causal language model compute its loss without all logits in memory.
 
-    The loss is computed from the hidden states in chunks. A pass with labels then returns the loss but no logits; one
-    without labels is unchanged. With `num_items_in_batch` the loss is the sum over the trained tokens divided by it, as
-    the Trainer's accumulation requires. It honors `loss_weight` as `weigh_loss` does.
+    The loss is computed from the hidden states in chunks. A pass with labels then returns the loss but no logits. A
+    pass without labels is unchanged. With `num_items_in_batch`, the loss is the sum over the trained tokens divided by
+    this number, as the Trainer's accumulation requires. `loss_weight` is applied as by `weigh_loss`.
     """
     causal = _causal(model)
     return _replace_forward(causal, partial(_forward_with_fused_loss, causal, causal.forward))

@@ -1,9 +1,9 @@
-"""Build the trained model: a frozen base in 4 bits, a LoRA adapter in fp32.
+"""Build the trained model: a frozen base in 4 bits with a LoRA adapter in fp32.
 
     base model ─load_model─▶ NF4, double quantization, with an adapter ─check─▶ both actually in effect, or an error
 
-PEFT's `prepare_model_for_kbit_training` is not used: it converts the head and the embeddings to fp32 (+2.1 GB for an 8B
-model), and everything else it does is done here.
+PEFT's `prepare_model_for_kbit_training` is not used, because it converts the head and the embeddings to fp32 (+2.1 GB
+for an 8B model). This module does all its other steps.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ from train.model.masks import separate_by_positions
 def load_model(
     base: Path | str, config: TrainingConfig, device: torch.device | str, dtype: torch.dtype, attention: str = "sdpa"
 ) -> Any:
-    """Load the base model on `device`, frozen, with a new adapter: a PeftModel.
+    """Load the frozen base model on `device`, and add an adapter: a PeftModel.
 
-    A model to be sharded stays on the CPU.
-
-    Weights that are not quantized, and the computations of NF4, are of `dtype`; the adapter is fp32 and starts from
-    `config.seed`. Raises DataError or InputMissing if the model cannot be read or does not fit the settings,
-    PartMissing if quantization is not in effect.
+    A model to be sharded stays on the CPU. Weights that are not quantized and the computations of NF4 are in `dtype`.
+    The adapter is in fp32, and a new one is initialized from `config.seed`. Raises DataError or InputMissing if the
+    model cannot be read or does not fit the settings, PartMissing if quantization is not in effect.
     """
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -102,7 +100,7 @@ def check(model: Any, config: TrainingConfig) -> None:
                 "use a base model that is not quantized yet, or set quantization: none",
             )
     trained = {name: weights for name, weights in model.named_parameters() if weights.requires_grad}
-    # What modules_to_save names, or the adapter that the run starts from.
+    # Whole modules are named by modules_to_save, or by the adapter that the run starts from.
     whole = model.peft_config["default"].modules_to_save or ()
     if outside := [name for name in trained if "lora_" not in name and not (whole and ".modules_to_save." in name)]:
         raise DataError(
@@ -114,7 +112,10 @@ def check(model: Any, config: TrainingConfig) -> None:
 
 
 def _linear_of_its_own(model: Any) -> str | None:
-    """Return the class of the decoder's linear layers if it is one of the model's code, such as FalconLinear."""
+    """Return the class of linear layers that the model's own code defines, if any.
+
+    An example is FalconLinear.
+    """
     kinds = (type(layer) for layer in model.get_decoder().modules() if isinstance(layer, torch.nn.Linear))
     return next((kind.__name__ for kind in kinds if kind.__module__.startswith("transformers.")), None)
 

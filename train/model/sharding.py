@@ -1,11 +1,12 @@
-"""Divide the frozen weights of a model among the ranks, so that a model larger than one GPU can be trained.
+"""Divide the frozen weights of a model among the ranks.
 
-    model on the CPU ─shard─▶ of each layer, every rank keeps 1/N of the frozen weights (FSDP2, as they are: 4 bits)
+A model that is larger than one GPU can be trained this way.
+
+    model on the CPU ─shard─▶ every rank keeps 1/N of the frozen weights of each layer (FSDP2, still in 4 bits)
     forward, backward ─▶ the weights of one layer at a time are gathered, used, and freed
 
-The adapter stays whole on every rank, and DistributedDataParallel trains it as it does without sharding: optimizer,
-checkpoints, and results are the same. accelerate's FSDP2 would leave 4-bit weights whole, and the Trainer could not
-resume.
+The adapter stays whole on every rank. DistributedDataParallel trains it as without sharding, so optimizer, checkpoints,
+and results are the same. accelerate's FSDP2 would leave 4-bit weights whole, and the Trainer could not resume.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def is_sharded(model: Any) -> bool:
 
 
 def share_of_rank(model: Any) -> float:
-    """Return the share of the frozen weights, by bytes, that this rank keeps between two passes."""
+    """Return the share of frozen bytes that this rank keeps between two passes."""
     frozen = [weights for weights in model.parameters() if not weights.requires_grad]
     kept = sum(weights.to_local().nbytes if isinstance(weights, DTensor) else weights.nbytes for weights in frozen)
     return kept / max(1, sum(weights.nbytes for weights in frozen))
 
 
 def check_ranks(config: TrainingConfig) -> None:
-    """Raise UsageError if the model is to be sharded on a single rank, or for what needs all of it on one."""
+    """Raise UsageError if `sharding: full` is set with one rank or with samples."""
     if config.sharding == "full" and config.samples:
         raise UsageError(
             "bad_setting", "samples: one rank generates them, which sharding: full does not allow; set samples: 0"
@@ -45,10 +46,10 @@ def check_ranks(config: TrainingConfig) -> None:
 
 
 def shard(model: Any, device: torch.device | str) -> None:
-    """Move a model with an adapter to `device`, and divide the frozen weights of its layers among all ranks.
+    """Move a model to `device` and divide its frozen weights among all ranks.
 
-    Embeddings, norms outside the layers, the head, and the adapter stay whole. Raises DataError if the model has no
-    list of layers.
+    The model has an adapter. Only the layers of its decoder are divided. Embeddings, norms outside the layers, the
+    head, and the adapter stay whole. Raises DataError if the model has no list of layers.
     """
     device, decoder = torch.device(device), model.get_decoder()
     layers = next((child for child in decoder.children() if isinstance(child, torch.nn.ModuleList)), None)
@@ -65,14 +66,15 @@ def shard(model: Any, device: torch.device | str) -> None:
     fully_shard(decoder, mesh=mesh, ignored_params=whole)
     for layer, state in states.items():
         state.to(device)
-        # bitsandbytes finds the state here whenever the weight has been gathered; the counts of weights find it there.
+        # bitsandbytes reads the state of the layer once its weight has been gathered. The counts of weights read the
+        # state of the weight.
         layer.quant_state = layer.weight.quant_state = state
     model.hf_device_map = model.get_base_model().hf_device_map = {"": device}
     model.shards_frozen_weights = True
 
 
 def data_parallel(model: Any, accelerator: Any) -> Any:
-    """Wrap a sharded model for training, as accelerate wraps others; it refuses sharded weights."""
+    """Wrap a sharded model for training, because accelerate refuses sharded weights."""
     model = accelerator.prepare_model(model, evaluation_mode=True)  # autocast only
     model._ddp_params_and_buffers_to_ignore = [
         name for name, weights in model.named_parameters() if not weights.requires_grad

@@ -1,18 +1,18 @@
 """Keep the conversations of a row apart if attention alone cannot.
 
-A convolution or a scan passes a state from each token to the next, past the bounds of conversations. The code of some
+A convolution or a scan passes a state from each token to the next, across the bounds of conversations. The code of some
 other models builds masks without positions. There are three remedies, the fastest first:
 
     positions of a batch ─cut─▶ ┬─ kernels   layers with a state see the batch as one sequence, with `seq_idx` and
                                 │            `cu_seq_lens_q`; needs a GPU and the packages with the kernels
                                 ├─ layers    layers with a state run on conversations, as the rows of a batch
-                                └─ model     the whole decoder does
+                                └─ model     the whole decoder runs on conversations
 
-Which of them keeps conversations apart is not known but proven: train.model.isolation takes the first that passes.
+train.model.isolation proves which remedy keeps conversations apart, and uses the first that passes.
 
-As rows of a batch, conversations are padded to the longest. A batch has those that are at least half as long as its
-longest, so that less than half of it is padding, and rows of L tokens need at most log2(L) + 1 batches. Tokens do not
-see what follows them, so the padding has no effect; it repeats the last token, which has finite gradients.
+Conversations that are rows of a batch are padded to the longest. Each is at least half as long as the longest, so less
+than half of the batch is padding, and rows of L tokens need at most log2(L) + 1 batches. Tokens do not see later
+tokens, so the padding has no effect. It repeats the last token, which has finite gradients.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ SUMMARIES = {
     MODEL: "the model runs on each conversation alone",
 }
 
-# Why the next way is tried.
+# Reasons to try the next way.
 LEAKS = {
     ATTENTION: "its attention does not separate them",
     KERNELS: "its kernels do not separate them",
     LAYERS: "other parts of it do not separate them",
     MODEL: "",
 }
-# With other backends that fail, these may be better than a slow model.
+# Backends for which the remedy `model` is tried. If another backend fails, these may be better than a slow model.
 ALONE = ("sdpa", "eager")
-# Keywords that mark the segments of the whole batch begin with these.
+# Prefixes of the keywords that mark the segments of the whole batch.
 OF_BATCH = ("cu_seq_lens_", "max_length_", "seq_idx")
 
 # -- the conversations of a batch --------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class Cuts:
     shape: tuple[int, int]
     bounds: torch.Tensor  # int32[n + 1], of the batch as one sequence
     numbers: torch.Tensor  # int32[1, B · L], the number of the segment of each token
-    batches: Sequence[torch.Tensor]  # int64[segments, longest]: tokens of the sequence
+    batches: Sequence[torch.Tensor]  # int64[segments, longest]: indexes of tokens in the sequence
     back: torch.Tensor  # int64[B · L]: where each token is in the outputs of the batches, one after another
 
 
@@ -72,7 +72,7 @@ def cut(position_ids: torch.Tensor) -> Cuts:
         column = torch.arange(longest, device=bounds.device)
         size = lengths[members][:, None]
         tokens = starts[members][:, None] + column.minimum(size - 1)
-        # Padding repeats a token, whose own place is written last.
+        # Padding repeats a token, so only the places of real tokens count.
         places = done + torch.arange(tokens.numel(), device=bounds.device).view_as(tokens)
         real = column < size
         back[tokens[real]] = places[real]
@@ -84,7 +84,10 @@ def cut(position_ids: torch.Tensor) -> Cuts:
 
 
 def groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Group segments, the longest first, so that none is less than half as long as the longest of its group."""
+    """Group segments, the longest first.
+
+    No segment is less than half as long as the longest of its group.
+    """
     found: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         if not found or 2 * lengths[number] < lengths[found[-1][0]]:
@@ -98,11 +101,11 @@ def groups(lengths: Sequence[int]) -> list[list[int]]:
 
 @dataclass
 class Separation:
-    """How a model keeps conversations apart."""
+    """Method by which a model keeps conversations apart."""
 
     way: str = ATTENTION
-    reason: str = ""  # why it is not a faster way
-    cuts: Cuts | None = None  # of the batch in progress; None if it has no bounds
+    reason: str = ""  # why no faster way is used
+    cuts: Cuts | None = None  # of the current batch; None if the batch has no bounds
     replaced: list[tuple[Any, Any]] = field(default_factory=list)  # modules, and their own forward
 
 
@@ -113,13 +116,16 @@ def separation(model: Any) -> Separation:
 
 
 def layers_with_state(model: Any) -> list[Any]:
-    """Return the layers of the decoder that mix tokens by a convolution, alone or before a scan."""
+    """Return the decoder layers that mix tokens by a convolution.
+
+    The convolution may be alone or before a scan.
+    """
     found = [
         module
         for module in model.get_decoder().modules()
         if any(isinstance(part, torch.nn.Conv1d) for part in module.children())
     ]
-    # Without keywords, a layer takes more than hidden states, or returns other shapes.
+    # A layer whose forward has no **kwargs takes more than hidden states, or returns other shapes.
     named = (inspect.signature(type(layer).forward).parameters.values() for layer in found)
     return found if all(any(name.kind is name.VAR_KEYWORD for name in names) for names in named) else []
 
@@ -133,20 +139,23 @@ def ways(model: Any, attention: str) -> list[str]:
 
 
 def missing(model: Any) -> str:
-    """Return why the first of a model's ways is not the fastest; empty if it is."""
+    """Return why the fastest way is not available to a model; "" if it is."""
     return "" if model.device.type == "cuda" or not layers_with_state(model) else "kernels need a GPU"
 
 
 def cause(error: Exception) -> str:
-    """Return the first line of an error. If transformers lacks kernels, it names the package to install."""
+    """Return the first line of an error.
+
+    If transformers lacks kernels, this line names the package to install.
+    """
     return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
 
 
 def use_way(model: Any, way: str, reason: str = "") -> None:
     """Make a model, with or without an adapter, keep conversations apart in this way.
 
-    The bounds are those of each batch's `position_ids`. A batch that has none, or an `attention_mask`, is left alone:
-    it has one conversation per row.
+    The bounds come from the `position_ids` of each batch. A batch without them or with an `attention_mask` is left
+    alone, because it has one conversation per row.
     """
     decoder, state = model.get_decoder(), separation(model)
     for module, forward in state.replaced:
@@ -165,23 +174,23 @@ def use_way(model: Any, way: str, reason: str = "") -> None:
 
 def _replace(state: Separation, module: Any, forward: Any) -> None:
     state.replaced.append((module, module.forward))
-    # The number and the lengths of conversations differ in every batch.
+    # The number and the lengths of conversations differ in every batch, so compiled code could not be reused.
     module.forward = torch.compiler.disable(partial(forward, state, module, module.forward))
 
 
 def _note_cuts(model: Any, _args: Any, named: dict[str, Any]) -> None:
-    """Cut a batch before the model runs; some models do not pass its positions on."""
+    """Cut a batch before the model runs, because some models drop its positions."""
     state, positions = separation(model), named.get("position_ids")
     apart = state.way != ATTENTION and positions is not None and named.get("attention_mask") is None
-    # Kept until the next batch, because activation checkpointing runs layers again in the backward pass.
+    # The cuts are kept until the next batch, because activation checkpointing reruns layers in the backward pass.
     state.cuts = cut(positions) if apart else None
 
 
 def _run_layer(state: Separation, layer: Any, plain: Any, /, *args: Any, **named: Any) -> Any:
-    """Run a layer with a state, in any of the ways."""
+    """Run a layer with a state, in the current way."""
     mode = layer.training
-    # In training, the kernels of Mamba would read the weights of linear layers, which ignores their adapter and fails
-    # if they are quantized. This flag of the layer turns that off; its parts have their own.
+    # In training mode, the kernels of Mamba would read the weights of linear layers directly. This would ignore their
+    # adapters, and fail if they are quantized. The flag of the layer prevents it; its parts have their own flags.
     layer.training = False
     try:
         if state.cuts is None or state.way == MODEL:
@@ -199,15 +208,15 @@ def _run_layer(state: Separation, layer: Any, plain: Any, /, *args: Any, **named
 
 
 def _run_decoder(state: Separation, _decoder: Any, plain: Any, /, *args: Any, **named: Any) -> Any:
-    """Run a whole decoder."""
+    """Run a whole decoder, on separate conversations if the batch has cuts."""
     if state.cuts is None:
         return plain(*args, **named)
 
-    named.pop("attention_mask", None)  # of the whole batch, from train.model.masks
+    named.pop("attention_mask", None)  # for the whole batch, from train.model.masks
 
     def with_positions(*args: Any, **named: Any) -> Any:
         if named.get("position_ids") is not None:
-            # Those of padding continue, so that no mask is needed.
+            # The positions of padding continue, so that no mask is needed.
             tokens = named["position_ids"]
             named["position_ids"] = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         return plain(*args, **named)
@@ -216,7 +225,7 @@ def _run_decoder(state: Separation, _decoder: Any, plain: Any, /, *args: Any, **
 
 
 def run_apart(cuts: Cuts, call: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call a module with the segments of a batch as rows, and join its outputs to [B, L, …]."""
+    """Call a module with segments as rows, and join its outputs to [B, L, …]."""
     named = {name: value for name, value in named.items() if not name.startswith(OF_BATCH)}
     found = []
     for tokens in cuts.batches:
@@ -227,7 +236,7 @@ def run_apart(cuts: Cuts, call: Callable[..., Any], args: tuple[Any, ...], named
 
 
 def _run_whole(cuts: Cuts, call: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call a module with a batch as one sequence, and its bounds."""
+    """Call a module with the batch as one sequence, and with its bounds."""
     bounds = {"seq_idx": cuts.numbers, "cu_seq_lens_q": cuts.bounds}
     out = call(*_each(cuts, _join, args), **_each(cuts, _join, named) | bounds)
     return _with_first(out, _first(out)[0].unflatten(0, cuts.shape))

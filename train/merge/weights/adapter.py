@@ -1,9 +1,9 @@
 """Read an adapter, and add it to one weight at a time.
 
     adapter_config.json ─Adapter─▶ its layers, on a model without weights; its file, checked against them
-    weight ─merge─▶ W + scaling · B·A, or as its variant has it, computed in fp32 and rounded; what that changes
+    weight ─merge─▶ W + scaling · B·A, or the formula of its variant, computed in fp32 and rounded; the difference
 
-PEFT computes both the merged weight and, to compare it with, the output of the layer with the adapter beside it.
+PEFT computes the merged weight. For comparison, it also computes the output of the layer with the unmerged adapter.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ NAME = "default"
 PREFIX = "base_model.model."
 FIX = "restore it from a backup, or train again"
 
-# Tensors of an adapter; all others are those of whole modules.
+# Names of the tensors of an adapter. All other tensors belong to whole modules.
 PARTS = re.compile(r"\.lora_(?:A|B)\.weight$|\.lora_magnitude_vector$")
-# Tensors of other kinds of adapters: of embeddings, with a bias, of single tokens.
+# Names of tensors of other kinds of adapters: for embeddings, with a bias, or for single tokens.
 UNKNOWN = re.compile(r"\.lora_(?!(?:A|B)\.weight$|magnitude_vector$)|\.token_adapter\.|\.base_layer\.(?:weight|bias)$")
 
-# Inputs that a layer is compared with.
+# Number of inputs on which a layer is compared.
 INPUTS = 16
 
 
 class Adapter:
-    """The adapter of a run on a model without weights. Raises DataError if it is damaged or of another model."""
+    """Adapter of a run on a model without weights.
+
+    Raises DataError if the adapter is damaged or belongs to another model.
+    """
 
     def __init__(self, folder: Path, model: Any):
         self.config = read_config(folder)
@@ -57,7 +60,7 @@ class Adapter:
                 "damaged_adapter", f"{folder / CONFIG}: does not fit the base model ({reason}); {FIX}"
             ) from None
         expected = {name: tuple(value.shape) for name, value in get_peft_model_state_dict(wrapped).items()}
-        # PEFT saves tied weights under all of their names, but for some architectures it wraps only one when it loads.
+        # PEFT saves tied weights under all of their names, but for some architectures it loads only one of them.
         tied = (
             {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()} if self.config.modules_to_save else ()
         )
@@ -65,9 +68,9 @@ class Adapter:
             if (saved := f"{PREFIX}{name}") in self._tensors.places:
                 expected[saved] = tuple(model.state_dict()[name].shape)
         self._check(expected)
-        # By name of the weight: the tensor that it was trained to as a whole.
+        # Name of a weight that was trained as a whole → name of its tensor.
         self.whole = {name.removeprefix(PREFIX): name for name in expected if not PARTS.search(name)}
-        # By name of the weight: the layer that adapts it, and the start of the names of its tensors.
+        # Name of an adapted weight → the layer that adapts it, and the prefix of the names of its tensors.
         self.layers: dict[str, tuple[Any, str]] = {}
         for name, layer in wrapped.eval().named_modules():
             if isinstance(layer, LoraLayer):
@@ -84,7 +87,7 @@ class Adapter:
                 raise DataError("damaged_adapter", f"{self._file}: {name} {what}; the base model {wanted}; {FIX}")
 
     def _require_known_parts(self) -> None:
-        """Raise DataError if the adapter has parts that are neither those of LoRA nor whole modules."""
+        """Raise DataError if the adapter has parts other than LoRA and whole modules."""
         for name in sorted(self._tensors.places):
             if UNKNOWN.search(name):
                 raise DataError(
@@ -99,13 +102,19 @@ class Adapter:
         return float(next(iter(self.layers.values()))[0].scaling[NAME])
 
     def is_zero(self) -> bool:
-        """Return whether every B is zero, as before the first step of training, and nothing else is trained."""
+        """Return whether every B is zero and nothing else is trained.
+
+        This is the state before the first step of training.
+        """
         return not self.whole and not any(
             self._tensors.read(name).any() for name in self._tensors.places if "lora_B" in name
         )
 
     def read_whole(self, name: str) -> torch.Tensor:
-        """Return what a weight was trained to as a whole. Raises DataError if it is not finite."""
+        """Return a weight that was trained as a whole.
+
+        Raises DataError if it is not finite.
+        """
         value = self._tensors.read(self.whole[name])
         if not value.sum(dtype=torch.float64).isfinite():
             raise DataError("damaged_adapter", f"{self._file}: {self.whole[name]} is not finite; {FIX}")
@@ -116,7 +125,7 @@ class Adapter:
         return sum(prod(self._tensors.places[name].shape) for name in self.whole.values())
 
     def read_layer(self, name: str) -> dict[str, torch.Tensor]:
-        """Return what is added to a weight, by part; nothing if it is zero."""
+        """Return the parts that are added to a weight, by name; {} if they change nothing."""
         layer, prefix = self.layers[name]
         parts = {part.removeprefix(prefix): self._tensors.read(part) for part in self._parts(prefix)}
         if not parts["lora_B.weight"].any() and len(parts) == 2:
@@ -129,10 +138,11 @@ class Adapter:
 
     @torch.no_grad()
     def merge(self, name: str, weight: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
-        """Return the merged weight, and by how much it changes what the layer computes with the adapter beside it.
+        """Return the merged weight, and the difference that merging makes.
 
-        The difference is relative, over random inputs, so that no direction of the weight is missed. Experts have no
-        output of their own; their weights are compared. Raises DataError if the merged weight is not finite.
+        The difference is between the outputs of the merged layer and of the layer with the unmerged adapter. It is
+        relative, over random inputs, so that no direction of the weight is missed. Experts have no separate output, so
+        their weights are compared. Raises DataError if the merged weight is not finite.
         """
         with self._filled(name, weight.to(torch.float32, copy=True)) as layer:
             base, attribute = layer.get_base_layer(), name.rpartition(".")[2]
@@ -156,7 +166,10 @@ class Adapter:
 
     @contextmanager
     def _filled(self, name: str, weight: torch.Tensor) -> Iterator[Any]:
-        """Give a layer its weight and its adapter in this context; its bias, which does not change, is zero."""
+        """Give a layer its weight and its adapter in this context.
+
+        Its bias does not change and is zero.
+        """
         layer, prefix = self.layers[name]
         base = layer.get_base_layer()
         attribute = name.rpartition(".")[2]
@@ -178,7 +191,10 @@ class Adapter:
 
 
 def read_config(folder: Path) -> LoraConfig:
-    """Read adapter_config.json. Raises DataError."""
+    """Read adapter_config.json.
+
+    Raises DataError.
+    """
     if not (folder / CONFIG).is_file():  # PEFT would look for it on the Hub
         raise DataError("damaged_adapter", f"{folder / CONFIG}: is missing; {FIX}")
     try:
@@ -191,7 +207,10 @@ def read_config(folder: Path) -> LoraConfig:
 
 
 def rounded(value: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
-    """Return a tensor in another precision. Raises DataError if it is too large for it."""
+    """Return a tensor in another precision.
+
+    Raises DataError if its values are too large for fp16.
+    """
     if value.dtype == dtype:
         return value
     new = value.to(dtype)
@@ -203,7 +222,7 @@ def rounded(value: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
 
 
 def described(adapter: Adapter) -> str:
-    """Return the adapter in words."""
+    """Return a short description of an adapter."""
     variant = "DoRA" if adapter.config.use_dora else "rsLoRA" if adapter.config.use_rslora else "LoRA"
     weights = counted(len(adapter.layers), "weight")
     whole = f", and {' and '.join(sorted(adapter.whole))} as a whole" if adapter.whole else ""

@@ -1,10 +1,11 @@
-"""Find out which weights of a model the tensors of its files become.
+"""Map the tensors of a model's files to the weights of the model.
 
     names in the files, the model without weights ─groups_of─▶ [Group, …] ─load─▶ weights of the model, by name
                                                                           ◀─store─ tensors of the files
 
-transformers renames most tensors at most. Those of experts it stacks, and other architectures split or transpose some:
-such a group is converted, changed, and converted back, so that the merged files have the names of the base's.
+transformers renames most tensors or loads them as they are. It stacks the tensors of experts, and splits or transposes
+tensors of some architectures. Such a group is converted, changed, and converted back, so that the merged files have the
+same tensor names as the files of the base model.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from train.merge.weights.tensor_files import Place
 
 
 class NotInvertible(Exception):
-    """Weights of the model cannot be converted back to the tensors of its files."""
+    """Error if weights cannot be converted back to the tensors of the files."""
 
 
 @dataclass
 class Group:
-    """Tensors of the files that become one or more weights of the model together."""
+    """Tensors of the files that together become one or more weights of the model."""
 
-    first: str  # the first weight; of a tensor that the model does not load, its own name
+    first: str  # the first weight; the name of the tensor if the model does not load it
     converter: Any = None
     tensors: dict[str, str] = field(default_factory=dict)  # name in the files ─▶ pattern of the converter
     weights: tuple[str, ...] = ()
-    reads: str = ""  # the tensor that a new one starts from; else each starts from the one of its name
+    reads: str = ""  # the tensor that a new one starts from; if empty, each tensor is read by its own name
 
     def load(self, values: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
         """Return the weights of the model, by name."""
@@ -53,7 +54,10 @@ class Group:
         return {name: weight[0] if isinstance(weight, list) else weight for name, weight in found.items()}
 
     def store(self, weights: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-        """Return the tensors of the files. Raises NotInvertible if they would be others."""
+        """Return the tensors of the files.
+
+        Raises NotInvertible if their names differ from the names of the original tensors.
+        """
         if self.converter is None:
             return dict(zip(self.tensors, weights.values(), strict=True))
         found = revert_weight_conversion(model, dict(weights))
@@ -63,9 +67,9 @@ class Group:
 
 
 def groups_of(model: Any, places: dict[str, Place], adapted: Iterable[str]) -> list[Group]:
-    """Return the groups of all tensors, as transformers would load them into `model`, which has no weights.
+    """Return the groups of all tensors, as transformers would load them.
 
-    Raises NotInvertible if a group with adapted weights is not one to one.
+    `model` has no weights. Raises NotInvertible if a group with adapted weights cannot be converted back.
     """
     conversions = get_model_conversion_mapping(model)
     converters = [one for one in conversions if isinstance(one, WeightConverter)]
@@ -86,24 +90,27 @@ def groups_of(model: Any, places: dict[str, Place], adapted: Iterable[str]) -> l
 
 
 def files_of(model: Any, places: dict[str, Place]) -> dict[str, str]:
-    """Return, by name of the weight, the tensors of the files that are weights of the model as they are."""
+    """Return {weight: tensor} for all tensors that are loaded without conversion."""
     found = _renamed(model, places, get_model_conversion_mapping(model))
     return {weight: name for name, weight, pattern in found if pattern is None}
 
 
 def _renamed(model: Any, places: dict[str, Place], conversions: Sequence[Any]) -> Iterator[tuple[str, str, str | None]]:
-    """Yield each tensor with the first weight that it becomes, and the pattern of its converter, if it has one."""
+    """Yield (tensor, the first weight that it becomes, pattern of its converter)."""
     renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
     converters = [one for one in conversions if isinstance(one, WeightConverter)]
     weights, prefix = model.state_dict(), model.base_model_prefix
     for name in sorted(places, key=dot_natural_key):
         first, pattern = rename_source_key(name, renamings, converters, prefix, weights)
-        # Otherwise a renaming that does not mean this tensor, or one that the model does not load.
+        # Otherwise, a renaming matches a tensor that it does not mean, or the model does not load the tensor.
         yield (name, first, pattern) if first in weights else (name, name, None)
 
 
 def _checked(group: Group, model: Any, places: dict[str, Place], adapted: set[str]) -> list[Group]:
-    """Return a group with its weights; if none of them is adapted, its tensors one by one, which are copied."""
+    """Return a group with its weights, or one group per tensor.
+
+    If none of its weights is adapted, its tensors are copied one by one.
+    """
     if group.converter is None:
         return [group]
     empty = {name: torch.empty(places[name].shape, dtype=places[name].dtype, device="meta") for name in group.tensors}
@@ -114,7 +121,7 @@ def _checked(group: Group, model: Any, places: dict[str, Place], adapted: set[st
         back = group.store(found, model)
     except NotInvertible:
         raise
-    except Exception as error:  # each operation of transformers has its own
+    except Exception as error:  # each operation of transformers raises its own class
         raise NotInvertible(f"{group.first} cannot be converted ({' '.join(str(error).split())[:160]})") from None
     for name, value in empty.items():
         if (back[name].shape, back[name].dtype) != (value.shape, value.dtype):

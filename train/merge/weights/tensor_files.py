@@ -1,9 +1,9 @@
-"""Read and write safetensors one tensor at a time; nothing is mapped into memory.
+"""Read and write safetensors one tensor at a time, without mapping files.
 
     folder of a model ─Tensors─▶ names, shapes, precisions ─read─▶ one tensor
     [Place, …] in the order of writing ─plan_shards─▶ [[Place, …], …], each at most 5 GB ─write_shards─▶ files, index
 
-The library writes a file only from all of its tensors at once.
+The safetensors library can write a file only from all of its tensors at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor in a file: its bytes are `start` to `start + bytes`."""
+    """Tensor in a file, stored at bytes `start` to `start + bytes`."""
 
     name: str
     dtype: torch.dtype
@@ -52,7 +52,10 @@ class Place:
 
 
 class Tensors:
-    """The tensors of some safetensors files, by name. Raises DataError, which names the file that is damaged."""
+    """Tensors of some safetensors files, by name.
+
+    Raises DataError, which names the damaged file.
+    """
 
     def __init__(self, files: Sequence[Path], reason: str, fix: str):
         self._reason, self._fix = reason, fix
@@ -61,7 +64,7 @@ class Tensors:
 
     def _places(self, file: Path) -> Iterator[Place]:
         try:
-            # Checks the header: sizes and offsets, and that the file ends with the last tensor.
+            # safe_open checks sizes and offsets in the header, and that the file ends with the last tensor.
             with safe_open(file, framework="pt"), file.open("rb") as opened:
                 size = int.from_bytes(opened.read(8), "little")
                 header = orjson.loads(opened.read(size))
@@ -99,7 +102,10 @@ class Tensors:
 
 
 def tensors_of_model(folder: Path) -> Tensors:
-    """Open the weights of a model, in the file that transformers would load. Raises DataError."""
+    """Open the weights of a model, in the files that transformers would load.
+
+    Raises DataError if they are missing or damaged.
+    """
     fix = "copy the model again"
     if (folder / ONLY).is_file():
         return Tensors([folder / ONLY], "bad_model", fix)
@@ -119,7 +125,10 @@ def tensors_of_model(folder: Path) -> Tensors:
 
 
 def plan_shards(places: Sequence[Place]) -> list[list[Place]]:
-    """Divide tensors into files of at most 5 GB, in their order; a larger tensor has a file of its own."""
+    """Divide tensors into files of at most 5 GB, in their order.
+
+    A larger tensor has its own file.
+    """
     shards: list[list[Place]] = []
     size = 0
     for place in places:
@@ -132,9 +141,10 @@ def plan_shards(places: Sequence[Place]) -> list[list[Place]]:
 
 
 def write_shards(folder: Path, places: Sequence[Place], tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """Write `tensors`, which come in the order of `places`, and then the index if there are several files.
+    """Write `tensors`, and then the index if there are several files.
 
-    Their offsets must be multiples of their precisions, so precisions must not widen in this order.
+    The tensors come in the order of `places`. The offset of a tensor must be a multiple of the size of its precision,
+    so precisions must not widen in this order.
     """
     shards = plan_shards(places)
     names = [ONLY] if len(shards) == 1 else [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in _from_1(shards)]

@@ -1,9 +1,10 @@
-"""Find out which weights of a model are one, and whether they still are with the adapter.
+"""Find the tied weights of a model, and whether they stay tied with the adapter.
 
-    ties of the model, what the adapter changes ─find_ties─▶ Ties: settings that separate them, weights to add, to omit
+    ties of the model, changes of the adapter ─find_ties─▶ Ties: settings that separate them, weights to add, to omit
 
-If the adapter changes tied weights in the same way, they stay tied. Otherwise each is stored for itself, if the
-architecture has a setting for that. Zamba uses a block in several layers and has none; Zamba 2 has num_mem_blocks.
+If the adapter changes tied weights in the same way, they stay tied. Otherwise, each weight is stored separately, if the
+architecture has a setting for that. Zamba uses a block in several layers and has no such setting. Zamba 2 has
+num_mem_blocks.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from train.merge.weights.tensor_files import Tensors
 
 @dataclass
 class Ties:
-    """How the tied weights of a model are stored in the merged one; names are those of weights of the model."""
+    """Storage of the tied weights of a model in the merged model.
 
-    settings: dict[str, Any] = field(default_factory=dict)  # of config.json, which separate weights
+    All names are names of weights of the model.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)  # settings in config.json that separate weights
     copies: dict[str, str] = field(default_factory=dict)  # new weight ─▶ the tensor of the files that it starts from
     dropped: set[str] = field(default_factory=set)  # weights that the separated model does not use
-    same: set[str] = field(default_factory=set)  # weights that remain another one, under which they are stored
+    same: set[str] = field(default_factory=set)  # weights that are stored under the name of a tied weight
 
     def apply(self, config: Any) -> None:
         """Set the settings in a config of transformers."""
@@ -43,7 +47,7 @@ class Ties:
         return sum(tensors.places[source].bytes for source in self.copies.values())
 
     def described(self) -> str:
-        """Return in words what is separated; empty if nothing is."""
+        """Return a description of the separated weights; "" if there are none."""
         if not self.settings:
             return ""
         settings = ", ".join(f"{name}: {value}" for name, value in self.settings.items())
@@ -77,7 +81,7 @@ def find_ties(model: Any, tensors: Tensors, adapter: Adapter) -> Ties:
     with torch.device("meta"):
         separate = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     weights, tied = separate.state_dict(), separate.all_tied_weights_keys
-    # Zamba 2 has a slot for each layer in each block, and uses that of the layer: the others are omitted.
+    # Zamba 2 has a slot for each layer in each block, but uses only the slot of the layer. The other slots are omitted.
     ties.dropped = model.state_dict().keys() - weights.keys()
     ties.same = same & tied.keys()
     for names in groups.values():
@@ -95,7 +99,7 @@ def _are_equal(tensors: Tensors, names: list[str]) -> bool:
 
 
 def _change_alike(adapter: Adapter, names: Sequence[str]) -> bool:
-    """Return whether the adapter changes all these weights, which are equal, to the same."""
+    """Return whether the adapter changes all these equal weights in the same way."""
     first = _change(adapter, names[0])
     return all(
         one.keys() == first.keys() and all(torch.equal(value, one[part]) for part, value in first.items())
@@ -104,21 +108,24 @@ def _change_alike(adapter: Adapter, names: Sequence[str]) -> bool:
 
 
 def _change(adapter: Adapter, name: str) -> dict[str, torch.Tensor]:
-    """Return the tensors that define what the adapter makes of a weight; none if it stays as it is."""
+    """Return the tensors that define the change of a weight; {} if it is unchanged."""
     if name in adapter.whole:
         return {"whole": adapter.read_whole(name)}
     return adapter.read_layer(name) if name in adapter.layers else {}
 
 
 def _settings(model: Any, adapter: Adapter, parted: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return the settings of the config that separate these weights. Raises DataError if there are none."""
+    """Return the settings of the config that separate these weights.
+
+    Raises DataError if there are none.
+    """
     config = model.config.get_text_config()
     names = {name for group in parted for name in group}
     if hasattr(config, "num_mem_blocks") and all(".shared_transformer." in name for name in names):
         return {"num_mem_blocks": len(config.hybrid_layer_ids)}
     tied = {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
     embeddings = model.get_input_embeddings().weight
-    # This setting separates all tied weights of a model.
+    # This setting separates all tied weights of a model, so all of them must be embeddings.
     if tied == {name for name, value in model.named_parameters(remove_duplicate=False) if value is embeddings}:
         return {"tie_word_embeddings": False}
     alone = sorted({name.split(".")[-2] for name in adapter.layers.keys() - tied})

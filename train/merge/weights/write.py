@@ -3,7 +3,7 @@
     groups of tensors ─stream─▶ load one, add the adapter, round, convert back ─▶ shards    (a layer in memory)
     base model ─whole─▶ load it, add the adapter to each weight, round ─save_pretrained─▶ shards
 
-Both compute in fp32 and round once, from the weights as they are in the files of the base model.
+Both ways compute in fp32 from the weights in the files of the base model, and round once.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ from train.merge.weights.ties import Ties
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-# A merged layer may differ from one with the adapter beside it by the rounding of its weights, whose relative error is
-# at most 2^-9 (bf16) or 2^-12 (fp16), and by the order of sums in fp32. An output averages over many weights, so that
-# twice the largest error is never reached.
+# A merged layer may differ from a layer with the unmerged adapter by the rounding of its weights and by the order of
+# sums in fp32. The relative error of rounding is at most 2^-9 (bf16) or 2^-12 (fp16). An output averages over many
+# weights, so it never reaches twice the largest error.
 LAYER_LIMITS = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
 
 
 @dataclass
 class Written:
-    """How the weights were written, and by how much the layers differ."""
+    """Result of writing the weights, with the largest difference of a layer."""
 
     whole: str  # why the model was loaded as a whole; empty if it was not
     largest: float = 0.0
     layer: str = ""
 
     def compare(self, name: str, difference: float, dtype: torch.dtype) -> None:
-        """Record the difference of a layer. Raises DataError above the limit."""
+        """Record the difference of a layer.
+
+        Raises DataError if the difference is above the limit.
+        """
         if not difference <= LAYER_LIMITS[dtype]:
             raise DataError(
                 "merge_differs",
@@ -53,7 +56,7 @@ class Written:
 
 
 def main_precision(tensors: Tensors) -> torch.dtype:
-    """Return the precision that most bytes of a model are in."""
+    """Return the precision of most bytes of a model."""
     count = Counter[torch.dtype]()
     for place in tensors.places.values():
         count[place.dtype] += place.bytes
@@ -61,10 +64,11 @@ def main_precision(tensors: Tensors) -> torch.dtype:
 
 
 def precision_of(model: Any, tensors: Tensors, wanted: torch.dtype) -> Callable[[str, str], torch.dtype]:
-    """Return the new precision of a tensor, by its name in the files and that of its weight.
+    """Return a function that returns the new precision of a tensor.
 
-    Tensors in the main precision get the wanted one. Others keep theirs, such as the fp32 bias of a router in a bf16
-    model, and so does a weight that transformers loads in fp32 whatever is wanted.
+    It takes the name of the tensor in the files and the name of its weight. Tensors in the main precision get the
+    wanted precision. Other tensors keep their precision, such as the fp32 bias of a router in a bf16 model. A weight
+    that transformers always loads in fp32 also keeps its precision.
     """
     main = main_precision(tensors)
     kept = model._get_dtype_plan(wanted)
@@ -80,7 +84,10 @@ def precision_of(model: Any, tensors: Tensors, wanted: torch.dtype) -> Callable[
 def write_weights(
     folder: Path, base: Path, model: Any, tensors: Tensors, adapter: Adapter, ties: Ties, dtype: torch.dtype
 ) -> Written:
-    """Write the weights of base plus adapter to `folder`. Raises DataError or StorageError."""
+    """Write the weights of base plus adapter to `folder`.
+
+    Raises DataError or StorageError.
+    """
     try:
         adapted = {*adapter.layers, *adapter.whole} - ties.same - ties.copies.keys() - ties.dropped
         groups = [
@@ -94,7 +101,7 @@ def write_weights(
             for name in group.tensors:
                 read = group.reads or name
                 new[name] = replace(tensors.places[read], name=name, dtype=precision(read, group.weights[0]))
-        # Wide precisions come first (see `write_shards`); a group has one.
+        # Wide precisions come first (see `write_shards`). All tensors of a group have the same precision.
         groups.sort(key=lambda group: -new[next(iter(group.tensors))].dtype.itemsize)
         places = [new[name] for group in groups for name in group.tensors]
         write_shards(folder, places, _stream(groups, new, model, tensors, adapter, written))
@@ -113,7 +120,7 @@ def _stream(
     adapter: Adapter,
     written: Written,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of the merged files, of one group after the other."""
+    """Yield the tensors of the merged files, one group after another."""
     for group in groups:
         values = {name: tensors.read(group.reads or name) for name in group.tensors}
         adapted = [name for name in group.weights if name in adapter.layers or name in adapter.whole]
@@ -136,7 +143,7 @@ def _stream(
 
 
 def _merged(adapter: Adapter, name: str, weight: torch.Tensor, dtype: torch.dtype, written: Written) -> torch.Tensor:
-    """Return a weight with its adapter, or what it was trained to as a whole."""
+    """Return a weight with its adapter, or the weight that was trained as a whole."""
     if name in adapter.whole:
         return rounded(adapter.read_whole(name), dtype, name)
     merged, difference = adapter.merge(name, weight, dtype)
@@ -148,7 +155,10 @@ def _merged(adapter: Adapter, name: str, weight: torch.Tensor, dtype: torch.dtyp
 def _write_whole(
     folder: Path, base: Path, tensors: Tensors, adapter: Adapter, ties: Ties, dtype: torch.dtype, why: str
 ) -> Written:
-    """Load the whole model and save it. The fallback if the files of the base model cannot be written one by one."""
+    """Load the whole model, merge the adapter, and save the model.
+
+    This is the fallback if the files of the base model cannot be written one tensor at a time.
+    """
     written = Written(why)
     config = AutoConfig.from_pretrained(base, trust_remote_code=False)
     ties.apply(config)
@@ -163,10 +173,10 @@ def _write_whole(
             weight = model.get_parameter(name)
             weight.data = _merged(adapter, name, weight.data, dtype, written)
     for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if value.dtype == main:  # not what transformers keeps in fp32
+        if value.dtype == main:  # transformers keeps other weights in fp32
             value.data = rounded(value.data, dtype, name)
     model.config.dtype = dtype
     model.save_pretrained(folder, max_shard_size=SHARD_BYTES)
-    (folder / "config.json").unlink()  # written with the other files
+    (folder / "config.json").unlink()  # write_companions writes it
     (folder / "generation_config.json").unlink(missing_ok=True)
     return written

@@ -1,5 +1,5 @@
-"""Adapters: a frozen model becomes one with trainable weights.
+"""Adapters: give a frozen model trainable weights.
 
-In:  a loaded base model, the training settings, and perhaps the folder of an existing adapter.
-Out: the model with a LoRA adapter in fp32, and perhaps embeddings and head that are trained as a whole.
+In:  a loaded base model, the training settings, and optionally the folder of an existing adapter.
+Out: the model with a LoRA adapter in fp32, and optionally embeddings and head that are trained as a whole.
 """

@@ -3,8 +3,8 @@
     decoder ─target_layers─▶ names of its linear layers ──┐
             └target_experts─▶ names of weights of experts ┴─add_adapter─▶ PeftModel
 
-Nothing outside the decoder is adapted: neither the head nor, in a model that also sees or hears, its other towers. For
-new tokens, embeddings and head can be trained as a whole (`modules_to_save`).
+Nothing outside the decoder is adapted: neither the head nor, in a multimodal model, the towers for images and sound.
+For new tokens, embeddings and head can be trained as a whole (`modules_to_save`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tasks.core.suggest import suggest
 from train.config import TrainingConfig
 from train.model.adapters.existing_adapter import load_weights, read_adapter
 
-# Names of the projections in attention, in the families of transformers; some have q, k, and v in one.
+# Names of the attention projections in the model families of transformers. Some combine q, k, and v in one layer.
 ATTENTION = (
     "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "query_key_value", "c_attn", "W_pack", "Wqkv", "qkv",
 )  # fmt: skip
 
 
 def add_adapter(model: Any, config: TrainingConfig, base: Path | str = "") -> Any:
-    """Add a LoRA adapter, and freeze everything else.
+    """Add a LoRA adapter and freeze everything else.
 
-    It is that of `config.adapter`, which must have been trained on `base`, or a new one, initialized from
-    `config.seed`. Raises DataError if the model lacks a layer that the config names, or cannot have the adapter;
-    UsageError if the settings contradict an existing one.
+    The adapter is the one in `config.adapter`, which must have been trained on `base`, or a new one, initialized from
+    `config.seed`. Raises DataError if the model lacks a layer that the config names or cannot have the adapter,
+    UsageError if the settings contradict an existing adapter.
     """
     layers = target_layers(model, config.lora_targets)
     if not config.adapter:
@@ -55,7 +55,7 @@ def _new_adapter(model: Any, config: TrainingConfig, layers: list[str]) -> LoraC
     return LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
-        # The adapter of an expert's weights is added to them, so that there is nothing to drop.
+        # An adapter for the weights of experts is added to these weights, so there are no activations to drop.
         lora_dropout=0.0 if experts else config.lora_dropout,
         use_rslora=config.lora_variant == "rslora",
         use_dora=config.lora_variant == "dora",
@@ -68,11 +68,12 @@ def _new_adapter(model: Any, config: TrainingConfig, layers: list[str]) -> LoraC
 
 
 def _not_experts(model: Any, layers: list[str], wanted: str | list[str]) -> list[str]:
-    """Return the layers that PEFT can adapt. Raises DataError if the config names others.
+    """Return the layers that PEFT can adapt.
 
-    In DeepSeek V2 and V3, Qwen3-Next, and others, PEFT takes every layer named gate_proj, up_proj, or down_proj for an
-    expert of an old checkpoint, both when it makes an adapter and when it loads one. It would leave out dense layers
-    and shared experts, and adapt the stacked experts in their place, with twice the rank.
+    In DeepSeek V2 and V3, Qwen3-Next, and other models, PEFT takes every layer named gate_proj, up_proj, or down_proj
+    for an expert of an old checkpoint, both when it creates and when it loads an adapter. It would leave out dense
+    layers and shared experts, and adapt the stacked experts instead, with twice the rank. Raises DataError if the
+    config names such a layer.
     """
     taken = [name for name in sorted({layer.rpartition(".")[2] for layer in layers}) if _is_taken(model, name)]
     if wanted != "all" and taken:
@@ -88,13 +89,13 @@ def _is_taken(model: Any, name: str) -> bool:
     probe = LoraConfig(target_modules=[name])
     try:
         convert_peft_config_for_transformers(probe, model, None)
-    except ValueError:  # it would convert gate_proj only together with up_proj
+    except ValueError:  # PEFT converts gate_proj only together with up_proj
         return True
     return name not in (probe.target_modules or ())
 
 
 def left_out(model: Any) -> list[str]:
-    """Return the names of the linear layers in the decoder of an adapted model that have no adapter."""
+    """Return the names of the decoder's linear layers that have no adapter."""
     inside = (".base_layer", ".lora_", ".original_module", ".modules_to_save")
     found = _linear_layers(model.get_base_model())
     return [name for name in found if not any(part in name for part in inside)]
@@ -120,7 +121,7 @@ def _with_adapter(model: Any, lora: LoraConfig, config: TrainingConfig) -> Any:
             f"modules_to_save: the embeddings and the head of a {model.config.model_type} model have the same weights, "
             "which PEFT cannot train together; leave modules_to_save out",
         )
-    # PEFT copies them in the precision of the model.
+    # PEFT copies whole modules in the precision of the model, but trained weights must be fp32.
     for name, weights in found.named_parameters():
         if ".modules_to_save." in name:
             weights.data = weights.data.float()
@@ -128,15 +129,15 @@ def _with_adapter(model: Any, lora: LoraConfig, config: TrainingConfig) -> Any:
 
 
 def is_tied(model: Any) -> bool:
-    """Return whether embeddings and head are the same weights."""
+    """Return whether the embeddings and the head share their weights."""
     head = model.get_output_embeddings()
     return getattr(head, "weight", None) is model.get_input_embeddings().weight
 
 
 def whole_modules(model: Any, wanted: Sequence[str]) -> list[str]:
-    """Return the names of the modules to train as a whole: the embeddings, the head, or both.
+    """Return the names of modules to train as a whole: embeddings, head, or both.
 
-    If they have the same weights, one means both.
+    If the two share their weights, one name means both. Raises DataError for any other name.
     """
     names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
     known = [names[module] for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module]
@@ -153,7 +154,10 @@ def whole_modules(model: Any, wanted: Sequence[str]) -> list[str]:
 
 
 def target_layers(model: Any, wanted: str | Sequence[str]) -> list[str]:
-    """Return the full names of the linear layers to adapt: all, those of attention, or those with these names."""
+    """Return the full names of the linear layers to adapt.
+
+    `wanted` is "all", "attention", or a list of names. Raises DataError if no layer has a wanted name.
+    """
     found = _linear_layers(model)
     if wanted == "all":
         return found
@@ -178,7 +182,10 @@ def target_layers(model: Any, wanted: str | Sequence[str]) -> list[str]:
 
 
 def target_experts(model: Any) -> list[str]:
-    """Return names of the weights that hold all experts of a layer; such a weight is not a layer."""
+    """Return the names of weights that hold all experts of a layer.
+
+    These weights are parameters, not linear layers.
+    """
     return sorted(
         {
             f"experts.{weight}"
@@ -191,14 +198,15 @@ def target_experts(model: Any) -> list[str]:
 
 
 def _linear_layers(model: Any) -> list[str]:
-    """Return the full names of the linear layers of the decoder, except its head."""
+    """Return the full names of the linear layers of the decoder, except the head."""
     decoder = model.get_decoder()
     [prefix] = [name for name, module in model.named_modules() if module is decoder]
     modules, head = dict(decoder.named_modules()), model.get_output_embeddings()
     found = []
     for name, module in modules.items():
         parent = modules[name.rpartition(".")[0]]
-        # Mamba reads the weights of these layers and would ignore their adapter. Zamba 2 uses few of the others.
+        # Mamba reads the weights of these layers and would ignore their adapter. Zamba 2 uses only a few of the layers
+        # in `_adapter_list`.
         in_kernel = name.endswith(("out_proj", "dt_proj")) and hasattr(parent, "conv1d") and hasattr(parent, "D")
         in_kernel |= "_adapter_list." in name
         is_router = "Router" in type(module).__name__  # returns more than a tensor

@@ -1,9 +1,9 @@
-"""Start from the adapter of an earlier run, or of another tool.
+"""Start from the adapter of an earlier run or of another tool.
 
     folder ─read_adapter─▶ LoraConfig, checked against the settings ─add_adapter─▶ model ─load_weights─▶ fp32 weights
 
-Rank, alpha, variant, targets, and whole modules are those of the adapter. A setting that differs from its default must
-agree with them. The dropout is that of the settings, because the weights do not depend on it.
+The adapter determines rank, alpha, variant, targets, and whole modules. A setting that differs from its default must
+agree with the adapter. The settings determine the dropout, because the weights do not depend on it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from train.model.digests import adapter_files, folder_digest
 
 
 def read_adapter(folder: Path, config: TrainingConfig, base: Path | str) -> LoraConfig:
-    """Read the settings of an adapter, and check that they agree with those of the run.
+    """Read the settings of an adapter, and check them against the settings of the run.
 
-    Raises DataError if they cannot be read or belong to another base model, UsageError if they differ.
+    Raises DataError if the adapter cannot be read or belongs to another base model, UsageError if the settings differ.
     """
     _, path = adapter_files(folder)
     try:
@@ -52,7 +52,10 @@ def read_adapter(folder: Path, config: TrainingConfig, base: Path | str) -> Lora
 
 
 def _whole(lora: LoraConfig, config: TrainingConfig) -> list[str] | None:
-    """Return the modules that an adapter has as a whole; the config's, if they are the same."""
+    """Return the modules that an adapter trains as a whole; None if there are none.
+
+    If the config names the same modules, the names of the config are returned.
+    """
     theirs = sorted({name.rpartition(".")[2] for name in lora.modules_to_save or ()})
     ours = config.modules_to_save
     # If embeddings and head have the same weights, one name means both.
@@ -61,14 +64,14 @@ def _whole(lora: LoraConfig, config: TrainingConfig) -> list[str] | None:
 
 
 def _check_base(path: Path, recorded: str | None, base: Path | str) -> None:
-    """Raise DataError if an adapter was trained on another model, as far as that can be known."""
+    """Raise DataError if an adapter is known to be trained on another model."""
     if not recorded:
         return
     there, here = Path(recorded), Path(base)
     if there.is_dir() and here.is_dir():
         same = there.resolve() == here.resolve() or folder_digest(there) == folder_digest(here)
     else:
-        # A folder may be a copy of what the other name means; its shapes are compared later.
+        # A folder may be a copy of the model that the other name refers to. Shapes are compared later.
         same = there.is_dir() or here.is_dir() or there.is_absolute() or recorded == str(base)
     if not same:
         raise DataError(
@@ -77,10 +80,10 @@ def _check_base(path: Path, recorded: str | None, base: Path | str) -> None:
 
 
 def load_weights(model: Any, folder: Path, config: TrainingConfig, targets: list[str]) -> None:
-    """Load the weights of an adapter into a model that has one of this kind.
+    """Load the weights of an adapter into a model with an adapter of the same kind.
 
     `targets` are the layers that `config.lora_targets` names. Raises DataError if the weights belong to another model,
-    UsageError if they are on other layers.
+    UsageError if they belong to other layers.
     """
     path, _ = adapter_files(folder)
     try:
