@@ -27,7 +27,7 @@ from typing import Any
 import luigi
 
 from pipeline import events, settings, training
-from pipeline.engines.engine import is_remote, leave, open_engine
+from pipeline.engines.engine import is_remote, leave, open_engine, prepare
 from pipeline.progress.time_left import sizes_of
 from pipeline.run_guard import guard
 from tasks import stages
@@ -282,6 +282,7 @@ class PackCorpus(_Sized):
             stages.claim(self.recipe)
             if self._prepared != guard.run:  # once, before the workers are forked
                 self.stage.prepare()
+                prepare(self.on)
                 self._prepared = guard.run
             events.announce(self.recipe)
             events.proven(stages.open_encoder(self.recipe))

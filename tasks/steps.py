@@ -314,6 +314,10 @@ class Outcome:
     error: PackError | None = None
 
 
+def load_modules() -> None:
+    """Do nothing. To call this in another process loads the modules of the steps there."""
+
+
 def attempt(step: Step) -> Outcome:
     """Run a step and return its figures or its error.
 

@@ -93,7 +93,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out whole files that are not quick: importing torch alone takes seconds."""
-    return True if config.option.markexpr == QUICK and is_in(collection_path, SLOW + TRAINING) else None
+    left_out = (SLOW if "not slow" in config.option.markexpr else ()) + (
+        TRAINING if "not training" in config.option.markexpr else ()
+    )
+    return True if is_in(collection_path, left_out) else None
 
 
 def is_in(path: Path, places: tuple[str, ...]) -> bool:

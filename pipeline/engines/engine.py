@@ -78,6 +78,14 @@ def is_remote(on: str) -> bool:
     return on.startswith("ray://")
 
 
+def prepare(on: str) -> None:
+    """Connect to a remote engine, so that its workers start while the run does other things."""
+    if is_remote(on):
+        from pipeline.engines import on_ray
+
+        on_ray.join(on)
+
+
 def leave() -> None:
     """Close the connection to a remote engine, if there is one."""
     from pipeline.engines import on_ray

@@ -13,12 +13,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
 from pipeline.engines.engine import ATTEMPTS, PATIENCE, lost
 from tasks.core.errors import InputMissing, PackError, PartMissing
-from tasks.steps import Outcome, Step, attempt
+from tasks.steps import Outcome, Step, attempt, load_modules
 from tasks.storage.files import remove_abandoned
 
 # Steps to submit per CPU, so that the next step starts without waiting for the driver.
@@ -31,6 +32,37 @@ LEAVING = 2.0
 
 # The cluster that this process has joined.
 _joined = ""
+
+
+def join(on: str) -> Any:
+    """Join a cluster, unless this process has joined it, and return the ray library.
+
+    The cluster starts a worker for each CPU and loads our modules there, while this process continues: that takes
+    seconds. Raises PartMissing if Ray is not installed, and InputMissing if no cluster answers.
+    """
+    global _joined
+    # Otherwise, Ray would print a native stack trace at every SIGTERM, before our message.
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    try:
+        ray: Any = import_module("ray")
+    except ImportError:
+        raise PartMissing(
+            "library_missing", f"--on {on}: Ray is not installed; run: pip install 'packcorpus[ray]'"
+        ) from None
+    if _joined == on:
+        return ray
+    leave()
+    try:
+        with _our_signals():
+            address = "auto" if on == "ray://auto" else on
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+    except (ConnectionError, TimeoutError, OSError, ValueError, RuntimeError) as error:
+        raise InputMissing("no_cluster", f"--on {on}: no Ray cluster answers: {_first_line(error)}") from None
+    _joined = on
+    load = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(load_modules)
+    for _ in range(int(ray.cluster_resources().get("CPU", 1))):
+        load.remote()
+    return ray
 
 
 def leave() -> None:
@@ -53,39 +85,15 @@ class OnRay:
     """
 
     def __init__(self, on: str):
-        # Otherwise, Ray would print a native stack trace at every SIGTERM, before our message.
-        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-        try:
-            import ray
-        except ImportError:
-            raise PartMissing(
-                "library_missing", f"--on {on}: Ray is not installed; run: pip install 'packcorpus[ray]'"
-            ) from None
-        self._ray: Any = ray
         self._on = on
         self._cpus, self._asked = 1, -REFRESH
         self._running: dict[Any, int] = {}  # numbers in `_steps`
         self._steps: Sequence[Step] = ()
 
     def __enter__(self) -> Self:
-        if _joined != self._on:
-            leave()
-            self._join()
+        self._ray = join(self._on)
         self._attempt = self._ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1, scheduling_strategy="SPREAD")(attempt)
         return self
-
-    def _join(self) -> None:
-        global _joined
-        address = "auto" if self._on == "ray://auto" else self._on
-        try:
-            with _our_signals():
-                self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
-        except (ConnectionError, TimeoutError, OSError, ValueError, RuntimeError) as error:
-            raise InputMissing(
-                "no_cluster",
-                f"--on {self._on}: no Ray cluster answers: {_first_line(error)}",
-            ) from None
-        _joined = self._on
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
