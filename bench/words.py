@@ -1,14 +1,16 @@
-"""Find words that this project does not use, with the word to use instead.
+"""Find words that this project does not use, and docstrings with a long summary.
 
-    python bench/words.py [FILE…]        every FILE:LINE with such a word; exit code 1 if there is one
+    python bench/words.py [FILE…]        prints FILE:LINE of each problem; exit code 1 if there is one
 
 The script reads the identifiers, comments, and texts of all source and documentation files. It finds a word in any case
-and as part of a name (`is_told`), but not within another word (`recommend`). EXCUSED lists the files that must have
-such a word.
+and as part of a name (`is_told`), but not within another word (`recommend`), and prints the word to use instead.
+EXCUSED lists the files that must have such a word. The summary of a docstring is its first line, with at most SUMMARY
+characters; ruff checks the rest of its form.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -27,6 +29,9 @@ PLACES = (
     "tests/**/*",
     "train/**/*",
 )
+
+# The maximum length of the first line of a docstring, in characters.
+SUMMARY = 80
 
 WORDS = {
     r"told|(?<!\.)(?<!def )tells?(?! apart| whether| which)|telling": "report, show, or print",
@@ -89,6 +94,15 @@ def find(text: str) -> Iterator[tuple[int, str, str]]:
             yield number, match[0], suggestions[int(str(match.lastgroup)[1:])]
 
 
+def long_summaries(source: str) -> Iterator[tuple[int, int]]:
+    """Yield (line, characters) of each docstring with a summary that is too long."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            summary = (ast.get_docstring(node) or "").partition("\n")[0]
+            if len(summary) > SUMMARY:
+                yield node.body[0].lineno, len(summary)
+
+
 def files() -> Iterator[Path]:
     for place in PLACES:
         yield from (path for path in sorted(ROOT.glob(place)) if path.suffix in SUFFIXES or path.name == "Makefile")
@@ -100,13 +114,16 @@ def main() -> int:
         if not path.is_file() or "site-packages" in path.parts:
             continue
         name = path.relative_to(ROOT).as_posix()
-        excused = EXCUSED.get(name)
-        for line, word, suggestion in find(path.read_text(encoding="utf-8")):
+        excused, text = EXCUSED.get(name), path.read_text(encoding="utf-8")
+        for line, word, suggestion in find(text):
             if excused is None or (excused and word.lower() != excused):
                 print(f'{name}:{line}: "{word}": {suggestion}')
                 found += 1
+        for line, characters in long_summaries(text) if path.suffix == ".py" else ():
+            print(f"{name}:{line}: the first line of the docstring has {characters} characters; at most {SUMMARY}")
+            found += 1
     if found:
-        print(f"{found} words to replace", file=sys.stderr)
+        print(f"{found} problems", file=sys.stderr)
     return int(bool(found))
 
 

@@ -315,7 +315,7 @@ class Outcome:
 
 
 def load_modules() -> None:
-    """Do nothing. To call this in another process loads the modules of the steps there."""
+    """Do nothing; calling this in another process loads all modules there."""
 
 
 def attempt(step: Step) -> Outcome:

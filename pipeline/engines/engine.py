@@ -79,7 +79,10 @@ def is_remote(on: str) -> bool:
 
 
 def prepare(on: str) -> None:
-    """Connect to a remote engine, so that its workers start while the run does other things."""
+    """Connect to a remote engine before it is used, if `on` names one.
+
+    Its workers start while the run does other work.
+    """
     if is_remote(on):
         from pipeline.engines import on_ray
 

@@ -42,7 +42,10 @@ class Sample(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """A sample as the text that the template writes. Trained ranges that touch are one range."""
+    """A sample as the text that the template writes.
+
+    Trained ranges that touch are one range.
+    """
 
     text: str
     ranges: list[tuple[int, int]]
@@ -50,7 +53,10 @@ class Rendered(NamedTuple):
 
 
 class ToRender(NamedTuple):
-    """A conversation to be rendered, its trained turns, and the samples that it is expected to have."""
+    """A conversation to be rendered, and its trained turns.
+
+    `expected` are the samples that it should have, if they are known.
+    """
 
     conversation: Conversation
     trained: Sequence[bool]

@@ -161,7 +161,10 @@ class Filling:
         return self.is_guess or (self.unusual is not None and found[0].digest % COMPARED == 0)
 
     def confirm(self, is_right: bool) -> None:
-        """Note whether a rendering had the samples of a guess. A guess that is nearly always wrong is given up."""
+        """Note whether a rendering had the samples of a guess.
+
+        A guess that is nearly always wrong is given up.
+        """
         self._wrong = max(0, self._wrong + (-1 if is_right else 1))
 
     @property
@@ -267,7 +270,10 @@ class Frames(dict[tuple[str, ...], Filling | None]):
     def filled(
         self, conversation: Conversation, trained: Sequence[bool]
     ) -> tuple[list[Prepared], Filling] | tuple[None, None]:
-        """Return the samples of a conversation and their filling, or None if the conversation cannot be filled in."""
+        """Return the samples of a conversation and their filling.
+
+        Returns None for both if the conversation cannot be filled in.
+        """
         if not self.known or len(conversation.messages) > MOST_SHAPES:
             return None, None
         apart = self._template.separate(conversation)
@@ -358,7 +364,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
 
 
 def rendering_of(sample: Prepared, encoder: Encoder) -> Rendered:
-    """Return the text that a template writes for a sample, and the ranges that are trained on."""
+    """Return the text that a template writes for a sample, and its trained ranges."""
     shape, texts, pieces, place = sample.shape, iter(sample.texts), list[str](), 0
     ranges: list[tuple[int, int]] = []
     count = len(shape.tokens) - shape.separator

@@ -168,7 +168,10 @@ class Preparer:
     def prepared(
         self, pending: Pending, samples: list[Sample] | Reject | PackError | None
     ) -> list[Prepared] | Reject | PackError:
-        """Prepare the samples that the template has rendered; None if they are the expected ones."""
+        """Prepare the samples that the template has rendered.
+
+        `samples` is None if they are the expected samples.
+        """
         is_guess = pending.filling is not None and pending.filling.is_guess
         if pending.filling and is_guess:
             pending.filling.confirm(samples is None)

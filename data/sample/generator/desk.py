@@ -14,14 +14,17 @@ Turns = list[tuple[str, str]]
 
 
 class Desk:
-    """The one source of chance. `deal` goes through a list in a shuffled order before it repeats anything."""
+    """The only source of random choices.
+
+    `deal` returns all items of a list in a shuffled order before it repeats an item.
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed).random
         self._decks: dict[str, list[int]] = {}
 
     def between(self, low: int, high: int) -> int:
-        """An integer from `low` to `high`, both included."""
+        """Return an integer from `low` to `high`, both included."""
         return low + int(self._random() * (high - low + 1))
 
     def chance(self, share: float) -> bool:
@@ -51,7 +54,10 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """Pairs of question and answer. `brief` answers the first question correctly in as few words as possible."""
+    """Pairs of a question and an answer.
+
+    `brief` is the shortest correct answer to the first question.
+    """
 
     turns: Turns
     brief: str

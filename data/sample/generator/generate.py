@@ -1,10 +1,10 @@
-"""Writes the sample corpus: 300 conversations made for packcorpus, in every record format and container it reads.
+"""Write the sample corpus: 300 conversations in all record formats and containers.
 
     Desk (seed 42) → makers → Dialogue → record format → file
 
-A maker (makers/) invents one small task and works out its answer, so that every sum, date, conversion and program in
-the corpus is computed here and can be checked again (tests/test_sample.py does). A `Dialogue` knows nothing of formats;
-record_formats.py turns it into records.
+A maker (makers/) invents one small task and works out its answer. Every sum, date, conversion and program in the corpus
+is therefore computed here, and tests/test_sample.py checks them again. A `Dialogue` is independent of formats;
+record_formats.py converts it to records.
 
     python data/sample/generator/generate.py [FOLDER]        # default: data/sample
 
@@ -53,7 +53,7 @@ def json_array(records: Iterable[Record]) -> bytes:
 
 
 def gzipped(data: bytes) -> bytes:
-    """A header without name and time."""
+    """Return a header without name and time."""
     out = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=out, mtime=0) as file:
         file.write(data)

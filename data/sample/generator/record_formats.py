@@ -19,7 +19,10 @@ def message(role: str, content: str | None, **more: object) -> Record:
 
 
 def chat_record(d: Desk, talk: Dialogue) -> Record:
-    """OpenAI `messages`: some with a system prompt, some with names, some with an answer that is not to be learned."""
+    """Return a record with OpenAI `messages`.
+
+    Some records have a system prompt, some have names, and some have an answer that is not trained on.
+    """
     messages = [message("system", d.pick(SYSTEMS))] if talk.lang == "en" and d.chance(0.4) else []
     names = d.some(PEOPLE, 2) if d.chance(0.15) else []
     draft = not names and d.chance(0.2)
@@ -48,7 +51,10 @@ def sharegpt_record(d: Desk, talk: Dialogue) -> Record:
 
 
 def alpaca_record(d: Desk, talk: Dialogue) -> Record:
-    """The last turn is instruction and output, the ones before it are `history`; a quoted block becomes `input`."""
+    """Return a record with the last turn as `instruction` and `output`.
+
+    Earlier turns become `history`, and a quoted block becomes `input`.
+    """
     *before, (ask, answer) = talk.turns if d.chance(0.4) else talk.turns[:1]
     instruction, _, given = ask.partition("\n\n")
     record: Record = {"instruction": instruction, "input": given, "output": answer}
@@ -125,7 +131,10 @@ def dolly_record(d: Desk, category: str) -> Record:
 
 
 def oasst_record(d: Desk, talk: Dialogue, number: int) -> Record:
-    """A message tree. Where a prompt has several replies the full one has rank 0; any of them may come first."""
+    """Return a message tree.
+
+    If a prompt has several replies, the complete reply has rank 0. Replies are in any order.
+    """
     made = 0
 
     def node(text: str, role: str, replies: list[Record], rank: int | None = None) -> Record:

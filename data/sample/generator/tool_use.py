@@ -36,7 +36,7 @@ TOOLS = {
 
 
 class Step(NamedTuple):
-    """One turn with tools: a question, the calls with what they return, and the answer."""
+    """One turn with tools: a question, the calls with their results, and the answer."""
 
     ask: str
     calls: list[tuple[str, Record, Record]]

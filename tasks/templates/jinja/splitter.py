@@ -22,7 +22,10 @@ Ranges = Sequence[tuple[int, int]]
 
 
 class _Cut(NamedTuple):
-    """The spans of a text and their ends. `edge` is the start of its first trained range."""
+    """The spans of a text and their ends.
+
+    `edge` is the start of the first trained range.
+    """
 
     text: str
     edge: float

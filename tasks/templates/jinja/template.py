@@ -140,7 +140,10 @@ class JinjaTemplate(Template):
         return results_of([self._steps(*each) for each in conversations], self._renderer)
 
     def _steps(self, conversation: Conversation, trained: Sequence[bool], expected: Sequence[Rendered] | None) -> Steps:
-        """Yield jobs and pieces, receive the results, and return the samples, or None if they are as expected."""
+        """Yield jobs and pieces, receive the results, and return the samples.
+
+        Returns None if the samples are as expected.
+        """
         if conversation.messages[0].role == "text":
             return [Sample(plain_text(conversation, trained, self.encoder))]
         conversation, trained, added = self.adjust.of(conversation, trained)
@@ -169,7 +172,10 @@ class JinjaTemplate(Template):
     def _rendered(
         self, conversation: Conversation, trained: Sequence[bool], expected: Sequence[Rendered] | None
     ) -> Steps:
-        """Return the samples of a conversation that is rendered as a whole, or None if they are as expected."""
+        """Return the samples of a conversation that is rendered as a whole.
+
+        Returns None if the samples are as expected.
+        """
         broken = self._broken(conversation)
         breaker = broken.breaker
         turns = [k for k, flag in enumerate(trained) if flag != self._all]
@@ -598,7 +604,7 @@ class JinjaTemplate(Template):
                 )
 
     def _has_text(self, answer: str) -> bool:
-        """Return whether an answer has any text that is neither white space nor a control string."""
+        """Return whether an answer has text other than white space and controls."""
         start = answer.lstrip()
         if start and not self.encoder.control_pattern.match(start):
             return True
@@ -639,7 +645,10 @@ def _of_data(samples: list[Sample], added: int) -> list[Sample]:
 
 
 def _with_added(samples: Sequence[Rendered], added: int) -> list[Rendered]:
-    """Return samples with the numbers that their turns have after messages were added, as `_of_data` reverses."""
+    """Return samples with the numbers of their turns after messages were added.
+
+    `_of_data` is the opposite.
+    """
     return [sample._replace(turn=None if sample.turn is None else sample.turn + added) for sample in samples]
 
 

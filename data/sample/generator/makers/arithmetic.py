@@ -1,4 +1,4 @@
-"""Makers of sums, products, divisions, percentages, fractions, and factors, worked out step by step."""
+"""Make exercises in arithmetic, with answers that show each step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from writing import PEOPLE, asked, digits, fenced, money, plain, result
 
 
 def follow_up(d: Desk, value: int) -> tuple[str, str, int]:
-    """A question about the number that the last answer ended with, its answer, and the new number."""
+    """Return a question about the last result, its answer, and the new result."""
     n, k = d.between(11, 480), d.between(3, 12)
     kind = d.between(0, 5)
     if kind == 0:

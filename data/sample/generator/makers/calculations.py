@@ -1,4 +1,4 @@
-"""Makers of other calculations: means, binary numbers, shopping, recipes, journeys, interest, and roots."""
+"""Make other calculations: means, binary numbers, shopping, journeys, and more."""
 
 from __future__ import annotations
 

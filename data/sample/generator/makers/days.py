@@ -192,7 +192,7 @@ PLANS: tuple[tuple[str, str, tuple[tuple[int, str, int], ...]], ...] = (
 
 
 def plan(d: Desk) -> Dialogue:
-    """A dated plan of several weeks: the long answers of the corpus."""
+    """Make a dated plan of several weeks, the long answers of the corpus."""
     what, unit, slots = d.deal("plan", PLANS)
     start = d.day(2024, 2030)
     start -= timedelta(start.weekday())

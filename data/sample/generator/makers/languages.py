@@ -10,7 +10,10 @@ from writing import long, weekday, words
 
 
 class Language(NamedTuple):
-    """How to ask in one language. Pairs are question and answer; `small` are pairs without anything to compute."""
+    """Questions and answers in one language.
+
+    `small` has pairs of a question and an answer with nothing to compute.
+    """
 
     days: str
     months: str

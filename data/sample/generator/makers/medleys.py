@@ -55,7 +55,7 @@ BRIDGES = ("Something else: ", "Another thing. ", "Next question. ", "Now for so
 
 
 def medley(d: Desk, most: int = 8) -> Dialogue:
-    """A long conversation that changes the subject several times."""
+    """Make a long conversation that changes the subject several times."""
     turns: Turns = []
     first = None
     for _ in range(d.between(most // 2, most)):
@@ -71,5 +71,5 @@ def medley(d: Desk, most: int = 8) -> Dialogue:
 
 
 def marathon(d: Desk) -> Dialogue:
-    """A few conversations that no row of 1,024 tokens holds."""
+    """Make a few conversations that are longer than a row of 1,024 tokens."""
     return medley(d, 26)

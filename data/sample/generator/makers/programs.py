@@ -10,7 +10,10 @@ from writing import asked, fenced
 
 
 class Task(NamedTuple):
-    """A function to write. `calls` are run to get the results that the answer shows; `cost` answers a follow-up."""
+    """A function to write.
+
+    `calls` are run, and the answer shows their results. `cost` answers a follow-up question.
+    """
 
     ask: str
     source: str

@@ -165,7 +165,10 @@ class Renderer:
             raise problem
 
     def _answer(self, kind: str, value: Any) -> Answer | Reject:
-        """Return the answer that a reply contains; raise DataError if the template must not be used."""
+        """Return the answer that a reply contains.
+
+        Raises DataError if the template must not be used.
+        """
         try:
             found = self._value_of(kind, value)
         except Reject as reject:
