@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tasks.config import Config
 from tasks.conversations.model import full_text
-from tasks.core.errors import PackError, Reject
+from tasks.core.errors import Reject
 from tasks.dry_run.model import SampleTokens
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
@@ -129,13 +129,12 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder, sizes: Emb
 
         unused = count_unused_keys(sample, weighted)
         for number, found in enumerate(preparer.prepare_all(record.value for record in sample.records)):
-            if isinstance(found, Reject):
+            if isinstance(found, list):
+                batch.add(number, found)
+            elif isinstance(found, Reject):
                 rejects.append((number, found))
-            elif isinstance(found, PackError):
-                raise type(found)(found.reason, f"{sample.records[number].place}: {found}")
             else:
-                for prepared in found:
-                    batch.add(number, prepared)
+                raise type(found)(found.reason, f"{sample.records[number].place}: {found}")
             if batch.is_full:
                 flush()
                 batch = Batch(encoder, receipt)

@@ -149,7 +149,7 @@ class Filling:
         formats: Sequence[Sequence[Any]],
         is_guess: bool = False,
     ):
-        self.is_guess, self._wrong = is_guess, 0
+        self.is_guess, self.is_given_up, self._wrong = is_guess, False, 0
         self._frames, self._layout, self._strips, self.unusual = frames, layout + "\0", strips, unusual
         self._objects, self._formats = objects, formats
         # Nearly always, there is one sample, which has every content once.
@@ -166,10 +166,7 @@ class Filling:
         A guess that is nearly always wrong is given up.
         """
         self._wrong = max(0, self._wrong + (-1 if is_right else 1))
-
-    @property
-    def is_given_up(self) -> bool:
-        return self._wrong > MOST_WRONG
+        self.is_given_up = self._wrong > MOST_WRONG
 
     def fill(self, contents: list[str]) -> list[Prepared] | None:
         """Return the samples of a plain conversation with these contents.
@@ -177,9 +174,8 @@ class Filling:
         Returns None if a content is blank, because then a template may write something else, and the turn is not
         trained on. Also returns None if a content is unusual, or if it is not valid text.
         """
-        for content in contents:
-            if not content or content.isspace():
-                return None
+        if not all(contents) or True in map(str.isspace, contents):
+            return None
         if self.unusual and self.unusual(contents):
             return None
         whole = self._layout + "\0".join(contents)

@@ -1,6 +1,6 @@
 """Encode prepared samples in batches.
 
-    add(number, prepared) ──▶ texts, tokens, trained ──encode()──▶ a record batch of a token file
+    add(number, samples) ──▶ texts, tokens, trained ──encode()──▶ a record batch of a token file
 
 Nearly always, a sample is a whole conversation. Ids, labels, and offsets are computed for a whole batch, from the few
 shapes of its conversations.
@@ -86,19 +86,18 @@ class Batch:
         self.encoder = encoder
         self.receipt = receipt
         self.characters = 0  # to be encoded
+        self.is_full = False
         self.records: list[int] = []
         self.rejects: list[tuple[int, Reject]] = []
         self._conversations: list[Prepared] = []
 
-    @property
-    def is_full(self) -> bool:
-        return self.characters >= BATCH_CHARACTERS
-
-    def add(self, record: int, prepared: Prepared) -> None:
-        """Add the conversation of record number `record`, or one of its samples."""
-        self.records.append(record)
-        self._conversations.append(prepared)
-        self.characters += prepared.characters
+    def add(self, record: int, samples: Sequence[Prepared]) -> None:
+        """Add the samples of the conversation of record number `record`."""
+        for prepared in samples:
+            self.records.append(record)
+            self._conversations.append(prepared)
+            self.characters += prepared.characters
+        self.is_full = self.characters >= BATCH_CHARACTERS
 
     def encode(self, schema: pa.Schema) -> pa.RecordBatch | None:
         """Return the whole batch as one record batch of the token file.

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.config import Config
-from tasks.core.errors import PackError, Reject
+from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.sources.model import Part
 from tasks.sources.parts import place_of, read_part
@@ -69,13 +69,12 @@ def tokenize_part(
             for numbers, records in reader.blocks():
                 unused.add(numbers, records, partial(place_of, part))
                 for number, found in zip(numbers, preparer.prepare_all(records), strict=False):
-                    if isinstance(found, Reject):
+                    if isinstance(found, list):  # first, because it is nearly always true
+                        batch.add(number, found)
+                    elif isinstance(found, Reject):
                         rejects.append([number, found.reason, found.message])
-                    elif isinstance(found, PackError):
-                        raise type(found)(found.reason, f"{place_of(part, number)}: {found}")
                     else:
-                        for prepared in found:
-                            batch.add(number, prepared)
+                        raise type(found)(found.reason, f"{place_of(part, number)}: {found}")
                     if batch.is_full:
                         flush(batch)
                         batch = Batch(encoder, receipt)

@@ -146,7 +146,7 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
                 raise DataError(
                     "other_versions", f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}"
                 ) from None
-            batch.add(number, prepare_spans(conversation, sample.spans, encoder))
+            batch.add(number, [prepare_spans(conversation, sample.spans, encoder)])
             number += 1
             if batch.is_full:
                 yield batch
