@@ -47,7 +47,7 @@ locked: .venv/.created
 	@echo 'installing the requirements of training (some minutes, about 2 GB)'; $(PIP) --editable '.[train]'
 	@touch $@
 
-extras: .venv/.train  ## add the requirements of Jinja templates and training (transformers, torch, and more)
+extras: .venv/.train  ## add the requirements of training (transformers, torch, and more)
 
 .venv/.report: .venv/.setup
 	@echo 'installing the requirements of the report'; $(PIP) --editable '.[report]'

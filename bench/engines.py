@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=1, help="enlarge the sources first (bench/enlarge.py)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--part-size", type=int, help="measure with parts of so many bytes, too")
+    parser.add_argument("--part-size", type=int, help="also measure with parts of this many bytes")
     options = parser.parse_args()
     config = options.config.resolve()
     with tempfile.TemporaryDirectory() as name:

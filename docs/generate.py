@@ -184,7 +184,7 @@ def config_page() -> str:
             "",
             *settings_table(source["properties"], source.get("required", [])),
             "",
-            "A file that is matched by several entries is read once. The guide",
+            "A file that matches several entries is read once. The guide",
             "[Mixtures and epochs](../guides/mixtures-and-epochs.md) explains `weight`, `limit` and `weighting`.",
             "",
             "### Keys of `balance`",
@@ -270,7 +270,7 @@ def cli_page() -> str:
     for task, about in (
         ("PackCorpus", "Pack a corpus. `packcorpus pack CONFIG` is the short form."),
         ("TrainAdapter", "Pack the corpus if necessary, then train an adapter in a separate process."),
-        ("DiagnoseTraining", "Pack the corpus if necessary, then find out by trials which settings train faster."),
+        ("DiagnoseTraining", "Pack the corpus if necessary, then find out by trial which settings train faster."),
     ):
         lines += [f"## luigi --module pipeline {task}", "", about, "", "```text", luigi_options(task), "```", ""]
     lines += ["`luigi --help-all` lists the options of Luigi itself.", ""]
@@ -285,8 +285,8 @@ def cli_page() -> str:
         "",
         "## python -m train diagnose",
         "",
-        "`packcorpus train diagnose CORPUS` is the short form of `python -m train diagnose --manifest CORPUS`. Besides",
-        "these options it takes the settings of `python -m train`. See [Why is training slow?](../guides/diagnose.md).",
+        "`packcorpus train diagnose CORPUS` is the short form of `python -m train diagnose --manifest CORPUS`. It also",
+        "accepts all settings of `python -m train`. See [Why is training slow?](../guides/diagnose.md).",
         "",
         "```text",
         train_help("diagnose").partition("\nsettings (")[0].partition("\n\n")[2].strip(),
@@ -320,12 +320,12 @@ def formats_page() -> str:
     lines += [f"| `{name}` | {cell(keys)} | {code(example)} |" for name, keys, example in conversation_formats()]
     lines += [
         "",
-        "If your keys have other names, map them with `columns` (ours → yours), for example",
+        "If your keys have different names, map them with `columns` (our name → your name), for example",
         "`columns: {instruction: frage, output: antwort}`. The names that can be mapped are",
         ", ".join(f"`{name}`" for name in column_names()) + ".",
-        "Within a message, `role`, `content`, `reasoning`, and `train` can be mapped as well.",
+        "Within a message, `role`, `content`, `reasoning`, `train`, and `loss_weight` can be mapped as well.",
         "",
-        "Names of roles that are known in any case, for every format with roles; `roles` adds others:",
+        "These role names are recognized in any case, in every format with roles. `roles` adds further names:",
         "",
         "| role | names |",
         "|---|---|",
@@ -371,18 +371,19 @@ def formats_page() -> str:
         "A control token that the tokenizer lacks is written as text and reported. EOS and BOS come from the",
         "tokenizer.",
         "",
-        "What the built-in templates do if the choice is not obvious:",
+        "Details of the built-in templates:",
         "",
         *NOTES.splitlines(),
-        "- The `name` of a message reaches Jinja templates only.",
-        "- SentencePiece text gets a leading space only if it begins a string of its own: at the start of a sample,",
+        "- Only Jinja templates receive the `name` of a message.",
+        "- SentencePiece adds a leading space only to text that begins a separate string: at the start of a sample,",
         "  after BOS in `llama2`, `alpaca`, and `plain`, and before a request of `mistral` whose first marker is text;",
         "  see `leading_space` in the [manifest](manifest.md). Tokenizers of Hugging Face follow their own rule.",
         "",
         "## Export formats",
         "",
-        "What [`packcorpus export --to`](../guides/export.md) writes for each split, and the reader that it was",
-        "compared with.",
+        "Files that [`packcorpus export --to`](../guides/export.md) writes for each split, and the reader that they "
+        "were",
+        "tested with.",
         "",
         "| `--to` | for | files and columns | one row is | labels are shifted by | bounds | reader |",
         "|---|---|---|---|---|---|---|",
@@ -400,11 +401,17 @@ def formats_page() -> str:
 # For each built-in template: the published rules that it follows, and the source of its rules for tools.
 FOLLOWED = {
     "chatml": ("ChatML, as the template of Qwen2.5", "Hermes, in the words of Qwen2.5"),
-    "llama2": ("the template of Llama 2", "none: as Hermes"),
-    "llama3": ("the template of Llama 3; later ones add a date: use `template: tokenizer`", "none: as Hermes"),
-    "zephyr": ("the template of Zephyr 7B beta", "none: as Hermes"),
-    "alpaca": ("Stanford Alpaca, with a line break after `### Response:` as in its successors", "none: as Hermes"),
-    "plain": ("none: contents one after another, EOS after each answer", "none: as Hermes"),
+    "llama2": ("the template of Llama 2", "no own rules; Hermes format"),
+    "llama3": (
+        "the template of Llama 3; later ones add a date: use `template: tokenizer`",
+        "no own rules; Hermes format",
+    ),
+    "zephyr": ("the template of Zephyr 7B beta", "no own rules; Hermes format"),
+    "alpaca": (
+        "Stanford Alpaca, with a line break after `### Response:` as in its successors",
+        "no own rules; Hermes format",
+    ),
+    "plain": ("none: contents one after another, EOS after each answer", "no own rules; Hermes format"),
     "mistral": (
         "mistral-common, version 3: Mistral 7B 0.3, Mixtral 8x22B, Codestral 22B, and, with a byte-level tokenizer, "
         "Nemo; for other versions use `template: tokenizer`",
@@ -416,20 +423,21 @@ FOLLOWED = {
 NOTES = """\
 - Turns keep their order. `llama2` and `mistral` join consecutive messages before an answer, except empty ones, with an
   empty line between them. `llama2` has BOS before each pair of a request and an answer; one of them may be missing.
-- None adds a system message that the data does not have, as Qwen2.5's own template does; `default_system` adds one.
-  `alpaca` and `mistral` ignore an empty system message. Only the first message is the system message of `alpaca`; a
-  later one has no heading.
-- White space around contents stays, except where the family removes it: `llama3` around every content; `llama2`
-  around all but the system message, and not between it and the request; `mistral` spaces after an answer.
-- Hermes: the tools are in the system message, calls are `<tool_call>` elements, and consecutive results are
-  `<tool_response>` elements of one user turn. JSON has a space after each comma and colon. A family without rules
-  for tools gets the same in its own frame; its results are a turn of `ipython` (`llama3`) or `<|tool|>`
-  (`zephyr`), or follow `### Tool result:` (`alpaca`). No line break is before calls without content.
-- `mistral` has all system messages and the tools in the last request, or at the start in a request of their own if
-  there is no user message, and the calls of the history have ids that the model does not write. If a trained turn or
-  its prompt is therefore written otherwise once more turns follow, each trained turn is a
-  [sample](../concepts/labels.md#one-sample-or-several) of its own, which `turns: together` refuses. A result that is
-  JSON, without the same key twice in an object, is written as JSON.
+- No built-in template adds a system message; Qwen2.5's own template does. Set `default_system` to add one. `alpaca`
+  and `mistral` ignore an empty system message. Only the first message is the system message of `alpaca`; a later one
+  has no heading.
+- White space around contents is kept, unless the family removes it: `llama3` removes it around every content;
+  `llama2` around all contents but the system message, and not between it and the request; `mistral` removes spaces
+  after an answer.
+- Hermes format: the tools are in the system message, calls are `<tool_call>` elements, and consecutive results are
+  `<tool_response>` elements of one user turn. JSON has a space after each comma and colon. For a family without tool
+  rules, the same text is written in the family's own frame. Its results are a turn of `ipython` (`llama3`) or
+  `<|tool|>` (`zephyr`), or follow `### Tool result:` (`alpaca`). Calls without content have no line break before them.
+- `mistral` writes all system messages and the tools in the last request or, without a user message, in a separate
+  request at the start. Calls in the history have IDs that the model does not write. If a trained turn or its prompt
+  is therefore written differently once more turns follow, each trained turn is a separate
+  [sample](../concepts/labels.md#one-sample-or-several), and `turns: together` is refused. A result that is valid JSON
+  without duplicate keys is written as JSON.
 """
 
 

@@ -108,7 +108,7 @@ def announce(recipe: Recipe) -> None:
     display.show(f"{config.name}: {files}, {size / 1e6:,.2f} MB, {parts} → {rows}, {shards}")
     if recipe.tokenizer_key is None and recipe.template.markers_as_text:
         markers = ", ".join(recipe.template.markers_as_text)
-        display.show(f"note: written as text, since the tokenizer has no such token: {markers}")
+        display.show(f"note: written as text, because the tokenizer lacks these tokens: {markers}")
     for line in recipe.notes:
         display.show(f"note: {line}")
 
@@ -116,7 +116,7 @@ def announce(recipe: Recipe) -> None:
 def proven(verdict: Verdict | None) -> None:
     """Print a note if gigatoken and the reference encode a text differently."""
     if verdict and verdict.differs:
-        message = f"note: {verdict.engine} encodes everything: gigatoken gives other tokens for {verdict.differs}"
+        message = f"note: {verdict.engine} encodes all texts, because gigatoken encodes {verdict.differs} differently"
         if _sent.first(message):
             display.show(message)
 
@@ -273,7 +273,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
 
         display.show(explain_samples(ledger.samples, tokens.packed))
     if unused := unused_keys(manifest.unused_keys):
-        display.show("keys that are not used, and how often they occurred:")
+        display.show("unused keys, with their counts:")
         hints = [*flag_hints(manifest.unused_keys), *loss_weight_hints(manifest.unused_keys)]
         for line in (*unused, *hints):
             display.show(line)
@@ -292,15 +292,15 @@ def _overlong(manifest: Manifest) -> Iterator[str]:
     conversations, tokens = manifest.ledger.conversations, manifest.ledger.tokens
     length, of_all = f"{manifest.sequence_length:,} tokens", max(1, tokens.encoded + tokens.rejected)
     if conversations.truncated:
-        share = f"{tokens.truncated:,} tokens, {100 * tokens.truncated / of_all:.2g} % of all"
+        lost = f"{tokens.truncated:,} tokens ({100 * tokens.truncated / of_all:.2g} % of all)"
         yield (
-            f"overlong: {counted(conversations.truncated, 'conversation')} cut to {length}, which leaves out {share}; "
+            f"overlong: {counted(conversations.truncated, 'conversation')} truncated to {length}, which drops {lost}; "
             "to keep them, raise sequence_length or set overlong: split"
         )
     if dropped := conversations.dropped.get("too_long"):
         yield (
-            f"overlong: {counted(dropped, 'conversation')} left out, longer than {length}; "
-            "to keep them, raise sequence_length or set overlong: split"
+            f"overlong: {counted(dropped, 'conversation')} longer than {length} dropped; to keep them, raise "
+            "sequence_length or set overlong: split"
         )
 
 
@@ -360,7 +360,7 @@ def _show_reused() -> None:
     """
     reused = counters.each("TokenizePart", "reused")
     if 0 < reused.sum() < len(reused):
-        display.show(f"reused {counted(int(reused.sum()), 'part')} of {len(reused):,} that earlier runs had tokenized")
+        display.show(f"reused {int(reused.sum()):,} of {len(reused):,} parts, tokenized by earlier runs")
 
 
 def _reused(name: str, stage: Stage) -> None:

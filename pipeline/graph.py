@@ -67,19 +67,19 @@ class _Step(luigi.Task):
     config = luigi.Parameter(description="Config of the corpus, a YAML file.")
     root = luigi.Parameter(
         default=".",
-        description="Project root, a folder or the URL of one in a bucket; data/ and manifests/ are below it.",
+        description="Project root: a folder, or the URL of a folder in a bucket. Contains data/ and manifests/.",
     )
     on = luigi.Parameter(
         default="workers",
         significant=False,
         config_path={"section": "packcorpus", "name": "on"},
-        description="Where parts and shards are made: workers (as many as --workers), workers:N, here (in one "
-        "process), luigi (a task for each), ray://auto, or ray://HOST:PORT. The corpus is the same.",
+        description="Engine that processes parts and shards: workers (--workers processes), workers:N, here (one "
+        "process), luigi (one task each), ray://auto, or ray://HOST:PORT. The corpus is the same with every engine.",
     )
     check_sources = luigi.BoolParameter(
         default=False,
         significant=False,
-        description="Hash every source again, also if its size and times are those of an earlier run.",
+        description="Hash every source again, even if its size and times have not changed since an earlier run.",
     )
     sequence_length = ""
 

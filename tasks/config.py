@@ -81,8 +81,8 @@ class Config(BaseModel):
     ]
     roles: Roles = Field(
         default_factory=dict,
-        description="Role → its names in all sources, such as {user: [customer], assistant: [agent]}; case is ignored, "
-        "and common names are known.",
+        description="Map of roles to their names in all sources, such as {user: [customer], assistant: [agent]}. Case "
+        "is ignored. Common names are recognized without this setting.",
     )
     tokenizer: str | None = Field(
         None,
@@ -97,15 +97,15 @@ class Config(BaseModel):
         1024,
         ge=SHORTEST_ROW,
         le=LONGEST_ROW,
-        description="Tokens in a row; or a list of lengths, such as [512, 1024]: each conversation goes to the length "
-        "that keeps all rows together fullest, and each length has splits of its own, such as `train-512`.",
+        description="Tokens in a row, or a list of lengths, such as [512, 1024]. Each conversation goes to the length "
+        "that gives the fullest rows overall. Each length has its own splits, such as `train-512`.",
         json_schema_extra=or_lengths,
     )
     mix: Literal["tokens", "blocks"] = Field(
         "tokens",
-        description="Order of the steps if rows have several lengths; each step has rows of one length. tokens: "
-        "steps of all lengths evenly spread, in proportion to their tokens; blocks: all steps of the shortest length, "
-        "then of the next, in each epoch.",
+        description="Order of the steps if rows have several lengths. Each step has rows of one length. tokens: steps "
+        "of all lengths are spread evenly, in proportion to their tokens; blocks: each epoch starts with all steps of "
+        "the shortest length and continues with the next length.",
     )
     align: int = Field(
         1,
@@ -122,26 +122,26 @@ class Config(BaseModel):
     train_on: Literal["assistant", "all", "last"] = Field("assistant", description="Turns that are trained on.")
     turns: Literal["auto", "together", "apart"] = Field(
         "auto",
-        description="together: a conversation is one sample; apart: a sample for each trained turn, after the prompt "
-        "that the model will see; auto: together if the template makes both the same, apart otherwise.",
+        description="together: one sample for each conversation; apart: one sample for each trained turn, after the "
+        "prompt that the model sees at inference; auto: together if the template renders the turns identically in "
+        "both, apart otherwise.",
     )
     reasoning: Literal["keep", "drop"] = Field(
         "keep",
         description="Reasoning of answers (`reasoning_content`, `reasoning`, `thinking`, or <think> at the start). "
-        "keep: the template writes it, or the run fails; drop: it is left out.",
+        "keep: the template must write it, or the run fails; drop: it is removed.",
     )
     template_options: dict[str, bool | int | float | str | None] = Field(
         default_factory=dict,
-        description="Variables of a Jinja template, such as {enable_thinking: false}; elsewhere: chat_template_kwargs.",
+        description="Variables of a Jinja template, such as {enable_thinking: false}. Other tools call them "
+        "chat_template_kwargs.",
     )
-    default_system: str | None = Field(
-        None, min_length=1, description="System message of conversations that have none."
-    )
+    default_system: str | None = Field(None, min_length=1, description="System message for conversations without one.")
     loss_weight: Literal["none", "data", "conversation", "both"] = Field(
         "none",
-        description="How much a trained token counts in the loss. none: each the same; data: as the data has it in "
-        "`loss_weight`, of a record or a message; conversation: each conversation the same, whatever its length; both: "
-        "the product. A column `loss_weight` of the rows has the weights.",
+        description="Weight of a trained token in the loss. none: all tokens have the same weight; data: the "
+        "`loss_weight` of the record or message; conversation: all conversations have the same weight, regardless of "
+        "length; both: the product of data and conversation. The weights are in the column `loss_weight` of the rows.",
     )
     overlong: Literal["truncate", "drop", "split", "error"] = Field(
         "truncate", description="Policy for a conversation that is longer than a row."
@@ -159,7 +159,9 @@ class Config(BaseModel):
         "downsampled until their trained tokens match the weights, and no conversation is repeated.",
     )
     duplicates: Literal["keep", "drop"] = Field(
-        "keep", description="drop: of conversations with the same content, in all sources, only the first is kept."
+        "keep",
+        description="drop: if several conversations have the same content, even in different sources, only the first "
+        "one is kept.",
     )
     min_tokens: int | None = Field(None, ge=1, description="Drop conversations with fewer tokens.")
     max_tokens: int | None = Field(None, ge=1, description="Drop conversations with more tokens.")
@@ -167,25 +169,26 @@ class Config(BaseModel):
     max_turns: int | None = Field(None, ge=1, description="Drop conversations with more turns.")
     company: Literal["random", "similar", "apart"] = Field(
         "random",
-        description="Who shares a row, among conversations of equal length. random: by the seed; similar: those about "
-        "the same topic; apart: no near-duplicates. The rows are equally full.",
+        description="Which conversations share a row, among conversations of equal length. random: chosen by the seed; "
+        "similar: conversations about the same topic; apart: no near-duplicates. The choice does not change how full "
+        "the rows are.",
     )
     company_by: Literal["text", "embedding"] = Field(
         "text",
-        description="What `company` compares. text: the token ids; embedding: the vector that each record has in "
-        "`embedding`.",
+        description="The data that `company` compares. text: the token IDs; embedding: the vector in `embedding` of "
+        "each record.",
     )
     epochs: int = Field(
         1,
         ge=1,
         le=100,
-        description="Number of packings of the training split; each is a split of its own, for one pass.",
+        description="Number of packings of the training split. Each packing is a separate split, for one pass.",
     )
     balance: Balance | None = Field(
         None,
-        description="Order rows so that the ranks of a step have equal work, such as {ranks: 8}: the rows stay the "
-        "same. Also for any divisor of `ranks`. `rows_per_rank` is the number of rows that a rank takes before it "
-        "waits for the others, 1 by default, and may be a divisor of it.",
+        description="Order rows so that all ranks of a step have equal work, such as {ranks: 8}. The rows themselves "
+        "stay the same, and the order also suits any divisor of `ranks`. `rows_per_rank` is the number of rows that a "
+        "rank processes before it waits for the other ranks, or a divisor of this number (default: 1).",
     )
     license: list[Identifier] = Field(
         default_factory=list,
@@ -202,8 +205,8 @@ class Config(BaseModel):
     pad_token: str | None = Field(None, min_length=1, description="Padding token, if the tokenizer does not name it.")
     content_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,
-        description="Changes which added tokens content may become: `<x>` adds one that is marked special, `-<think>` "
-        "removes one that is not, `-*` removes all. Without it, content may become those that are not special.",
+        description="Added tokens that content may become. By default, these are all added tokens that are not "
+        "special. `<x>` adds a special token, `-<think>` removes a token that is not special, and `-*` removes all.",
     )
     vocab_size: int = Field(8192, ge=300, le=1 << 20, description="Vocabulary size of a tokenizer that is trained.")
     template_date: str = Field(
@@ -211,22 +214,22 @@ class Config(BaseModel):
     )
     engine: Literal["auto", "gigatoken", "reference"] = Field(
         "auto",
-        description="Encoder. auto: gigatoken, if it equals the reference on texts of this corpus; gigatoken: same, "
-        "or an error if it cannot read the tokenizer; reference: the tokenizer's own library.",
+        description="Encoder. auto: gigatoken, if its result equals the reference on texts of this corpus; gigatoken: "
+        "like auto, but an error if gigatoken cannot read the tokenizer; reference: the tokenizer's own library.",
     )
     part_size: int = Field(4 << 20, ge=1 << 10, description="Bytes of a source file that one step tokenizes.")
     plan_group: int = Field(
         1_000_000,
         ge=1,
-        description="Larger corpora are planned in groups of about this many conversations, each a mix of all sources; "
-        "512 bytes of the sources count as at most one conversation, and a group has at least one shard. Without "
+        description="Larger corpora are planned in groups of about this many conversations. Each group is a mix of all "
+        "sources and has at least one shard. 512 bytes of the sources count as at most one conversation. This has no "
         "effect with duplicates: drop, token_share, limits, and fractional weights, which need one plan.",
     )
     plan_chunk: int = Field(
         1000,
         ge=1,
-        description="Number of consecutive conversations that stay in one group (`plan_group`). Fewer mix the sources "
-        "better; more are read in longer runs.",
+        description="Number of consecutive conversations that stay in one group (`plan_group`). Smaller chunks mix the "
+        "sources better; larger chunks are read in longer runs.",
     )
     max_record_bytes: int = Field(16_000_000, ge=1 << 10, description="Reject longer lines.")
 
@@ -284,7 +287,7 @@ class Config(BaseModel):
         try:
             date.fromisoformat(value)
         except ValueError:  # its message depends on the version of Python
-            raise ValueError("must be a day of the calendar") from None
+            raise ValueError("must be a valid date") from None
         return value
 
     @model_validator(mode="after")
@@ -313,8 +316,9 @@ class Config(BaseModel):
             for number, source in enumerate(self.sources):
                 if source.weight > 1:
                     raise ValueError(
-                        f"sources[{number}].weight: {source.weight:g} is above 1, which is all of {source.path}; to "
-                        "pack conversations more than once, set weighting: repeat instead of subsample"
+                        f"sources[{number}].weight: {source.weight:g} is above 1, but 1 already keeps all of "
+                        f"{source.path}; to pack conversations more than once, set weighting: repeat instead of "
+                        "subsample"
                     )
         return self
 

@@ -162,7 +162,7 @@ class Recipe:
             if source is None:
                 raise UsageError(
                     "no_chat_template",
-                    f"template: tokenizer: {self.config.tokenizer or 'a tokenizer that is trained here'} has no chat "
+                    f"template: tokenizer: {self.config.tokenizer or 'the tokenizer that this run trains'} has no chat "
                     f"template; use one of {', '.join(BUILT_IN)} or a Jinja file",
                 )
             return source
@@ -438,10 +438,12 @@ def _unused_options(config: Config, template: str | None) -> list[str]:
 
     `template` is None for a built-in template.
     """
-    known = set(re.findall(r"[A-Za-z_]\w*", template or ""))
-    which = "the template does not use" if template is not None else "a built-in template has no option"
+    if template is None:
+        why = "built-in templates have no options, so"
+        return [f"template_options: {why} {name} has no effect" for name in config.template_options]
+    known = set(re.findall(r"[A-Za-z_]\w*", template))
     return [
-        f"template_options: {which} {name}, so it has no effect{suggest(name, known)}"
+        f"template_options: the template does not use {name}, so it has no effect{suggest(name, known)}"
         for name in config.template_options
         if name not in known
     ]

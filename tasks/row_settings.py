@@ -19,14 +19,14 @@ SHORTEST_ROW, LONGEST_ROW, MOST_LENGTHS = 8, 1 << 20, 8
 WITHOUT_PACKING = {
     "company": "no row is shared",
     "loss_weight": "rows have no column for it",
-    "balance": "the trainer makes the batches and their order",
+    "balance": "the trainer creates and orders the batches",
     "align": "a row has text instead of tokens",
     "padding": "a row has text instead of tokens",
 }
 
 # Settings that exclude several lengths of rows, and the reason.
 NOT_WITH_LENGTHS = {
-    "align": "rows are chosen by the number of tokens, not of multiples",
+    "align": "rows are chosen by their number of tokens, not by multiples",
     "balance": "all rows of a balanced step have one length",
     "padding": "rows without padding have no length",
 }
@@ -43,9 +43,12 @@ class Balance(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    ranks: int = Field(ge=2, le=1 << 16, description="Ranks (GPUs with a copy of the model) that a step is for.")
+    ranks: int = Field(ge=2, le=1 << 16, description="Number of ranks (GPUs with a copy of the model) in a step.")
     rows_per_rank: int = Field(
-        1, ge=1, le=1 << 16, description="Rows that each rank takes before the ranks wait for each other."
+        1,
+        ge=1,
+        le=1 << 16,
+        description="Number of rows that each rank processes before the ranks wait for each other, or a divisor of it.",
     )
 
 
@@ -111,10 +114,11 @@ def check_lengths(lengths: tuple[int, ...], packing: bool, chosen: Mapping[str, 
     for name, why in NOT_WITH_LENGTHS.items() if lengths else ():
         if name in chosen:
             raise ValueError(
-                f"sequence_length: {list(lengths)} and {name} do not go together: {why}; "
-                f"remove {name}, or keep one length"
+                f"sequence_length: {list(lengths)} and {name} cannot be combined: {why}; remove {name}, or keep one "
+                "length"
             )
     if "mix" in chosen and not lengths:
         raise ValueError(
-            f"mix: {chosen['mix']} requires several lengths, such as sequence_length: [512, 1024]; with one, remove it"
+            f"mix: {chosen['mix']} requires several lengths, such as sequence_length: [512, 1024]; for a single "
+            "length, remove mix"
         )

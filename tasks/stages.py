@@ -461,7 +461,7 @@ def claim(recipe: Recipe) -> None:
     """
     path = recipe.layout.lock(recipe.config.name, recipe.corpus_key)
     if not acquire_lock(path):
-        raise Busy("busy", f"{recipe.corpus_folder}: another run is making this corpus; wait for it, then run again")
+        raise Busy("busy", f"{recipe.corpus_folder}: another run is packing this corpus; wait for it, then run again")
 
 
 def open_encoder(recipe: Recipe) -> engine_check.Verdict | None:

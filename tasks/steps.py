@@ -132,8 +132,8 @@ class Tokenize(Step):
         if recipe.tokens_key(self.part) != self.key:
             raise DataError(
                 "input_changed",
-                f"{self.part.file.name}: the tokenizer, the template, or packcorpus itself is another one here than "
-                "where the run was started; use the same files and the same version everywhere",
+                f"{self.part.file.name}: the tokenizer, the template, or packcorpus itself is not the same as on the "
+                "machine that started the run; use the same files and the same version everywhere",
             )
         encoder = encoder_named(self.engine, recipe.encoder)
         part = with_digests(with_copy(self.part, layout.remote()), layout.digests())
@@ -294,7 +294,7 @@ def run(step: Step) -> dict[str, Any]:
 def unreadable(written: Path) -> StorageError:
     """Return the error for an output that is missing after it was written."""
     return StorageError(
-        "cannot_read", f"{written}: was written and cannot be read back; check the disk, then run again"
+        "cannot_read", f"{written}: was written, but cannot be read back; check the disk, then run again"
     )
 
 

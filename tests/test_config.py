@@ -165,7 +165,7 @@ def test_several_lengths(tmp_path: Path) -> None:
         ("sequence_length: [512, '1024']", "'1024' in [512, '1024'] must be an integer"),
         ("sequence_length: [512, 1024]\npacking: false", "sequence_length: [512, 1024] requires packing: true"),
         ("mix: blocks", "mix: blocks requires several lengths"),
-        ("sequence_length: [512, 1024]\nalign: 8", "[512, 1024] and align do not go together: rows are chosen by"),
+        ("sequence_length: [512, 1024]\nalign: 8", "[512, 1024] and align cannot be combined: rows are chosen by"),
         ("sequence_length: [512, 1024]\nbalance: {ranks: 8}", "balance, or keep one length"),
     ):
         assert problem in refusal(tmp_path, f"sources: x.jsonl\n{line}\n"), line
@@ -240,7 +240,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         ("name: ''", "name: "),
         ("tokenizer: ''", "tokenizer: "),
         ("template: 5", "template: must be a string, found 5"),
-        ("template_date: 2026-02-30", "template_date: must be a day of the calendar, found '2026-02-30'"),
+        ("template_date: 2026-02-30", "template_date: must be a valid date, found '2026-02-30'"),
         ("template_date: tomorrow", "template_date: "),
         ("engine: fast", "engine: must be 'auto', 'gigatoken' or 'reference', found 'fast'"),
         ("part_size: 10", "part_size: "),
@@ -420,7 +420,7 @@ def test_a_bad_weight_or_limit_is_named(text: str, said: str, tmp_path: Path) ->
         ("weighting: token-share", "weighting: must be 'repeat', 'subsample' or 'token_share', found"),
         (
             "weighting: subsample",
-            "sources[0].weight: 1.5 is above 1, which is all of x.jsonl; to pack",
+            "sources[0].weight: 1.5 is above 1, but 1 already keeps all of x.jsonl; to pack",
         ),
         ("duplicates: true", "duplicates: must be 'keep' or 'drop', found true"),
     ],

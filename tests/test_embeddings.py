@@ -298,7 +298,7 @@ def test_two_sizes_are_an_error_that_names_both_places(part_size: int, tmp_path:
     records = embedded(40)
     records[30]["embedding"] = [1, 2, 3]
     recipe = make_recipe(tmp_path, records, part_size=part_size, **BY)
-    said = r"chat.jsonl:31: the embedding has 3 numbers, and that of chat.jsonl:\d+ has 24; compute all"
+    said = r"chat.jsonl:31: the embedding has 3 numbers, but the embedding of chat.jsonl:\d+ has 24; compute all"
     with pytest.raises(DataError, match=said) as caught:
         pack_corpus(recipe)
     assert caught.value.code == "E257"

@@ -439,7 +439,7 @@ def test_verify_finds_wrong_weights(tmp_path: Path, kind: str) -> None:
         assert "loss_weight of train is recorded as" in damaged(pack_small(tmp_path / "b", loss_weight="both"), change)
     else:
         said = damaged(pack_small(tmp_path, loss_weight="conversation"), lambda w, y: np.multiply(w, 2, out=w))
-        assert "does not follow from the length of its conversation" in said
+        assert "does not match the number of trained tokens of its conversation" in said
 
 
 @pytest.mark.parametrize("field", ["trained", "conversations", "loss_weight"])
@@ -470,7 +470,7 @@ def test_the_card_the_row_and_the_overview_name_weights(tmp_path: Path, monkeypa
     assert f"weight {least:.4g}" in shown
     assert "loss weight" in packcorpus(tmp_path, "inspect", path).stdout
     check = packcorpus(tmp_path, "check", tmp_path / "corpus.yaml").stdout
-    assert "each conversation the same" in check
+    assert "equal for all conversations" in check
 
 
 def test_check_predicts_rejects_of_weights(tmp_path: Path) -> None:
@@ -493,7 +493,7 @@ def test_check_names_data_without_weights(mode: str, instead: str, tmp_path: Pat
         make_recipe(tmp_path, records, loss_weight=mode, **(settings_of_source if instead else {}))
         said = " ".join(packcorpus(tmp_path, "check", "corpus.yaml").stdout.split())
         assert (f"loss_weight: {mode}: no record of the sample has a weight other than 1" in said) == warns
-        assert (f"the effect is that of {instead};" in said) == warns
+        assert (f"it has the same effect as {instead};" in said) == warns
 
 
 @given(st.lists(st.floats(0, 1e6, width=32), max_size=50))

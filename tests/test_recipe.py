@@ -433,7 +433,7 @@ def test_what_a_config_names_and_is_not_there(tmp_path: Path) -> None:
         (
             {"template": "tokenizer", "tokenizer": None},
             UsageError,
-            "a tokenizer that is trained here has no chat template",
+            "the tokenizer that this run trains has no chat template",
         ),
         ({"tokenizer": "no.model"}, InputMissing, r"no\.model: no such tokenizer"),
         ({"sources": [{"path": "no.jsonl"}]}, InputMissing, r"no\.jsonl"),

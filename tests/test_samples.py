@@ -188,7 +188,7 @@ def test_a_text_of_a_repeated_prompt_is_found_in_each_sample(tmp_path: Path) -> 
 def test_a_sample_that_is_cut_off_is_explained(tmp_path: Path) -> None:
     long = [{"role": role, "content": "the train leaves"} for role in ("user", "assistant") * 2]
     path = pack_corpus(make_recipe(tmp_path, [{"messages": long}], turns="apart", sequence_length=24))
-    assert "turn 3 dropped: no token of this turn is left within 24 tokens" in shown(path, at="chat.jsonl:1")
+    assert "turn 3 dropped: no token of this turn is within the first 24 tokens" in shown(path, at="chat.jsonl:1")
     assert "1 of 2 samples packed (1 no token to train on)" in shown(path)
     verify(path)
 
@@ -261,7 +261,7 @@ def test_the_dataset_card_counts_samples(apart: Path) -> None:
     samples = load_manifest(apart).ledger.samples
     assert samples is not None
     card = (folder_of(apart) / "README.md").read_text()
-    assert f"| samples | {samples.packed:,}, of some conversations one for each trained turn; " in card
+    assert f"| samples | {samples.packed:,}; some conversations have one sample for each trained turn; " in card
 
 
 def test_format_2_has_a_row_for_each_sample(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_corpus_is_made_by_one_run_at_a_time(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     with path.open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(Busy, match=rf"{recipe.corpus_folder}: another run is making this corpus; wait for it"):
+        with pytest.raises(Busy, match=rf"{recipe.corpus_folder}: another run is packing this corpus; wait for it"):
             claim(recipe)
     claim(recipe)
     with path.open("ab") as other, pytest.raises(BlockingIOError):

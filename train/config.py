@@ -63,17 +63,17 @@ class TrainingConfig(BaseModel):
     )
     load: Literal["auto", "memory", "mmap", "stream"] = Field(
         "auto",
-        description="Where to keep the rows; auto: in memory, if they fit in half of the free memory, or else mmap. "
-        "stream: read them in another random order, a few shards at a time; a part of the key of the run.",
+        description="Where to keep the rows. auto: in memory if they fit in half of the free memory, or else mmap. "
+        "stream: read a few shards at a time, in a different random order, which is part of the key of the run.",
     )
     cache: str | None = Field(
         None,
         min_length=1,
-        description="Folder to which shards are copied while they are streamed, for a corpus on a network file "
-        "system. Absent: they are read where they are.",
+        description="Folder to which shards are copied while they are streamed, for a corpus on a network file system. "
+        "Absent: shards are read in place.",
     )
     cache_bytes: int = Field(
-        20 * 10**9, ge=1, description="Most bytes of shards in the cache, of all ranks of a machine."
+        20 * 10**9, ge=1, description="Maximum size of the cache in bytes, for all ranks of a machine."
     )
     allow_unisolated: bool = Field(
         False, description="Train on rows without position_ids, although conversations in a row then see each other."
@@ -83,7 +83,7 @@ class TrainingConfig(BaseModel):
     loader_workers: int = Field(
         0, ge=0, le=64, description="Processes that build batches; for rows in memory, none are needed."
     )
-    pin_memory: bool = Field(True, description="Build batches in memory from which a GPU copies faster.")
+    pin_memory: bool = Field(True, description="Build batches in pinned memory, from which a GPU copies faster.")
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
         description="auto: bf16 on a GPU, or fp16 with loss scaling if it has no bf16; fp32 on a CPU.",
@@ -108,7 +108,8 @@ class TrainingConfig(BaseModel):
     )
     modules_to_save: Annotated[list[str], Field(min_length=1)] | None = Field(
         None,
-        description="Train these modules as a whole besides the adapter, for new tokens: [embed_tokens, lm_head].",
+        description="Train these modules as a whole in addition to the adapter, for new tokens: [embed_tokens, "
+        "lm_head].",
     )
     adapter: str | None = Field(
         None,
@@ -139,14 +140,14 @@ class TrainingConfig(BaseModel):
     tokens_per_step: int = Field(16384, ge=1, description="Tokens per optimizer step, over all GPUs.")
     micro_batch: AutoOrCount = Field(
         "auto",
-        description="Rows per forward pass on one GPU, rounded down to a divisor of those of a step; auto: measured, "
-        "or 1 with sharding: full.",
+        description="Rows per forward pass on one GPU, rounded down to a divisor of the rows of a step. auto: "
+        "measured, or 1 with sharding: full.",
     )
     eval_every: int | None = Field(None, ge=1, description="Steps between evaluations. Absent: only at the end.")
     keep: Literal["last", "best"] = Field(
         "last",
-        description="Adapter to write at the end; best: that of the evaluation with the lowest validation loss, which "
-        "requires eval_every.",
+        description="Adapter to write at the end. best: the adapter with the lowest validation loss; requires "
+        "eval_every.",
     )
     early_stopping: int | None = Field(
         None,
@@ -159,17 +160,20 @@ class TrainingConfig(BaseModel):
         ge=0,
         le=64,  # the other ranks wait while the first rank generates
         description="Number of validation conversations for which the model generates an answer at each evaluation, "
-        "into samples.jsonl.",
+        "written to samples.jsonl.",
     )
     save_every: int = Field(200, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(
-        2, ge=1, description="Number of newest checkpoints to keep; keep: best keeps one more."
+        2, ge=1, description="Number of newest checkpoints to keep. keep: best also keeps the best checkpoint."
     )
     report_to: Literal["none"] | Tracker | Annotated[list[Tracker], Field(min_length=1)] = Field(
         "none", description="Experiment tracker to log to, or a list such as [tensorboard, trackio]."
     )
     profile: int | None = Field(
-        None, ge=1, le=100, description="Steps to trace with torch's profiler, into trace.json.gz of the run."
+        None,
+        ge=1,
+        le=100,
+        description="Number of steps to trace with torch's profiler, written to trace.json.gz in the run folder.",
     )
     seed: int = Field(42, ge=0, lt=1 << 31, description="Seed of weights, order, and dropout.")
 

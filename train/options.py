@@ -63,7 +63,9 @@ def _local_root(text: str) -> Path:
     """
     if is_url(text) and check_url(text) != "file":
         raise UsageError(
-            "url_not_supported", f"--root {text}: training writes to a folder; name one, and the URL of the manifest"
+            "url_not_supported",
+            f"--root {text}: training writes to a local folder; pass a folder as --root, and the URL only as "
+            "--manifest",
         )
     return root_of(text)
 

@@ -1,6 +1,6 @@
 """Damage every file of a project, and check that readers and the next run notice.
 
-    python bench/reliability/damage.py [--flips 10000] [--seed 0]    Markdown tables; exit code 1 if one was let in
+    python bench/reliability/damage.py [--flips 10000] [--seed 0]    Markdown tables; exit code 1 if one was accepted
 
     every cell of tests/support/damage/matrix.py ─▶ refused, repaired, rebuilt, or trusted
     a bit, a path, or a value of the manifest ─▶ verify ─▶ refused, and the file named?
@@ -56,7 +56,7 @@ class Tally:
         for name, found, message in zip(("verify", "loader"), (self.verify, self.loader), messages, strict=True):
             found[what] += bool(message)
             if not message:
-                self.let_in.append(f"{what}, {detail or named}: let in by {name}")
+                self.let_in.append(f"{what}, {detail or named}: accepted by {name}")
         self.named[what] += all(named in message for message in messages)
 
     def rows(self) -> Iterator[str]:
@@ -76,7 +76,7 @@ def matrix(projects: dict[str, Project]) -> Iterator[tuple[str, Counter[str], li
 
 
 def refusal(check: Callable[[Path], Any], path: Path) -> str:
-    """Return the message of a refusal, or "" if the damage was let in.
+    """Return the message of a refusal, or "" if the damage was accepted.
 
     Any error but a PackError is a bug and ends the run.
     """
@@ -167,7 +167,7 @@ def edited(project: Project, tally: Tally) -> None:
                 values["digest"] = manifest_digest(values)
             for copy in copies:
                 copy.write_bytes(to_json(values))
-            what = "a value of both manifests edited" + (", digest made again" if signed else "")
+            what = "a value of both manifests edited" + (", digest recomputed" if signed else "")
             tally.judge(what, project, project.published.stem, name)
     for copy in copies:
         copy.write_bytes(original)
@@ -196,7 +196,7 @@ def leading_out(project: Project, tally: Tally) -> None:
         values["digest"] = manifest_digest(values)
         for copy in copies:
             copy.write_bytes(to_json(values))
-        tally.judge("a path that leads out, digest made again", project, inside)
+        tally.judge("a path that leads out, digest recomputed", project, inside)
     for copy in copies:
         copy.write_bytes(original)
     (project.folder / "way").unlink()
@@ -239,12 +239,12 @@ def main() -> None:
         count, refused = additional(projects["whole"])
         print(f"| an additional file | {count} | {refused} | never opened | - |")
     let_in = [*trusted, *tally.let_in, *again.let_in]
-    signed = [line for line in let_in if "digest made again" in line]
+    signed = [line for line in let_in if "digest recomputed" in line]
     print(f"\nseed {options.seed}, {os.times().user + os.times().system:.0f} s of CPU")
-    print("let in:", *(sorted({*let_in} - {*signed}) or ["nothing"]), sep="\n  ")
+    print("accepted:", *(sorted({*let_in} - {*signed}) or ["nothing"]), sep="\n  ")
     for name in ("verify", "loader"):
         values = [line.split(", ")[2].partition(":")[0] for line in signed if line.endswith(name)]
-        print(f"edited with the digest made again, and let in by {name}: {', '.join(values)}")
+        print(f"edited with the digest recomputed, and accepted by {name}: {', '.join(values)}")
     sys.exit(len(let_in) > len(signed))
 
 

@@ -133,17 +133,17 @@ def check_left(project: Project, root: Path, done: Done, killed: bool = False) -
     """Check the guarantees about files right after a fault."""
     found = files_of(root)
     harmed = sorted(name for name, content in project.before.items() if found.get(name) != content)
-    require(not harmed, f"what was there before is not as it was: {harmed[:3]}")
+    require(not harmed, f"files from before the run have changed: {harmed[:3]}")
     for manifest in (root / "manifests").glob("*.json"):
         try:
             verify(manifest)
         except PackError as error:
-            raise Lost(f"published, and not whole: {error}") from None
+            raise Lost(f"a damaged corpus was published: {error}") from None
     if done.returncode == 0:
-        require(found.keys() >= project.after.keys(), "exit code 0, and no corpus")
+        require(found.keys() >= project.after.keys(), "exit code 0, but no corpus")
     elif done.returncode > 0:
         temporary = [name for name in found if name.endswith(".tmp")]
-        require(killed or not temporary, "who was not killed left a temporary file")
+        require(killed or not temporary, "a process that was not killed left a temporary file")
 
 
 def check_rerun(project: Project, root: Path) -> None:
@@ -461,8 +461,10 @@ def two_at_once(project: Project, first: str, second: str) -> Strike:
         same = first == second
         said = struck[0].stderr + struck[1].stderr
         require(codes == [0, 0] or (same and codes == [0, 75]), f"exit codes {codes}:\n{said}")
-        busy = "another run is making this corpus" in said
-        require(busy == (codes == [0, 75]), "busy without its code, or the code without a word")
+        busy = "another run is packing this corpus" in said
+        require(
+            busy == (codes == [0, 75]), "exit code 75 and the message 'another run is packing this corpus' do not match"
+        )
         return 1
 
     return strike

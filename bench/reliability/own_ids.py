@@ -302,7 +302,7 @@ def main() -> None:
     parser.add_argument("--turns", nargs="+", default=["together", "apart"], choices=["auto", "together", "apart"])
     parser.add_argument("--solutions", type=Path, help="JSON lines of question and answer, to add with reasoning")
     parser.add_argument("--inline", action="store_true", help="reasoning in contents only")
-    parser.add_argument("--count", type=int, help="compare so many conversations, spread over all of them")
+    parser.add_argument("--count", type=int, help="number of conversations to compare, spread evenly over all")
     given = parser.parse_args()
     from tasks.config import load_config
     from tasks.recipe import resolve

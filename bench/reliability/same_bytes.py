@@ -105,7 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="the other checkout, with a .venv of its own")
     parser.add_argument("--corpora", type=Path, help="a folder with source files")
-    parser.add_argument("--tokenizer", type=Path, help="the tokenizer for them; without it, one is trained")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer for these files; by default, a tokenizer is trained")
     parser.add_argument("--only", default="", help="only the cases whose name contains this")
     given = parser.parse_args()
     failures = 0

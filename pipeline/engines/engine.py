@@ -98,4 +98,4 @@ def leave() -> None:
 
 def lost(step: Step, why: str) -> Busy:
     """Return the error for a step whose worker was lost in every attempt."""
-    return Busy("worker_lost", f"{step.place}: its worker was lost {ATTEMPTS} times: {why}")
+    return Busy("worker_lost", f"{step.place}: lost its worker {ATTEMPTS} times: {why}")

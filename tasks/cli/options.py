@@ -79,6 +79,6 @@ def default_config() -> Path:
     """
     if not DEFAULT_CONFIG.is_file():
         raise InputMissing(
-            "config_missing", f"{DEFAULT_CONFIG}: no such config; name another one, or run: packcorpus init PATH…"
+            "config_missing", f"{DEFAULT_CONFIG}: no such config; name another config, or run: packcorpus init PATH…"
         )
     return DEFAULT_CONFIG

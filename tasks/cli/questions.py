@@ -91,7 +91,7 @@ def answer(path: Path, question: Question, root: Path) -> Any:
     only, kind = question.option(), kind_of(path)
     if only and only not in _TAKES[kind]:
         takes = ", ".join(_TAKES[kind]) or "none of these options"
-        raise UsageError("bad_command_line", f"{path}: is a {kind}, which takes {takes}, not {only}")
+        raise UsageError("bad_command_line", f"{path}: is a {kind}; it takes {takes}, not {only}")
     if kind == "config":
         return sources.config_overview(path, manifests.manifests_of(root))
     if kind == "source":

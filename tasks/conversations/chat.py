@@ -77,11 +77,13 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
         if calls:
             tool_calls, text = tool_calls + calls, ""
     if tool_calls and role != "assistant":
-        raise Reject("bad_tool_call", f"{where}.tool_calls: only the assistant calls tools, not {role}")
+        raise Reject(
+            "bad_tool_call", f"{where}.tool_calls: only assistant messages may have tool calls, but the role is {role}"
+        )
     name, call_id = item.get("name"), item.get("tool_call_id")
     reasoning = _reasoning(item, where)
     if reasoning and role != "assistant":
-        raise Reject("bad_content", f"{where}: only the assistant has reasoning, not {role}")
+        raise Reject("bad_content", f"{where}: only assistant messages may have reasoning, but the role is {role}")
     return Message(
         role,
         text,

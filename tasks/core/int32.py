@@ -17,7 +17,7 @@ def check_number(number: int, what: str) -> int:
     if not -MOST <= number <= MOST:
         raise DataError(
             "too_many",
-            f"{what}: {number:,} is more than a plan can number ({MOST:,}); make several corpora of fewer sources",
+            f"{what}: {number:,} exceeds the limit of a plan ({MOST:,}); divide the sources into several corpora",
         )
     return number
 

@@ -74,11 +74,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         if (size := path.stat().st_size) > LARGEST:
             raise UsageError(
-                "bad_config_file", f"{path}: has {size:,} bytes, the limit is {LARGEST:,}; is it a source?"
+                "bad_config_file",
+                f"{path}: has {size:,} bytes, but the limit is {LARGEST:,}; is it a source instead of a config?",
             )
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputMissing("config_missing", f"{path}: no such config; name another one{_yaml_nearby(path)}") from None
+        raise InputMissing("config_missing", f"{path}: no such config{_yaml_nearby(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("bad_config_file", f"{path}: cannot be read as a config: {error}") from error
     return parse_settings(text, str(path))

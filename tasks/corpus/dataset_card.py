@@ -37,19 +37,19 @@ COLUMNS = {
     "3.0": """\
 | column | type | content |
 |---|---|---|
-| `input_ids` | int32[{length}] | token ids: conversations, each ending with EOS ({eos}), then padding ({pad}) |
-| `labels` | int32[{length}] | the token id if the token is trained on, otherwise -100 |
+| `input_ids` | int32[{length}] | token IDs: conversations, each ending with EOS ({eos}), then padding ({pad}) |
+| `labels` | int32[{length}] | the token ID if the token is trained on, otherwise -100 |
 | `position_ids` | int32[{length}] | positions; restart at 0 at every conversation and at the padding |
 | `attention_mask` | int8[{length}] | 1 for tokens, 0 for padding; **do not pass it to the model** (see Training) |
 """,
     "lists": """\
 | column | type | content |
 |---|---|---|
-| `input_ids` | list of int32 | token ids: conversations, each ending with EOS ({eos}); {length} at most |
-| `labels` | list of int32 | the token id if the token is trained on, otherwise -100 |
+| `input_ids` | list of int32 | token IDs: conversations, each ending with EOS ({eos}); {length} at most |
+| `labels` | list of int32 | the token ID if the token is trained on, otherwise -100 |
 | `position_ids` | list of int32 | positions; restart at 0 at every conversation |
-| `seq_lens` | list of int32 | the tokens of each conversation |
-| `max_seqlen` | int32 | the longest of them |
+| `seq_lens` | list of int32 | the number of tokens of each conversation |
+| `max_seqlen` | int32 | the number of tokens of the longest conversation |
 """,
     "2.0": """\
 | column | content |
@@ -115,12 +115,12 @@ tokens and trains on {trained_on}.
 }
 
 WEIGHT_COLUMN = """\
-| `loss_weight` | float32[{length}] | how much a trained token counts in the loss; 0 for all others |
+| `loss_weight` | float32[{length}] | weight of a trained token in the loss; 0 for all other tokens |
 """
 
 WEIGHTED_TRAINING = """\
 
-The models of transformers ignore `loss_weight`. Take it out of the batch, and compute the loss from the logits:
+The models of transformers ignore `loss_weight`. Remove it from the batch, and compute the loss from the logits:
 
 ```python
 import torch
@@ -136,19 +136,19 @@ of the weights of the whole step.
 """
 
 LENGTHS = """
-Rows have {lengths} tokens; rows of each length are a configuration of their own, named by the length. A training step
-has rows of one length, and steps of all lengths have equally many tokens: of shorter rows, a step has more. In
+Rows have {lengths} tokens. Rows of each length are a separate configuration, named after the length. A training step
+has rows of one length. All steps have about the same number of tokens, so a step has more rows if they are shorter. In
 `manifest.json`, `shape.mix: {mix}` is the order of the steps.
 """
 
 BALANCED = """\
 
-Rows are in an order for {ranks:,} ranks, or a divisor of it, in which the ranks of a step have about the same work.
-Shuffling rows loses it, so `shuffle` is false above. With several ranks, deal the rows to them in turn, as
+Rows are ordered so that {ranks:,} ranks, or a divisor of this number, have about the same work in each step. Shuffling
+the rows destroys this order, so `shuffle` is false above. With several ranks, deal the rows to them in turn, as
 `torch.utils.data.DistributedSampler(rows, shuffle=False)` does with batches of one row.
 """
 
-COPIED = "`tokens` counts each conversation once; `trained on` counts all rows, including further copies.\n\n"
+COPIED = "`tokens` counts each conversation once; `trained on` counts all rows, including additional copies.\n\n"
 
 
 def dataset_card(manifest: Manifest) -> bytes:
@@ -213,7 +213,7 @@ def _samples(manifest: Manifest) -> str:
     if samples is None:
         return ""
     repeated = f"{samples.repeated_prompt_tokens:,} prompt tokens repeat an earlier sample"
-    return f"| samples | {samples.packed:,}, of some conversations one for each trained turn; {repeated} |\n"
+    return f"| samples | {samples.packed:,}; some conversations have one sample for each trained turn; {repeated} |\n"
 
 
 def _body(manifest: Manifest) -> str:
@@ -239,7 +239,7 @@ def _body(manifest: Manifest) -> str:
     dropped = f"{sum(conversations.dropped.values()):,} dropped" + (f" ({reasons})" if reasons else "")
     mixture = _mixture(manifest) + (COPIED if tokens.repeated else "")
     licenses = ", ".join(map(_code, manifest.config.get("license") or [])) or "not specified; see the sources"
-    copies = f"; {tokens.repeated:,} are further copies" if tokens.repeated else ""
+    copies = f"; {tokens.repeated:,} are additional copies" if tokens.repeated else ""
     kind = PACKED if packing.enabled else WHOLE
     if manifest.row_shape.padding == "none":
         kind, form = "lists", f"{rows} of up to {length:,} tokens ({packing.packing_efficiency:.2f} % full)"

@@ -75,7 +75,8 @@ def push_corpus(
     if private and branch.commit and not branch.private:
         raise UsageError(
             "push_refused",
-            f"{branch.url}: is public; --private is for a new dataset: make it private on its page, or omit --private",
+            f"{branch.url}: is public, and --private applies only to new datasets; make the dataset private on its "
+            "page, or omit --private",
         )
     there, own = branch.files(dataset.key), (folder / MANIFEST).read_bytes()
     place = f"{dataset.key}/" if dataset.key else ""
@@ -166,6 +167,6 @@ def _check_arrived(branch: Branch, folder: Path, files: Sequence[Shard | FileFac
         if not has_content(there.get(file.path), folder / file.path, file.sha256):
             raise StorageError(
                 "object_cut",
-                f"{branch.url}: {file.path} did not arrive as it is here; check the .gitignore of the dataset, and "
-                "that nothing writes to the corpus, then run again",
+                f"{branch.url}: {file.path} is missing or differs on the Hub; check the .gitignore of the dataset and "
+                "that no other process writes to the corpus, then run again",
             )

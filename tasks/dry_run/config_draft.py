@@ -231,7 +231,7 @@ def _built_in(encoder: Encoder) -> tuple[str, str]:
         if all(map(encoder.is_token, markers)):
             note = f"the tokenizer has its control tokens {' '.join(markers)}"
             if name == "mistral" and encoder.is_token(LATER_MISTRAL):
-                note += f", but {LATER_MISTRAL} is of later versions: use the model's own template, a .jinja file"
+                note += f", but {LATER_MISTRAL} belongs to later versions; use the model's own template, a .jinja file"
             return name, note
     return "alpaca", "the tokenizer has no control tokens of a chat template, and this one needs only text"
 

@@ -173,7 +173,9 @@ def _entry(path: Path, given: dict[str, Any]) -> Entry:
         more, other = _count_fitting(sample.records, replace(file, roles=tuple(names.items())))
         if more > fitting:
             fitting, first, roles = more, other, guess
-    problem = "" if fitting else one_line(f"none of its first {looked_at:,} records can be used; the first: {first}")
+    problem = (
+        "" if fitting else one_line(f"none of its first {looked_at:,} records can be used; the first problem: {first}")
+    )
     counts = fitting, looked_at, sample.total, sample.counted
     return Entry(path, [file], file.format, columns, roles, guessed, *counts, problem)
 

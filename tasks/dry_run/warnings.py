@@ -68,8 +68,8 @@ def _overlong(found: Prediction) -> list[str]:
     length = f"longer than {config.sequence_length:,} tokens"
     keep = "to keep them whole, raise sequence_length; to keep all their tokens, set overlong: split"
     if found.cut and config.overlong == "truncate":
-        return [f"overlong: {_conversations(found.cut, found)} {length}, to be cut; {keep}"]
-    return [f"overlong: {_conversations(dropped, found)} {length}, to be left out; {keep}"] if dropped else []
+        return [f"overlong: {_conversations(found.cut, found)} {length} will be cut; {keep}"]
+    return [f"overlong: {_conversations(dropped, found)} {length} will be dropped; {keep}"] if dropped else []
 
 
 def _weighs_alike(found: Prediction) -> list[str]:
@@ -78,8 +78,8 @@ def _weighs_alike(found: Prediction) -> list[str]:
         return []
     instead = "none" if found.config.loss_weight == "data" else "conversation"
     return [
-        f"loss_weight: {found.config.loss_weight}: no record of the sample has a weight other than 1, so the effect is "
-        f"that of {instead}; if the key has another name, map it with columns: {{loss_weight: KEY}}"
+        f"loss_weight: {found.config.loss_weight}: no record of the sample has a weight other than 1, so it has the "
+        f"same effect as {instead}; if the key has another name, map it with columns: {{loss_weight: KEY}}"
     ]
 
 
@@ -106,8 +106,9 @@ def _repeated(found: Prediction) -> list[str]:
     if share < NOTEWORTHY:
         return []
     return [
-        "turns: auto: the template writes earlier turns differently once another one follows, so each trained turn is "
-        f"a sample after its own prompt; {100 * share:.0f} % of all tokens repeat. train_on: last repeats none"
+        "turns: auto: the template writes earlier turns differently once another turn follows, so each trained turn is "
+        f"a sample after its own prompt; {100 * share:.0f} % of all tokens are repeated. With train_on: last, none are "
+        "repeated"
     ]
 
 
@@ -132,6 +133,6 @@ def _markers_in_content(found: Prediction) -> list[str]:
         return []
     setting = ", ".join(f"'-{names[token]}'" for token in markers)
     return [
-        f"{' and '.join(names[token] for token in markers)} frame turns, but the tokenizer does not mark them "
-        f"as special: a message can write them, as at inference; to prevent that, set  content_tokens: [{setting}]"
+        f"{' and '.join(names[token] for token in markers)} frame turns, but the tokenizer does not mark them as "
+        f"special, so a message can write them, as at inference; to prevent this, set  content_tokens: [{setting}]"
     ]

@@ -217,7 +217,7 @@ class Encoder(ABC):
         character = next(one for one in dict.fromkeys(text) if self._is_control[self._encode_pieces([one])].any())
         raise Unencodable(
             {
-                text: f"the tokenizer encodes {shown(character)} as a control token even where it is alone; remove the "
+                text: f"the tokenizer encodes {shown(character)} as a control token even when it is alone; remove the "
                 "character from the record, or the token from the tokenizer"
             }
         )

@@ -97,7 +97,7 @@ class HuggingFaceEncoder(Encoder):
         if dropout := (spec.get("model") or {}).get("dropout"):
             raise DataError(
                 "random_tokenizer",
-                f"{path}: model.dropout is {dropout}, so that a text has other tokens each time; set it to null",
+                f"{path}: model.dropout is {dropout}, so tokenization is random; set it to null",
             )
         vocab = whole.get_vocab(with_added_tokens=True)
         flags = spec.get("added_tokens") or []
@@ -192,7 +192,7 @@ class HuggingFaceEncoder(Encoder):
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # a type from Rust, which cannot be imported
                 raise
-            problem = f"the tokenizer fails on a text ({error}), which begins {shown(texts[0][:40])}"
+            problem = f"the tokenizer fails on the text that begins with {shown(texts[0][:40])} ({error})"
         if len(texts) == 1:
             raise Unencodable({texts[0]: f"{problem}; remove the record, or fix the patterns in the tokenizer.json"})
         problems: dict[str, str] = {}

@@ -38,7 +38,7 @@ def differences(corpus: TokenizerFiles, model: TokenizerFiles, compare_eos: bool
     if corpus.main.suffix != model.main.suffix:
         kinds = {".model": "a SentencePiece model", ".json": "a tokenizer.json"}
         made, used = kinds[corpus.main.suffix], kinds[model.main.suffix]
-        return [f"the corpus has {made} and the model {used}, and whether a conversion changes tokens is not known"]
+        return [f"the corpus has {made}, but the model has {used}, and a conversion may change tokens"]
     read = _read_json if corpus.main.suffix == ".json" else _read_sentencepiece
     ours, theirs = read(corpus.main), read(model.main)
     found = [_named(name, ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]]

@@ -82,7 +82,7 @@ def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Expor
     project = Path() if url_of(root) else root  # trainers read local files; a scratch folder is trimmed
     final = output or project / "data" / "exports" / f"{folder.resolve().name}-{format.name}"
     if final.name in ("", ".."):
-        raise UsageError("bad_command_line", f"--output {final}: name a folder to make")
+        raise UsageError("bad_command_line", f"--output {final}: expected the name of a new folder")
     provenance = _provenance(manifest, format)
     with locked(final.with_name(f".{final.name}.lock"), lambda: _refuse(final)):
         if done := _find_done(final, provenance):

@@ -151,7 +151,7 @@ def note_on_alignment(manifest: Manifest, format: ExportFormat) -> list[Note]:
     align = manifest.row_shape.align
     if align == 1 or format.aligned:
         return []
-    text = f"align: {align} is lost: the padding between conversations is left out, and they start at any token"
+    text = f"align: {align} is lost: the export has no padding between conversations, so they start at any token"
     return [Note("align", text)]
 
 
@@ -165,19 +165,22 @@ def note_on_order(manifest: Manifest, format: ExportFormat) -> list[Note]:
     if format.ordered or not is_balanced(manifest):
         return []
     ranks = manifest.config["balance"]["ranks"]
-    text = f"the order for {ranks} ranks is lost: {format.trainer} packs again"
+    text = f"the order for {ranks} ranks is lost, because {format.trainer} packs the conversations again"
     if format.rows_kept:
         text = (
-            f"rows are in the order for {ranks} ranks, or a divisor of it: the trainer must not shuffle them, and has "
-            "to deal them to the ranks in turn, one by one; otherwise ranks wait as in random order"
+            f"rows are ordered for {ranks} ranks, or a divisor of {ranks}: the trainer must not shuffle them and must "
+            "deal them to the ranks one by one; otherwise, ranks wait as long as in random order"
         )
     return [Note("balance", text)]
 
 
 def note_on_mix(manifest: Manifest) -> Note:
     """Return the note for rows of several lengths, which are separate exports."""
-    text = f"the order of the steps (mix: {manifest.row_shape.mix}) is lost: the rows of each length are a folder"
-    return Note("mix", f"{text} of their own, and a trainer reads one of them; each step must have rows of one length")
+    return Note(
+        "mix",
+        f"the order of the steps (mix: {manifest.row_shape.mix}) is lost: rows of each length are in a separate "
+        "folder, and a trainer reads one folder; each step must have rows of one length",
+    )
 
 
 def note_on_epochs(splits: Sequence[str]) -> list[Note]:
@@ -185,5 +188,5 @@ def note_on_epochs(splits: Sequence[str]) -> list[Note]:
     further = [split for split in splits if split.startswith(TRAIN_EPOCH_PREFIX)]
     if not further:
         return []
-    text = "each has the conversations of train in other rows: train on one of these splits per epoch, not on several"
+    text = "each split has the conversations of train in different rows; train on one split per epoch"
     return [Note("epochs", f"{', '.join(further)}: {text}")]

@@ -240,7 +240,7 @@ def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
         if 0 < count < FEW_STEPS:
             alone = math.ceil(held * sum(train_rows(found.rows).values()) / rows)
             noun = "sample" if found.samples else "conversation"
-            apart = f" One {noun} per row would make {alone:,}." if held > 1.05 and alone > count else ""
+            apart = f" With one {noun} per row, it would have {alone:,}." if held > 1.05 and alone > count else ""
             fewer, epochs = sum(train_rows(found.rows).values()) // FEW_STEPS, -(-FEW_STEPS // count)
             ways = [f"{counted(fewer, 'row')} per step"] * (fewer > 0) + [f"{epochs} epochs"] * (epochs <= MOST_EPOCHS)
             advice = f"Use {', or '.join(ways)}." if ways else "Only more conversations can change that."

@@ -12,8 +12,8 @@ from tasks.storage.facts.ledger import SampleFacts
 
 WEIGHTED = {
     "data": "as in the data, by conversation or turn",
-    "conversation": "each conversation the same",
-    "both": "each conversation the same, times the weight in the data",
+    "conversation": "equal for all conversations",
+    "both": "equal for all conversations, times the weight in the data",
 }
 
 # Numbers of rows per optimizer step to show steps for.
@@ -29,9 +29,9 @@ NOTICED = {
     "unknown_tokens": ("token", "that is the unknown token: this tokenizer cannot encode these characters"),
     "unusual_order": (
         "conversation",
-        "in another order than system, user, assistant, user, …: the order is kept",
+        "with an unusual order of roles (not system, user, assistant, user, …), which is kept",
     ),
-    "without_embedding": ("conversation", "without an embedding: `company` does not choose who shares its row"),
+    "without_embedding": ("conversation", "without an embedding: `company` does not affect its row"),
 }
 
 # Maximum number of content tokens to list.
@@ -123,7 +123,7 @@ def waiting_note(waiting: Sequence[Waiting], balance: Mapping[str, Any], hidden_
     order = f"the rows are ordered for {balance['ranks']:,} ranks, or any divisor of it"
     if balance["ranks"] not in (one.ranks for one in waiting):
         order = f"the rows are too few for one step of {balance_of_step(balance)}, so their order is random"
-    return f"By the work of attention in a model with a hidden size of {hidden_size:,}; {order}."
+    return f"Estimated from the work of attention in a model with a hidden size of {hidden_size:,}; {order}."
 
 
 def balance_of_step(balance: Mapping[str, Any]) -> str:
@@ -145,6 +145,6 @@ def waiting_line(waiting: Sequence[Waiting], hidden_size: int) -> str:
         shares.append(share + after)
     only = "" if waiting[0].balanced is not None else " `balance` is for rows with padding, of one length."
     return (
-        f"On several GPUs, ranks wait for the slowest one of each step: {', '.join(shares)}; hidden size "
+        f"On several GPUs, ranks wait for the slowest rank of each step: {', '.join(shares)}; hidden size "
         f"{hidden_size:,}. One GPU never waits.{only}"
     )

@@ -62,8 +62,8 @@ def _no_such_split(manifest: Manifest, number: int, split: str) -> str:
     if of_kind := [printable(name) for name in with_rows if kind_of(name) == split]:
         others = f", or {', '.join(of_kind[1:])}" * (len(of_kind) > 1)
         return (
-            f"--row {number}: rows of {split} have several lengths here, each in a split of its own; use "
-            f"--split {of_kind[0]}{others}"
+            f"--row {number}: rows of {split} have several lengths here, each in its own split; use --split "
+            f"{of_kind[0]}{others}"
         )
     splits = ", ".join(map(printable, with_rows))
     return f"--split {printable(split)}: is not a split of this corpus; choose one of {splits}"
@@ -140,7 +140,9 @@ def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Plac
                 break
             seen += batch.num_rows
         else:
-            raise UsageError("not_in_it", f"--conversation {number}: the index of this corpus has 0 to {seen - 1:,}")
+            raise UsageError(
+                "not_in_it", f"--conversation {number}: the index of this corpus has the numbers 0 to {seen - 1:,}"
+            )
     return pieces_of_record(manifest, folder, place["source"], place["record"])
 
 
@@ -197,7 +199,7 @@ def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
     if len(found) == 1:
         return found[0], int(line) if len(line) < 19 else MOST_RECORDS
     if found:
-        raise UsageError("not_in_it", f"--at {text}: matches {len(found)} sources; write more of the path")
+        raise UsageError("not_in_it", f"--at {text}: matches {len(found)} sources; use a longer path")
     known = [*paths, *(PurePosixPath(path).name for path in paths)]
     hint = suggest(name, known) or f"; its sources: {', '.join(paths[:5])}{' …' * (len(paths) > 5)}"
     raise UsageError("not_in_it", f"--at {text}: is not a source of this corpus{hint}")

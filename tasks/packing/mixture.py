@@ -110,8 +110,8 @@ def _token_shares(
         if entry not in sums or not len(sums[entry]):
             raise DataError(
                 "empty_share",
-                f"sources[{entry}] {source.path}: none of its conversations is left in the training split, so it "
-                "cannot have a share of the tokens (weighting: token_share); remove it, or check filters and rejects",
+                f"sources[{entry}] {source.path}: has no conversation left in the training split, so weighting: "
+                "token_share cannot give it a share of the tokens; remove the source, or check filters and rejects",
             )
     scale = min(int(total[-1]) / config.sources[entry].weight for entry, total in sums.items())
     counts = {}
@@ -134,7 +134,7 @@ def _copied(pieces: Pieces, copies: np.ndarray) -> Pieces:
     total = int(times.sum(dtype=np.int64))
     if total > MOST:
         raise UsageError(
-            "bad_setting", f"weights: {total:,} copies exceed what a plan can hold ({MOST:,}); lower the weights"
+            "bad_setting", f"weights: {total:,} copies exceed the limit of a plan ({MOST:,}); lower the weights"
         )
     passes = [pieces.of[times > number] for number in range(max(1, times.max(initial=0)))]
     return replace(pieces, of=np.concatenate(passes), once=len(passes[0]), copies=copies)

@@ -245,9 +245,7 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         # A conversation is a reject only if none of its samples has a trained token.
         others = accepted.samples.of_each(accepted.samples.most(accepted.reason != REJECTED))
         accepted.reason[others & (accepted.reason == REJECTED)] = drop_code("no_trained_tokens")
-    check_count(
-        len(accepted.length) + len(owners), f"{config.name}: with overlong: {config.overlong}, a plan can number"
-    )
+    check_count(len(accepted.length) + len(owners), f"{config.name}: with overlong: {config.overlong}, a plan can have")
     cut_of = np.array(owners, np.int32)
     of = whole = indexes_where((accepted.reason == 0) & ~is_long)
     if len(cut_of):

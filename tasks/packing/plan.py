@@ -136,7 +136,7 @@ def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
     """
     for each in (receipt, *plan_folder.glob("group-*.json"), *plan_folder.glob("shard-*.json")):
         each.unlink(missing_ok=True)
-    return StorageError("damaged_artefact", f"{damaged}: damaged since it was written; run again to rebuild it")
+    return StorageError("damaged_artefact", f"{damaged}: damaged or missing; run again to rebuild it")
 
 
 def plan_facts(
@@ -211,9 +211,9 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
     Raises DataError if a conversation is too long and `overlong` is error.
     """
     config = recipe.config
-    check_count(tokens.edges[-1], f"{config.name}: a plan can number")
+    check_count(tokens.edges[-1], f"{config.name}: a plan can have")
     if config.view_of_all:
-        check_count(tokens.edges[-1], f"{config.name}: {config.view_of_all} compares", MOST_COMPARED)
+        check_count(tokens.edges[-1], f"{config.name}: {config.view_of_all} can compare", MOST_COMPARED)
     accepted = read_columns(tokens, config.validation)
     filter_conversations(accepted, tokens, config)
     pieces = cut_overlong(accepted, tokens, recipe)

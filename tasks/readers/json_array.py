@@ -184,8 +184,8 @@ def read_whole(read: Read, name: str, prefix: bytes = b"") -> bytes:
     if size > ARRAY_LIMIT:
         raise DataError(
             "too_large_json",
-            f"{name}: JSON that is not one record a line has to be in memory as a whole, and this is over "
-            f"{ARRAY_LIMIT:,} bytes; write one record a line, with  jq -c '.[]' FILE.json > FILE.jsonl",
+            f"{name}: JSON that is not one record per line must fit in memory as a whole, but this file has over "
+            f"{ARRAY_LIMIT:,} bytes; convert it to one record per line with  jq -c '.[]' FILE.json > FILE.jsonl",
         )
     return b"".join(chunks).removeprefix(BOM)
 

@@ -161,7 +161,7 @@ def _reject(text: bytes, error: orjson.JSONDecodeError, unterminated: bool) -> R
     if match := _NOT_A_NUMBER.match(decoded, error.pos):
         return Reject("bad_json", f"{place}: {match.group()} is not JSON")
     if "infinity" in error.msg:
-        return Reject("bad_json", f"{place}: a number that large would be rounded; write it as a string")
+        return Reject("bad_json", f"{place}: the number is too large; write it as a string")
     if unterminated:
         return Reject("bad_json", f"{place}: {error.msg}; the last line ends early: truncated?")
     return Reject("bad_json", f"{place}: {error.msg}")

@@ -7,13 +7,15 @@ from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.manifest import Manifest
 
 COMPANY = {
-    "similar": "Of conversations of equal length, those about the same topic share a row (company: similar).",
-    "apart": "Near-duplicates do not share a row, as far as other conversations have their length (company: apart).",
+    "similar": "Conversations of equal length that are about the same topic share a row (company: similar).",
+    "apart": "Near-duplicates do not share a row if there are enough other conversations of their length (company: "
+    "apart).",
 }
 
 MIX = {
     "tokens": "Steps of all lengths are evenly spread over an epoch (mix: tokens).",
-    "blocks": "An epoch has all steps of the shortest length first, then those of the next (mix: blocks).",
+    "blocks": "An epoch starts with all steps of the shortest rows and continues with the steps of the next length "
+    "(mix: blocks).",
 }
 
 
@@ -25,10 +27,10 @@ def explain_rows(manifest: Manifest) -> list[str]:
     shape, found = manifest.row_shape, list[str]()
     if len(manifest.row_lengths) > 1:
         found.append(
-            "Each conversation is in a row of the length that keeps all rows together fullest. The rows of each length "
-            "are splits of their own, such as "
-            f"{next(iter(manifest.splits))}. A step has rows of one length, and more of them if they are short, so "
-            f"that all steps have about equally many tokens. {MIX.get(shape.mix or '', '')}".rstrip()
+            "Conversations are distributed over the row lengths so that all rows together are as full as possible. The "
+            f"rows of each length are in separate splits, such as {next(iter(manifest.splits))}. A step has rows of "
+            "one length. It has more rows if they are short, so all steps have about the same number of tokens. "
+            f"{MIX.get(shape.mix or '', '')}".rstrip()
         )
     if shape.align > 1:
         found.append(
@@ -36,7 +38,7 @@ def explain_rows(manifest: Manifest) -> list[str]:
             "padding, which is not trained on."
         )
     if shape.padding == "none":
-        found.append(f"Rows end {_end(shape)}, and are therefore of different lengths (padding: none).")
+        found.append(f"Rows end {_end(shape)}, so their lengths differ (padding: none).")
     balance = manifest.config.get("balance")
     if balance and manifest.splits["train"].rows >= balance["ranks"] * balance["rows_per_rank"]:
         step = balance_of_step(balance)
@@ -55,7 +57,7 @@ def explain_padding(manifest: Manifest, packings: int) -> str:
     aligning = f"{tokens.alignment or 0:,}"
     if shape.padding == "none":
         stored = f"{aligning} padding tokens, which align conversations" if shape.align > 1 else "no padding"
-        return f"unused tokens: how many fewer than {length} they have. They have {stored}, and end {_end(shape)}."
+        return f"unused tokens, that is, the difference from {length}. Rows have {stored} and end {_end(shape)}."
     every = "In all splits, " if packings > 1 else ""
     of_them = f"; {aligning} of them align conversations" if shape.align > 1 else ""
     return f"padding. {every}{tokens.padding:,} of {manifest.places:,} tokens are padding{of_them}."

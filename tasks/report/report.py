@@ -223,7 +223,7 @@ class Step(NamedTuple):
 DROPPING = (
     ("after filters", ("min_tokens", "max_tokens", "min_turns", "max_turns")),
     ("after deduplication", ("duplicate",)),
-    ("after removing overlong ones", ("too_long",)),
+    ("after removing overlong conversations", ("too_long",)),
     ("after source limits", ("limit",)),
     ("after weights", ("weight",)),
 )

@@ -51,8 +51,8 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
     if not objects and reject and (error := _explain_unreadable(file, reject)):
         return error
     if not objects and rejected == count and reject:
-        advice = "fix it, or name the format with `format` if other records are valid"
-        what = f"none of its first {count:,} records can be read; the first" if count > 1 else "its only record"
+        advice = "fix it, or set `format` if other records are valid"
+        what = f"none of its first {count:,} records can be read; the first problem" if count > 1 else "its only record"
         return DataError(reject.reason, f"{name}: {what}: {reject}; {advice}")
     header = isinstance(container_named(file.container), Csv)
     found = _keys_found(list(keys), header) if keys else f"no record is an object{f' ({reject})' if reject else ''}"
@@ -70,8 +70,8 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
         return other
     return DataError(
         "unknown_format",
-        f"{name}: no known format in its first {f'{count} records' if count > 1 else 'record'}; {found}; "
-        f"formats tried: {', '.join(FORMAT_NAMES)}; name one with `format`, or map your keys with `columns`, such as "
+        f"{name}: no known format in its first {f'{count} records' if count > 1 else 'record'}; {found}; formats "
+        f"tried: {', '.join(FORMAT_NAMES)}; set `format` to one of them, or map your keys with `columns`, such as "
         "columns: {instruction: question, output: answer}",
     )
 
@@ -101,7 +101,7 @@ def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
 
 
 def _keys_found(keys: Sequence[str], header: bool) -> str:
-    where = "columns, named by its first row" if header else "keys found"
+    where = "columns in the first row" if header else "keys found"
     return f"{where}: {', '.join(shown(key)[1:-1] for key in keys[:20])}{' …' if len(keys) > 20 else ''}"
 
 

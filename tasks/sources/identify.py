@@ -51,7 +51,8 @@ def identify(
     if layout and not isinstance(container, Csv):
         raise UsageError(
             "bad_setting",
-            f"{name}: {layout[0]} is for CSV and TSV files; give them a source of their own, or remove it",
+            f"{name}: `{layout[0]}` applies only to CSV and TSV files; list other files in a separate entry of "
+            "`sources`, or remove the setting",
         )
     if not (cache and identity):
         return _identified(file, container, source)

@@ -68,14 +68,14 @@ class Source(BaseModel):
     )
     columns: dict[str, str] = Field(
         default_factory=dict,
-        description="packcorpus key → key of the file, such as {instruction: frage}; `role`, `content`, `reasoning`, "
-        "`train`, and `loss_weight` are keys of a message, the last one also of a record, and `embedding` only of a "
-        "record.",
+        description="Map of packcorpus keys to keys in the file, such as {instruction: frage}. `role`, `content`, "
+        "`reasoning`, and `train` refer to keys of a message, `loss_weight` to a key of a message and of a record, and "
+        "all other keys to keys of a record.",
     )
     roles: Roles = Field(
         default_factory=dict,
-        description="Role → its names in the file, such as {user: [customer], assistant: [agent]}; case is ignored, "
-        "and common names are known.",
+        description="Map of roles to their names in the file, such as {user: [customer], assistant: [agent]}. Case is "
+        "ignored. Common names are recognized without this setting.",
     )
     delimiter: Delimiter = Field(
         default="auto", description="Character between the cells of a CSV or TSV file, or tab; auto finds it."
@@ -85,8 +85,8 @@ class Source(BaseModel):
     )
     ignore: list[str] = Field(
         default_factory=list,
-        description="Keys, and types of content parts, to leave out of records that are images, audio, video, or "
-        "preference data, such as [images, label].",
+        description="Keys, and types of content parts, with images, audio, video, or preference data to leave out, "
+        "such as [images, label].",
     )
     weight: float = Field(
         default=1.0, gt=0, le=1000, allow_inf_nan=False, description="Weight of this source; see `weighting`."

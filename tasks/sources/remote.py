@@ -215,7 +215,7 @@ def _check_one_group(dataset: Dataset, keys: Sequence[str]) -> None:
         choice = next((group for group in groups if "train" in group), groups[0])
         raise DataError(
             "several_groups",
-            f"{dataset.url}: has {len(groups)} groups of files: {listed}; name those to pack, such as "
+            f"{dataset.url}: has {len(groups)} groups of files: {listed}; name the group to pack, such as "
             f"{dataset.url}/{choice}",
         )
 

@@ -57,7 +57,9 @@ def with_digests(part: Part, folder: Path) -> Part:
     try:
         blocks = _kept_blocks(folder / kept.record, kept.digest)
     except ValueError:
-        message = f"{part.file.name}: its digests, {folder / kept.record}, were removed or replaced; run again"
+        message = (
+            f"{part.file.name}: the file with its digests, {folder / kept.record}, was removed or replaced; run again"
+        )
         raise DataError("input_changed", message) from None
     return replace(part, file=replace(part.file, blocks=blocks))
 

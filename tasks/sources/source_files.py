@@ -71,8 +71,8 @@ def find_files(
                 if ways[0] != ways[1]:
                     raise UsageError(
                         "source_twice",
-                        f"{name} is the same file as {first.name}, which an earlier entry of sources reads as "
-                        f"{ways[0]}, this one as {ways[1]}; remove one of the two",
+                        f"{name} is the same file as {first.name}, but two entries of sources read it differently: as "
+                        f"{ways[0]} and as {ways[1]}; remove one of these entries",
                     )
     return list(found.values())
 

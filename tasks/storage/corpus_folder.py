@@ -64,7 +64,7 @@ def corpus_folder(manifest: Manifest, path: Path) -> Path:
         if candidate.is_dir() and candidate.name == named:
             raise InputMissing("file_missing", f"{candidate / 'manifest.json'}: is missing; {repair_hint(path)}")
     raise InputMissing(
-        "corpus_missing", f"{path}: its corpus folder {root / manifest.corpus} is missing; rebuild the corpus"
+        "corpus_missing", f"{path}: its corpus folder {root / manifest.corpus} is missing; pack the corpus again"
     )
 
 
@@ -147,7 +147,8 @@ def check_copies(path: Path, folder: Path) -> None:
     copy = folder / "manifest.json"
     if copy.is_symlink():
         raise DataError(
-            "link_in_corpus", f"{copy}: is a symbolic link; a corpus must contain its files; {repair_hint(folder)}"
+            "link_in_corpus",
+            f"{copy}: is a symbolic link, but the files of a corpus must not be links; {repair_hint(folder)}",
         )
     if not path.samefile(copy) and copy.read_bytes() != path.read_bytes():
         load_manifest(copy)  # raises if the copy is the damaged one
@@ -183,7 +184,8 @@ def find_listed(folder: Path, name: str, size: int) -> Path:
     where = folder / name
     if where.is_symlink() or not where.resolve().is_relative_to(folder.resolve()):
         raise DataError(
-            "link_in_corpus", f"{where}: is a symbolic link; a corpus must contain its files; {repair_hint(folder)}"
+            "link_in_corpus",
+            f"{where}: is a symbolic link, but the files of a corpus must not be links; {repair_hint(folder)}",
         )
     if remote := _remote_with(where):
         remote.fetch_listed(folder, name, size)
@@ -280,7 +282,7 @@ def raise_all(wrong: Sequence[PackError], folder: Path) -> None:
     shown = [f"  {without_repair_hint(error)}" for error in wrong[:SHOWN]]
     shown += [f"  … and {len(wrong) - SHOWN:,} more"] * (len(wrong) > SHOWN)
     repairable = any(error.reason != "foreign_file" for error in wrong)
-    summary = f"{folder}: {len(wrong):,} files are not as recorded{f'; {fix}' * repairable}"
+    summary = f"{folder}: {len(wrong):,} files do not match the manifest{f'; {fix}' * repairable}"
     files = [{"code": error.code, "reason": error.reason, "message": str(error)} for error in wrong[:SHOWN]]
     raise type(first)(first.reason, "\n".join([summary, *shown]), files=files)
 

@@ -53,9 +53,9 @@ class Manifest(Facts):
     mixture: list[MixtureFacts] = Field(description="One entry per entry of the config's `sources`.")
     ledger: Ledger
     noticed: dict[str, int | dict[str, dict[str, int]]] = Field(
-        description="Counts of things that were handled but may surprise; `content_tokens`: how often conversations "
-        "contain each added token that content may become, by role; `unused_keys`: by source, how often each key of "
-        "the records occurred that is not used. Absent: there is none, or an earlier version did not count them."
+        description="Counts of unusual things that were handled. `content_tokens`: how often conversations contain "
+        "each added token that content may become, by role. `unused_keys`: how often each unused key of the records "
+        "occurred, by source. A count is absent if it is 0, or if an earlier version did not record it."
     )
     packing_metadata: PackingMetadata
     splits: dict[str, Split]
@@ -191,7 +191,7 @@ def read_values(path: Path) -> Any:
 def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[str]:
     """Yield each sign that a manifest was edited.
 
-    Raises DataError if a path in it leads out of the corpus folder, or if no key can be computed.
+    Raises DataError if a path in it points outside the corpus folder, or if no key can be computed.
     """
     # Compare the bytes of the file, too: otherwise, a damaged space would go unnoticed.
     try:
@@ -203,7 +203,7 @@ def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[s
     for inside in (*(file.path for file in manifest.listed()), manifest.tokenizer.path, manifest.corpus):
         pure = PurePosixPath(inside)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in inside:
-            raise DataError("path_outside", f"{path}: {inside!r} leads out of the corpus folder")
+            raise DataError("path_outside", f"{path}: {inside!r} points outside the corpus folder")
     listed = Counter(str(PurePosixPath(file.path)) for file in manifest.listed())  # ./a and a are equal
     for name in (name for name, times in listed.items() if times > 1):
         yield f" ({name} is listed twice)"

@@ -93,7 +93,7 @@ def open_statistics(manifest: Manifest, folder: Path) -> Iterator[Iterator[RowSt
     path = folder / file.path
     with reading(path, folder), pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as reader:
         if not reader.schema.equals(ROWS_SCHEMA, check_metadata=True):
-            raise _wrong(path, folder, "other columns than those of rows.arrow")
+            raise _wrong(path, folder, "unexpected columns")
         yield _by_shard(reader, manifest, path, folder)
 
 

@@ -204,7 +204,7 @@ def _row_arrays(row: pa.RecordBatch, manifest: Manifest, length: int) -> dict[st
     columns = {name: row.column(name).flatten().to_numpy() for name in row.schema.names}
     for name, values in columns.items():
         if len(values) != length:
-            raise ValueError(f"a row has {len(values):,} {name}, not {length:,}")
+            raise ValueError(f"a row has {len(values):,} {name}, expected {length:,}")
     return columns
 
 
@@ -223,7 +223,7 @@ def row_columns(batch: pa.RecordBatch, length: int, shape: RowShape, pad: int = 
         if not np.array_equal(sizes_of(batch, name), sizes):
             raise ValueError(f"a row has more or fewer {name} than input_ids")
     if len(sizes) and not 1 <= sizes.min() <= sizes.max() <= length:
-        raise ValueError(f"a row has {sizes.min():,} to {sizes.max():,} tokens, not 1 to {length:,}")
+        raise ValueError(f"rows have {sizes.min():,} to {sizes.max():,} tokens, expected 1 to {length:,}")
     places = np.arange(length, dtype=np.int32)
     filled = places < sizes[:, None]
     found: dict[str, np.ndarray] = {
@@ -270,7 +270,7 @@ def _mask_of_pieces(batch: pa.RecordBatch, length: int, shape: RowShape) -> np.n
     firsts = np.searchsorted(of_row, np.arange(rows))
     inside = before - before[firsts[of_row]] if len(of_row) else before
     if len(tokens) and (tokens.min() < 1 or (inside + tokens).max() > length):
-        raise ValueError("seq_lens go beyond the end of a row")
+        raise ValueError("seq_lens exceed the end of a row")
     edges = np.zeros(rows * length + 1, np.int8)
     edges[of_row * length + inside] += 1
     edges[of_row * length + inside + tokens] -= 1

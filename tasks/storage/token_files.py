@@ -111,12 +111,15 @@ class TokenFiles:
                 for number in np.flatnonzero(np.diff(inside)).tolist():
                     batch = reader.get_batch(number)
                     if len(batch) != edges[number + 1] - edges[number]:
-                        raise ValueError(f"{path}: record batch {number} has {len(batch):,} rows, not as recorded")
+                        raise ValueError(
+                            f"{path}: record batch {number} has {len(batch):,} rows, but "
+                            f"{edges[number + 1] - edges[number]:,} are recorded"
+                        )
                     asked = slice(int(inside[number]), int(inside[number + 1]))
                     yield pieces[asked], batch, conversations[asked] - edges[number], base
             if len(conversations) and conversations[-1] >= edges[-1]:
                 raise IndexError(
-                    f"{path}: has {edges[-1]:,} conversations, but the plan has number {conversations[-1]:,}"
+                    f"{path}: has {edges[-1]:,} conversations, but the plan refers to number {conversations[-1]:,}"
                 )
 
     def gather(self, plan: dict[str, np.ndarray], starts: np.ndarray, out: np.ndarray) -> None:
@@ -136,7 +139,7 @@ class TokenFiles:
                 handle = file.fileno()
                 for offset, end, position in zip(offsets.tolist(), ends.tolist(), positions.tolist(), strict=True):
                     if _read(handle, room[offset:end], position) < end - offset:
-                        raise StorageError("damaged_artefact", f"{path}: ends early; delete it and run again")
+                        raise StorageError("damaged_artefact", f"{path}: is truncated; delete it, then run again")
 
     def _by_part(self, plan: dict[str, np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
         """Yield each part with pieces, and their numbers in order of conversations."""
@@ -253,7 +256,10 @@ class TokenFile:
             number = bisect_right(self._edges, first) - 1
             top, batch = self._edges[number], self._open(number)
             if batch.num_rows != self._edges[number + 1] - top:
-                raise ValueError(f"{self._path}: record batch {number} has {batch.num_rows:,} rows, not as recorded")
+                raise ValueError(
+                    f"{self._path}: record batch {number} has {batch.num_rows:,} rows, but "
+                    f"{self._edges[number + 1] - top:,} are recorded"
+                )
             yield batch.slice(first - top, last - first)
             first = self._edges[number + 1]
 

@@ -243,8 +243,8 @@ def open_bucket(url: str, retries: int = RETRIES) -> Bucket:
         if parts.scheme == "az" and "account must" in text:
             problem = "the storage account is unknown; set AZURE_STORAGE_ACCOUNT_NAME"
         else:  # no server was asked yet
-            what = "an endpoint" if " url" in text else "a key, a file of keys, or an option"
-            problem = f"{what} in the variables {_VARIABLES[parts.scheme]} cannot be used; fix it"
+            what = "an endpoint" if " url" in text else "a key, a key file, or an option"
+            problem = f"{what} in the variables {_VARIABLES[parts.scheme]} is invalid; fix it"
         raise StorageError("store_denied", f"{url}: {problem}") from None
     return Bucket(url, store, parts.key)
 
@@ -305,11 +305,11 @@ def _obstore() -> Any:
         import obstore.store
     except ImportError:
         raise PartMissing(
-            "library_missing", "obstore is not installed, which reads buckets: pip install 'packcorpus[remote]'"
+            "library_missing", "buckets require obstore, which is not installed: pip install 'packcorpus[remote]'"
         ) from None
     _process = _process or os.getpid()
     if is_forked():
-        raise Bug("bug", "a store was used before the process was forked; open it in each process by itself")
+        raise Bug("bug", "a store was used before the process was forked; open it separately in each process")
     return obstore
 
 

@@ -55,7 +55,9 @@ class Hub:
             digest = receive(iter(lambda: file.read(CHUNK), b""), target, expected, url, progress)
         if len(expected.identity) == len(digest) and expected.identity != digest:  # a large file has its SHA-256
             target.unlink()
-            raise StorageError("object_cut", f"{url}: arrived damaged, with another SHA-256 than recorded; run again")
+            raise StorageError(
+                "object_cut", f"{url}: arrived damaged: its SHA-256 differs from the recorded one; run again"
+            )
         return digest
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]:
@@ -184,7 +186,9 @@ def find_branch(dataset: Dataset) -> Branch:
         refs = api.list_repo_refs(dataset.name, repo_type="dataset")
         heads = {branch.name: branch.target_commit for branch in refs.branches}
         if name not in heads and (name in {tag.name for tag in refs.tags} or re.fullmatch("[0-9a-f]{40}", name)):
-            raise UsageError("push_refused", f"{url}: {name} is not a branch; name one, which is made if it is new")
+            raise UsageError(
+                "push_refused", f"{url}: {name} is not a branch; name a branch, which is created if it is new"
+            )
         return Branch(dataset, endpoint, heads.get(name, str(facts.sha)), bool(facts.private), name not in heads)
 
 
@@ -213,7 +217,7 @@ def _errors(url: str, token_hint: str = READ) -> Iterator[Any]:
     except ImportError:
         raise PartMissing(
             "library_missing",
-            "huggingface-hub is not installed, which hf:// requires: pip install 'packcorpus[remote]'",
+            "hf:// requires huggingface-hub, which is not installed: pip install 'packcorpus[remote]'",
         ) from None
     errors: Any = huggingface_hub.errors
     try:

@@ -278,8 +278,8 @@ class Remote(Mirror):
     def _other(self, path: Path) -> Busy:
         return Busy(
             "busy",
-            f"{self.shown(path)}: another run has published another manifest for this corpus, which is kept; inspect "
-            "it, and delete it to publish this one",
+            f"{self.shown(path)}: another run has published a different manifest for this corpus, and it was kept; "
+            "inspect it, then delete it to publish this one",
         )
 
     # Reading
@@ -311,7 +311,7 @@ class Remote(Mirror):
                 file.unlink()
                 raise _Damaged(
                     "damaged_artefact",
-                    f"{self.shown(file)}: damaged: it is not what was recorded; pack the corpus again to rebuild it",
+                    f"{self.shown(file)}: is damaged: it differs from its receipt; pack the corpus again to rebuild it",
                 )
 
     def _fetch_whole(self, file: Path) -> tuple[Facts, str]:

@@ -49,6 +49,6 @@ def scratch_full(url: str, folder: Path, size: int) -> StorageError:
     """
     return StorageError(
         "scratch_full",
-        f"{url}: the disk of {folder} has no room for {in_bytes(size)}; make room, or use another --root (of a bucket: "
-        "another PACKCORPUS_SCRATCH)",
+        f"{url}: the disk of {folder} has no room for {in_bytes(size)}; make room, or use another --root (or, for a "
+        "root in a bucket, another PACKCORPUS_SCRATCH)",
     )

@@ -94,7 +94,9 @@ def open_store(where: str | Path) -> Store:
     if scheme == "file":
         return Folder(Path(local_path(where)))
     if scheme == "hf":
-        raise UsageError("url_not_supported", f"{where}: is read-only, a source; use a bucket or a folder")
+        raise UsageError(
+            "url_not_supported", f"{where}: is read-only and can only be a source; use a bucket or a folder"
+        )
     from tasks.stores.bucket import is_forked, open_bucket
 
     if is_forked():

@@ -77,7 +77,7 @@ def check_url(url: str) -> str:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         hint = suggest(scheme, SCHEMES)
         raise UsageError(
-            "url_not_supported", f"{url}: {scheme}:// is not supported{hint}; known are {known}; or download it"
+            "url_not_supported", f"{url}: {scheme}:// is not supported{hint}; use one of {known}, or download it"
         )
     return scheme
 
@@ -87,7 +87,7 @@ def split_url(url: str) -> Url:
     scheme = check_url(url)
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket or re.search(r"[*?\[\]]", bucket):
-        raise UsageError("url_not_supported", f"{url}: names no bucket; expected {scheme}://BUCKET/KEY")
+        raise UsageError("url_not_supported", f"{url}: does not name a bucket; expected {scheme}://BUCKET/KEY")
     return Url(scheme, bucket, key)
 
 

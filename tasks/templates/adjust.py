@@ -54,6 +54,6 @@ def _without_blank(messages: Sequence[Message], trained: Sequence[bool]) -> Sequ
     found = [flag and not is_blank(message) for message, flag in zip(messages, trained, strict=True)]
     if any(trained) and not any(found):
         raise Reject(
-            "no_trained_tokens", "its answers are nothing but reasoning, which the setting `reasoning: drop` leaves out"
+            "no_trained_tokens", "its answers contain only reasoning, which the setting `reasoning: drop` removes"
         )
     return found

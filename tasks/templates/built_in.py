@@ -67,7 +67,7 @@ class BuiltIn(Template):
             if message.reasoning:
                 raise DataError(
                     "reasoning_not_written",
-                    f"messages[{number}] has reasoning, and the built-in template {self.name} has no place for it; set "
+                    f"messages[{number}] has reasoning, but the built-in template {self.name} does not write it; set "
                     "`reasoning: drop`, or use the model's own template (`template: tokenizer`)",
                 )
         turns = list(zip(conversation.messages, trained, strict=True))
@@ -121,8 +121,8 @@ class BuiltIn(Template):
             raise DataError(
                 "turn_not_located",
                 f"template {self.name}: messages[{turn - added}] ({conversation.messages[turn].role}) is written "
-                "otherwise once more turns follow: the system message and the tools are part of the last request, and "
-                "calls in the history have ids; set turns: auto",
+                "differently once more turns follow: the system message and the tools are part of the last request, "
+                "and calls in the history have ids; set turns: auto",
             )
         return turn is not None
 

@@ -54,8 +54,8 @@ class EmbeddingSizes:
             (size, place), (other, there), *_ = self._found.items()
             raise DataError(
                 "embedding_sizes",
-                f"{there()}: the {EMBEDDING} has {int(other):,} numbers, and that of {place()} has {int(size):,}; "
-                "compute all with one model",
+                f"{there()}: the {EMBEDDING} has {int(other):,} numbers, but the {EMBEDDING} of {place()} has "
+                f"{int(size):,}; compute all with one model",
             )
 
     def require(self, name: str) -> None:

@@ -107,8 +107,8 @@ def verdict_of(recipe: Recipe) -> Verdict:
     if recipe.config.engine == "gigatoken" and verdict.reason:
         raise UsageError(
             "engine_refused",
-            f"engine: gigatoken: it cannot replace {recipe.tokenizer_files.main}: {verdict.reason}; "
-            "remove `engine` from the config, or name another tokenizer",
+            f"engine: gigatoken cannot replace {recipe.tokenizer_files.main}: {verdict.reason}; remove `engine` from "
+            "the config, or use another tokenizer",
         )
     return verdict
 
@@ -220,7 +220,7 @@ def difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str |
             same = next(differing, min(len(theirs), len(ours)))
             place = len(b"".join(map(reference.token_bytes, ours[:same])).decode("utf-8", "ignore"))
             return shown(text[max(0, place - 20) :])
-    return "only texts that are encoded together"
+    return "several texts in one call"
 
 
 def _are_equal(one: Encoded, other: Encoded) -> bool:

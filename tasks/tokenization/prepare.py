@@ -190,7 +190,7 @@ class Preparer:
         if pending.filled and not is_guess and [*map(comparable, pending.filled)] != [*map(comparable, found)]:
             texts = [[sample.texts for sample in each] for each in (pending.filled, found)]
             raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
-        return found or Reject("no_trained_tokens", "the template writes none of its answers")
+        return found or Reject("no_trained_tokens", "the template does not write any of its answers")
 
     def _prepare_sample(self, conversation: Conversation, sample: Sample, strings: Strings) -> Prepared:
         prepared = prepare_spans(conversation, sample.spans, self._encoder, sample.turn, strings)
@@ -243,7 +243,7 @@ def _why_untrained(conversation: Conversation, train_on: TrainOn) -> str:
     if any(not message.weight for message in answers):
         return f"{why}: weight, train, or training leaves answers out"
     if not answers and conversation.messages[0].role != "text":
-        return f"{why}: the assistant says nothing"
+        return f"{why}: it has no assistant message"
     empty = "its last answer is" if train_on == "last" else "its answers are" if answers else "its text is"
     return f"{why}: {empty} empty"
 

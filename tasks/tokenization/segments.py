@@ -109,5 +109,5 @@ def _closing(spans: Sequence[Span]) -> Span:
     The separator, if there is one, has the same flag. Raises Reject if there are no spans.
     """
     if not spans:
-        raise Reject("no_trained_tokens", "the template writes none of its answers")
+        raise Reject("no_trained_tokens", "the template does not write any of its answers")
     return next((span for span in reversed(spans) if span.token != TEXT or span.text.strip()), spans[-1])

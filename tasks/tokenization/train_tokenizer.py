@@ -48,8 +48,8 @@ class Unread:
         found = detect(value, dict(file.columns))
         if found not in (None, file.format):
             self.wrong = (
-                f"{place}: does not fit format: {file.format} ({reject.message}); its keys are those of {found}: "
-                "remove format:"
+                f"{place}: does not fit format: {file.format} ({reject.message}); its keys match the format {found}; "
+                "remove `format`"
             )
 
 
@@ -117,7 +117,9 @@ def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread
                 raise DataError("wrong_format", unread.wrong) from None
             first = f" (the first of {unread.count:,} rejects: {unread.first})" if unread.count else ""
             raise DataError(
-                "untrainable_tokenizer", f"the sources contain no text to train a tokenizer on{first}; fix them"
+                "untrainable_tokenizer",
+                f"the sources contain no text to train a tokenizer on{first}; fix the sources, or name a tokenizer in "
+                "the config",
             ) from None
         raise DataError(
             "untrainable_tokenizer",

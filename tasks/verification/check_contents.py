@@ -50,7 +50,7 @@ class Contents:
                 again.append(rows[np.sort(order[1:][same])][:1])
         for found, rule in (
             (both, "is in the validation split, and the same content is in the training split"),
-            (again, "is packed, and another one with the same content is, too"),
+            (again, "is packed, although another packed conversation has the same content"),
         ):
             first = np.sort(np.concatenate(found), order=["source", "record"])[:1]
             rules.require(np.zeros(len(first), bool), rule, {name: first[name] for name in ("source", "record")})

@@ -69,21 +69,27 @@ class Mixture:
 
         limit, weight = source.get("limit"), source.get("weight", 1)
         chosen = counts["chosen"]
-        require(limit is None or chosen <= limit, f"{chosen:,} are taken, but limit is {limit}")
+        require(limit is None or chosen <= limit, f"{chosen:,} conversations are taken, but the limit is {limit}")
         require(
-            not counts["over"] or chosen == limit, f"{chosen:,} are taken, but others are dropped by limit: {limit}"
+            not counts["over"] or chosen == limit,
+            f"only {chosen:,} conversations are taken, but others are dropped by limit: {limit}",
         )
         require(not counts["held_out_twice"], "a conversation is in the validation split twice")
         if self._manifest.config.get("weighting") == "token_share":
             require(not counts["twice"], "token_share: a conversation is packed twice")
             return
         whole, rest = divmod(weight, 1)
-        require(not counts["unweighted"] or whole == 0, f"some are dropped by weight, but weight is {weight:g}")
+        require(
+            not counts["unweighted"] or whole == 0, f"conversations are dropped by weight, but the weight is {weight:g}"
+        )
         require(not counts["other_copies"], f"copies do not match weight {weight:g}")
         # Training and validation split each round their share up, to at least one.
         extra = counts["above"] if whole else counts["placed"]
         of = counts["in_train"] if whole else chosen
-        require(abs(extra - rest * of) <= 2 or whole == weight, f"{extra:,} of {of:,} have one more copy")
+        require(
+            abs(extra - rest * of) <= 2 or whole == weight,
+            f"{extra:,} of {of:,} conversations have an additional copy, which does not match the weight",
+        )
 
     def check_figures(self, where: Path) -> None:
         """Raise DataError if a recorded figure differs from the counted figure."""
@@ -107,4 +113,6 @@ class Mixture:
                         f"{where}: mixture: {facts.path}: {name} is recorded as {noted}, counted {value}",
                     )
         if len(rows) != len(recorded):
-            raise DataError("wrong_figure", f"{where}: mixture has {len(recorded)} entries, not {len(rows)}")
+            raise DataError(
+                "wrong_figure", f"{where}: mixture has {len(recorded)} entries, but the config has {len(rows)}"
+            )

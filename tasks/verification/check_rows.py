@@ -131,7 +131,7 @@ def _check_batch(
         raise DataError("bad_row", f"{where} + {row}: the index's pieces {what}")
     if (over := np.flatnonzero(starts + lengths > length)).size:
         row = int(pieces["row"][over[0]])
-        raise DataError("bad_row", f"{where} + {row}: a piece of the index goes beyond the end of the row")
+        raise DataError("bad_row", f"{where} + {row}: a piece in the index extends beyond the end of the row")
     first_tokens = pieces["row"].astype(np.int64) * length + starts
     ends = first_tokens + lengths - 1
     # Positions restart at every piece, and after it, at the next piece or at padding.
@@ -150,7 +150,7 @@ def _check_batch(
     if (flat_labels[first_tokens] != IGNORED).any():
         raise DataError("bad_row", f"{where}: the first token of a conversation is trained on")
     if (flat_ids[ends][pieces["separator"]] != manifest.tokenizer.eos_token_id).any():
-        raise DataError("bad_row", f"{where}: a conversation is not closed by the EOS separator")
+        raise DataError("bad_row", f"{where}: a conversation does not end with the EOS separator")
     if (flat_labels[ends][pieces["closed"]] != IGNORED).any():
         raise DataError("bad_row", f"{where}: the separator after a truncated conversation is trained on")
     trained = (
@@ -232,7 +232,7 @@ def _count_conversations(
     if wrong.any():
         row = int(rows[np.flatnonzero(wrong)[0]])
         raise DataError(
-            "bad_row", f"{where} + {row}: a loss_weight does not follow from the length of its conversation"
+            "bad_row", f"{where} + {row}: a loss_weight does not match the number of trained tokens of its conversation"
         )
     if (own != np.repeat(of_pieces, tokens)).any():
         row = int(places[np.flatnonzero(own != np.repeat(of_pieces, tokens))[0]]) // length
@@ -253,8 +253,8 @@ def _check_lists(
     that the pieces of each row take.
     """
     sizes, counts = sizes_of(batch, "input_ids"), sizes_of(batch, "seq_lens")
-    require(sizes == places, "the row does not end where its last piece does")
-    require(counts == np.bincount(row, minlength=len(sizes)), "seq_lens has another number of pieces than the index")
+    require(sizes == places, "the row does not end with its last piece")
+    require(counts == np.bincount(row, minlength=len(sizes)), "seq_lens and the index have different numbers of pieces")
     found = batch.column("seq_lens").flatten().to_numpy()
     require(np.bincount(row[found != lengths], minlength=len(sizes)) == 0, "seq_lens differ from the index")
     longest = np.maximum.reduceat(found, np.cumsum(counts) - counts)

@@ -153,7 +153,11 @@ def _check_samples(seen: Conversations, samples: Conversations, rules: Rules) ->
         rules.require(samples[name] == seen[name][owner], f"has samples that differ in {name}", samples)
     for name in ("validation", "copies", "copies_held_out"):
         held = ~placed | (samples[name] == seen[name][owner])
-        rules.require(held, "has samples that are packed in other splits, or more often than others", samples)
+        rules.require(held, "has samples in different splits, or with different numbers of copies", samples)
     together = [DROP_REASONS.index(name) for name in ("min_turns", "max_turns", "duplicate", "limit", "weight")]
     alone = ~(seen["placed"][owner] & np.isin(samples["reason"], together))
-    rules.require(alone, "has a sample that was dropped with its conversation, but another one is packed", samples)
+    rules.require(
+        alone,
+        "has a sample that was dropped for a reason of the whole conversation, but another sample is packed",
+        samples,
+    )

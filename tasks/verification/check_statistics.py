@@ -76,5 +76,5 @@ class RecordedStatistics:
             if split.groups is not None and sum(split.groups) != split.rows:
                 raise DataError(
                     "wrong_figure",
-                    f"{where}: the groups of {name} have {sum(split.groups):,} rows, but the split {split.rows:,}",
+                    f"{where}: the groups of {name} have {sum(split.groups):,} rows, but the split has {split.rows:,}",
                 )

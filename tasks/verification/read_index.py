@@ -167,7 +167,7 @@ def _count(manifest: Manifest, folder: Path) -> Totals:
     for name in (name for name in names if name in totals.nulls):
         raise DataError("bad_index", f"{path}: {name} has null values that are not allowed")
     for name in (name for name in ("length", "source") if name in totals.too_small):
-        raise DataError("bad_index", f"{path}: a piece has no {name}")
+        raise DataError("bad_index", f"{path}: an entry has an invalid {name}")
     return totals
 
 

@@ -86,7 +86,7 @@ def _differences(manifest: Manifest, recipe: Recipe) -> Iterator[str]:
     settings = recipe.settings()
     for name in manifest.config | settings:
         if settings.get(name) != manifest.config.get(name):
-            yield f"{name} was {manifest.config.get(name)}, the config has {settings.get(name)}"
+            yield f"{name} was {manifest.config.get(name)}, but the config has {settings.get(name)}"
     if recipe.tokenizer_digest != manifest.tokenizer.digest:
         yield "the tokenizer has changed"
     if recipe.template_sha256 != manifest.template.sha256:
@@ -112,7 +112,7 @@ def rebuild(path: Path, config_file: Path | None = None) -> str:
         run_all(Publish(recipe))
         _compare(manifest, folder, recipe.corpus_folder)
     listed = manifest.listed()
-    return f"{len(listed) + 1} files, {sum(file.bytes for file in listed):,} bytes: the same bytes"
+    return f"{len(listed) + 1} files, {sum(file.bytes for file in listed):,} bytes: identical"
 
 
 def _compare(manifest: Manifest, folder: Path, rebuilt: Path) -> None:
@@ -142,7 +142,7 @@ def _compare(manifest: Manifest, folder: Path, rebuilt: Path) -> None:
         raise NotReproducible("not_reproducible", f"{folder / 'manifest.json'}: differs after rebuilding: {difference}")
     names = ", ".join([*differ, "manifest.json"])
     raise NotReproducible(
-        "not_reproducible", f"{folder}: {names}: {other_texts(manifest)}; all other files are the same bytes"
+        "not_reproducible", f"{folder}: {names}: {other_texts(manifest)}; all other files are identical"
     )
 
 

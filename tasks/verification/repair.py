@@ -67,7 +67,7 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile
     root = home.parents[2] if home.parts[-3:] == Path(manifest.corpus).parts else Path.cwd()
     layout = Layout(root)
     if (root / "data").is_dir() and not acquire_lock(layout.lock(manifest.name, manifest.key)):
-        raise Busy("busy", f"{folder}: a run is making this corpus; wait for it, then repair")
+        raise Busy("busy", f"{folder}: a run is packing this corpus; wait for it, then run repair again")
     damaged = [(file, damage) for file in _tokenizer_first(manifest) if (damage := _damage(folder, file))]
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         origins = _Origins(manifest, folder, layout, config_file, Path(scratch))
@@ -119,7 +119,7 @@ def _find_manifest(path: Path) -> _Found:
         if copy.read_bytes() != content:
             raise DataError(
                 "manifests_differ",
-                f"{first} and {copy} differ, and neither was edited; delete the wrong one, then repair",
+                f"{first} and {copy} differ, and neither was edited; delete the wrong copy, then run repair",
             )
     return _Found(whole[first], folder, content, wrong)
 
@@ -182,13 +182,13 @@ class _Origins:
         self.manifest, self.folder, self.layout = manifest, folder, layout
         self.config_file, self.scratch = config_file, scratch
         self.in_order: dict[str, Callable[[Listed], Content | None]] = {
-            "a copy of it": self._copied,
+            "a copy": self._copied,
             "the plan and its token files": self._planned,
             "the sources": lambda file: self._content(self._rebuilt, file),
-            "the sources, with nothing that was kept": lambda file: self._content(self._rebuilt_from_nothing, file),
+            "the sources, from scratch": lambda file: self._content(self._rebuilt_from_nothing, file),
         }
         self.of_card: dict[str, Callable[[Listed], Content | None]] = {
-            "a copy of it": self._copied,
+            "a copy": self._copied,
             "the manifest": lambda _: dataset_card(manifest),
         }
         self._shards = [shard.path for split in manifest.splits.values() for shard in split.shards]
@@ -325,7 +325,7 @@ def _restore(where: Path, file: Listed, origins: _Origins) -> str:
                 continue
             if _publish(content, where, origins.folder, file):
                 return name
-            reason = DataError("cannot_mend", f"{name} produced another SHA-256 than the recorded one")
+            reason = DataError("cannot_mend", f"the content from {name} does not have the recorded SHA-256")
             if has_other_texts(origins.manifest, file.path):
                 reason = DataError("origin_changed", f"it was {other_texts(origins.manifest)}")
         except _WrongManifest:
@@ -356,5 +356,5 @@ def _publish(content: Content, where: Path, folder: Path, file: Listed) -> bool:
             while chunk := stream.read(CHUNK):
                 out.write(chunk)
             if out.digest() != file.sha256:
-                raise DataError("cannot_mend", f"{where}: its source changed while it was copied; repair again")
+                raise DataError("cannot_mend", f"{where}: its source changed while it was copied; run repair again")
     return True

@@ -52,7 +52,7 @@ def verify(path: Path) -> Report:
     folder = corpus_folder(manifest, path)
     files = _check_files(path, manifest, folder)
     report.checks.append(("manifest", f"unedited, key {manifest.key[:12]}"))
-    report.checks.append(("files", f"{files}: sizes and SHA-256 as recorded, no other file"))
+    report.checks.append(("files", f"{files}: sizes and SHA-256 as recorded, no unlisted files"))
     with read_index(manifest, folder) as index:
         _check_content(path, manifest, folder, index, report)
     return report
@@ -63,7 +63,7 @@ def _check_content(path: Path, manifest: Manifest, folder: Path, index: Index, r
     check_rows = check_packed_rows if manifest.packing_metadata.enabled else check_unpacked_rows
     tokens = check_rows(manifest, folder, index)
     index.by_shard.close()
-    held = "every invariant holds" if manifest.packing_metadata.enabled else "as many as in the index"
+    held = "every invariant holds" if manifest.packing_metadata.enabled else "the counts match the index"
     report.checks.append(
         (
             "rows",

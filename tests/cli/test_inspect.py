@@ -406,7 +406,7 @@ def test_an_error_says_why_something_is_not_in_a_corpus(manifest: Path) -> None:
             rf"the source had {total:,} lines with a conversation, and the first has number 1$",
         ),
         ({"row": 99_999}, r"^--row 99999: train has [\d,]+ rows, 0 to"),
-        ({"conversation": 99_999}, r"the index of this corpus has 0 to"),
+        ({"conversation": 99_999}, r"the index of this corpus has the numbers 0 to"),
     ):
         with pytest.raises(UsageError, match=message) as error:
             as_object(manifest, **question)

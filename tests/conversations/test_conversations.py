@@ -439,7 +439,7 @@ BAD: list[tuple[str, object, str, str]] = [
         "messages",
         {"messages": [{"role": "user", "content": "a", "tool_calls": [{"name": "f"}]}]},
         "bad_tool_call",
-        "messages[0].tool_calls: only the assistant calls tools, not user",
+        "messages[0].tool_calls: only assistant messages may have tool calls, but the role is user",
     ),
     ("messages", {**_message(), "tools": 5}, "bad_tools", "tools: expected a list, found a number"),
     ("messages", {**_message(), "tools": "{"}, "bad_tools", "tools is not JSON: "),

@@ -136,7 +136,9 @@ def test_an_unknown_role_is_rejected_and_names_the_setting() -> None:
 
 
 def test_a_name_belongs_to_one_role() -> None:
-    with pytest.raises(ValidationError, match=r'"agent" is not a role; .* on the left: roles: \{user: \[agent\]\}'):
+    with pytest.raises(
+        ValidationError, match=r'"agent" is not a role; roles go on the left, .*: roles: \{user: \[agent\]\}'
+    ):
         Source(path="a", roles={"agent": "user"})
     assert Source(path="a", roles={"user": "kunde"}) == Source(path="a", roles={"user": ["kunde"]})
     with pytest.raises(ValidationError, match='"BOT" is a name of user and of assistant; case is ignored'):

@@ -26,14 +26,14 @@ def test_a_cast_keeps_every_number_or_is_refused(numbers: list[int]) -> None:
         assert found.dtype == np.int32
         assert found.tolist() == numbers
     else:
-        with pytest.raises(DataError, match=r"rows: -?[\d,]+ is more than a plan can number \(2,147,483,647\)"):
+        with pytest.raises(DataError, match=r"rows: -?[\d,]+ exceeds the limit of a plan \(2,147,483,647\)"):
             as_int32(values, "rows")
 
 
 def test_a_number_is_checked_before_anything_of_that_size_is_allocated() -> None:
     tokens: Any = SimpleNamespace(edges=[0, 2**31])
     recipe: Any = SimpleNamespace(config=SimpleNamespace(name="small"))
-    with pytest.raises(DataError, match=r"small: a plan can number at most 2,147,483,647 .* there are 2,147,483,648"):
+    with pytest.raises(DataError, match=r"small: a plan can have at most 2,147,483,647 .* there are 2,147,483,648"):
         select_pieces(tokens, recipe)
     with pytest.raises(DataError, match=r"rows and pieces: 2,147,483,648 is more"):
         shuffle(2**31, 1, 0)

@@ -111,7 +111,7 @@ def test_the_card_of_balanced_rows_does_not_shuffle_them(tmp_path: Path) -> None
         card = (folder_of(pack_small(tmp_path / str(ranks), **given)) / CARD).read_text()
         assert f"shuffle={ranks is None}" in card
         assert f"shuffle={ranks is not None}" not in card.replace("DistributedSampler(rows, shuffle=False)", "")
-        assert ("Rows are in an order for 2 ranks, or a divisor of it" in card) == (ranks == 2)
+        assert ("Rows are ordered so that 2 ranks, or a divisor of this number," in card) == (ranks == 2)
 
 
 # -- load_dataset ----------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_packings_and_a_mixture_stand_in_the_card_and_each_packing_is_a_split(
     for entry in manifest.mixture:
         assert re.search(rf"`{entry.path}` \| {entry.weight:g} \| .*\| {entry.tokens:,} \|", card)
     assert "duplicate 5" in card
-    assert f"{manifest.ledger.tokens.repeated:,} are further copies" in card
+    assert f"{manifest.ledger.tokens.repeated:,} are additional copies" in card
 
 
 # -- verify and repair -----------------------------------------------------------------------------------------------

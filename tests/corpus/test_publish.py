@@ -27,7 +27,7 @@ def test_a_plan_that_changes_after_its_check_is_not_published(
         (folder / name).write_bytes(data)
 
     monkeypatch.setattr(publish, "_check_plan", check_then_damage)
-    with pytest.raises(StorageError, match=rf"{name}: damaged since it was written; run again"):
+    with pytest.raises(StorageError, match=rf"{name}: damaged or missing; run again"):
         pack_corpus(recipe)
     assert not recipe.published.exists()
     monkeypatch.undo()

@@ -375,7 +375,7 @@ def test_the_command_reports_what_was_sent(hub: HubStandIn, tmp_path: Path) -> N
     files, commit = len(held(hub)), hub.revisions[REPO]["main"]
     size = in_bytes(sum(map(len, held(hub).values())))
     assert first.stdout == f"hf://datasets/{REPO}: sent {files} files of {files}, {size}; commit {commit}\n"
-    assert second.stdout == f"hf://datasets/{REPO}: nothing to do, it is complete; commit {commit}\n"
+    assert second.stdout == f"hf://datasets/{REPO}: already complete, nothing to do; commit {commit}\n"
     assert SECRET not in first.stdout + first.stderr
     as_json = packcorpus(tmp_path, "push", path, REPO, "--json", **place)
     assert json.loads(as_json.stdout) | {"files": files, "sent": 0, "found_done": True} == json.loads(as_json.stdout)

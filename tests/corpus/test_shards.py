@@ -135,7 +135,7 @@ def test_a_token_file_that_ends_early_is_named(tmp_path: Path) -> None:
     columns["position"] = tokens.locate(columns)
     with (tmp_path / "0.arrow").open("r+b") as file:
         file.truncate(9000)
-    with pytest.raises(StorageError, match=r"0\.arrow: ends early; delete it and run again"):
+    with pytest.raises(StorageError, match=r"0\.arrow: is truncated; delete it, then run again"):
         tokens.gather(columns, np.zeros(1, np.int64), np.empty(3000, np.int32))
 
 
@@ -169,7 +169,7 @@ def test_only_record_batches_with_a_piece_are_opened(tmp_path: Path, opened: lis
     for wrong in ([3] * 9, [3] * 11, [2] * 10, None):
         write_receipt(path.with_suffix(".json"), receipt | {"batches": wrong})
         if wrong == [2] * 10:
-            with pytest.raises(ValueError, match=r"0\.arrow: record batch 3 has 3 rows, not as recorded"):
+            with pytest.raises(ValueError, match=r"0\.arrow: record batch 3 has 3 rows, but 2 are recorded"):
                 TokenFiles([path]).locate(columns)
         else:
             assert TokenFiles([path]).locate(columns).tolist() == everything.tolist()
@@ -180,7 +180,7 @@ def test_a_conversation_that_a_token_file_lacks(tmp_path: Path) -> None:
     columns = {field.name: np.ones(1, field.type.to_pandas_dtype()) for field in PLAN_SCHEMA} | {
         "part": np.zeros(1, int)
     }
-    with pytest.raises(IndexError, match=r"0\.arrow: has 1 conversations, but the plan has number 1"):
+    with pytest.raises(IndexError, match=r"0\.arrow: has 1 conversations, but the plan refers to number 1"):
         tokens.locate(columns)
 
 

@@ -164,7 +164,10 @@ def test_preference_data_without_a_format_is_named_and_its_fix_works(
 
 
 def test_ignore_names_only_what_would_stop_the_run(tmp_path: Path) -> None:
-    for names, message in ((["system"], "only these stop a run: image, "), (["imagse"], "did you mean image")):
+    for names, message in (
+        (["system"], "unused keys do not stop a run, except these: image, "),
+        (["imagse"], "did you mean image"),
+    ):
         with pytest.raises(UsageError, match=message):
             make_recipe(tmp_path, CHATS, sources=[{"path": "chat.jsonl", "ignore": names}])
     assert Source(path="a", ignore=["label", "images", "label"]).ignore == ["images", "label"]

@@ -269,7 +269,7 @@ def test_format_and_columns_that_are_wrong(here: Path) -> None:
         ({"columns": ["instruction"]}, UsageError, "--columns instruction: expected OURS=YOURS, such as"),
         ({"roles": ["kunde=user"]}, UsageError, "--roles: invalid config\n  roles.kunde"),
         ({"roles": ["user"]}, UsageError, "--roles user: expected OURS=YOURS, such as --roles user=customer"),
-        ({"ignore": ["image_"]}, UsageError, "--ignore: .*\n.* is not a key to ignore; did you mean image"),
+        ({"ignore": ["image_"]}, UsageError, "--ignore: .*\n.* does not need to be ignored; did you mean image"),
         ({"columns": ["frage=instruction"]}, UsageError, "packcorpus names go on the left"),
         ({"columns": ["instruction=frage"]}, DataError, "columns: instruction: no key `frage`; keys found: "),
         ({"format": "messages"}, DataError, "none of its first 60 records can be used; the first: messages is missing"),
@@ -385,7 +385,7 @@ def test_a_tokenizer_of_a_later_mistral_is_named(here: Path, more: list[str]) ->
     _, config, text = draft(here, "chats/a.jsonl")
     assert config.template == "mistral"
     said = " ".join(text.replace("#", " ").split())
-    assert ("[SYSTEM_PROMPT] is of later versions: use the model's own template" in said) == bool(more)
+    assert ("[SYSTEM_PROMPT] belongs to later versions; use the model's own template" in said) == bool(more)
 
 
 def test_the_nearest_tokenizer_is_found_and_its_template(here: Path) -> None:

@@ -293,7 +293,7 @@ def test_failures_are_printed_first(tmp_path: Path) -> None:
     assert page.count(failure) == 1
     assert page.index(failure) < page.index("config ") < page.index("Sources")
     assert "exact: all data was read" not in page
-    assert "Prediction  of a run that does not fail" in page
+    assert "Prediction  for a run that does not fail" in page
 
 
 def test_check_writes_nothing_and_prints_one_object(tmp_path: Path) -> None:

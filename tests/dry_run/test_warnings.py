@@ -36,13 +36,13 @@ def test_options_without_effect_are_named(tmp_path: Path) -> None:
         f"template_options: the template does not use enable_thinkin, {advice}"
     ]
     found = warnings(tmp_path, conversations(5), template_options={"a": 1})
-    assert "template_options: a built-in template has no option a, so it has no effect" in found
+    assert "template_options: built-in templates have no options, so a has no effect" in found
 
 
 def test_long_conversations_are_counted(tmp_path: Path) -> None:
     long = {"messages": [CHAT[0], {"role": "assistant", "content": "four " * 300}]}
     records = [*conversations(20), long]
-    for overlong, fate in (("truncate", "to be cut"), ("drop", "to be left out"), ("split", "")):
+    for overlong, fate in (("truncate", "will be cut"), ("drop", "will be dropped"), ("split", "")):
         found = [line for line in warnings(tmp_path, records, overlong=overlong) if "overlong" in line]
         assert [f"overlong: 1 conversation longer than 128 tokens, {fate}; " in line for line in found] == [True] * (
             fate != ""
@@ -86,7 +86,7 @@ def test_keys_that_may_be_training_flags_are_named(tmp_path: Path) -> None:
     turns = [CHAT[0], CHAT[1] | {"should_train": False}]
     [line] = [line for line in warnings(tmp_path, [{"messages": turns}] * 9) if "flag" in line]
     assert line == (
-        "chat.jsonl: messages[].should_train may be a training flag, and it is not used; if it is one, set  "
+        "chat.jsonl: messages[].should_train is not used, but may be a training flag; if so, set  "
         "columns: {train: should_train}"
     )
     source = {"path": "chat.jsonl", "columns": {"train": "should_train"}}
@@ -103,6 +103,6 @@ def test_nothing_is_predicted_if_nothing_can_be_packed(tmp_path: Path) -> None:
     config = write_project(tmp_path, [{"messages": CHAT[:1]}] * 3)
     page = rendered(summarize(predict(load_config(config), tmp_path, tmp_path), config, []), show_dry_run)
     assert "no conversation of the sample is left to train on" in page
-    assert "the assistant says nothing" in page
+    assert "it has no assistant message" in page
     assert "Prediction" not in page
     assert "Steps" not in page

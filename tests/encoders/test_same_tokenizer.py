@@ -141,7 +141,7 @@ def test_bos_and_eos_count_if_both_name_them(tmp_path: Path) -> None:
 
 def test_a_conversion_is_not_compared() -> None:
     [found] = differences(files_of("sp_bpe_chatml"), files_of("hf_metaspace"))
-    assert "the corpus has a SentencePiece model and the model a tokenizer.json" in found
+    assert "the corpus has a SentencePiece model, but the model has a tokenizer.json" in found
 
 
 def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:

@@ -246,8 +246,10 @@ def test_the_order_of_balanced_rows_is_kept_or_its_loss_is_noted(corpora: dict[s
         }
         if name == "balanced":
             assert texts.pop("xtuner") == []
-            assert texts.pop("axolotl") == ["the order for 2 ranks is lost: axolotl packs again"]
-            assert all("in the order for 2 ranks, or a divisor" in text for [text] in texts.values())
+            assert texts.pop("axolotl") == [
+                "the order for 2 ranks is lost, because axolotl packs the conversations again"
+            ]
+            assert all("rows are ordered for 2 ranks, or a divisor of 2" in text for [text] in texts.values())
     assert found["balanced"] == {"trl": "sequential", "llama-factory": True, "mds": False}
     assert found["split"] == {"trl": None, "llama-factory": None, "mds": True}
 
@@ -343,7 +345,7 @@ def test_a_complete_export_is_found_done(corpora: dict[str, Path], tmp_path: Pat
     (output / "train" / "state.json").write_text("{}")
     with pytest.raises(UsageError, match=r"state\.json: is missing, or changed"):
         export(corpora["split"], "trl", output)
-    with pytest.raises(UsageError, match="name a folder to make"):
+    with pytest.raises(UsageError, match="expected the name of a new folder"):
         export(corpora["split"], "trl", Path())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").touch()

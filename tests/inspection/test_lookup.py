@@ -125,7 +125,7 @@ def test_a_split_of_several_lengths_is_named(tmp_path: Path) -> None:
     names = [name for name, split in load_manifest(path).splits.items() if split.rows]
     assert shown(path, row=0, split=names[0])
     for question, message in (
-        ({}, f"--row 0: rows of train have several lengths here, each in a split of its own; use --split {names[0]}"),
+        ({}, f"--row 0: rows of train have several lengths here, each in its own split; use --split {names[0]}"),
         ({"split": "test"}, f"--split test: is not a split of this corpus; choose one of {', '.join(names)}"),
     ):
         with pytest.raises(UsageError) as error:

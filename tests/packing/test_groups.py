@@ -205,7 +205,9 @@ def test_the_samples_of_a_conversation_are_in_one_group(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_groups")
 def test_a_split_that_stays_empty_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"1e-09 holds out none of 240 .*, or set plan_group to 240") as found:
+    with pytest.raises(
+        DataError, match=r"1e-09 is too small to hold out any of 240 .*, or set plan_group to 240"
+    ) as found:
         pack_corpus(make_recipe(tmp_path, RECORDS, plan_group=100, validation=1e-9))
     assert found.value.reason == "nothing_held_out"
 
@@ -225,7 +227,7 @@ def test_a_damaged_file_of_a_group_is_found_and_made_again(tmp_path: Path) -> No
         size = file.stat().st_size
         file.write_bytes(b"x" * size)
         if size:
-            with pytest.raises(StorageError, match=f"{file.name}: damaged since it was written; run again"):
+            with pytest.raises(StorageError, match=f"{file.name}: damaged or missing; run again"):
                 run_all(Publish(recipe), OneSecond())
         run_all(Publish(recipe), OneSecond())
         assert published.read_bytes() == whole
@@ -271,7 +273,7 @@ def test_the_corpora_of_a_config_are_found_whether_or_not_they_are_groups(
 @pytest.mark.parametrize(
     ("module", "name", "values", "message"),
     [
-        (pieces_module, "MOST_PIECES", {}, r"small: a plan can number at most 100 conversations, but there are "),
+        (pieces_module, "MOST_PIECES", {}, r"small: a plan can have at most 100 conversations, but there are "),
         (
             plan_module,
             "MOST_COMPARED",
@@ -306,5 +308,5 @@ def test_more_conversations_than_can_be_counted_are_refused(
 
 def test_pieces_count_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces_module, "MOST_PIECES", 241)
-    with pytest.raises(DataError, match=r"with overlong: split, a plan can number at most 241 .* there are \d+"):
+    with pytest.raises(DataError, match=r"with overlong: split, a plan can have at most 241 .* there are \d+"):
         pack_corpus(make_recipe(tmp_path, RECORDS, overlong="split", sequence_length=16))

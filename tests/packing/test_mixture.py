@@ -131,7 +131,7 @@ def test_a_limit_is_a_seeded_choice_and_one_above_the_source_takes_all(tmp_path:
         ("once", "copies do not match weight 3"),
         ("validation", "is in the validation split twice"),
         ("limit", "6 are taken, but others are dropped by limit: 12"),
-        ("share", "have one more copy"),
+        ("share", "have an additional copy"),
     ],
 )
 def test_verify_counts_copies_and_limits_again(
@@ -225,7 +225,7 @@ def test_when_all_is_filtered_away_the_filters_are_named(tmp_path: Path) -> None
 def test_a_source_that_can_have_no_share_is_named(tmp_path: Path) -> None:
     sources = [{"path": "few.jsonl"}, {"path": "twice.jsonl", "weight": 3}]
     said = refusal(tmp_path, sources, weighting="token_share", duplicates="drop")
-    assert said.startswith("sources[1] twice.jsonl: none of its conversations is left in the training split")
+    assert said.startswith("sources[1] twice.jsonl: has no conversation left in the training split")
 
 
 def test_a_token_share_of_one_source_is_all_of_it(tmp_path: Path) -> None:

@@ -440,7 +440,7 @@ def test_a_damaged_object_is_found_when_it_is_fetched(
     store.put(key, bytes(content))
     own_scratch(monkeypatch, tmp_path / "another")
     other = recipe_of(tmp_path, root)
-    with pytest.raises(StorageError, match="is not what was recorded") as found:
+    with pytest.raises(StorageError, match="it differs from its receipt") as found:
         pack_corpus(other)
     assert f"{root}/{key}" in str(found.value)
     assert found.value.code == "E703"

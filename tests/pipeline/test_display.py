@@ -165,7 +165,7 @@ def test_a_terminal_keeps_the_messages_and_no_progress_display(folder: Path, wor
     assert screen[1].startswith("planned ")
     assert screen[2].startswith("packed in ")
     assert screen[3].startswith("400 conversations: 400 packed")
-    assert screen[4].startswith("overlong: 69 conversations cut to 128 tokens, which leaves out 912 tokens, 2.6 % ")
+    assert screen[4].startswith("overlong: 69 conversations truncated to 128 tokens, which drops 912 tokens (2.6 % ")
     assert screen[5].startswith("manifests/chats-")
     assert not any(screen[6:]), screen
 

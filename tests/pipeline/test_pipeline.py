@@ -132,7 +132,7 @@ def test_an_appended_line_retokenizes_one_part(folder: Path, first: Path) -> Non
         write_chats(folder / "more.jsonl", 1, start=5000)
         file.write((folder / "more.jsonl").read_bytes())
     done = luigi(folder, "--config", "corpus.yaml")
-    assert f"reused {len(before) - 1} parts of {len(before)} that earlier runs had tokenized" in done.stderr
+    assert f"reused {len(before) - 1} of {len(before)} parts, tokenized by earlier runs" in done.stderr
     manifest = folder / done.stdout.strip()
     after = token_files(folder)
     assert {path: after[path] for path in before} == before
@@ -323,11 +323,11 @@ def test_an_overlong_answer_and_question_among_300_neither_end_a_run_nor_disappe
     facts = orjson.loads((folder / done.stdout.split()[-1]).read_bytes())
     cut, length = facts["ledger"]["tokens"]["truncated"], facts["sequence_length"]
     assert cut > 5000
-    assert f"overlong: 1 conversation cut to {length:,} tokens, which leaves out {cut:,} tokens, " in done.stderr
+    assert f"overlong: 1 conversation truncated to {length:,} tokens, which drops {cut:,} tokens (" in done.stderr
     assert " % of all; to keep them, raise sequence_length or set overlong: split\n" in done.stderr
     set_config(folder, **wide, overlong="drop")
     done = luigi(folder, "--config", "corpus.yaml")
-    assert f"overlong: 2 conversations left out, longer than {length:,} tokens; to keep them, " in done.stderr
+    assert f"overlong: 2 conversations longer than {length:,} tokens dropped; to keep them, " in done.stderr
 
 
 def test_the_delimiter_and_the_encoding_that_were_found_are_reported(folder: Path) -> None:
@@ -408,7 +408,7 @@ def test_a_concurrent_run_of_the_same_corpus_is_refused(folder: Path, first: Pat
         fcntl.flock(file, fcntl.LOCK_EX)
         busy = luigi(folder, "--config", "corpus.yaml")
         assert busy.returncode == 75
-        assert "another run is making this corpus" in busy.stderr
+        assert "another run is packing this corpus" in busy.stderr
         assert "Traceback" not in busy.stderr
     assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
 

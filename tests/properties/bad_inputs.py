@@ -387,7 +387,7 @@ def table(chosen: list[tuple[int, str, Case]]) -> str:
     out = [
         "# Bad inputs",
         "",
-        "What a user sees of each, as the commands print it. `make bad-inputs` gives each of them, with 20 good",
+        "The messages that the commands print for each input. `make bad-inputs` passes each input, with 20 good",
         "conversations, to `luigi --module pipeline PackCorpus` or `packcorpus verify`. If the exit code is 0, the",
         "run continued: the line is the message of the reject, or what `packcorpus inspect` reports as noticed.",
         "",

@@ -84,7 +84,7 @@ def tally(project: Callable[[str], Project]) -> Tally:
 
 
 def test_every_flipped_bit_is_refused_by_verify_and_by_the_loader_and_named(tally: Tally) -> None:
-    signed = "a value of both manifests edited, digest made again"
+    signed = "a value of both manifests edited, digest recomputed"
     for what, count in tally.injected.items():
         if what != signed:
             assert (tally.verify[what], tally.loader[what], tally.named[what]) == (count, count, count), what

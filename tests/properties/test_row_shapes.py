@@ -112,7 +112,7 @@ def test_the_dry_run_the_report_and_the_card_know_the_shape(shape: dict[str, Any
     columns = set(read_corpus(recipe.published).rows["train"][0].columns)
     assert set(re.findall(r"^\| `(\w+)` \| (?:int|list)", card, re.M)) == columns
     assert ("Conversations start at multiples of 32" in card) == ("align" in shape)
-    assert ("of different lengths (padding: none)" in page) == ("padding" in shape)
+    assert ("their lengths differ (padding: none)" in page) == ("padding" in shape)
     if "align" not in shape:
         return
     assert f"{manifest.ledger.tokens.alignment:,}" in page

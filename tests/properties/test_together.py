@@ -81,7 +81,7 @@ def refusals(chosen: Given) -> dict[str, str]:
             found["sequence_length"] = "sequence_length.* requires packing: true"
     if several:
         for name in is_set & {"align", "balance", "padding"}:
-            found.setdefault(name, f"sequence_length.* and {name} do not go together")
+            found.setdefault(name, f"sequence_length.* and {name} cannot be combined")
     if "padding" in is_set:
         for name in is_set & {"loss_weight", "balance"}:
             found.setdefault(name, f"padding and {name} cannot be set together")

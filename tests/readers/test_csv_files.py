@@ -152,13 +152,13 @@ def test_the_delimiter_follows_from_the_header_and_the_rows(
 
 def test_a_header_of_unknown_keys_is_split_as_the_rows_are(tmp_path: Path) -> None:
     unknown = table([("a, b", "c")] * 3, ";", ("frage", "antwort")).encode()
-    assert "columns, named by its first row: frage, antwort; " in refusal(tmp_path / "a.csv", unknown)
+    assert "columns in the first row: frage, antwort; " in refusal(tmp_path / "a.csv", unknown)
     both = b"a;b|c\nd;e|f\n"
     message = refusal(tmp_path / "a.csv", both)
     assert message == (
         "a.csv: its cells may be separated by ';' or '|'; set delimiter, such as delimiter: ';' or delimiter: tab"
     )
-    named = "columns, named by its first row: "
+    named = "columns in the first row: "
     assert f"{named}a, b;c;" in refusal(tmp_path / "a.csv", b"a,b;c\nd,e;f\n"), "the usual one of two"
     assert f"{named}a, b|c;" in refusal(tmp_path / "a.csv", both, delimiter=";")
 
@@ -236,4 +236,4 @@ def test_settings_are_checked(tmp_path: Path) -> None:
             Source(path="a.csv", encoding=value)
     for key, value in (("delimiter", ";"), ("encoding", "utf-16")):
         message = refusal(tmp_path / "a.jsonl", b'{"text": "x"}\n', **{key: value})
-        assert message.startswith(f"a.jsonl: {key} is for CSV and TSV files; ")
+        assert message.startswith(f"a.jsonl: `{key}` applies only to CSV and TSV files; ")

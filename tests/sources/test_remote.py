@@ -539,7 +539,7 @@ def test_a_file_of_the_hub_with_another_checksum_is_an_error(
         return status, content.replace(b"train", b"brain") if "/resolve/" in path else content, headers
 
     monkeypatch.setattr(hub, "answer", damaged)
-    with pytest.raises(PackError, match="with another SHA-256 than recorded") as caught:
+    with pytest.raises(PackError, match="its SHA-256 differs from the recorded one") as caught:
         find_paths("hf://datasets/owner/name/a.parquet", tmp_path, tmp_path / "copies")
     assert caught.value.reason == "object_cut"
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

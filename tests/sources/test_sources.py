@@ -182,8 +182,8 @@ def test_csv_cells(tmp_path: Path) -> None:
         (
             3,
             "bad_utf8",
-            "a byte at offset 0 of its line is not UTF-8; if the whole file is not, set encoding, such as encoding: "
-            "windows-1252",
+            "a byte at offset 0 of its line is not UTF-8; if the whole file has another encoding, set it, such as "
+            "encoding: windows-1252",
         ),
     ]
     assert "line 3: unexpected end of data; is a quote left open?" in fails(tmp_path / "b.csv", b'text\na\n"b')
@@ -578,7 +578,7 @@ def test_utf16_is_refused_with_a_command_that_converts_it(tmp_path: Path, name: 
             b'[\n {\n  "text": "a"\n }\n]',
             "starts like a JSON array instead of one object per line; rename it to .json",
         ),
-        ("a.csv", b"x,y\n1,2", "columns, named by its first row: x, y; formats tried: messages"),
+        ("a.csv", b"x,y\n1,2", "columns in the first row: x, y; formats tried: messages"),
         ("a.jsonl", b'{"x": 1}\n{"y": 2}', "keys found: x, y; formats tried: messages, sharegpt, alpaca, dolly"),
         ("a.txt", b"text", "unknown extension; known are .jsonl .ndjson .json .parquet"),
         ("a", b"text", "unknown extension"),
@@ -815,14 +815,16 @@ def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", GOOD)
     same = [Source(path="a.jsonl"), Source(path="./a.jsonl", format="text"), Source(path="*.jsonl")]
     assert len(find_parts(same, tmp_path, 100)) == 1
-    with pytest.raises(UsageError, match=r"is the same file as a\.jsonl, .* reads as text, this one as alpaca; remove"):
+    with pytest.raises(
+        UsageError, match=r"is the same file as a\.jsonl, .* differently: as text and as alpaca; remove"
+    ):
         find_parts([Source(path="a.jsonl"), Source(path="*.jsonl", format="alpaca")], tmp_path, 100)
     with pytest.raises(UsageError, match=r"this one as text with columns \{text: text\}"):
         find_parts([Source(path="a.jsonl"), Source(path="a.jsonl", columns={"text": "text"})], tmp_path, 100)
     named = Source(path="a.jsonl", roles={"user": ["Kunde", "gast"]}, ignore=["images"])
     with pytest.raises(UsageError, match=r"as text with roles \{user: \[Kunde, gast\]\}, ignore \[images\]; remove"):
         find_parts([Source(path="a.jsonl"), named], tmp_path, 100)
-    with pytest.raises(UsageError, match=r"reads as text, this one as text with weight 2\.5, limit 7; remove"):
+    with pytest.raises(UsageError, match=r"differently: as text and as text with weight 2\.5, limit 7; remove"):
         find_parts([Source(path="*.jsonl"), Source(path="a.jsonl", weight=2.5, limit=7)], tmp_path, 100)
 
 
@@ -1024,14 +1026,14 @@ def test_the_place_of_a_record_is_its_line_in_the_file_not_in_its_part(tmp_path:
         (
             b'{"text": "x", "text": "y"}\n',
             "duplicate_key",
-            r'^a.jsonl: its only record: duplicate key "text" in an object; fix it, or name the format with `format`',
+            r'^a.jsonl: its only record: duplicate key "text" in an object; fix it, or set `format`',
         ),
         (b'{"text": "x"\n', "bad_json", r"^a.jsonl: its only record: column 13: "),
         (b'{"text": "x",\n', "bad_json", r"^a.jsonl: its only record: column 14: "),
         (
             b'{"text": "x"]\n' * 3,
             "bad_json",
-            r"^a.jsonl: none of its first 3 records can be read; the first: column 13: ",
+            r"^a.jsonl: none of its first 3 records can be read; the first problem: column 13: ",
         ),
         (b'{"text": "\\ud800"}\n', "lone_surrogate", r"^a.jsonl: its only record: "),
         (

@@ -206,7 +206,7 @@ def test_a_path_that_leads_out_is_refused(what: str, inside: str, copied: Corpus
     write_values(path, values)
     with pytest.raises(DataError) as caught:
         load_manifest(path)
-    assert str(caught.value) == f"{path}: {inside!r} leads out of the corpus folder"
+    assert str(caught.value) == f"{path}: {inside!r} points outside the corpus folder"
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_the_corpus_folder_is_found(copied: Corpus, tmp_path: Path, monkeypatch:
     shutil.rmtree(home)
     monkeypatch.chdir(tmp_path)
     assert corpus_folder(manifest, moved / "manifest.json") == moved
-    with pytest.raises(InputMissing, match=rf"{path.name}: its corpus folder .* is missing; rebuild the corpus"):
+    with pytest.raises(InputMissing, match=rf"{path.name}: its corpus folder .* is missing; pack the corpus again"):
         corpus_folder(manifest, path)
 
 

@@ -94,7 +94,7 @@ def test_the_endpoint_of_google_may_be_http(tmp_path: Path, monkeypatch: pytest.
     [
         ("az://container", "AZURE_STORAGE_ACCOUNT_KEY", f"no base64 {SECRET}", "a key, .* in the variables AZURE_…"),
         ("az://container", "AZURE_STORAGE_ENDPOINT", "127.0.0.1:10000", "an endpoint in the variables AZURE_…"),
-        ("gs://bucket", "GOOGLE_SERVICE_ACCOUNT", "/no/such/file", "a file of keys, .* in the variables GOOGLE_…"),
+        ("gs://bucket", "GOOGLE_SERVICE_ACCOUNT", "/no/such/file", "a key file, .* in the variables GOOGLE_…"),
         ("gs://bucket", "GOOGLE_SERVICE_ACCOUNT_KEY", f'{{"{SECRET}"', "a key, .* in the variables GOOGLE_…"),
         ("s3://bucket", "AWS_CONDITIONAL_PUT", SECRET, "an option in the variables AWS_…"),
     ],

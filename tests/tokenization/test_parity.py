@@ -295,7 +295,7 @@ def test_after_one_difference_the_reference_encodes_everything(
     for _ in range(2):
         events.proven(verdict_of(recipe))
     said = capsys.readouterr().err
-    assert said.count("note: sentencepiece encodes everything: gigatoken gives other tokens for ") == 1
+    assert said.count("note: sentencepiece encodes all texts, because gigatoken encodes ") == 1
     assert "odd one" in said
     assert "\x1b" not in said
     assert encoder_of(make_recipe(tmp_path / "auto", many, engine="gigatoken")).engine == "sentencepiece", "as auto"
@@ -347,7 +347,7 @@ def test_a_tokenizer_that_gigatoken_cannot_read_silently_uses_the_reference(
     events.proven(verdict_of(recipe))
     assert capsys.readouterr().err == ""
     asked = make_recipe(tmp_path, conversations(5), tokenizer=str(kind_path(kind)), engine="gigatoken")
-    with pytest.raises(UsageError, match=r"engine: gigatoken: it cannot replace .*: (.* is not BPE|not every byte)"):
+    with pytest.raises(UsageError, match=r"engine: gigatoken cannot replace .*: (.* is not BPE|not every byte)"):
         encoder_of(asked)
 
 

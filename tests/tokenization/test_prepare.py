@@ -328,7 +328,7 @@ def test_what_stops_a_run_takes_the_place_of_its_record() -> None:
     first, second, *_ = preparer.prepare_all([turns("a", "b"), thinks, turns("c", "d")])
     assert isinstance(first, list)
     assert isinstance(second, PackError)
-    with pytest.raises(PackError, match="has reasoning, and the built-in template"):
+    with pytest.raises(PackError, match="has reasoning, but the built-in template"):
         preparer.prepare(thinks)
 
 
@@ -345,7 +345,7 @@ def test_rows_of_a_token_file_are_in_the_order_of_the_records(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("train_on", "messages", "why"),
     [
-        ("assistant", [("user", "a", 1)], "the assistant says nothing"),
+        ("assistant", [("user", "a", 1)], "it has no assistant message"),
         ("assistant", [("user", "a", 1), ("assistant", " ", 1)], "its answers are empty"),
         ("last", [("assistant", "a", 1), ("user", "a", 1), ("assistant", "", 1)], "its last answer is empty"),
         ("assistant", [("user", "a", 1), ("assistant", "a", 0)], "weight, train, or training leaves answers out"),

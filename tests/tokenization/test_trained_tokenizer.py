@@ -120,7 +120,7 @@ def test_a_wrong_format_is_reported(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, ['{"messages": [{"role": "user", "content": "x"}]}'] * 2, "sharegpt")
     message = (
         r"chat\.jsonl:1: does not fit format: sharegpt \(conversations is missing; the keys found are: messages\); its "
-        "keys are those of messages: remove format:$"
+        "keys match the format messages; remove `format`$"
     )
     with pytest.raises(DataError, match=message) as error:
         train_tokenizer(parts, "chatml", 400, 1 << 20, tmp_path / "x.model")

@@ -226,7 +226,7 @@ def test_cached_files_that_give_other_bytes_are_not_published(copy: Copy) -> Non
         write_receipt(receipt, values)
     index = copy.folder / "index.arrow"
     flip(index)
-    assert copy.repair(index) == ["the sources, with nothing that was kept"]
+    assert copy.repair(index) == ["the sources, from scratch"]
     shutil.rmtree(copy.root / "data" / "plans")
     for receipt in (copy.root / "data" / "tokens").rglob("*.json"):
         write_receipt(receipt, {"bytes": receipt.with_suffix(".arrow").stat().st_size})
@@ -259,7 +259,7 @@ def test_a_copy_in_another_corpus_is_found_without_the_config(copy: Copy) -> Non
     copy.before = copy.files()
     tokenizer = copy.folder / "tokenizer" / "tiny.model"
     flip(tokenizer)
-    assert copy.repair(tokenizer) == ["a copy of it"]
+    assert copy.repair(tokenizer) == ["a copy"]
 
 
 # -- what cannot be repaired -----------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_changed_sources_are_named_and_nothing_is_written(copy: Copy) -> None:
     source.write_bytes(original)
     config = copy.root / "corpus.yaml"
     config.write_text(config.read_text() + "seed: 43\n")
-    assert "seed was 42, the config has 43" in copy.refused(config_file=config)
+    assert "seed was 42, but the config has 43" in copy.refused(config_file=config)
     config.write_text(config.read_text().replace("seed: 43", "name: other"))
     source.with_name("more.jsonl").write_bytes(original)
     config.write_text(config.read_text().replace("chat.jsonl", "'*.jsonl'").replace("name: other", ""))
@@ -363,7 +363,7 @@ def test_a_source_that_changes_during_the_copy_is_not_published(copy: Copy, monk
     lie = type("Lie", (), {"hexdigest": lambda self: right})
     monkeypatch.setattr(repair_module.hashlib, "file_digest", lambda *_: lie())
     before = index.read_bytes()
-    with pytest.raises(DataError, match=r"index.arrow: its source changed while it was copied; repair again"):
+    with pytest.raises(DataError, match=r"index.arrow: its source changed while it was copied; run repair again"):
         _publish(copy.listed[0], index, copy.folder, FileFacts(path="index.arrow", bytes=size, sha256=right))
     assert index.read_bytes() == before
     assert not list(copy.folder.glob(".*"))
@@ -396,7 +396,7 @@ def test_a_folder_instead_of_a_file_and_foreign_files_are_left_alone(copy: Copy)
     with pytest.raises(DataError, match=r"mine.txt: does not belong to this corpus; move it elsewhere"):
         list(repair(copy.path))
     (copy.folder / "yours.txt").write_text("yours")
-    with pytest.raises(DataError, match=r"2 files are not as recorded\n.*mine.txt: .*\n.*yours.txt: "):
+    with pytest.raises(DataError, match=r"2 files do not match the manifest\n.*mine.txt: .*\n.*yours.txt: "):
         list(repair(copy.path))
     assert (copy.folder / "mine.txt").read_text() == "mine"
     (copy.folder / "mine.txt").unlink()
@@ -423,7 +423,7 @@ def test_repair_is_refused_during_a_run_of_the_same_corpus(copy: Copy) -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as other:
         assert other.stdout
         assert other.stdout.readline() == b"True\n"
-        assert "a run is making this corpus" in copy.refused(Busy)
+        assert "a run is packing this corpus" in copy.refused(Busy)
         other.communicate(b"\n")
 
 
@@ -436,7 +436,7 @@ def test_two_damaged_or_two_different_manifests_are_refused(copy: Copy) -> None:
     values["noticed"]["control_text_seen"] += 1
     values["digest"] = manifest_digest(values)
     own.write_bytes(to_json(values))
-    assert "differ, and neither was edited; delete the wrong one" in copy.refused()
+    assert "differ, and neither was edited; delete the wrong copy" in copy.refused()
     flip(own)
     flip(copy.path)
     assert "every copy of the manifest is damaged" in copy.refused()
@@ -535,9 +535,7 @@ def test_an_earlier_corpus_is_repaired_except_for_its_texts(copy: Copy) -> None:
 
 def test_an_earlier_corpus_differs_only_in_its_texts_after_rebuilding(copy: Copy) -> None:
     as_before_texts_had_a_version(copy)
-    said = (
-        r"rejects.jsonl, README.md, manifest.json: written by another version .*; all other files are the same bytes$"
-    )
+    said = r"rejects.jsonl, README.md, manifest.json: written by another version .*; all other files are identical$"
     with pytest.raises(NotReproducible, match=said):
         rebuild(copy.path)
     check_that_another_value_is_reported(copy)
@@ -561,7 +559,7 @@ def test_the_commands(copy: Copy, tmp_path: Path) -> None:
         f"repaired {copy.listed[0].relative_to(copy.root)} (does not have the recorded SHA-256"
     )
     done = command(copy.root, tool, "repair", manifest)
-    assert (done.returncode, done.stdout) == (0, "nothing to repair: every file is as recorded\n")
+    assert (done.returncode, done.stdout) == (0, "nothing to repair: all files match the manifest\n")
     done = command(copy.root, tool, "verify", "--config", "corpus.yaml", manifest)
     assert (done.returncode, done.stderr.splitlines()[0]) == (64, "E101 error: --config requires --rebuild")
     done = command(copy.root, tool, "verify", "--rebuild", "--config", "nosuch.yaml", manifest)

@@ -304,7 +304,7 @@ ROWS: list[tuple[Callable[[Tampered], None], str]] = [
     (position_of_the_pads, "position_ids do not restart at 0 at every conversation"),
     (position_of_one, "position_ids do not restart at 0 at every conversation"),
     (trained_head, "the first token of a conversation is trained on"),
-    (no_separator, "a conversation is not closed by the EOS separator"),
+    (no_separator, "a conversation does not end with the EOS separator"),
     (one_label_less, "the index and the labels disagree about trained tokens"),
 ]
 
@@ -402,7 +402,7 @@ def test_a_piece_beyond_the_end_of_its_row(made: dict[str, Path], tmp_path: Path
         piece["start"] += 16
     t.write_index()
     t.sign()
-    assert t.refused().endswith("a piece of the index goes beyond the end of the row")
+    assert t.refused().endswith("a piece in the index extends beyond the end of the row")
 
 
 def longer(row: dict[str, Any]) -> None:
@@ -442,7 +442,7 @@ def joined_positions(row: dict[str, Any]) -> None:
 
 LISTS = [
     (longer, "the index covers a different number of tokens"),
-    (without_a_length, "seq_lens has another number of pieces than the index"),
+    (without_a_length, "seq_lens and the index have different numbers of pieces"),
     (other_length, "seq_lens differ from the index"),
     (other_longest, "max_seqlen is not the longest of seq_lens"),
     (fewer_labels, "a row has more or fewer labels than input_ids"),
@@ -594,7 +594,7 @@ INDEX: list[tuple[Callable[[Tampered], None], str]] = [
     (leave_a_gap, "the index's pieces leave a gap or overlap"),
     (drop_an_entry, "the index covers a different number of tokens"),
     (add_an_entry, "the index covers a different number of tokens"),
-    (no_length, "a piece has no length"),
+    (no_length, "an entry has an invalid length"),
     (in_no_shard, "refers to shards or rows that do not exist"),
     (in_no_row, "refers to shards or rows that do not exist"),
     (in_a_row_below, "refers to shards or rows that do not exist"),
@@ -658,7 +658,7 @@ MIXED: list[tuple[Callable[[Tampered], None], str]] = [
     (too_many_turns, "is packed, but max_turns is 2"),
     (few_turns_for_a_drop, "was dropped by max_turns, but is within it"),
     (on_both_sides, "is in the validation split, and the same content is in the training split"),
-    (twice_the_same, "is packed, and another one with the same content is, too"),
+    (twice_the_same, "is packed, although another packed conversation has the same content"),
     (others_in_an_epoch, "train_epoch_2 has different pieces from train"),
     (another_reason, "dropped is recorded as"),
 ]
@@ -850,7 +850,7 @@ def test_an_error_says_what_is_wrong_with_a_file(truncated: Tampered) -> None:
         if damage in ("missing", "folder"):
             message += "is missing" if damage == "folder" else f"is missing; run: packcorpus repair {truncated.folder}"
         elif "link" in damage:
-            message += "is a symbolic link; a corpus must contain its files"
+            message += "is a symbolic link, but the files of a corpus must not be links"
         elif path.stat().st_size != len(data):
             message += f"has {path.stat().st_size:,} bytes, but {len(data):,} are recorded; run"
         else:
@@ -890,7 +890,7 @@ def test_a_folder_that_is_a_link(truncated: Tampered, tmp_path: Path) -> None:
     folder = truncated.folder / "tokenizer"
     shutil.move(folder, tmp_path / "outside")
     folder.symlink_to(tmp_path / "outside")
-    assert "is a symbolic link; a corpus must contain its files" in truncated.refused()
+    assert "is a symbolic link, but the files of a corpus must not be links" in truncated.refused()
 
 
 def test_all_wrong_files_are_reported_at_once(truncated: Tampered) -> None:
@@ -904,7 +904,7 @@ def test_all_wrong_files_are_reported_at_once(truncated: Tampered) -> None:
     with pytest.raises(DataError) as caught:
         verify(t.path)
     head, *reported = str(caught.value).splitlines()
-    assert head == (f"{t.folder}: 4 files are not as recorded; run: packcorpus repair {t.folder}")
+    assert head == (f"{t.folder}: 4 files do not match the manifest; run: packcorpus repair {t.folder}")
     assert reported[0].startswith(f"  {copy}: ")
     assert reported[1:] == [
         f"  {t.shard}: does not have the recorded SHA-256",
@@ -918,7 +918,7 @@ def test_twenty_of_many_foreign_files_are_named(truncated: Tampered) -> None:
     for number in range(25):
         (truncated.folder / f"x{number:02}").write_text("")
     head, *reported = truncated.refused().splitlines()
-    assert head == f"{truncated.folder}: 25 files are not as recorded"
+    assert head == f"{truncated.folder}: 25 files do not match the manifest"
     assert len(reported) == 21
     assert reported[0] == f"  {truncated.folder}/x00: does not belong to this corpus; move it elsewhere"
     assert reported[-1] == "  … and 5 more"
@@ -928,7 +928,7 @@ def test_a_linked_folder_is_reported_for_its_files(truncated: Tampered, tmp_path
     inside = truncated.folder / "tokenizer"
     inside.rename(tmp_path / "outside")
     inside.symlink_to(tmp_path / "outside")
-    assert truncated.refused().startswith(f"{inside / 'tiny.model'}: is a symbolic link; ")
+    assert truncated.refused().startswith(f"{inside / 'tiny.model'}: is a symbolic link, ")
 
 
 def test_a_corpus_folder_has_a_second_manifest_only_where_it_was_published(truncated: Tampered, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def _tokenize(
     return np.concatenate(values), np.concatenate([[0], np.cumsum(found[0])])
 
 
-_OTHER_VERSIONS = "other versions of packcorpus, tokenizers, or transformers are installed now; rebuild the corpus"
+_OTHER_VERSIONS = "different versions of packcorpus, tokenizers, or transformers are installed; pack the corpus again"
 
 
 def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, template: Template) -> Iterator[Batch]:
@@ -228,8 +228,8 @@ def _manifest(corpus: Corpus) -> Manifest:
     if corpus.manifest is None:
         raise DataError(
             "not_trainable",
-            f"{corpus.folder}: format 2.0 needs its manifest, which names the template and the tokenizer; "
-            "rebuild the corpus",
+            f"{corpus.folder}: format 2.0 needs its manifest, which names the template and the tokenizer; pack the "
+            "corpus again",
         )
     return corpus.manifest
 

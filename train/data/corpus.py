@@ -136,8 +136,8 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
     if not _is_ours(values):
         raise DataError(
             "bad_manifest",
-            f"{path}: is not a packcorpus manifest (format_version {version!r}, no digest of its own); "
-            "to train on another tool's rows, pass the folder of their shards",
+            f"{path}: is not a packcorpus manifest (format_version {version!r}, no digest); to train on rows of "
+            "another tool, pass the folder of their shards",
         )
     if version not in VERSIONS:
         raise DataError(
@@ -194,8 +194,8 @@ def _check_key(folder: Path, manifest: Manifest) -> None:
         fix = f"run: packcorpus repair {own}"
     raise DataError(
         "foreign_shard",
-        f"{folder / 'manifest.json'}: is the manifest of another corpus, {manifest.name} {manifest.key[:12]}; the "
-        f"shards of this folder are those of {key[:12]}; {fix}",
+        f"{folder / 'manifest.json'}: is the manifest of a different corpus, {manifest.name} {manifest.key[:12]}; the "
+        f"shards in this folder belong to {key[:12]}; {fix}",
     )
 
 
@@ -238,7 +238,7 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
         first = first or (path, header)
         if header != first[1]:
             raise DataError(
-                "mixed_shards", f"{path}: belongs to another corpus ({header}) than {first[0].name} ({first[1]})"
+                "mixed_shards", f"{path}: belongs to a different corpus ({header}) than {first[0].name} ({first[1]})"
             )
         splits.setdefault(split, []).append(Shard(path.name, rows, path.stat().st_size, None))
     if not first:
@@ -277,7 +277,8 @@ def _find_shards(folder: Path) -> list[tuple[str, Path]]:
             if totals.setdefault(split, total) != total:
                 raise DataError(
                     "mixed_shards",
-                    f"{path}: the split {split} mixes shards of {totals[split]} and of {total}; keep those of one run",
+                    f"{path}: the split {split} mixes shards of {totals[split]} and of {total}; keep the shards of one "
+                    "run",
                 )
             found.setdefault(split, {})[number] = path
     for split, paths in found.items():
@@ -314,8 +315,8 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
     if version == SHAPED and not metadata.keys() & set(SHAPE_SETTINGS):
         raise DataError(
             "not_trainable",
-            f"{path}: has rows of one of several lengths, which need the manifest of their corpus; copy its "
-            "manifest.json and the files beside the shards into the folder",
+            f"{path}: has rows of one of several lengths, which cannot be read without the manifest of their corpus; "
+            "copy its manifest.json and the files next to the shards into the folder",
         )
     packed = version in (PACKED, SHAPED)
     columns = {"input_ids"} if packed else {"messages", "text"} if version == WHOLE else set()

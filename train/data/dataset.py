@@ -320,7 +320,7 @@ def _check_lengths(batch: pa.RecordBatch, columns: dict[str, np.ndarray], mask: 
     counts = np.bincount(starts // mask.shape[1], minlength=len(mask))
     found = to_numpy(batch.column("seq_lens").flatten())
     if not (np.array_equal(sizes_of(batch, "seq_lens"), counts) and np.array_equal(found, lengths)):
-        raise DataError("bad_row", f"{path}: seq_lens are not the runs of position_ids")
+        raise DataError("bad_row", f"{path}: seq_lens do not match the runs of position_ids")
 
 
 def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.ndarray:
@@ -361,7 +361,7 @@ def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: 
     require(trained.any(axis=1, keepdims=True), "no token of the row is trained on")
     if (weights := columns.get(LOSS_WEIGHT)) is not None:
         require(np.isfinite(weights), "a loss_weight is not a number")
-        require((weights > 0) == trained, "not exactly the tokens that are trained on have a loss_weight above 0")
+        require((weights > 0) == trained, "loss_weight must be above 0 for exactly the tokens that are trained on")
     conversations = 0
     if positions is not None:
         require(positions[:, :1] == 0, "position_ids do not start at 0")

@@ -181,8 +181,8 @@ class ShardReader:
             read_verified(self.corpus.folder, shard, mapped=True)  # raises if the original is damaged
             raise StorageError(
                 "bad_cache",
-                f"{without_repair_hint(error)}, and neither had the first copy; the original is not damaged: "
-                "check that disk, or set another `cache`",
+                f"{without_repair_hint(error)}; the first copy was also damaged, but the original is intact: check the "
+                "disk of the cache, or set another `cache`",
             ) from error
 
     def _mapped(self, shard: Shard) -> tuple[np.ndarray, list[Columns]]:
@@ -194,8 +194,8 @@ class ShardReader:
             if largest > most:
                 raise DataError(
                     "bad_row",
-                    f"{folder / shard.path}: has the id {largest}, but the last of the manifest's tokenizer is {most}; "
-                    "make the corpus again",
+                    f"{folder / shard.path}: has the ID {largest}, but the last ID of the manifest's tokenizer is "
+                    f"{most}; pack the corpus again",
                 )
             first_rows.append(first)
             blocks.append(columns)

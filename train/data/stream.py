@@ -76,7 +76,8 @@ class StreamedRows(torch.utils.data.IterableDataset):
             raise UsageError(
                 "cannot_divide",
                 f"{counted(ranks, 'rank')} cannot divide steps of {counted(rows_per_step, 'row')}, which are streamed "
-                f"to {self._streams} ranks or to a divisor of that number; start as many, or set tokens_per_step",
+                f"to {self._streams} ranks or to a divisor of {self._streams}; start such a number of ranks, or set "
+                "tokens_per_step",
             )
         self.rows = corpus.rows(self._splits[0])
         facts = (STREAM_VERSION, corpus.key, self._splits, seed, rows_per_step)
@@ -102,7 +103,7 @@ class StreamedRows(torch.utils.data.IterableDataset):
                 "cache_too_small",
                 f"cache_bytes: {cache_bytes:,} is too small: {counted(processes, 'rank')} of this machine may use "
                 f"{counted(min(at_a_time, len(sizes[0])), 'shard')} each at a time; set it to {needed * processes:,}, "
-                "or to twice as much, so that the next shards are copied meanwhile",
+                "or to twice that, so that the next shards are copied in the meantime",
             )
         folder = cache / f"{self.corpus.key[:12]}-{self.rank}"
         return ShardCache(copy_from(self.corpus.folder), folder, cache_bytes // processes)
@@ -143,8 +144,8 @@ class StreamedRows(torch.utils.data.IterableDataset):
         if state["key"] != self._key:
             raise DataError(
                 "foreign_state",
-                f"the state is of other rows ({state['key'][:12]}, these are {self._key[:12]}): corpus, splits, seed, "
-                "and rows_per_step must be the same",
+                f"the state belongs to different rows ({state['key'][:12]}, not {self._key[:12]}): corpus, splits, "
+                "seed, and rows_per_step must be the same",
             )
         self._epoch, self._step = state["epoch"], state["step"]
 
@@ -173,8 +174,8 @@ def check_streamable(corpus: Corpus) -> None:
         )
     elif corpus.manifest is not None and (balance := corpus.manifest.config.get("balance")):
         fault = (
-            f"has its rows in the order of balance: {{ranks: {balance.get('ranks')}}}, and streaming has a random "
-            "order of its own; pack it without balance"
+            f"has its rows in the order of balance: {{ranks: {balance.get('ranks')}}}, but streaming uses its own "
+            "random order; pack it without balance"
         )
     elif len(corpus.lengths) > 1:
         fault = (

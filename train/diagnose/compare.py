@@ -259,9 +259,9 @@ def conclude(runs: Sequence[Outcome]) -> Conclusion:
     also = ""
     if other:
         name = max(other, key=lambda name: other[name].ratio)
-        also = f" {name} would be {other[name]}, but trains something else."
+        also = f" {name} would be {other[name]}, but changes the training."
     if not same:
-        return Conclusion(f"Nothing that was tried trains the same faster than the current settings.{also}")
+        return Conclusion(f"No trial that keeps the training the same is faster than the current settings.{also}")
     best = max(same.values(), key=lambda found: found.ratio)
     near = [name for name, found in same.items() if best.ratio - found.ratio <= max(best.error, WORTHWHILE)]
     name = min(near, key=lambda name: (len(trials[name].changes), -same[name].ratio))

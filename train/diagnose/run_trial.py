@@ -97,7 +97,7 @@ def failure(code: int, errors: str) -> str:
         return ""
     if code < 0:
         name = signal.Signals(-code).name
-        return f"killed by {name}" + ", which is what the system does when memory runs out" * (name == "SIGKILL")
+        return f"killed by {name}" + ", which the system sends when memory runs out" * (name == "SIGKILL")
     error = reported(errors)
     if error:
         return f"{error['code']}: {error['message']}"

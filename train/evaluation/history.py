@@ -97,6 +97,6 @@ def unused(config: TrainingConfig, steps: int) -> str | None:
         return None
     decides = config.keep == "best" or config.early_stopping
     return (
-        f"eval_every is {config.eval_every}, but there are only {counted(steps, 'step')}, so that only the last one is "
+        f"eval_every is {config.eval_every}, but there are only {counted(steps, 'step')}, so only the last step is "
         f"evaluated{' and nothing is compared' if decides else ''}. Lower eval_every"
     )

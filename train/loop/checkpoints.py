@@ -96,7 +96,7 @@ def newest_complete(folder: Path, corpus_key: str) -> Path | None:
         if path := _changed(checkpoint, corpus_key):
             raise DataError(
                 "bad_checkpoint",
-                f"{path}: changed since it was written; delete {checkpoint} to resume from the one before",
+                f"{path}: changed since it was written; delete {checkpoint} to resume from the previous checkpoint",
             )
         return checkpoint
     return None
@@ -130,8 +130,8 @@ def _changed(checkpoint: Path, corpus_key: str) -> Path | None:
     if facts["corpus"] != corpus_key:
         raise DataError(
             "foreign_checkpoint",
-            f"{checkpoint}: was made on corpus {facts['corpus'][:12]}, this is corpus {corpus_key[:12]}; "
-            "delete it, or set another `output`",
+            f"{checkpoint}: belongs to corpus {facts['corpus'][:12]}, but this is corpus {corpus_key[:12]}; delete it, "
+            "or set another `output`",
         )
     for name, expected in facts["files"].items():
         path = checkpoint / name

@@ -83,7 +83,7 @@ def show_result(
     if result["skipped_steps"]:
         console.print(
             f"{counted(result['skipped_steps'], 'step')} skipped, because gradients exceeded the range of fp16; the "
-            "loss was then scaled less",
+            "loss scale was then reduced",
             markup=False,
             soft_wrap=True,
         )

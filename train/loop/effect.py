@@ -140,7 +140,7 @@ def warnings(run: Run, steps: Steps) -> list[str]:
     dropout = run.model.peft_config["default"].lora_dropout
     if dropout != config.lora_dropout:
         found.append(
-            f"lora_dropout is {dropout:g}, not {config.lora_dropout:g}: the weights of experts cannot have one"
+            f"lora_dropout is {dropout:g}, not {config.lora_dropout:g}: adapters of experts cannot have dropout"
         )
     if config.lora_targets == "all" and not config.adapter and (bare := left_out(run.model)):
         names = ", ".join(sorted({name.rpartition(".")[2] for name in bare}))
@@ -179,6 +179,7 @@ def warnings(run: Run, steps: Steps) -> list[str]:
             )
     if (repeated := -feed.rows % choices.ranks) and not feed.in_turn:
         found.append(
-            f"{counted(repeated, 'row')} seen twice per epoch, so that all {choices.ranks} ranks have equally many"
+            f"{counted(repeated, 'row')} seen twice per epoch, so that all {choices.ranks} ranks have the same number "
+            "of rows"
         )
     return found

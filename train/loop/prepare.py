@@ -288,8 +288,8 @@ def _check_resumed(checkpoint: Path | None, before: Choices | None, now: Choices
     if before.rows_per_step != now.rows_per_step:
         raise UsageError(
             "other_ranks",
-            f"{checkpoint}: was made with {before.rows_per_step} rows per step ({before.ranks} ranks), now there are "
-            f"{now.rows_per_step} ({now.ranks} ranks): some rows would be seen twice and others never; train with "
+            f"{checkpoint}: was made with {before.rows_per_step} rows per step ({before.ranks} ranks), but now a step "
+            f"has {now.rows_per_step} ({now.ranks} ranks): some rows would be seen twice and others never; train with "
             f"gpus: {before.ranks}, or set another `output`",
         )
     changes = {

@@ -134,7 +134,7 @@ class RunFolder:
         if found.get("corpus") != self.identity["corpus"]:
             raise DataError(
                 "foreign_run",
-                f"{self.path}: was trained on corpus {str(found.get('corpus'))[:12]}, this is corpus "
+                f"{self.path}: was trained on corpus {str(found.get('corpus'))[:12]}, but this is corpus "
                 f"{self.identity['corpus'][:12]}; set another `output`, or delete the folder to start over",
             )
         # In earlier versions, micro_batch was a setting like all others.

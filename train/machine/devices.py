@@ -236,7 +236,7 @@ def no_code_reason() -> str | None:
         ):
             return (
                 f"torch {torch.__version__} has no code for {gpu.name} (compute capability {major}.{minor}); install a "
-                f"build for another CUDA than {torch.version.cuda} ({CUDA_BUILDS})"
+                f"build for a CUDA version other than {torch.version.cuda} ({CUDA_BUILDS})"
             )
     return None
 

@@ -64,8 +64,8 @@ def find_disk(folder: Path) -> Disk:
     with together():
         raise DataError(
             "folders_differ",
-            f"{folder}: {_described(places, views)}; set `output` to a folder that all machines share, or to "
-            "one that is each machine's own",
+            f"{folder}: {_described(places, views)}; set `output` to a folder that all machines share, or to a "
+            "separate local folder on each machine",
         )
 
 

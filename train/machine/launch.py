@@ -80,7 +80,7 @@ def _failed(failures: dict[int, Any]) -> PackError:
     if codes[first] <= 0:
         message = f"rank {first} was killed by {signal.Signals(-codes[first]).name}"
         if codes[first] == -signal.SIGKILL:
-            message += ", which is what the system does when memory runs out"
+            message += ", which the system sends when memory runs out"
         message += "; run the same command to resume from the newest checkpoint"
     failed = RankFailed("rank_failed", message)
     failed.exit_code = max(codes[first], 1)

@@ -59,17 +59,17 @@ RULES = (
          "pin_memory: true", at_least=0.85),
     Rule("optimizer", "time in the optimizer", "raise tokens_per_step, so that there are fewer steps",
          at_most=0.10),
-    Rule("padding", "padding in the rows", "pack the conversations (packing: true), or with another sequence_length",
+    Rule("padding", "padding in the rows", "pack the conversations (packing: true), or use another sequence_length",
          at_most=0.03),
     Rule("memory_high", "memory of the GPU", "little is left: one longer batch may not fit; halve micro_batch, or set "
          "fused_loss: true", at_most=0.95),
     Rule("memory_low", "memory of the GPU", "raise micro_batch, or set activation_checkpointing: false, which is "
          "faster", at_least=0.70),
-    Rule("steps", "optimizer steps", "a model learns little in so few; raise max_steps or epochs, or lower "
-         "tokens_per_step", at_least=100, is_share=False),
-    Rule("share_in_4_bits", "frozen weights in 4 bits", "the others, such as those of experts and embeddings, take "
-         "four times the memory; if it does not fit, use a model without experts", at_least=0.80),
-    Rule("wsl", "Windows below this Linux (WSL)", "keep corpora in the Linux file system (~), not below "
+    Rule("steps", "optimizer steps", "a model learns little in so few steps; raise max_steps or epochs, or "
+         "lower tokens_per_step", at_least=100, is_share=False),
+    Rule("share_in_4_bits", "frozen weights in 4 bits", "the other weights, such as experts and embeddings, take "
+         "four times the memory; if they do not fit, use a model without experts", at_least=0.80),
+    Rule("wsl", "Linux inside Windows (WSL)", "keep corpora in the Linux file system (~), not below "
          "/mnt/c, and give WSL more memory in .wslconfig",
          at_most=0, is_share=False),
     Rule("workers", "loader workers for rows in memory", "set loader_workers: 0; a worker would only copy the rows "

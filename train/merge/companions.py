@@ -61,7 +61,7 @@ def write_companions(
     else:
         if files.main.suffix == ".model":  # transformers looks for this name
             shutil.copyfile(files.main, folder / "tokenizer.model")
-        written.tokenizer = "that of the base model" if source == base.folder else "the corpus's copy"
+        written.tokenizer = "the tokenizer of the base model" if source == base.folder else "the copy in the corpus"
         written.template = _write_template(folder, files, facts)
     written.stops = _write_generation_config(folder, base, facts)
     config = read_json(base.folder / "config.json")
@@ -93,7 +93,11 @@ def _write_template(folder: Path, files: TokenizerFiles, facts: Facts | None) ->
     """Write the chat template, and return a sentence that describes its source."""
     own = files.chat_template()
     if facts is None:
-        return "that of the tokenizer, unchecked: the corpus was not here" if own else "none: the tokenizer has none"
+        return (
+            "the template of the tokenizer, unchecked because the corpus is missing"
+            if own
+            else "none: the tokenizer has none"
+        )
     name = facts.manifest.template.name
     if source := facts.chat_template():
         _replace_template(folder, source)
@@ -101,13 +105,13 @@ def _write_template(folder: Path, files: TokenizerFiles, facts: Facts | None) ->
         return f"the Jinja template of the corpus ({name}){f', rendered with {options}' if options else ''}"
     if not facts.is_built_in:
         _replace_template(folder, None)
-        return f"none: the corpus was written by a Jinja template ({name}), which is not here"
+        return f"none: the corpus was written by a Jinja template ({name}), which is missing"
     written = f"the corpus was written by the built-in template {name}, which exists only as code"
     if own and facts.is_written_by(own):
-        return f"that of the tokenizer; {written}, and an example conversation comes out the same"
+        return f"the template of the tokenizer; {written}, and an example conversation renders identically"
     _replace_template(folder, None)
     if own:
-        return f"none: {written}, and that of the tokenizer, left out here, writes something else"
+        return f"none: {written}; the template of the tokenizer renders differently and was left out"
     return f"none: {written}, and the tokenizer has none"
 
 

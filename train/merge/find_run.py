@@ -78,8 +78,8 @@ def find_run(text: str, root: Path) -> Run:
         done = max(map(step_of, checkpoints_of(folder)), default=0)
         raise InputMissing(
             "no_such_run",
-            f"{folder}: the run is not finished (it has no {RECORD}; the newest checkpoint is of step {done}); "
-            "run the training command again, which resumes it",
+            f"{folder}: the run is not finished (it has no {RECORD}; the newest checkpoint is of step {done}); rerun "
+            "the training command to resume it",
         )
     values = read_json(record)
     if not isinstance(values, dict) or not {"key", "corpus", "base_model", "config", "result"} <= values.keys():
@@ -151,8 +151,8 @@ def _local(run: Run, folder: Path) -> Base:
     if (expected and digest != expected) or not _is_own(folder, run):
         raise DataError(
             "base_changed",
-            f"base_model: {folder}: is not as it was when {run.folder} was trained on it (a file was added, removed, "
-            "or changed); restore it, or train again",
+            f"base_model: {folder}: has changed since {run.folder} was trained on it (a file was added, removed, or "
+            "changed); restore it, or train again",
         )
     cached = _CACHED.search(folder.as_posix())
     name = cached["name"].replace("--", "/") if cached else folder.name

@@ -98,7 +98,9 @@ def _check_adapter(run: Run) -> str:
         raise DataError("damaged_adapter", f"{path}: is missing; {FIX}")
     digest, expected = sha256_of(path), run.record.get("adapter_sha256")
     if expected not in (None, digest):
-        raise DataError("damaged_adapter", f"{path}: is not as the run wrote it (SHA-256 {digest[:12]}); {FIX}")
+        raise DataError(
+            "damaged_adapter", f"{path}: differs from the file that the run wrote (SHA-256 {digest[:12]}); {FIX}"
+        )
     return digest
 
 
@@ -142,7 +144,7 @@ def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, roo
     _say_written(written)
     facts, note = find_facts(run.record, root)
     if note:
-        _say(f"note: {note}; the check uses random tokens, and the card knows less")
+        _say(f"note: {note}; the check uses random tokens, and the card has less information")
     companions = write_companions(folder, base, run, facts, _in_config(dtype), ties.settings)
     _say(f"chat template: {companions.template}")
     merged_as = f"{described(adapter)}; {apart}" if apart else described(adapter)
@@ -168,7 +170,7 @@ def _without_weights(base: Base) -> Any:
 def _say_written(written: Written) -> None:
     how = f"the whole model in memory, because {written.whole}" if written.whole else "one layer in memory at a time"
     _say(f"weights: written with {how}")
-    _say(f"layers: each compared with the adapter beside it; the largest difference is {written.largest:.1e}")
+    _say(f"layers: each compared with the unmerged adapter; the largest difference is {written.largest:.1e}")
 
 
 def _compare(

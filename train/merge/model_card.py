@@ -105,9 +105,9 @@ model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
 | | |
 |---|---|
 {table}
-The adapter was trained beside {_trained_beside(config)}. Here it is merged into the base model's own weights in full
-precision. The weights were {streamed}. Before it was published, this folder was compared with base plus adapter, both
-in full precision: every adapted layer, and the logits if they fit into memory.
+The adapter was trained on top of {_trained_beside(config)}. Here, it is merged into the base model's own weights in
+full precision. The weights were {streamed}. Before it was published, this folder was compared with base plus adapter,
+both in full precision: every adapted layer, and the logits if they fit into memory.
 
 ## Settings of the training
 
@@ -120,7 +120,7 @@ Trained with {versions}.
 
 def _rows(facts: Facts | None, length: int) -> str:
     if facts is None:
-        return f"of {length:,} tokens; the corpus was not here when this was merged"
+        return f"of {length:,} tokens; the corpus was not available when this was merged"
     manifest = facts.manifest
     tokens = manifest.ledger.tokens
     rows = " and ".join(

@@ -35,7 +35,8 @@ def is_merged(folder: Path, identity: dict[str, Any]) -> bool:
     if changed := [name for name, value in identity.items() if found.get(name) != value]:
         wanted = ", ".join(f"{name} {_short(found.get(name))}, now {_short(identity[name])}" for name in changed)
         raise UsageError(
-            "merge_folder_taken", f"{folder}: is another merge ({wanted}); choose another --output, or delete it"
+            "merge_folder_taken",
+            f"{folder}: contains a different merge ({wanted}); choose another --output, or delete it",
         )
     for name, facts in found["files"].items():
         path = folder / name

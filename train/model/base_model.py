@@ -146,7 +146,7 @@ def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
     reason = " ".join(str(error).split())[:300].rstrip(".")
     if isinstance(base, Path):
         return DataError(
-            "bad_model", f"base_model: {base}: cannot be read ({reason}); copy the model again, or use another one"
+            "bad_model", f"base_model: {base}: cannot be read ({reason}); copy the model again, or use another model"
         )
     return InputMissing(
         "model_missing",
@@ -204,7 +204,7 @@ def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: Training
     if differs := differences(corpus, found[0], compare_eos=not manifest.config.get("eos_token")):
         raise DataError(
             "other_tokenizer",
-            f"the corpus was made with the tokenizer {wanted[:12]}, and {place} has another one: "
+            f"the corpus was made with the tokenizer {wanted[:12]}, but {place} has a different tokenizer: "
             f"{'; '.join(differs)}; pack the corpus with that tokenizer, or set `tokenizer` to the file that the model "
             "is actually used with",
         )

@@ -257,7 +257,7 @@ def _fault(result: Isolation, attention: str) -> str:
         )
     return (
         f"conversations see each other with attention `{attention}` (logits moved by {result.moved:.3g} after other "
-        f"conversations were replaced, at most {result.allowed:.3g} is explained by rounding)"
+        f"conversations were replaced; rounding explains at most {result.allowed:.3g})"
     )
 
 
@@ -273,7 +273,7 @@ def _fix_leak(model: Any, attention: str) -> str:
     if attention in states.ALONE:
         return (
             f"The code of {model.config.model_type} models mixes tokens of different conversations, even if each "
-            "conversation is a row of its own; use another model"
+            "conversation has its own row; use another model"
         )
     return f"{_fix(attention).capitalize()}"
 

@@ -48,7 +48,7 @@ def init(
         typer.Option(
             metavar="KEY",
             show_default=False,
-            help="A key or part to leave out of images, audio, video, or preference data; repeatable.",
+            help="A key or content part with images, audio, video, or preference data to ignore; repeatable.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
@@ -91,7 +91,7 @@ def check(
 ) -> None:
     """Predict the result of a run from a sample of every source.
 
-    Writes nothing and takes seconds. Exits with 65 if the run would fail.
+    It takes seconds and writes nothing. The exit code is 65 if the run would fail.
     """
     if path and config:
         raise UsageError("bad_command_line", f"{path} and --config {config}: name one config")

@@ -26,15 +26,18 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", show_default=False, help="The folder to make. Default: data/exports/<corpus>-<format>."
+            metavar="FOLDER",
+            show_default=False,
+            help="The folder to write to. Default: data/exports/<corpus>-<format>.",
         ),
     ] = None,
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
-    """Write a corpus in the format of another trainer.
+    """Export a corpus to the format of another trainer.
 
-    Prints what the trainer must be set to, and what the format cannot hold. A complete export is a no-op.
+    Prints the settings for the trainer and the limits of the format. If the export is complete, the command does
+    nothing.
     """
     from tasks.cli.views.export_view import export_lines
     from tasks.exports.export import export_corpus
@@ -52,12 +55,20 @@ def push(
             help="The dataset: OWNER/NAME, OWNER/NAME/FOLDER, or hf://datasets/OWNER/NAME@BRANCH/FOLDER.",
         ),
     ],
-    private: Annotated[bool, typer.Option("--private", help="Make a new dataset private.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="If the dataset is new, create it as private.")] = False,
     revision: Annotated[
-        str, typer.Option(metavar="BRANCH", show_default=False, help="The branch, made if it is new. Default: main.")
+        str,
+        typer.Option(
+            metavar="BRANCH",
+            show_default=False,
+            help="The branch, which is created if it does not exist. Default: main.",
+        ),
     ] = "",
     message: Annotated[
-        str, typer.Option(metavar="TEXT", show_default=False, help="The message of the commits. Default: name and key.")
+        str,
+        typer.Option(
+            metavar="TEXT", show_default=False, help="The commit message. Default: the name and key of the corpus."
+        ),
     ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Replace another corpus in the same place.")] = False,
     root: RootOption = Path(),
@@ -65,8 +76,8 @@ def push(
 ) -> None:
     """Push a corpus to a dataset on the Hugging Face Hub.
 
-    Data first, the dataset card and the manifest last. Files that the Hub has are not sent again. The token is that of
-    HF_TOKEN or `hf auth login`.
+    Uploads the data first, then the dataset card and the manifest. Files that are already on the Hub are not uploaded
+    again. Uses the token of HF_TOKEN or `hf auth login`.
     """
     from tasks.corpus.push import Push, push_corpus
 
@@ -78,7 +89,7 @@ def push(
         from tasks.core.printable import counted, in_bytes
 
         sent = f"sent {counted(done.sent, 'file')} of {done.files:,}, {in_bytes(done.sent_bytes)}"
-        return [f"{done.url}: {'nothing to do, it is complete' if done.found_done else sent}; commit {done.commit}"]
+        return [f"{done.url}: {'already complete, nothing to do' if done.found_done else sent}; commit {done.commit}"]
 
     found = find_manifest(manifest, root)
     pushed = push_corpus(

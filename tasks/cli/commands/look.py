@@ -50,7 +50,9 @@ def inspect(
         str | None,
         typer.Option(metavar="TEXT", help="Show the conversations that contain TEXT."),
     ] = None,
-    rejects: Annotated[bool, typer.Option("--rejects", help="Show what was rejected, and why.")] = False,
+    rejects: Annotated[
+        bool, typer.Option("--rejects", help="Show the rejected conversations and the reasons.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="The maximum number of results to list.")] = 20,
     ids: Annotated[
         bool, typer.Option("--ids", help="With a row or conversation: show token ids and boundaries.")
@@ -76,9 +78,9 @@ def list_command(root: RootOption = Path(), json_output: JsonOption = False) -> 
 
 def diff(
     before: Annotated[Path, manifest_argument("BEFORE")],
-    after: Annotated[Path, manifest_argument("AFTER", "The one to compare it with.")],
+    after: Annotated[Path, manifest_argument("AFTER", "The corpus to compare it with.")],
     limit: Annotated[
-        int, typer.Option(min=1, metavar="N", help="List up to N removed and N added conversations; all are counted.")
+        int, typer.Option(min=1, metavar="N", help="List at most N removed and N added conversations; all are counted.")
     ] = 10_000,
     root: RootOption = Path(),
     json_output: JsonOption = False,

@@ -40,7 +40,7 @@ def repair(
 ) -> None:
     """Restore the damaged or missing files of a corpus.
 
-    Each has its recorded checksum afterwards; nothing else is changed.
+    Restored files have their recorded checksums. Nothing else is changed.
     """
     path = find_damaged(manifest, root)
     from tasks.core.printable import from_here, printable
@@ -51,6 +51,6 @@ def repair(
             print(printable(from_here(f"repaired {file.path} ({file.why}) from {file.source}")), flush=True)
 
     def summary(repairs: Repairs) -> list[str]:
-        return [] if repairs.mended else ["nothing to repair: every file is as recorded"]
+        return [] if repairs.mended else ["nothing to repair: all files match the manifest"]
 
     print_lines(repair_corpus(path, config, print_file), summary, json_output)

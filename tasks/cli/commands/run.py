@@ -19,14 +19,14 @@ def pack(
     ] = None,
     root: RootOption = Path(),
     check_sources: Annotated[
-        bool, typer.Option("--check-sources", help="Hash every source again, also if it looks unchanged.")
+        bool, typer.Option("--check-sources", help="Hash every source again, even if it looks unchanged.")
     ] = False,
     on: Annotated[
         str,
         typer.Option(
             metavar="ENGINE",
             show_default=False,
-            help="Where the work is done: here, workers, workers:N, luigi, ray://auto, or ray://HOST:PORT. "
+            help="The engine that does the work: here, workers, workers:N, luigi, ray://auto, or ray://HOST:PORT. "
             "Default: workers.",
         ),
     ] = "",
@@ -35,8 +35,8 @@ def pack(
 ) -> None:
     """Pack the corpus of a config.
 
-    An interrupted run resumes, and a complete one is a no-op. The last line of standard output is the path of the
-    manifest. The same as: luigi --module pipeline PackCorpus --config CONFIG
+    An interrupted run resumes. If the corpus is complete, the command does nothing. The last line of standard output is
+    the path of the manifest. Equivalent to: luigi --module pipeline PackCorpus --config CONFIG
     """
     config = config or default_config()
     from tasks.cli import start
@@ -50,19 +50,19 @@ def pack(
 def part(
     config: ConfigArgument = None,
     stage: Annotated[
-        str, typer.Option(metavar="tokenize|pack", show_default=False, help="tokenize: parts; pack: shards.")
+        str, typer.Option(metavar="tokenize|pack", show_default=False, help="tokenize (parts) or pack (shards).")
     ] = "",
     part: Annotated[
-        str, typer.Option("--part", metavar="I/N", show_default=False, help="Which share of N, from 1/N to N/N.")
+        str, typer.Option("--part", metavar="I/N", show_default=False, help="The share to run, from 1/N to N/N.")
     ] = "1/1",
     sequence_length: SequenceLengthOption = "",
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
-    """Do a share of the work of `pack`, on a machine that shares the files with others.
+    """Run one share of the work of `pack`, on one of several machines with shared files.
 
-    For Slurm arrays, Kubernetes jobs, and xargs: run --stage tokenize for every share, then --stage pack for every
-    share, then `packcorpus pack`, which finds all of it done and publishes the corpus.
+    For Slurm arrays, Kubernetes jobs, and xargs. Run --stage tokenize for every share, then --stage pack for every
+    share, and then `packcorpus pack`, which publishes the corpus.
     """
     from tasks.cli.shares import run_part
 
@@ -70,8 +70,8 @@ def part(
     print_lines(
         value,
         lambda value: [
-            f"{value['stage']} {part}: {value['share']:,} of {value['all']:,}, "
-            f"{value['found_done']:,} of them done before"
+            f"{value['stage']} {part}: {value['share']:,} of {value['all']:,}, {value['found_done']:,} of them already "
+            "done"
         ],
         json_output,
     )
@@ -87,9 +87,9 @@ PASSED_ON: dict[str, Any] = {
 def train(context: typer.Context) -> None:
     """Train a QLoRA adapter on a corpus.
 
-    CORPUS is a manifest (file, name, or key) or a corpus folder, by default that of the latest run. The options are
-    those of `python -m train`, which this starts. `packcorpus train doctor` reports what this machine can train with,
-    and `packcorpus train merge RUN` makes one model of an adapter and its base.
+    CORPUS is a manifest (file, name, or key) or a corpus folder. The default is the corpus of the latest run. All
+    options are passed to `python -m train`. `packcorpus train doctor` reports how this machine can train, and
+    `packcorpus train merge RUN` merges an adapter into its base model.
     """
     from tasks.cli import start
 

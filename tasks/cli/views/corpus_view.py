@@ -66,7 +66,7 @@ def _print_head(overview: Overview, console: Console) -> None:
     )
     tokenizer, template = manifest.tokenizer, manifest.template
     origin = ", trained on these sources" if tokenizer.trained_here else ""
-    gone = f"{manifest.corpus} is gone; make the corpus again"
+    gone = f"{manifest.corpus} is missing; pack the corpus again"
     print_facts(
         [
             ("tokenizer", f"{Path(tokenizer.path).name} ({tokenizer.kind}, {tokenizer.vocab_size:,} tokens{origin})"),
@@ -105,7 +105,7 @@ def _print_sources(manifest: Manifest, console: Console) -> None:
     sources = manifest.sources
     folder = common_folder([source.path for source in sources])
     notes = [f"below {printable(folder)}"] * bool(folder)
-    notes += ["trained: in all rows, copies included"] * bool(manifest.ledger.tokens.repeated)
+    notes += ["trained: in all rows, including copies"] * bool(manifest.ledger.tokens.repeated)
     notes += [SHARE_NOTE] * bool(mixture_table(manifest.mixture, manifest.config.get("weighting")))
     heading(console, "Sources", "; ".join(notes))
     wide = console.width >= 100
@@ -175,7 +175,7 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
         _detail(right, "not included: rejected", tokens.rejected)
     _line(right, "+", "separators", tokens.separators)
     if tokens.repeated:
-        _line(right, "+", "further copies", tokens.repeated)
+        _line(right, "+", "additional copies", tokens.repeated)
     _line(right, "−", "truncated", tokens.truncated)
     _line(right, "−", "dropped", tokens.dropped)
     _line(right, "=", "packed", tokens.packed, "bold")
@@ -326,7 +326,7 @@ def print_unused(found: Mapping[str, Mapping[str, int]], console: Console, where
     """Print the unused keys of each source, and how often they occurred."""
     for number, line in enumerate(unused_keys(found)):
         if not number:
-            console.print(Text(f"  keys that are not used{where}, and how often they occurred", "dim"), soft_wrap=True)
+            console.print(Text(f"  unused keys{where}, with their counts", "dim"), soft_wrap=True)
         indented(console, single(Text(f"  {printable(line)}", "dim")))
 
 

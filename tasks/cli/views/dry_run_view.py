@@ -43,7 +43,7 @@ def show_dry_run(run: DryRun, console: Console) -> None:
     for failure in run.failures:
         indented(console, single(Text(printable(failure), "bold yellow")))
     tokenizer = run.tokenizer
-    name = "trained on the sources, here on the sample" if tokenizer.trained_here else tokenizer.name
+    name = "trained on the sources (in this dry run, on the sample)" if tokenizer.trained_here else tokenizer.name
     facts = [
         ("config", str(run.config)),
         ("tokenizer", f"{name} ({tokenizer.kind}, {tokenizer.vocab_size:,} tokens), engine {run.engine}"),
@@ -104,7 +104,10 @@ def _print_sources(run: DryRun, console: Console) -> None:
     if rest := len(run.sources[SHOWN_SOURCES:]):
         console.print(Text(f"  … {rest:,} more", "dim"))
     if others := run.files - len(run.sources):
-        text = f"  {counted(others, 'file')} not read: each is assumed to be like one above, and counted in its figures"
+        text = (
+            f"  {counted(others, 'file')} not read: each is assumed to resemble a file above and is included in the "
+            "figures of that file"
+        )
         console.print(Text(text, "dim"), soft_wrap=True)
 
 
@@ -164,7 +167,7 @@ def _print_rejects(run: DryRun, console: Console) -> None:
 
 def _print_figures(run: DryRun, console: Console) -> None:
     remark = "exact: all data was read" if run.whole else "estimated from the sample"
-    heading(console, "Prediction", "of a run that does not fail" if run.run_fails else remark)
+    heading(console, "Prediction", "for a run that does not fail" if run.run_fails else remark)
     settings, conversations, tokens = run.settings, run.ledger["conversations"], run.ledger["tokens"]
     table = grid(False, True, False)
     table.add_row("conversations", _number(conversations["read"], run), "")
@@ -176,7 +179,7 @@ def _print_figures(run: DryRun, console: Console) -> None:
     ):
         if value or label == "  packed":
             table.add_row(label, _number(value, run), Text(remark, "dim"))
-    table.add_row("tokens", _number(tokens["packed"], run), Text("packed, separators included", "dim"))
+    table.add_row("tokens", _number(tokens["packed"], run), Text("packed, including separators", "dim"))
     share = 100 * tokens["trained"] / max(tokens["packed"], 1)
     table.add_row("  trained", _number(tokens["trained"], run), Text(f"{share:.1f} %", "dim"))
     lengths = _lengths(settings)

@@ -16,7 +16,7 @@ def export_lines(export: Export) -> list[str]:
     """Return an export as lines of text."""
     record, folder = export.record, str(export.folder)
     files = record["files"]
-    state = "nothing to do, it is complete" if export.found_done else "written"
+    state = "already complete, nothing to do" if export.found_done else "written"
     size = in_bytes(sum(file["bytes"] for file in files))
     lines = [f"{folder}: {state}: {counted(len(files), 'file')}, {size}"]
     table = [["split", "rows", "pieces", "tokens", "trained"]]

@@ -25,9 +25,9 @@ def print_waiting(
     if not balance:
         indented(console, single(Text(waiting_line(waiting, hidden_size), "dim")))
         return
-    heading(console, "Waiting", "for the slowest rank of each step, in percent of the time of all ranks")
+    heading(console, "Waiting", "time that ranks wait for the slowest rank of each step, in percent")
     table = plain_table()
-    for name in ("ranks", "rows of each", "random order", "with balance"):
+    for name in ("ranks", "rows per rank", "random order", "with balance"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in waiting:
         shares = (f"{one.random:.2f} %", f"{one.balanced:.2f} %")

@@ -137,8 +137,8 @@ def check_ignored(names: Sequence[str]) -> None:
     for name in names:
         if name not in IGNORABLE:
             hint = suggest(name, IGNORABLE)
-            known = f": keys that are not used are counted, and only these stop a run: {', '.join(IGNORABLE)}"
-            raise ValueError(f"{name!r} is not a key to ignore{hint or known}")
+            known = f"; unused keys do not stop a run, except these: {', '.join(IGNORABLE)}"
+            raise ValueError(f"{name!r} does not need to be ignored{hint or known}")
 
 
 def _and(names: Sequence[str]) -> str:

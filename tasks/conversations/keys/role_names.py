@@ -25,7 +25,10 @@ def _refuse_swapped(roles: Any) -> Any:
     if isinstance(roles, dict):
         for name, role in roles.items():
             if name not in get_args(Role) and isinstance(role, str) and role in get_args(Role):
-                raise ValueError(f"{shown(name)} is not a role; our roles go on the left: roles: {{{role}: [{name}]}}")
+                raise ValueError(
+                    f"{shown(name)} is not a role; roles go on the left, and their names in the data on the right: "
+                    f"roles: {{{role}: [{name}]}}"
+                )
     return roles
 
 

@@ -26,11 +26,11 @@ def flag_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
 
     `unused` has counts by source.
 
-        {"a.jsonl": {"messages[].should_train": 200}} → a.jsonl: messages[].should_train may be a training flag …
+        {"a.jsonl": {"messages[].should_train": 200}} → a.jsonl: messages[].should_train is not used, but may be …
     """
     return [
-        f"{source}: {path} may be a training flag, and it is not used; if it is one, set  "
-        f"columns: {{train: {path.rpartition('.')[2]}}}"
+        f"{source}: {path} is not used, but may be a training flag; if so, set  columns: {{train: "
+        f"{path.rpartition('.')[2]}}}"
         for source, counts in unused.items()
         for path in counts
         if path.count("[].") == 1 and path.count(".") == 1 and _SUSPECTS.search(path.rpartition(".")[2])

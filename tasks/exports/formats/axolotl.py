@@ -40,5 +40,8 @@ class Axolotl(DatasetFolder):
         }
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
-        text = "axolotl reads the length of a row from its last position, so it cannot take packed rows; it packs again"
+        text = (
+            "axolotl reads the length of a row from its last position, so it cannot read packed rows and packs the "
+            "conversations again"
+        )
         return [Note("rows", text)]

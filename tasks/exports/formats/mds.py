@@ -80,11 +80,11 @@ class Mds(ExportFormat):
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
         text = (
             "the fine-tuning loader of llm-foundry takes input_ids as a prompt and labels as its response, so it "
-            "cannot hold these labels; read the columns with StreamingDataset in a loop of your own"
+            "cannot hold these labels; read the columns with StreamingDataset in your own training loop"
         )
         weights = (
-            "no model takes loss_weight by itself: weigh the loss of each token by it in the loop, as the card of the "
-            "corpus shows"
+            "no model uses loss_weight by default: multiply the loss of each token by it in your training loop, as "
+            "shown in the dataset card"
         )
         return [Note("labels", text), *[Note(LOSS_WEIGHT, weights)] * (manifest.loss_weight is not None)]
 

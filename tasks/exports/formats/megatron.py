@@ -28,7 +28,7 @@ GROUP_ROWS, GROUP_TOKENS = 512, 1 << 19  # at most in a row group, because the r
 
 class Megatron(ExportFormat):
     name = "megatron"
-    trainer = "Megatron-Bridge, NeMo, NeMo-RL"
+    trainer = "Megatron-Bridge, NeMo"
     rows_kept = True
     shifted = "the export (`loss_mask`), the trainer (tokens)"
     bounds = "`seq_start_id`"

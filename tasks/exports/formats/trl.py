@@ -44,5 +44,5 @@ class Trl(DatasetFolder):
         }
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
-        text = "conversations are kept apart only with padding_free=True; without it they see each other"
+        text = "set padding_free=True; otherwise, the conversations of a row attend to each other"
         return [Note("isolation", text)]

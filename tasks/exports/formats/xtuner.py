@@ -78,12 +78,12 @@ class Xtuner(ExportFormat):
                 "sampler_config_path": f"{FOLDER}/train/order.npy",
                 "pack_max_length": manifest.sequence_length,
             },
-            "tokenize_fn": "the class Tokens of the guide on exports",
+            "tokenize_fn": "the class Tokens in the export guide",
         }
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
         return [
-            Note("paths", "paths.json has the paths of this folder as it was named: after moving it, export again"),
+            Note("paths", "paths.json has the paths of the files in this folder; if you move the folder, export again"),
             Note("last_step", "XTuner leaves out the last rows of order.npy that do not fill a global batch"),
         ]
 

@@ -69,8 +69,8 @@ def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
     if config.validation and account.packed == account.in_train:
         raise DataError(
             "nothing_held_out",
-            f"{config.name}: validation: {config.validation:g} holds out none of {account.packed:,} conversations; "
-            f"raise it, remove it, or set plan_group to {account.packed:,} or more",
+            f"{config.name}: validation: {config.validation:g} is too small to hold out any of {account.packed:,} "
+            f"conversations; raise it, remove it, or set plan_group to {account.packed:,} or more",
         )
     index = folder / "index.arrow"
     _join_indexes(folder, dealt.groups, index, account.samples is not None, sha256)

@@ -29,7 +29,9 @@ def check_delimiter(value: str) -> str:
         return "\t"
     if value == "auto" or (len(value) == 1 and value.isascii() and not value.isalnum() and value not in '"\r\n\0'):
         return value
-    raise ValueError(f"{shown(value)} is not a delimiter; use one character, no letter or digit, such as ';', or tab")
+    raise ValueError(
+        f"{shown(value)} is not a delimiter; use `tab` or a single character that is not a letter or digit, such as ';'"
+    )
 
 
 def find_delimiter(text: str, usual: str, is_known: Callable[[list[str]], bool]) -> str:

@@ -17,7 +17,7 @@ from tasks.readers.container import Container, File, Record, RecordReader, Rows,
 from tasks.readers.csv_files.encoding import as_utf8
 from tasks.readers.lines import BOM, CHUNK, TOO_LONG, WINDOW, Read, end_of_line, line_blocks
 
-_OTHER_ENCODING = "; if the whole file is not, set encoding, such as encoding: windows-1252"
+_OTHER_ENCODING = "; if the whole file has another encoding, set it, such as encoding: windows-1252"
 
 
 class Csv(Container):

@@ -29,7 +29,10 @@ class Tokenizer(Facts):
         None, exclude=True, description="Only in manifests of earlier versions; see run.json."
     )
     trained_here: bool = Field(description="True if the run trained it on the sources.")
-    digest: str = Field(description='The part of the key: sha256, or "trained:" and the key of its training.')
+    digest: str = Field(
+        description='Digest of the tokenizer in the corpus key: sha256 or, if the run trained it, "trained:" and the '
+        "key of its training."
+    )
 
 
 class TemplateFacts(Facts):
@@ -39,7 +42,8 @@ class TemplateFacts(Facts):
     sha256: str = SHA256
     markers_as_text: list[str]
     leading_space: str = Field(
-        description="What puts a space before text: the template, or for none, the first, or each text."
+        description="Where the tokenizer adds a space before text: nowhere (none), at the very start (first), or at "
+        "the start and after each control token (each). template: the template decides."
     )
 
 
@@ -62,10 +66,15 @@ class SourceFacts(Facts):
     rejected: int
     tokens: int
     trained_tokens: int
-    roles: dict[str, str] = Field(default_factory=dict, description="Further names of roles, in lower case, and ours.")
-    delimiter: str = Field("", description="Of a CSV or TSV file, if it is not comma or tab.")
-    encoding: str = Field("", description="Of a CSV or TSV file, if it is not UTF-8.")
-    ignore: list[str] = Field(default_factory=list, description="Keys and parts of other data that were left out.")
+    roles: dict[str, str] = Field(
+        default_factory=dict,
+        description="Additional role names in the data, in lower case, and the role that each name means.",
+    )
+    delimiter: str = Field("", description="Delimiter of a CSV or TSV file, if it is neither comma nor tab.")
+    encoding: str = Field("", description="Encoding of a CSV or TSV file, if it is not UTF-8.")
+    ignore: list[str] = Field(
+        default_factory=list, description="Keys and content parts that were left out, as set with `ignore`."
+    )
     revision: str = Field("", description="The commit of a dataset on the Hugging Face Hub.")
 
     @property

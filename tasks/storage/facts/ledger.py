@@ -41,7 +41,9 @@ class Tokens(Facts):
 
     encoded: int
     separators: int
-    repeated: int = Field(description="Further copies, by weight and in further epochs, without separators.")
+    repeated: int = Field(
+        description="Tokens of additional copies (from weights and later epochs), without separators."
+    )
     truncated: int
     dropped: int
     rejected: int = Field(description="Tokens of conversations that were rejected after tokenization.")
@@ -68,8 +70,9 @@ class SampleFacts(Facts):
     rejected: int = Field(description="Samples of conversations that were rejected after tokenization.")
     dropped: dict[str, int]
     repeated_prompt_tokens: int = Field(
-        description="Untrained tokens of each packed sample after the first of its conversation, at most as many as "
-        "the packed sample before it has; further copies do not count."
+        description="Untrained tokens that packed samples repeat from the previous packed sample of their "
+        "conversation: for each sample, its untrained tokens, but at most the length of the previous sample. "
+        "Additional copies do not count."
     )
 
 

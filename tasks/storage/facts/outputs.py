@@ -27,8 +27,9 @@ class PackingMetadata(Facts):
     places: int | None = Field(None, description="Tokens and padding of all rows. Only if rows have several lengths.")
     lower_bound_places: int | None = Field(
         None,
-        description="The places that every packing needs; `above_lower_bound_percent` compares them. Only if rows have "
-        "several lengths: `lower_bound_rows` then is the bound of the conversations that were chosen for each length.",
+        description="Number of places that any packing needs; `above_lower_bound_percent` refers to it. Only if rows "
+        "have several lengths. In this case, `lower_bound_rows` is the sum of the bounds for the conversations chosen "
+        "for each length.",
     )
 
     @model_serializer(mode="wrap")
@@ -63,14 +64,16 @@ class Split(Facts):
     rows: int
     shards: list[Shard]
     statistics: RowSums | None = Field(
-        None, description="Of rows.arrow. Absent without packing, and in corpora of earlier versions."
+        None,
+        description="Sums over the rows of this split in rows.arrow. Absent without packing, and in corpora of earlier "
+        "versions.",
     )
     groups: list[int] | None = Field(
         None, description="With `balance`, if the corpus is planned in several groups: the rows of each, in order."
     )
     sequence_length: int | None = Field(None, description="Length of its rows, if rows have several lengths.")
     tokens: int | None = Field(None, description="Tokens without padding, if rows have several lengths.")
-    lower_bound_rows: int | None = Field(None, description="For the conversations of this length.")
+    lower_bound_rows: int | None = Field(None, description="Lower bound of rows for the conversations of this length.")
 
     @model_serializer(mode="wrap")
     def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from tasks.storage.keys import SHAPE_SETTINGS
 class RowShape(Facts):
     """Properties of rows that differ from format 3.0; the others are left out."""
 
-    align: int = Field(default=1, ge=1, description="Pieces start at multiples of it.")
+    align: int = Field(default=1, ge=1, description="Pieces start at multiples of this number.")
     padding: Literal["row", "none"] = Field(
         default="row", description="none: rows are lists that end after their last piece."
     )
-    lengths: list[int] | None = Field(default=None, description="The lengths that rows have, ascending.")
+    lengths: list[int] | None = Field(default=None, description="The lengths of rows, ascending.")
     mix: Literal["tokens", "blocks"] | None = Field(
         default=None, description="The order of training steps of several lengths."
     )

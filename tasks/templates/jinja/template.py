@@ -247,7 +247,7 @@ class JinjaTemplate(Template):
         for forged in chain(*(Counter(one) - Counter(other) for one, other in pairs)):
             raise Reject(
                 "forged_token",
-                f"the template {self.name} makes the control token {forged!r} of a text of this conversation",
+                f"the template {self.name} turns a text of this conversation into the control token {forged!r}",
             )
 
     def _controls_of(self, rendering: Rendering, breaker: str) -> list[list[str]]:
@@ -574,7 +574,7 @@ class JinjaTemplate(Template):
         """
         if message.content.strip() and not self._has_text(answer):
             raise Reject(
-                "answer_not_written", f"messages[{k}] has content, and the template {self.name} writes nothing of it"
+                "answer_not_written", f"messages[{k}] has content, but the template {self.name} does not write it"
             )
         reasoning = reasoning_of(message)
         if later is None and not reasoning and not message.tool_calls:
@@ -593,14 +593,14 @@ class JinjaTemplate(Template):
         if reasoning and (never or not is_written(reasoning, answer)):
             raise DataError(
                 "reasoning_not_written",
-                f"template {self.name}: messages[{k}] has reasoning, and the template has no place for it; "
-                "set `reasoning: drop`, or use a template with a place for reasoning",
+                f"template {self.name}: messages[{k}] has reasoning, but the template does not write it; set "
+                "`reasoning: drop`, or use a template that writes reasoning",
             )
         for name in names:
             if self._call_form is None or not is_written(name, answer):
                 raise Reject(
                     "calls_not_written",
-                    f"messages[{k}] calls {name!r}, and the template {self.name} does not write tool calls",
+                    f"messages[{k}] calls {name!r}, but the template {self.name} does not write tool calls",
                 )
 
     def _has_text(self, answer: str) -> bool:

@@ -276,7 +276,7 @@ def test_a_lost_step_is_named_by_file_and_bytes(tmp_path: Path) -> None:
     first, second, *_ = recipe.parts
     error = lost(steps_of(recipe)[1], "it was killed by signal 9")
     place = f"chat.jsonl, from {first.stop:,} to {second.stop:,}"
-    assert str(error) == f"{place}: its worker was lost 4 times: it was killed by signal 9"
+    assert str(error) == f"{place}: lost its worker 4 times: it was killed by signal 9"
 
 
 @pytest.mark.parametrize("engine", [Here, lambda: Workers(2)], ids=["here", "workers"])

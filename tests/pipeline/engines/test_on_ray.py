@@ -91,7 +91,7 @@ def test_a_step_that_loses_every_worker_is_named(tmp_path: Path, cluster: Cluste
     steps = [Dying(tmp_path, number, deaths=99 if number == 1 else 0) for number in range(3)]
     with (
         OnRay("ray://auto") as engine,
-        pytest.raises(Busy, match=r"chat\.jsonl:2: its worker was lost 4 times") as found,
+        pytest.raises(Busy, match=r"chat\.jsonl:2: lost its worker 4 times") as found,
     ):
         list(engine.map(steps))
     assert found.value.code == "E714"

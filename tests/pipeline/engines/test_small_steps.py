@@ -118,7 +118,9 @@ def test_a_record_that_is_lost_is_made_by_the_next_run(tmp_path: Path, how: str)
         resolve(tmp_path / "corpus.yaml", tmp_path)
     else:
         record.unlink() if how == "removed" else record.write_bytes(record.read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"jsonl: its digests, .*, were removed or replaced; run again") as found:
+    with pytest.raises(
+        DataError, match=r"jsonl: the file with its digests, .*, was removed or replaced; run again"
+    ) as found:
         run(step)
     assert found.value.code == "E321"
     pack_on(Elsewhere(), resolve(tmp_path / "corpus.yaml", tmp_path))

@@ -44,7 +44,7 @@ def test_a_step_whose_worker_died_is_taken_again(tmp_path: Path) -> None:
 
 def test_a_step_that_loses_every_worker_is_named(tmp_path: Path) -> None:
     steps = [Dying(tmp_path, number, deaths=99 if number == 1 else 0) for number in range(6)]
-    lost = r"chat\.jsonl:2: its worker was lost 4 times: .* signal 9"
+    lost = r"chat\.jsonl:2: lost its worker 4 times: .* signal 9"
     with Workers(2) as engine, pytest.raises(Busy, match=lost) as found:
         list(engine.map(steps))
     assert found.value.code == "E714"

@@ -445,7 +445,7 @@ TWO_ANSWERS = {
             "covers characters",
         ),
         (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r"0 \{% generation %\} blocks for 2 assistant turns"),
-        ("{{ messages.__class__.__mro__ }}" + CHATML_JINJA, "must not access Python internals"),
+        ("{{ messages.__class__.__mro__ }}" + CHATML_JINJA, "accesses Python internals"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "after 0.2 s; it loops"),
     ],
     ids=["begins the answer", "marks too late", "marks other turns", "reaches for Python", "loops"],
@@ -463,8 +463,8 @@ def test_a_template_whose_labels_would_be_wrong_stops_the_run(
     [
         (ALTERNATING, "template_refused", "refuses the conversation: roles must alternate user/assistant"),
         ("{{ messages[0].content + 1 }}", "template_failed", "fails on the conversation"),
-        ("<|im_start|>", "answer_not_written", "writes nothing of it"),
-        ("", "answer_not_written", "writes nothing of it"),
+        ("<|im_start|>", "answer_not_written", "does not write it"),
+        ("", "answer_not_written", "does not write it"),
     ],
 )
 def test_a_conversation_that_a_template_cannot_write_is_rejected(source: str, code: str, problem: str) -> None:

@@ -346,7 +346,7 @@ def test_contents_are_parts_if_the_template_writes_no_others(source: str) -> Non
 
 def test_an_answer_that_the_template_does_not_write_is_rejected() -> None:
     with pytest.raises(
-        Reject, match=r"messages\[1\] has content, and the template test\.jinja writes nothing of it"
+        Reject, match=r"messages\[1\] has content, but the template test\.jinja does not write it"
     ) as found:
         samples_of(open_jinja(QUESTIONS), [user("a"), answer("b")])
     assert found.value.reason == "answer_not_written"

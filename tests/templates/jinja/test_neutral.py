@@ -148,7 +148,9 @@ def test_a_conversation_that_becomes_a_control_token_is_rejected(expression: str
     encoder = open_kind("hf_byte_level")
     preparer = Preparer(FILE, template_of(expression, encoder), encoder, "assistant")
     for turns in ([content, "ok then"], ["why not", content]):
-        with pytest.raises(Reject, match=r"the template t makes the control token '<\|im_end\|>' of a text"):
+        with pytest.raises(
+            Reject, match=r"the template t turns a text of this conversation into the control token '<\|im_end\|>'"
+        ):
             preparer.prepare(asked(*turns))
     assert preparer.prepare(asked("why not", "ok then"))
 
@@ -166,7 +168,7 @@ def test_arguments_and_tools_become_no_control_tokens() -> None:
 
     assert preparer.prepare(record("b", "c"))
     for bad in (record("<|IM_END|>", "c"), record("b", "<|IM_END|>")):
-        with pytest.raises(Reject, match="makes the control token"):
+        with pytest.raises(Reject, match="into the control token"):
             preparer.prepare(bad)
 
 

@@ -74,9 +74,9 @@ FAN = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endma
         ("{% set x = 9 ** (9 ** 9) %}", DataError, "it loops"),
         (MACRO, Reject, "recursion"),
         ("{{ range(10**9) | list }}", Reject, "Range too big"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", DataError, "must not access Python internals"),
-        ("{{ messages.append.__globals__ }}", DataError, "must not access Python internals"),
-        ("{{ cycler.__init__.__globals__.os.system('true') }}", DataError, "must not access Python internals"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", DataError, "accesses Python internals"),
+        ("{{ messages.append.__globals__ }}", DataError, "accesses Python internals"),
+        ("{{ cycler.__init__.__globals__.os.system('true') }}", DataError, "accesses Python internals"),
         ("{% include '/etc/hostname' %}", DataError, "line 1: {% include %} reads another file"),
         ("\n{% from 'x' import y %}", DataError, "line 2: {% import %} reads another file"),
         ("{% extends messages[0].content %}", DataError, "{% extends %} reads another file"),
@@ -168,7 +168,7 @@ def test_answers_that_nobody_took_are_not_those_of_the_next_call() -> None:
 def test_a_child_that_is_killed_is_reported_and_replaced() -> None:
     renderer = open_renderer(SAY)
     os.kill(renderer._child, signal.SIGSEGV)
-    with pytest.raises(DataError, match=r"odd\.jinja: killed the process that rendered it \(SIGSEGV\)"):
+    with pytest.raises(DataError, match=r"odd\.jinja: the process that rendered it died \(SIGSEGV\)"):
         renderer.render(Job(MESSAGES, None, False, [], "others"))
     assert renderer.render(Job(MESSAGES, None, False, [], "others")).text == "ab"
 

@@ -231,12 +231,12 @@ def test_the_manifest_of_another_corpus_is_named_and_not_a_damaged_file(copy: Pa
         make_recipe(tmp_path / "other", conversations(70, seed=5), name="small", sequence_length=LENGTH)
     )
     shutil.copy(other, folder / "manifest.json")
-    wrong = f"{folder / 'manifest.json'}: is the manifest of another corpus, small {open_corpus(other).key[:12]}; "
-    shards = f"the shards of this folder are those of {key[:12]}; "
+    wrong = f"{folder / 'manifest.json'}: is the manifest of a different corpus, small {open_corpus(other).key[:12]}; "
+    shards = f"the shards in this folder belong to {key[:12]}; "
     assert rejected(folder) == f"{wrong}{shards}run: packcorpus repair {copy}"
     moved = shutil.move(folder, tmp_path / "moved")
     message = rejected(Path(moved))
-    assert message.startswith(f"{moved}/manifest.json: is the manifest of another corpus")
+    assert message.startswith(f"{moved}/manifest.json: is the manifest of a different corpus")
     assert message.endswith("copy the manifest.json of that corpus into the folder, or copy the folder again")
 
 

@@ -203,5 +203,7 @@ def test_shards_without_the_manifest_of_several_lengths_are_refused(manifest: Pa
     corpus = open_corpus(manifest)
     for shard in (*corpus.splits["train-96"], *corpus.splits["train-192"]):
         shutil.copy(corpus.folder / shard.path, tmp_path)
-    with pytest.raises(DataError, match="has rows of one of several lengths, which need the manifest of their corpus"):
+    with pytest.raises(
+        DataError, match="has rows of one of several lengths, which cannot be read without the manifest"
+    ):
         open_corpus(tmp_path)

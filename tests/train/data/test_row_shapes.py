@@ -208,8 +208,8 @@ def no_positions(rows: dict[str, list[Any]]) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (joined_lists, "seq_lens are not the runs of position_ids"),
-        (more_lengths, "seq_lens are not the runs of position_ids"),
+        (joined_lists, "seq_lens do not match the runs of position_ids"),
+        (more_lengths, "seq_lens do not match the runs of position_ids"),
         (fewer_positions, "more or fewer position_ids than input_ids"),
         (no_positions, "rows without padding have no position_ids"),
     ],

@@ -172,7 +172,7 @@ def test_what_cannot_be_streamed_is_rejected(corpus: Corpus, tmp_path: Path) -> 
     with pytest.raises(RuntimeError, match=r"UsageError: .* set num_workers=0"):
         list(DataLoader(StreamedRows(corpus, 8), num_workers=1, multiprocessing_context="fork"))
     for other in (StreamedRows(corpus, 16), StreamedRows(corpus, 8, seed=1)):
-        with pytest.raises(DataError, match="the state is of other rows"):
+        with pytest.raises(DataError, match="the state belongs to different rows"):
             StreamedRows(corpus, 8).load_state_dict(other.state_dict())
 
 
@@ -212,7 +212,7 @@ def test_rows_with_ids_beyond_the_tokenizer_are_rejected(corpus: Corpus) -> None
     assert corpus.manifest
     tokenizer = corpus.manifest.tokenizer.model_copy(update={"vocab_size": 4})
     small = replace(corpus, manifest=corpus.manifest.model_copy(update={"tokenizer": tokenizer}))
-    assert "the last of the manifest's tokenizer is 3" in rejected(StreamedRows(small, 8))
+    assert "the last ID of the manifest's tokenizer is 3" in rejected(StreamedRows(small, 8))
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_a_damaged_copy_is_fetched_once_again(corpus: Corpus, tmp_path: Path) ->
     copied.clear()
     message = rejected(with_copy(StreamedRows(corpus, 8), tmp_path / "twice", damaging(2)), StorageError)
     assert f"{tmp_path / 'twice'}/train-" in message
-    assert "the original is not damaged" in message
+    assert "the original is intact" in message
     assert "packcorpus repair" not in message
 
 

@@ -167,7 +167,7 @@ def test_the_fastest_of_what_trains_the_same_is_recommended_and_the_rest_named()
     assert found.sentence.startswith("fast trains 1.50×")
     assert "(one run; a larger --budget repeats it)" in found.sentence
     assert found.options == "--attention fast"
-    assert "other would be 3.00× ± 0.06, but trains something else" in found.sentence
+    assert "other would be 3.00× ± 0.06, but changes the training" in found.sentence
     assert "failed" not in found.sentence
 
 
@@ -191,7 +191,7 @@ def test_a_repeat_that_fails_is_the_result_of_its_trial() -> None:
 def test_without_a_winner_nothing_is_recommended() -> None:
     found = conclude(surrounded(outcome("slow", "attention", 50), outcome("same", "compile", 100.5)))
     assert (found.options, found.corpus) == ("", "")
-    assert found.sentence == "Nothing that was tried trains the same faster than the current settings."
+    assert found.sentence == "No trial that keeps the training the same is faster than the current settings."
 
 
 def test_a_budget_for_one_run_concludes_nothing() -> None:
@@ -202,7 +202,7 @@ def test_rows_that_lose_conversations_are_named_but_not_recommended() -> None:
     shorter = Trial("shorter", "sequence_length", {}, {"sequence_length": 8}, loses=True)
     tried = surrounded(Outcome(shorter, tokens_per_second=300.0), outcome("a", "attention", 150))
     assert [trial.name for trial in winners(tried)] == ["a"]
-    assert "shorter would be 3.00× ± 0.06, but trains something else" in conclude(tried).sentence
+    assert "shorter would be 3.00× ± 0.06, but changes the training" in conclude(tried).sentence
 
 
 def test_winners_are_combined_one_of_each_factor_once_they_have_a_repeat() -> None:

@@ -223,7 +223,7 @@ def test_an_option_that_the_run_does_not_use_is_a_row_with_the_reason() -> None:
     [
         (0, "", ""),
         (69, 'step 1/8\n{"error": {"code": "E632", "message": "does not fit"}}\n', "E632: does not fit"),
-        (-9, "", "killed by SIGKILL, which is what the system does when memory runs out"),
+        (-9, "", "killed by SIGKILL, which the system sends when memory runs out"),
         (-11, "", "killed by SIGSEGV"),
         (1, "Traceback\nRuntimeError: boom", "RuntimeError: boom"),
         (3, "", "exit code 3"),

@@ -96,6 +96,6 @@ def test_evaluation_is_described() -> None:
 def test_settings_that_compare_a_single_evaluation_are_a_warning() -> None:
     config = TrainingConfig(eval_every=50, keep="best")
     assert unused(config, 51) is None
-    assert "only 50 steps, so that only the last one is evaluated and nothing is compared" in str(unused(config, 50))
+    assert "only 50 steps, so only the last step is evaluated and nothing is compared" in str(unused(config, 50))
     assert "compared" not in str(unused(TrainingConfig(eval_every=50), 50))
     assert unused(TrainingConfig(), 50) is None

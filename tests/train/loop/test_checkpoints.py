@@ -48,7 +48,9 @@ def test_an_incomplete_checkpoint_is_removed(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_corpus_is_rejected(tmp_path: Path) -> None:
     checkpoint = written(tmp_path, 4, OTHER)
-    with pytest.raises(DataError, match=f"{checkpoint}: was made on corpus bbbbbbbbbbbb, this is corpus aaaaaaaaaaaa"):
+    with pytest.raises(
+        DataError, match=f"{checkpoint}: belongs to corpus bbbbbbbbbbbb, but this is corpus aaaaaaaaaaaa"
+    ):
         newest_complete(tmp_path, CORPUS)
 
 

@@ -48,7 +48,7 @@ def test_the_rank_whose_batches_are_late_is_named_and_not_one_that_waits_for_it(
 def test_what_experts_cannot_have_is_a_warning(manifest: Path) -> None:
     config = TrainingConfig(quantization="none")
     experts = add_adapter(build("qwen3_moe", **EXPERTS | HEAD), config)
-    assert "lora_dropout is 0, not 0.05: the weights of experts cannot have one" in warned(manifest, experts)
+    assert "lora_dropout is 0, not 0.05: adapters of experts cannot have dropout" in warned(manifest, experts)
     plain = add_adapter(tiny_model(adapter=False), config)
     assert "lora_dropout" not in warned(manifest, plain)
 

@@ -199,7 +199,7 @@ def test_choices_are_kept_for_the_next_start(tmp_path: Path) -> None:
 def test_another_corpus_is_rejected(tmp_path: Path) -> None:
     config = TrainingConfig(output=str(tmp_path / "run"))
     RunFolder(tmp_path, config, CORPUS).write(CHOICES)
-    with pytest.raises(DataError, match=r"run: was trained on corpus aaaaaaaaaaaa, this is corpus bbbbbbbbbbbb"):
+    with pytest.raises(DataError, match=r"run: was trained on corpus aaaaaaaaaaaa, but this is corpus bbbbbbbbbbbb"):
         RunFolder(tmp_path, config, replace(CORPUS, key="b" * 64)).check()
 
 

@@ -89,13 +89,23 @@ def template_of(folder: Path) -> str | None:
 @pytest.mark.parametrize(
     ("project", "own", "kept", "said"),
     [
-        ("built-in", CHATML, CHATML, "that of the tokenizer; the corpus was written by the built-in template chatml"),
-        ("built-in", OTHER, None, "none: .*chatml.*, and that of the tokenizer, left out here, writes something else"),
+        (
+            "built-in",
+            CHATML,
+            CHATML,
+            "the template of the tokenizer; the corpus was written by the built-in template chatml",
+        ),
+        (
+            "built-in",
+            OTHER,
+            None,
+            "none: .*chatml.*; the template of the tokenizer renders differently and was left out",
+        ),
         ("built-in", "{{ raise_exception('no') }}", None, "none: .*chatml.*left out here"),
         ("built-in", None, None, "none: .*chatml.*, and the tokenizer has none"),
         ("jinja", OTHER, CHATML, r"the Jinja template of the corpus \(mine.jinja\), rendered with {'shout': True}"),
         ("jinja", None, CHATML, "the Jinja template of the corpus"),
-        ("whole", CHATML, CHATML, "that of the tokenizer; the corpus was written by"),
+        ("whole", CHATML, CHATML, "the template of the tokenizer; the corpus was written by"),
     ],
 )
 def test_the_chat_template_is_what_the_model_was_trained_on_or_none(
@@ -116,8 +126,8 @@ def test_without_the_corpus_the_template_is_that_of_the_tokenizer_unchecked(proj
     folder = merged(run, tmp_path / "out")
     assert template_of(folder) == OTHER
     card = (folder / "README.md").read_text()
-    assert "that of the tokenizer, unchecked: the corpus was not here" in card
-    assert "the corpus was not here when this was merged" in card
+    assert "the template of the tokenizer, unchecked because the corpus is missing" in card
+    assert "the corpus was not available when this was merged" in card
     assert (folder / "tokenizer_config.json").read_bytes() == (tmp_path / "base" / "tokenizer_config.json").read_bytes()
 
 
@@ -127,7 +137,7 @@ def test_a_jinja_template_that_is_gone_is_not_replaced_by_another(projects: Path
     shutil.rmtree(project / "data" / "corpora")
     folder = merged(run_of(project, tmp_path, OTHER), tmp_path / "out", root=project)
     assert template_of(folder) is None
-    assert "none: the corpus was written by a Jinja template (mine.jinja), which is not here" in card_of(folder)[1]
+    assert "none: the corpus was written by a Jinja template (mine.jinja), which is missing" in card_of(folder)[1]
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [
         manifest_of(project)["tokenizer"]["eos_token_id"],
         2,
@@ -142,7 +152,7 @@ def test_a_base_without_tokenizer_gets_that_of_the_run(tmp_path: Path) -> None:
     shutil.copy(kind_path("sp_bpe_chatml"), run / "tiny.model")
     folder = merged(run, tmp_path / "out")
     assert (folder / "tokenizer.model").read_bytes() == (run / "tiny.model").read_bytes()
-    assert "| tokenizer | the corpus's copy |" in (folder / "README.md").read_text()
+    assert "| tokenizer | the copy in the corpus |" in (folder / "README.md").read_text()
     bare = merged(finished_run(tmp_path / "bare"), tmp_path / "bare-out")
     assert "| tokenizer | none: neither the base model nor the run has one |" in (bare / "README.md").read_text()
 
@@ -158,7 +168,7 @@ def test_the_tokenizer_that_the_run_names_comes_before_that_of_the_base(tmp_path
     folder = merged(run, tmp_path / "out")
     assert (folder / "tokenizer.json").read_text() == '{"new": 1}'
     assert (folder / "LICENSE").read_text() == "mine"
-    assert "| tokenizer | the corpus's copy |" in (folder / "README.md").read_text()
+    assert "| tokenizer | the copy in the corpus |" in (folder / "README.md").read_text()
 
 
 def test_files_of_a_processor_and_the_license_are_copied(projects: Path, tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def test_a_run_in_progress_is_not_merged(project: Path) -> None:
     for step in (40, 200):
         (folder / f"checkpoint-{step}").mkdir()
     with pytest.raises(
-        InputMissing, match=r"the run is not finished .*checkpoint is of step 200.*again, which resumes"
+        InputMissing,
+        match=r"the run is not finished .*checkpoint is of step 200.*rerun the training command to resume it",
     ):
         find_run("mine", project)
 
@@ -155,7 +156,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda run: (run / "adapter_model.safetensors").unlink(), "damaged_adapter", "_model.safetensors: is missing",
     ),
     "adapter flipped": (
-        lambda run: flip(run / "adapter_model.safetensors"), "damaged_adapter", "is not as the run wrote it",
+        lambda run: flip(run / "adapter_model.safetensors"), "damaged_adapter", "differs from the file that the run "
+        "wrote",
     ),
     "adapter truncated": (
         lambda run: (
@@ -200,10 +202,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda run: shutil.rmtree(run.parent / "base"), "model_missing", "base: is missing; restore it",
     ),
     "base flipped": (
-        lambda run: flip(run.parent / "base" / "model.safetensors"), "base_changed", "is not as it was when",
+        lambda run: flip(run.parent / "base" / "model.safetensors"), "base_changed", "has changed since",
     ),
     "base with another file": (
-        lambda run: (run.parent / "base" / "more.safetensors").write_text(""), "base_changed", "is not as it was when",
+        lambda run: (run.parent / "base" / "more.safetensors").write_text(""), "base_changed", "has changed since",
     ),
     "base quantized": (
         lambda run: edited(
@@ -251,7 +253,7 @@ def test_a_run_without_digests_is_merged(tmp_path: Path) -> None:
     without_digests(run)
     assert merged(run, tmp_path / "out").is_dir()
     (run / "run.json").write_bytes(orjson.dumps({"base_model": "0" * 64}))
-    with pytest.raises(DataError, match="is not as it was"):
+    with pytest.raises(DataError, match="has changed since"):
         find_base(find_run(str(run), tmp_path))
     (run / "run.json").write_bytes(orjson.dumps({"base_model": digest}))
     assert find_base(find_run(str(run), tmp_path)).digest == digest
@@ -264,7 +266,7 @@ def test_a_small_llama_with_another_config_is_refused(tmp_path: Path) -> None:
     run = find_run(str(tmp_path), tmp_path)
     assert find_base(run).name == base.name
     edited(base / "config.json", lambda values: values.update(rms_norm_eps=0.1))
-    with pytest.raises(DataError, match="is not as it was"):
+    with pytest.raises(DataError, match="has changed since"):
         find_base(run)
 
 

@@ -121,9 +121,9 @@ def test_other_files_are_not_overwritten(run: Path, tmp_path: Path) -> None:
 def test_another_merge_is_not_overwritten(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
     folder = merged(run, tmp_path / "out")
-    refused(run, folder, r"is another merge \(dtype fp32, now bf16\)", "bf16")
+    refused(run, folder, r"contains a different merge \(dtype fp32, now bf16\)", "bf16")
     other = run_on(tmp_path / "other", tmp_path / "base", scale=0.03)
-    refused(other, folder, r"is another merge \(adapter \w{12}, now \w{12}\)")
+    refused(other, folder, r"contains a different merge \(adapter \w{12}, now \w{12}\)")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "README.md"])
@@ -162,4 +162,4 @@ def test_an_adapter_that_changed_is_another_merge_than_the_finished_one(tmp_path
     run = finished_run(tmp_path)
     folder = merged(run, tmp_path / "out")
     run_on(run, tmp_path / "base", scale=0.05)
-    refused(run, folder, "is another merge")
+    refused(run, folder, "contains a different merge")

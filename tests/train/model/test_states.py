@@ -290,7 +290,7 @@ def test_a_layer_with_tokens_of_another_batch_fails() -> None:
 def test_a_model_that_mixes_rows_is_refused_with_the_reason() -> None:
     model = tiny_model()
     model.get_decoder().layers[0].register_forward_hook(lambda _m, _i, hidden: hidden + hidden.flatten(0, 1).mean(0))
-    with pytest.raises(DataError, match="even if each conversation is a row of its own; use another model") as caught:
+    with pytest.raises(DataError, match="even if each conversation has its own row; use another model") as caught:
         require_isolation(model, packed_rows(), Collator("sdpa"), 2, attention="sdpa", seed=1)
     assert "try" not in str(caught.value).lower()
 

@@ -48,8 +48,9 @@ class Written:
         if not difference <= LAYER_LIMITS[dtype]:
             raise DataError(
                 "merge_differs",
-                f"{name}: the output with the merged weight differs by {difference:.1e} from that with the adapter "
-                f"beside it (relative; {LAYER_LIMITS[dtype]:.1e} is allowed); report this with your training.json",
+                f"{name}: the output with the merged weight differs by {difference:.1e} from the output with the "
+                f"unmerged adapter (relative; {LAYER_LIMITS[dtype]:.1e} is allowed); report this with your "
+                "training.json",
             )
         if difference >= self.largest:
             self.largest, self.layer = difference, name

@@ -113,7 +113,7 @@ def _with_adapter(model: Any, lora: LoraConfig, config: TrainingConfig) -> Any:
         fix = "use another adapter" if config.adapter else "name other layers, such as lora_targets: [q_proj, v_proj]"
         raise DataError(
             "no_such_layers",
-            f"{what}: a {model.config.model_type} model cannot have this adapter ({reason}); {fix}",
+            f"{what}: a {model.config.model_type} model does not support this adapter ({reason}); {fix}",
         ) from None
     if tied != is_tied(found):
         raise DataError(

@@ -282,7 +282,7 @@ def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> Chat
 
 
 # Added to a problem if the first message is the only turn to train on.
-NO_PROMPT = "; it writes no prompt before messages[0], the only turn to train on: add a message of the user before it"
+NO_PROMPT = "; it writes no prompt before messages[0], which is the only turn to train on: add a user message before it"
 
 
 def _rendering(

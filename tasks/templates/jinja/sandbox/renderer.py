@@ -195,7 +195,7 @@ class Renderer:
             how = self._status()
             if not late and how != "SIGXCPU":
                 raise DataError(
-                    "template_died", f"template {self.name}: killed the process that rendered it ({how})"
+                    "template_died", f"template {self.name}: the process that rendered it died ({how})"
                 ) from None
             raise DataError(
                 "template_loops", f"template {self.name}: still {doing} after {limits.SECONDS:g} s; it loops"
@@ -225,7 +225,7 @@ class Renderer:
         problem = {
             "invalid": f"not valid Jinja: {value}",
             "includes": f"{value}; a template must be a single file: insert the text of that file",
-            "unsafe": f"must not access Python internals: {value}",
+            "unsafe": f"accesses Python internals, which is not allowed: {value}",
             "memory": f"needs more than {limits.MEMORY >> 20} MiB of memory for one conversation",
         }
         raise DataError("bad_template", f"template {self.name}: {problem[kind]}")
@@ -242,8 +242,10 @@ def _calls(jobs: Sequence[Job | Pieces]) -> Iterator[list[bytes | Reject]]:
         request = orjson.dumps([*job] if isinstance(job, Job) else [job.pieces])
         turns, count = (len(job.turns), len(job.messages)) if isinstance(job, Job) else (0, 0)
         if turns * (count + len(request) // 1000) > limits.MOST_WORK:
-            what = f"{turns:,} turns to locate in {count:,} messages ({len(request):,} bytes)"
-            call.append(Reject("too_many_turns", f"{what} are too many, at two renderings per turn"))
+            what = f"{turns:,} turns in {count:,} messages ({len(request):,} bytes)"
+            call.append(
+                Reject("too_many_turns", f"{what} are too many to locate, because each turn takes two renderings")
+            )
             continue
         call.append(request)
         size += len(request)

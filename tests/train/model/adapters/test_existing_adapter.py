@@ -263,7 +263,9 @@ def test_missing_damaged_and_unsafe_adapters_are_errors(adapter: Path, tmp_path:
     with pytest.raises(DataError, match=r"adapter_config\.json: does not fit the model or cannot be read"):
         loaded(base, adapter=str(broken))
     biased = altered(adapter, tmp_path / "biased", target_modules=["nothing"])
-    with pytest.raises(DataError, match=f"adapter: {biased}: a llama model cannot have this adapter .*; use another"):
+    with pytest.raises(
+        DataError, match=f"adapter: {biased}: a llama model does not support this adapter .*; use another"
+    ):
         loaded(base, adapter=str(biased))
 
 
