@@ -57,7 +57,7 @@ def explain_padding(manifest: Manifest, packings: int) -> str:
     aligning = f"{tokens.alignment or 0:,}"
     if shape.padding == "none":
         stored = f"{aligning} padding tokens, which align conversations" if shape.align > 1 else "no padding"
-        return f"unused tokens, that is, the difference from {length}. Rows have {stored} and end {_end(shape)}."
+        return f"unused tokens, that is, the difference from {length}. Rows have {stored}, and end {_end(shape)}."
     every = "In all splits, " if packings > 1 else ""
     of_them = f"; {aligning} of them align conversations" if shape.align > 1 else ""
     return f"padding. {every}{tokens.padding:,} of {manifest.places:,} tokens are padding{of_them}."

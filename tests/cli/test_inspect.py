@@ -95,10 +95,10 @@ def test_all_pieces_of_a_split_conversation_are_shown_from_any_of_them(corpora: 
         ({"at": "chats[bold].jsonl"}, "expected FILE:LINE"),
         ({"at": "chats[bold].jsonl:8"}, "was rejected with E207: messages"),
         ({"at": "chats[bold].jsonl:99"}, "is not in this corpus"),
-        ({"conversation": 39}, "has 0 to 38"),
-        ({"conversation": -1}, "has 0 to 38"),
+        ({"conversation": 39}, "has the numbers 0 to 38"),
+        ({"conversation": -1}, "has the numbers 0 to 38"),
         ({"conversation": 1, "row": 1}, "exclude each other"),
-        ({"line": 1}, "is a manifest, which takes"),
+        ({"line": 1}, "is a manifest; it takes"),
         ({"search": ""}, "the text is empty"),
         ({"search": "x", "ids": True}, "--ids requires"),
         ({"rejects": True, "split": "train"}, "--split requires"),
@@ -306,7 +306,7 @@ def test_a_config_lists_its_sources_and_its_corpora(manifest: Path) -> None:
     other = config.with_name("other.yaml")
     other.write_text(config.read_text() + "seed: 7\n")
     assert as_object(other)["made"] == []
-    with pytest.raises(UsageError, match="is a config, which takes none of these options"):
+    with pytest.raises(UsageError, match="is a config; it takes none of these options"):
         shown(config, row=1)
 
 

@@ -44,7 +44,7 @@ def test_long_conversations_are_counted(tmp_path: Path) -> None:
     records = [*conversations(20), long]
     for overlong, fate in (("truncate", "will be cut"), ("drop", "will be dropped"), ("split", "")):
         found = [line for line in warnings(tmp_path, records, overlong=overlong) if "overlong" in line]
-        assert [f"overlong: 1 conversation longer than 128 tokens, {fate}; " in line for line in found] == [True] * (
+        assert [f"overlong: 1 conversation longer than 128 tokens {fate}; " in line for line in found] == [True] * (
             fate != ""
         )
     assert not [line for line in warnings(tmp_path, records[:-1]) if "overlong" in line]
@@ -103,6 +103,6 @@ def test_nothing_is_predicted_if_nothing_can_be_packed(tmp_path: Path) -> None:
     config = write_project(tmp_path, [{"messages": CHAT[:1]}] * 3)
     page = rendered(summarize(predict(load_config(config), tmp_path, tmp_path), config, []), show_dry_run)
     assert "no conversation of the sample is left to train on" in page
-    assert "it has no assistant message" in page
+    assert "it has no assistant message" in " ".join(page.split())
     assert "Prediction" not in page
     assert "Steps" not in page

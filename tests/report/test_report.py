@@ -392,7 +392,7 @@ SHAPES: dict[str, tuple[dict[str, Any], list[str]]] = {
             "dt: above the lower bound = ",
             "longer than the longest row (dashed line)",
             "tokens; rows of these lengths need room for at least ",
-            "The rows of each length are in separate splits, such as train-64. A step has rows of one length,",
+            "The rows of each length are in separate splits, such as train-64. A step has rows of one length.",
             "evenly spread over an epoch (mix: tokens).",
             "Rows of train and validation by padding. In all splits, ",
             "if there are enough other conversations of their length (company: apart)",
