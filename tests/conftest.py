@@ -1,11 +1,12 @@
-"""Applies to all tests: what `pytest` alone runs, their order, their markers, and what is reported as skipped.
+"""Choose, order, and mark all tests, and list what was skipped.
 
     pytest                   the quick tests (`make quick` runs them in parallel)
     pytest tests/pipeline    all tests of that folder, slow ones too
     pytest -m ""             all tests (`make test` runs them in parallel)
 
-Properties draw a quarter of their examples, at most 25; with --hypothesis-profile=ci, as in `make test`, they draw all.
-Both draw the same ones each time; --hypothesis-profile=fresh, as in `make fuzz`, draws new ones.
+By default, property tests draw a quarter of their examples, at most 25. With --hypothesis-profile=ci, as in
+`make test`, they draw all. Both profiles draw the same examples each time. --hypothesis-profile=fresh, as in
+`make fuzz`, draws new examples.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from support import profiles  # noqa: F401 - registers the profiles
 
 TESTS = Path(__file__).parent
 QUICK = "not slow and not training"
-# By folder or file: whoever adds a test there marks nothing. Single tests elsewhere are marked where they are.
+# By folder or file, so that a new test there needs no marker. Single slow tests elsewhere have their own marker.
 SLOW = (
     "cli/test_inspect.py",
     "cli/test_rows.py",
@@ -54,8 +55,8 @@ SLOW = (
 )
 TRAINING = ("train", "pipeline/test_train_adapter.py", "test_recipes.py")
 
-# The longest first, so that no worker is left with one of them when the others have ended. One worker has them all, and
-# one process that has loaded torch (support/servers/command_server.py) serves them; the others take over what follows.
+# The longest first, so that no worker is left with one of them at the end. One worker runs all of them, because they
+# share one process that has loaded torch (support/servers/command_server.py). The other workers run the other tests.
 FIRST = (
     "test_training.py", "test_gradients.py", "test_docs.py", "test_imports.py", "test_train_adapter.py",
     "test_several_machines.py", "test_options.py", "test_alarm.py", "test_whole_modules.py", "test_diagnosis.py",
@@ -75,8 +76,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The tests write very many small files. In memory that takes a twentieth of the system's time, and no wait for a disk.
-# A container often has 64 MB there, which is too little.
+# The tests write very many small files. In memory, that takes a twentieth of the system time and no wait for a disk. A
+# container often has only 64 MB there, which is too little.
 MEMORY = Path("/dev/shm")  # noqa: S108 - used as a folder of temporary files
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= 6 << 30:
     os.environ["TMPDIR"] = str(MEMORY)  # for the commands that the tests start, too
@@ -114,7 +115,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take what is loaded by now out of the garbage collector, and let it look through the rest less often."""
+    """Exclude all objects that are loaded by now from garbage collection.
+
+    The collector also looks through the remaining objects less often.
+    """
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 

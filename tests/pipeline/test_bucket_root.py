@@ -1,4 +1,7 @@
-"""A root in a bucket: the same corpus as in a folder, whoever makes it, and what is left when that ends early."""
+"""A root in a bucket has the same corpus as a folder, whoever makes it.
+
+The tests also check the files that are left if a run ends early.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ SETTINGS: dict[str, Any] = {"part_size": 4096, "tokenizer": None, "vocab_size": 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of a root in a bucket that is empty."""
+    """Return the URL of a root in an empty bucket."""
     use(monkeypatch, s3())
     own_scratch(monkeypatch, tmp_path / "scratch")
     return f"s3://{new_bucket()}/some/where"
@@ -57,7 +60,7 @@ def recipe_of(tmp_path: Path, root: str | Path) -> Recipe:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Tree:
-    """The outputs of the same corpus in a folder."""
+    """Return the outputs of the same corpus in a folder."""
     folder = tmp_path_factory.mktemp("expected")
     pack_corpus(recipe_of(folder, folder / "root"))
     return tree_of(folder / "root")
@@ -81,7 +84,7 @@ def test_a_bucket_gets_what_a_folder_gets(
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Small groups, so that the corpus has several."""
+    """Make groups small, so that the corpus has several."""
     monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
     monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
     for name in ("plan_group", "plan_chunk"):
@@ -93,7 +96,7 @@ def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_groups_are_planned_in_a_bucket_as_in_a_folder(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each group on a machine of its own, and shares of the work."""
+    """The groups are planned on a machine each, and then in three shares."""
     pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
     machines = iter(range(100))
     for number, way in enumerate((on_other_machines, in_shares)):
@@ -148,7 +151,10 @@ MAKERS += [(stages, "join_groups")]
 def test_machines_that_start_together_make_each_thing_once(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, one_plan: bool
 ) -> None:
-    """Two processes, each with a scratch folder of its own. All that they make takes long enough that both want it."""
+    """Two processes with separate scratch folders make each output once.
+
+    Every step takes long enough that both processes want its output.
+    """
     if not one_plan:
         request.getfixturevalue("groups")
     pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
@@ -194,7 +200,10 @@ def test_runs_that_start_together_make_once_what_takes_one_machine(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
     one_plan: bool, workers: int,
 ) -> None:  # fmt: skip
-    """Two drivers, in this process or in forks of it: the tokenizer, the deal, and the plan."""
+    """Two drivers make the tokenizer, the deal, and the plan only once.
+
+    The steps run in the process of a driver or in its forks.
+    """
     if not one_plan:
         request.getfixturevalue("groups")
     pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
@@ -237,7 +246,7 @@ def test_runs_that_start_together_make_once_what_takes_one_machine(
 def test_a_run_that_is_stopped_leaves_no_claim(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, workers: int, ends: int
 ) -> None:
-    """So the next one does not wait until it expires."""
+    """The next run does not have to wait until the claim expires."""
     config, planning = write_project(tmp_path / "project", conversations(120), **SETTINGS), tmp_path / "planning"
 
     def plan_forever(*_: Any) -> Any:
@@ -274,7 +283,7 @@ def test_a_run_that_is_stopped_leaves_no_claim(
 
 OF_PLAN = r"plans/.*/(plan|index|rows|rejects)\.\w+"
 OF_GROUP = r"plans/.*/(plan|index|rows|rejects|group)-00000\.\w+"
-WAITED = [  # whether there is one plan, what another machine is making, its objects, and what makes it
+WAITED = [  # whether there is one plan, the file that another machine makes, its objects, and the maker
     (True, "tokenizers/*/receipt.json", "tokenizers/.*", "train_tokenizer"),
     (True, "plans/*/plan.json", OF_PLAN, "make_plan"),
     (False, "plans/*/deal.json", "plans/.*/deal.json", "deal_parts"),
@@ -288,7 +297,10 @@ def test_a_machine_that_waits_reads_what_the_other_one_has_made(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
     one_plan: bool, file: str, objects: str, maker: str,
 ) -> None:  # fmt: skip
-    """Also if its scratch folder has damaged files of an earlier plan; and it does first what nobody else does."""
+    """The machine first does all work that no other machine does.
+
+    Damaged files of an earlier plan in its scratch folder do no harm.
+    """
     if not one_plan:
         request.getfixturevalue("groups")
     pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
@@ -411,7 +423,10 @@ def test_what_the_bucket_has_lost_is_made_again(tmp_path: Path, root: str, expec
 def test_a_plan_that_arrives_leaves_alone_what_is_being_written(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Receipts of shards arrive at the same time, in the same folder; another process may hold a lock there."""
+    """A plan that arrives leaves shard receipts and locks in its folder alone.
+
+    Receipts of shards arrive at the same time in the same folder, and another process may hold a lock there.
+    """
     pack_corpus(recipe_of(tmp_path, root))
     own_scratch(monkeypatch, tmp_path / "another")
     recipe = recipe_of(tmp_path, root)
@@ -451,7 +466,10 @@ def test_a_damaged_object_is_found_when_it_is_fetched(
 def test_an_object_that_is_written_again_while_it_is_fetched(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
 ) -> None:
-    """By a machine that makes the same: with the same bytes, which have another ETag in some stores."""
+    """A fetch succeeds if another machine writes the same bytes meanwhile.
+
+    In some stores, the new object has another ETag.
+    """
     recipe, head = recipe_of(tmp_path, root), Bucket.head
     pack_corpus(recipe)
     [key] = [key for key in expected if key.endswith("plan.arrow")]
@@ -495,7 +513,10 @@ def test_another_manifest_is_never_replaced(tmp_path: Path, root: str, expected:
 def test_a_manifest_that_the_store_answers_with_an_error_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: Tree, fault: str
 ) -> None:
-    """Also if it was written before that error, and the second attempt finds it: it is not that of another run."""
+    """The run publishes its manifest even if the error follows the write.
+
+    The second attempt then finds the manifest and does not take it for the manifest of another run.
+    """
     own_scratch(monkeypatch, tmp_path / "scratch")
     with faulty_s3() as store:
         use(monkeypatch, store.address)
@@ -553,7 +574,7 @@ def test_a_url_of_an_object_is_a_path_in_the_scratch_folder_of_its_root(
 def test_what_a_killed_writer_has_left_is_removed_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the nodes of a cluster, too, which start no run."""
+    """The next writer may be a node of a cluster, which starts no run."""
     own_scratch(monkeypatch, tmp_path)
     folder = root_of("s3://b/abandoned")
     script = """
@@ -582,7 +603,10 @@ with Remote(folder, "s3://b/abandoned").writing(folder / "data" / "a", folder / 
 
 
 def no_such_process(*_: int) -> None:
-    """Answer as on another machine that has the same folder."""
+    """Raise the error of a process ID that is on another machine.
+
+    The machines share the scratch folder.
+    """
     raise ProcessLookupError
 
 

@@ -1,4 +1,7 @@
-"""Sources and root in buckets: the same corpus, each byte of a source read about once, and stores that fail."""
+"""Sources and root in buckets give the same corpus as in folders.
+
+Each byte of a source is read about once. The tests also use stores that fail.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ FILES = {
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
-    """A bucket with FILES, read in small blocks."""
+    """Return a bucket with FILES, read in small blocks."""
     use(monkeypatch, s3())
     own_scratch(monkeypatch, tmp_path / "scratch")
     for module in (parts_module, remote_blocks):
@@ -73,7 +76,10 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The bytes that are read of each object, by the last part of its key, and of all token files."""
+    """Count the bytes that are read of each object.
+
+    The keys are the last part of an object's key, and `tokens` for all token files.
+    """
     found = Counter[str]()
 
     def counted(method: Any) -> Any:
@@ -102,7 +108,10 @@ def recipe_of(folder: Path, sources: Store, root: str | Path, share: Share = WHO
 def test_sources_in_a_bucket_give_what_a_folder_gives(
     tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, way: Callable[..., None]
 ) -> None:
-    """In the folder, they are fetched whole; in the bucket, in blocks, on each machine those that it needs."""
+    """A bucket gives the same outputs as a folder.
+
+    For a root in a folder, sources are fetched whole. For a root in a bucket, each machine fetches the blocks it needs.
+    """
     pack_corpus(recipe_of(tmp_path / "project", sources, tmp_path / "root"))
     root, machines = f"s3://{new_bucket()}/root", iter(range(100))
     recipe = recipe_of(tmp_path / "project", sources, root)
@@ -113,7 +122,7 @@ def test_sources_in_a_bucket_give_what_a_folder_gives(
 def test_three_machines_read_each_source_once(
     tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
 ) -> None:
-    """Whoever is first identifies and hashes; the others read their parts, in blocks."""
+    """The first machine identifies and hashes; the others read their own parts."""
     root, size = f"s3://{new_bucket()}/root", sum(map(len, FILES.values()))
     own = {}
     for number in (1, 2, 3):
@@ -135,7 +144,10 @@ def test_three_machines_read_each_source_once(
 def test_a_later_command_reads_nothing(
     tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
 ) -> None:
-    """On any machine. What the start of an object shows belongs to the object, and to what its source sets."""
+    """No machine reads a source again to find its format.
+
+    The recorded format belongs to the object and to the settings of its source.
+    """
     root, project = f"s3://{new_bucket()}/root", tmp_path / "project"
     first = recipe_of(project, sources, root)
     own_scratch(monkeypatch, tmp_path / "another")
@@ -165,7 +177,10 @@ def test_commands_that_look_write_nothing(tmp_path: Path, sources: Store) -> Non
 def test_sources_that_are_checked_are_read_as_a_whole(
     tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
 ) -> None:
-    """Also their starts, whatever the bucket has about them; and what was wrong there is right then."""
+    """Checked sources are read whole, whatever the bucket has recorded.
+
+    This corrects a wrong format in the record, and the next run finds the right format there.
+    """
     root, size = f"s3://{new_bucket()}/root", sum(map(len, FILES.values()))
     for path in recipe_of(tmp_path / "project", sources, root).layout.digests().glob("*.json"):
         if "format" in (values := read_receipt(path)):
@@ -182,7 +197,7 @@ def test_sources_that_are_checked_are_read_as_a_whole(
 def test_an_object_that_another_machine_hashes_is_not_read(
     tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
 ) -> None:
-    """This machine hashes all others, and then waits for the digests of that one."""
+    """This machine hashes all other objects and then waits for the digests."""
     root, name = f"s3://{new_bucket()}/root", "b.jsonl"
     monkeypatch.setattr(digest_cache, "WORTH_A_CLAIM", 0)
     expected = recipe_of(tmp_path / "project", sources, root)
@@ -248,7 +263,7 @@ def test_a_part_costs_its_blocks(
 def test_machines_that_start_together_read_their_own_objects_first(
     tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of the others only if they are still not identified, or hashed, then."""
+    """A machine then reads other objects, if nobody has identified or hashed them."""
     hashed, hash_object = list[str](), parts_module._hash_object
     identified, identify = list[str](), source_files.identify
 
@@ -316,7 +331,10 @@ def test_a_damaged_entry_is_as_good_as_none(
 
 @pytest.fixture
 def faulty(sources: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    """What stands before the bucket of the sources and of the root; a request is tried four times."""
+    """Serve the bucket of the sources and the root through a proxy that can fail.
+
+    A request is tried four times.
+    """
     with faulty_s3() as store:
         use(monkeypatch, store.address)
         for module in (mirror, remote):
@@ -325,7 +343,7 @@ def faulty(sources: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3
 
 
 def expect_failure(run: Callable[[], object], root: str, code: str) -> None:
-    """A run ends with an error, which has no secret, and publishes nothing."""
+    """Check that a run ends with an error, shows no secret, and publishes nothing."""
     with pytest.raises(PackError) as found:
         run()
     assert found.value.code == code, as_text(found.value)
@@ -372,7 +390,7 @@ def test_a_store_that_fails_ends_the_run_and_the_next_one_completes_it(
     faulty.fails(method, what, fault)
     expect_failure(run, root, code)
     assert faulty.met
-    faulty.fails(method, what, fault, times=1)  # one failure is made good by another attempt, if one makes sense
+    faulty.fails(method, what, fault, times=1)  # another attempt repairs one failure, if another attempt makes sense
     if fault in ("403", "404"):
         faulty.recovers()
     run()
@@ -382,7 +400,10 @@ def test_a_store_that_fails_ends_the_run_and_the_next_one_completes_it(
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Tree:
-    """The shards, index, and token files of the same bytes in a folder; keys of plans have the names of sources."""
+    """Return the shards, index, and token files of the same bytes in a folder.
+
+    Keys of plans depend on the names of sources, so plans are left out.
+    """
     folder = tmp_path_factory.mktemp("expected")
     (folder / "chats").mkdir()
     for name, content in FILES.items():
@@ -392,14 +413,17 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 
 def without_names(tree: Tree) -> Tree:
-    """What of a tree does not depend on the names of sources."""
+    """Return the files of a tree that do not depend on the names of sources."""
     return {key: content for key, content in tree.items() if key.endswith(".arrow") and "/plans/" not in key}
 
 
 def test_an_object_that_changes_during_a_run_ends_it(
     tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between hashing and reading, on a machine that has nothing of it yet."""
+    """The object changes between hashing and reading.
+
+    The machine that reads it has fetched nothing before.
+    """
     root, old = f"s3://{new_bucket()}/root", sources.get("b.jsonl")
     recipe = recipe_of(tmp_path / "project", sources, root)
     sources.put("b.jsonl", FILES["d.jsonl"])
@@ -418,7 +442,10 @@ def test_an_object_that_changes_during_a_run_ends_it(
 def test_a_full_scratch_disk_ends_the_run(
     tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, expected: Tree, kept: str, code: str
 ) -> None:
-    """Blocks of sources, what is written before it is sent, and token files of other machines."""
+    """The disk is full for source blocks, staged files, or token files.
+
+    The token files come from another machine.
+    """
     root = f"s3://{new_bucket()}/root"
     if kept == "/data/tokens/":
         run_share(recipe_of(tmp_path / "project", sources, root), "tokenize", WHOLE)

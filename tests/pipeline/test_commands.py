@@ -1,4 +1,7 @@
-"""The commands do the same as processes of their own as in the forks that most tests run them in."""
+"""The commands behave the same in forks and in separate processes.
+
+Most tests run them in forks.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def test_errors_and_environment_are_those_of_a_process(tmp_path: Path) -> None:
         assert (forked.returncode, forked.stdout, forked.stderr) == (started.returncode, started.stdout, started.stderr)
 
 
-# As on macOS, and from Python 3.14: by default a process is not a fork.
+# On macOS and from Python 3.14, new processes are not forks by default.
 STARTED = """
 import multiprocessing, sys
 multiprocessing.set_start_method("METHOD")

@@ -1,4 +1,7 @@
-"""Counters in memory that every forked task shares: nothing is lost, counted twice, or held by who was killed."""
+"""Forked tasks share counters in memory, and no count is lost or counted twice.
+
+A task that is killed does not hold the counters.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def test_the_parent_sees_the_sum_of_what_its_children_counted() -> None:
 
 
 def test_a_process_killed_while_counting_blocks_no_other() -> None:
-    """With a lock around the counters, every other kill or so would leave it held forever."""
+    """With a lock, about every other kill would leave the counters locked."""
 
     def count_forever(task: str) -> None:
         while True:
@@ -108,7 +111,7 @@ def test_the_record_of_a_run_sums_its_stages() -> None:
 
 
 def test_an_error_of_all_parts_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part runs in its own process, which does not know what the others have reported."""
+    """Each part runs in its own process, which sees no reports of the others."""
     written: list[str] = []
     monkeypatch.setattr(display, "write", written.append)
     counters.begin()

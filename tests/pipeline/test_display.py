@@ -1,4 +1,7 @@
-"""What is seen of a run: on a terminal, in a log, as JSON, not at all, and on the page of Luigi's scheduler."""
+"""Progress of a run on a terminal, in a log, and as JSON.
+
+A run can also be quiet, and the page of Luigi's scheduler shows it, too.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class Screen:
         for found in re.finditer(r"\x1b\[(\d*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n]+)", text):
             count, order, back, down, plain = found.groups()
             if order == "A":
-                self.row = max(0, self.row - (int(count or 1) or 1))  # as terminals take it: never 0
+                self.row = max(0, self.row - (int(count or 1) or 1))  # terminals treat 0 as 1
             elif order == "J":
                 self.lines[self.row] = self.lines[self.row][: self.column]
                 del self.lines[self.row + 1 :]
@@ -80,7 +83,7 @@ class Screen:
 
 
 def on_screen(folder: Path, *arguments: str, columns: int = 100) -> tuple[list[str], str]:
-    """What stands on the screen of a terminal at the end of a run, and all that was written to it."""
+    """Return the final lines of a terminal and all text written to it."""
     words = ["luigi", "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", *arguments]
     code, written = on_terminal(words, folder, columns)
     assert code == 0, written
@@ -114,7 +117,7 @@ def test_a_frame_of_one_line_stays_on_its_line() -> None:
 
 
 def test_a_frame_that_cannot_be_drawn_does_not_stop_the_display(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task may be found between two numbers that are read of all tasks."""
+    """A new task may appear while the numbers of all tasks are read."""
     tries: list[int] = []
     monkeypatch.setitem(display.EVERY, "lines", 0.0)
     monkeypatch.setattr(display, "state", lambda *_: tries.append(1) or [][1])
@@ -197,7 +200,7 @@ def test_quiet_and_json_by_option_and_by_environment(folder: Path, option: str, 
 
 
 def test_quiet_silences_libraries_too(tmp_path: Path) -> None:
-    """Those that render a tokenizer's own template and encode with it."""
+    """The libraries render a tokenizer's own template and encode with it."""
     shutil.copytree(kind_path("hf_byte_level"), tmp_path / "hf")
     write_project(tmp_path, conversations(300), tokenizer="hf", template="tokenizer", part_size=10_000)
     done = luigi(tmp_path, "--config", "corpus.yaml", "--workers", "2", PACKCORPUS_QUIET="1")
@@ -210,7 +213,7 @@ def test_quiet_silences_libraries_too(tmp_path: Path) -> None:
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[int]:
-    """The port of a luigid of this test's own."""
+    """Start a luigid for this test and return its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

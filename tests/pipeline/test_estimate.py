@@ -1,4 +1,7 @@
-"""The time left of a run, estimated from its counters: simulated runs with a known end."""
+"""The time left of a run is estimated well from its counters.
+
+Simulated runs have a known end.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def test_after_a_tenth_the_end_is_estimated_within_a_fifth(
 
 
 def test_the_last_long_part_counts_in_full() -> None:
-    """Eight workers cannot read one file faster than one."""
+    """Eight workers read one file no faster than one worker."""
     sizes = [1e7] * 7 + [2e9]
     work, end = simulated(sizes, 8, 8, 1.0, 20.0)
     assert seconds_left(work) == pytest.approx(end - 20, rel=0.1)
@@ -105,7 +108,10 @@ def test_with_cached_token_files_only_the_plan_and_the_shards_remain() -> None:
 
 
 def test_the_shards_are_slower_by_the_same_factor_as_the_parts() -> None:
-    """Where others use the cores, too: nothing is known of a shard yet but what it takes on a core of its own."""
+    """The factor of the parts applies to shards before any shard is measured.
+
+    Work is slower if other programs use the cores, too. At this moment, only the time on a free core is known.
+    """
     slow = 5.0
     _, end = simulated([1e9], 1, 8, slow, None)
     at = next(at for at in np.arange(0, end, 0.5) if simulated([1e9], 1, 8, slow, at)[0].planned)

@@ -1,4 +1,4 @@
-"""The whole command: what it publishes, what it does again and what it does not, how it fails and resumes."""
+"""The whole command: its outputs, the work it repeats, failures, and resumption."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def one_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return what `pack` gives of the chats and their config; no test changes it."""
+    """Pack the chats with their config and return the manifest.
+
+    No test changes the folder.
+    """
     folder = tmp_path_factory.mktemp("one_run")
     write_chats(folder / "chats.jsonl", 300)
     (folder / "corpus.yaml").write_text(CONFIG)
@@ -49,7 +52,7 @@ def one_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def first(folder: Path, one_run: Path) -> Path:
-    """Return the manifest of a folder in which a run has ended: a copy of another one."""
+    """Copy a finished run to `folder` and return its manifest."""
     made = one_run.parent.parent
     shutil.copytree(made, folder, dirs_exist_ok=True)
     return folder / one_run.relative_to(made)
@@ -89,7 +92,7 @@ def test_bare_command_packs_the_sample_and_names_the_manifest_last(tmp_path: Pat
 
 def test_a_second_run_is_a_no_op(folder: Path) -> None:
     def times() -> dict[Path, int]:
-        # The digest of a file that was just written is kept by a later run.
+        # A later run adds the digest of a file that was just written.
         kept = (folder / "data", folder / "data" / "digests")
         found = (p for p in folder.rglob("*") if p not in kept and kept[1] not in p.parents)
         return {p: p.stat().st_mtime_ns for p in found}
@@ -102,7 +105,7 @@ def test_a_second_run_is_a_no_op(folder: Path) -> None:
 
 
 def test_check_sources_hashes_every_source_again(folder: Path, first: Path) -> None:
-    """Here, an entry of the cache is wrong, as on a disk that returns other bytes than before."""
+    """The cache has a wrong entry, as if a disk had returned other bytes."""
     time.sleep(2.1)
     pack(folder, "--config", "corpus.yaml")
     [entry] = (folder / "data" / "digests").iterdir()
@@ -153,7 +156,10 @@ def test_the_largest_part_is_tokenized_first(folder: Path, first: Path) -> None:
 
 
 def _a_tokenizer(folder: Path) -> str:
-    """A tokenizer that stays the same when the sources change: the one that the first run has trained."""
+    """Return the tokenizer that the first run has trained, as a fixed file.
+
+    It stays the same when the sources change.
+    """
     trained = next((folder / "data" / "tokenizers").rglob("*.model"))
     shutil.copy(trained, folder / "fixed.model")
     shutil.rmtree(folder / "data" / "tokens")
@@ -234,7 +240,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_bytes(
         os.killpg(run.pid, signal.SIGKILL)
         run.wait()
         for published in (folder / "manifests").glob("*.json"):
-            verify(published)  # a manifest that is there is whole
+            verify(published)  # a manifest that exists is complete
     assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == expected, f"seed {seed}"
     assert not list(folder.rglob("*.tmp")), f"seed {seed}: debris"
 
@@ -257,7 +263,7 @@ def test_format_2_has_one_conversation_a_row(folder: Path) -> None:
     assert all(row["text"].startswith("<|im_start|>user\n") for row in rows)
 
 
-# Failures: an exit code, one message that says what to do, no traceback, nothing published
+# Failures: an exit code, one message with the fix, no traceback, and nothing published
 
 FAILURES = {
     "no such config": ({}, ("--config", "corpsu.yaml"), "did you mean corpus.yaml?"),
@@ -377,7 +383,10 @@ def test_a_corpus_is_republished_from_its_folder_alone(folder: Path, first: Path
 
 
 def test_a_shard_is_rebuilt_from_other_parts(folder: Path, first: Path) -> None:
-    """The key of a corpus does not depend on the parts, but its plan refers to rows of token files."""
+    """The corpus key does not depend on the parts, but its plan does.
+
+    The plan refers to rows of token files.
+    """
     before = corpus_bytes(first)
     set_config(folder, part_size=1024)
     pack(folder, "--config", "corpus.yaml", "--sequence-length", "200")
@@ -458,7 +467,7 @@ def test_ctrl_c_stops_at_once_and_the_run_resumes(folder: Path, workers: str) ->
 
 
 def test_tokens_of_rejected_conversations_are_reported(folder: Path) -> None:
-    """They are encoded, but no trained token is left within a row."""
+    """The long conversation is encoded, but no trained token is left in a row."""
     long = orjson.dumps({"prompt": "and then " * 4000, "completion": "yes"})
     (folder / "long.jsonl").write_bytes(long + b"\n")
     set_config(folder, sources="[chats.jsonl, long.jsonl]", max_rejects=0.5)
@@ -476,7 +485,7 @@ def test_tokens_of_rejected_conversations_are_reported(folder: Path) -> None:
 
 
 def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Without a luigi.cfg no server is contacted, and a failure still sets the exit code."""
+    """Without a luigi.cfg, the exit code is right and no server is contacted."""
     env = {key: value for key, value in os.environ.items() if key != "LUIGI_CONFIG_PATH"}
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config"]
     for config, code in (("corpus.yaml", 0), ("nowhere.yaml", 66)):
@@ -489,7 +498,7 @@ def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPat
 
 
 def test_user_files_named_like_our_packages_are_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A train.py in the working directory is the most common name there is."""
+    """Many working directories have a train.py."""
     for name in ("train", "tasks", "pipeline"):
         (folder / f"{name}.py").write_text("raise SystemExit('imported a file of the user')\n")
     manifest = pack(folder, "--config", "corpus.yaml")
@@ -500,7 +509,10 @@ def test_user_files_named_like_our_packages_are_not_imported(folder: Path, monke
 
 
 def test_the_manifest_of_the_latest_run_is_remembered(folder: Path, first: Path) -> None:
-    """Also if the corpus was already packed: inspect and verify without a name refer to it."""
+    """`inspect` and `verify` without a name use this manifest.
+
+    It is also remembered if the corpus was already packed.
+    """
     assert last_manifest(folder) == first
     other = pack(folder, "--config", "corpus.yaml", "--sequence-length", "200")
     assert last_manifest(folder) == other != first

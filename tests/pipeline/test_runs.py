@@ -1,4 +1,7 @@
-"""Several runs of Luigi in one process: each reads the sources as they are when it starts, and reads them once."""
+"""Several runs of Luigi in one process each read the sources once.
+
+A run reads the sources as they are when it starts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from tasks.stores import mirror
 
 
 def in_a_fork(work: Callable[[], None]) -> None:
-    """Luigi and the guard leave handlers in the process that they run in."""
+    """Run `work` in a fork, because Luigi and the guard leave signal handlers."""
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
     child.join(300)
@@ -67,7 +70,7 @@ def test_a_run_hashes_its_sources_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_each_part_is_looked_at_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look opens a receipt, and there may be thousands of parts."""
+    """Each look opens a receipt, and there may be thousands of parts."""
     config = write_project(tmp_path, conversations(60), part_size=1024)
     looks: Counter[Path] = Counter()
     has_artifact = mirror.has_artifact
@@ -82,8 +85,8 @@ def test_each_part_is_looked_at_a_few_times(tmp_path: Path, monkeypatch: pytest.
     def work() -> None:
         assert build(PackCorpus(config=str(config), root=str(tmp_path), on="here"))
         assert len(+looks) > 10
-        # When it is scheduled, before and after its step, when it was planned, and when the corpus is published; the
-        # first one also to find out that not all are done.
+        # A part is looked at when it is scheduled, before and after its step, when it is planned, and when the corpus is
+        # published. The first part is also looked at to find out that not all parts are done.
         assert max(looks.values()) <= 7, looks
         assert sorted(looks.values())[-2] <= 5
 

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM at the worst moments: no process waits forever, and one message reports what happened."""
+"""Ctrl-C and SIGTERM never make a process wait forever.
+
+They arrive at the worst moments, and one message reports them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ INTERRUPTED = 7  # exit code of a process of these tests in which a KeyboardInte
 
 
 def exit_code(work: Callable[[], object]) -> int | None:
-    """Return the exit code of a forked process that runs `work`; -9 if it does not end."""
+    """Return the exit code of a fork that runs `work`, or -9 if it does not end."""
     child = fork.Process(target=work)
     child.start()
     child.join(300)
@@ -51,7 +54,7 @@ def press(number: int = signal.SIGINT) -> None:
 
 
 class Task(luigi.Task):
-    """Ends well, or fails."""
+    """A task that succeeds or fails."""
 
     fails = luigi.BoolParameter()
 
@@ -65,7 +68,10 @@ class Task(luigi.Task):
 def test_a_child_that_has_finished_is_not_stopped_while_it_reports_to_luigi(
     number: signal.Signals, fails: bool
 ) -> None:
-    """Otherwise it may hold the lock of Luigi's queue forever, and the other children wait for it."""
+    """A stopped child could hold the lock of Luigi's queue forever.
+
+    The other children would wait for it.
+    """
     reported = fork.SimpleQueue()
 
     class Queue:
@@ -132,7 +138,7 @@ def test_an_interrupt_that_python_drops_at_a_fork_is_sent_again(capfd: pytest.Ca
 
 
 def test_a_child_that_checks_for_a_corpus_stays_a_child(tmp_path: Path) -> None:
-    """As Luigi asks before it trains."""
+    """Luigi checks for the corpus before it trains."""
     (tmp_path / "corpus.yaml").write_text("name: some\nsources: [a.jsonl]\n")
     write_chats(tmp_path / "a.jsonl", 3)
     events.begin()
@@ -162,7 +168,7 @@ def as_parent() -> Iterator[None]:
 
 
 def noted_by_luigi() -> None:
-    """Its scheduler drops whatever is raised while it notes the history of a task."""
+    """Interrupt Luigi's scheduler, which drops exceptions in its task history."""
     scheduler = Scheduler()
     scheduler._task_history.task_started = lambda *_: press()  # type: ignore[method-assign]
     scheduler._update_task_history(None, RUNNING)  # type: ignore[arg-type]
@@ -267,7 +273,7 @@ luigi.build(tasks, workers=3, local_scheduler=True, log_level="CRITICAL")
 """
 
 
-# From Python 3.14, and with another method on macOS, processes are by default no forks.
+# By default, processes are not forks on macOS (spawn) and from Python 3.14 (forkserver).
 @pytest.mark.parametrize(("times", "method"), [(1, "forkserver"), (4, "fork")])
 def test_a_child_that_does_not_exit_is_killed_unless_it_is_saving(tmp_path: Path, times: int, method: str) -> None:
     words = [sys.executable, "-c", DEAF, str(tmp_path), method]
@@ -342,7 +348,7 @@ def test_a_signal_at_interpreter_exit_changes_nothing(number: signal.Signals) ->
 # -- before a run starts ----------------------------------------------------------------------------------------------
 
 
-# Python that is interrupted while it imports a library, and that ignores the exception.
+# Python code that is interrupted while it imports a library, and that ignores the exception.
 IMPORTING = """
 import os, signal, sys
 sys.argv[:] = ["/usr/bin/COMMAND", "verify", "x"]

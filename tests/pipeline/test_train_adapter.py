@@ -1,4 +1,7 @@
-"""`luigi --module pipeline TrainAdapter`: packs where needed, trains in a process of its own, knows when it is done."""
+"""`luigi --module pipeline TrainAdapter` packs if needed, and trains.
+
+It trains in a separate process, and it does nothing if the training is done.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ OPTIONS = "--base-model tiny --device cpu --micro-batch 1 --tokens-per-step 256 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A config, its chats, and the model `tiny`."""
+    """Return a folder with a config, its chats, and the model `tiny`."""
     folder = tmp_path_factory.mktemp("sources")
     write_chats(folder / "chats.jsonl", 300)
     (folder / "corpus.yaml").write_text(CONFIG)
@@ -40,7 +43,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, with its corpus."""
+    """Return a copy of `sources` with its corpus."""
     folder = tmp_path_factory.mktemp("packed") / "folder"
     shutil.copytree(sources, folder)
     pack(folder, "--config", "corpus.yaml")
@@ -49,8 +52,8 @@ def packed(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of `packed`."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # more only wait for each other here
+    """Return a copy of `packed`."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # more threads only wait for each other here
     return Path(shutil.copytree(packed, tmp_path / "folder"))
 
 
@@ -61,7 +64,10 @@ def words(options: str) -> list[str]:
 def test_it_packs_and_trains_and_after_ctrl_c_the_same_command_completes_the_training(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C reaches every process, as from a terminal; all are as a user starts them. Once done, it is a no-op."""
+    """Ctrl-C reaches every process, as from a terminal.
+
+    All processes start as a user starts them. After the training, the command is a no-op.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     folder = Path(shutil.copytree(sources, tmp_path / "folder"))
     wanted = [*words(f"{OPTIONS} --max-steps 20"), "--workers", "2"]
@@ -93,7 +99,7 @@ def test_it_packs_and_trains_and_after_ctrl_c_the_same_command_completes_the_tra
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_to_luigi_alone_leaves_a_checkpoint(folder: Path, workers: str) -> None:
-    """As from a batch system."""
+    """A batch system sends SIGTERM to luigi alone."""
     with started(folder, *words(f"{OPTIONS} --max-steps 30"), "--workers", workers) as process:
         errors = ""
         for line in process.stderr:
@@ -105,7 +111,10 @@ def test_sigterm_to_luigi_alone_leaves_a_checkpoint(folder: Path, workers: str) 
 
 
 def the_checkpoint(folder: Path, errors: str) -> Path:
-    """Return the checkpoint of the run that was stopped, which must have said so once, and left no process."""
+    """Return the checkpoint of the run that was stopped.
+
+    The run must have reported it once, and no process that trains is left.
+    """
     assert "stopping after this step, with a checkpoint" in errors
     assert "Traceback" not in errors
     assert "error" not in errors
@@ -113,7 +122,7 @@ def the_checkpoint(folder: Path, errors: str) -> Path:
     (checkpoint,) = folder.glob("data/adapters/*/checkpoint-*")
     assert (checkpoint / "complete.json").exists(), errors
     with (checkpoint.parent / "run.lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process is left that trains
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process that trains is left
     return checkpoint
 
 
@@ -122,7 +131,7 @@ def the_checkpoint(folder: Path, errors: str) -> Path:
 def test_a_signal_before_the_first_step_is_reported_once(
     folder: Path, number: int, workers: str, seconds: float
 ) -> None:
-    """While the new process, as a user starts it, starts, and while it loads torch."""
+    """The signal arrives while the process starts, or while it loads torch."""
     given = [*words(OPTIONS), "--workers", workers]
     with started(folder, *given, package="tasks") as process:
         while not training_of(process.pid):
@@ -136,7 +145,10 @@ def test_a_signal_before_the_first_step_is_reported_once(
 
 
 def training_of(pid: int) -> bool:
-    """Return whether a run has a `python -m train` process, other than the one that asks for the path of its record."""
+    """Return whether a run has a `python -m train` process that trains.
+
+    The process that only prints the path of the record does not count.
+    """
     for process in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error):
             given = process.cmdline()
@@ -146,7 +158,7 @@ def training_of(pid: int) -> bool:
 
 
 def test_an_error_of_training_fails_the_task_without_a_traceback(folder: Path) -> None:
-    """Here a missing extra, which is reported by name."""
+    """The error is a missing extra, which the message names."""
     shutil.rmtree(folder / "manifests")
     shutil.rmtree(folder / "data" / "corpora")
     done = without_torch(folder, *words(OPTIONS))
@@ -165,7 +177,10 @@ def without_torch(folder: Path, *given: str) -> Done:
 
 
 def test_a_diagnosis_that_exists_is_a_no_op(folder: Path) -> None:
-    """Its own tests run the trials; here, Luigi finds it below the same root and settings."""
+    """Luigi finds the diagnosis for the same root and settings.
+
+    The tests of the diagnosis itself run the trials.
+    """
     (manifest,) = (folder / "manifests").glob("*.json")
     given = [str(BIN / "luigi"), "--module", "pipeline", "DiagnoseTraining", "--config", "corpus.yaml"]
     where = command(

@@ -1,4 +1,7 @@
-"""Dependencies: bounded in pyproject.toml, pinned in constraints.txt, with digests for CI in requirements.lock."""
+"""Dependencies are bounded, pinned, and locked.
+
+pyproject.toml has the bounds, constraints.txt the pins, and requirements.lock the digests for CI.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The documentation is true: its commands run, its generated pages are current, and it names real options."""
+"""The documentation is true.
+
+Its commands run, its generated pages are current, and its options exist.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ USAGE, BUG, NOT_FOUND = 64, 70, 127
 
 @pytest.mark.parametrize("page", CAPTURED, ids=lambda page: page.name)
 def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    """They run in order, as docs/capture.py runs them. Those of the README succeed; others may show an error."""
+    """The commands of a page run in order, as docs/capture.py runs them.
+
+    The commands of the README succeed. Commands of other pages may show an error.
+    """
     shutil.copytree(ROOT / "data" / "sample", tmp_path / "data" / "sample")
     shutil.copy(ROOT / "luigi.cfg", tmp_path)
     for setup, _, _, body in capture.MARKER.findall(page.read_text(encoding="utf-8")):
@@ -44,7 +50,10 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 
 def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a line as docs/capture.py does; a plain command of ours in a fork, which starts in milliseconds."""
+    """Run a line as docs/capture.py does.
+
+    A plain command of the project runs in a fork, which starts in milliseconds.
+    """
     words = shlex.split(line, comments=True)
     if words[0] in ("luigi", "packcorpus", "python") and not set(line) & set("$|><;&*"):
         words[0] = sys.executable if words[0] == "python" else str(BIN / words[0])
@@ -58,7 +67,7 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path) -> None:
-    """mkdocs checks those of the site."""
+    """mkdocs checks the links of the site."""
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         assert "://" in target or (ROOT / target).exists(), target
 
@@ -75,7 +84,10 @@ def test_the_schemas_are_those_of_the_models() -> None:
 
 
 def test_the_migration_notes_name_options_that_exist() -> None:
-    """Our options are those of the models, theirs those of the installed packages."""
+    """Our options are options of the models.
+
+    TRL's options are options of the installed package.
+    """
     from trl import SFTConfig
     from trl.scripts.utils import DatasetConfig, DatasetMixtureConfig
 
@@ -99,7 +111,7 @@ def test_the_migration_notes_name_options_that_exist() -> None:
 
 @pytest.mark.parametrize("tool", ["TRL", "axolotl", "LLaMA-Factory", "torchtune", "Unsloth", "ms-swift"])
 def test_the_example_of_the_migration_notes_packs_the_sample(tool: str, tmp_path: Path) -> None:
-    """Every conversation of the files that it names, with a tokenizer that has a chat template."""
+    """Every conversation is packed, with a tokenizer that has a chat template."""
     text = (ROOT / "docs" / "guides" / "migration.md").read_text()
     part = text.partition(f"### {tool}: an example")[2].partition(f"### {tool}: not supported")[0]
     theirs, ours = re.findall(r"^```(?!yaml\nsources)\w+\n|^```yaml\n(sources.*?)^```", part, re.M | re.S)[-2:]

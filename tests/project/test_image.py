@@ -1,4 +1,7 @@
-"""The Dockerfile agrees with the project: what it copies, installs, and claims. Nothing is built here."""
+"""The Dockerfile agrees with the project.
+
+The tests compare its copies, requirements, and labels, and build nothing.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ ARGUMENTS, STAGES = read_stages()
 
 
 def chain_of(target: str) -> list[Instruction]:
-    """Return what is run for a target, from the base image on."""
+    """Return the instructions of a target, from the base image on."""
     stage = STAGES[target]
     return (chain_of(stage.base) if stage.base in STAGES else []) + stage.instructions
 
@@ -89,7 +92,10 @@ def test_stages_use_stages_before_them() -> None:
 
 
 def test_only_caches_are_mounted() -> None:
-    """Buildah (1.28) does not build a layer again when what is mounted has changed: the image would have old code."""
+    """Buildah 1.28 does not rebuild a layer if only a mounted file has changed.
+
+    The image would then have old code.
+    """
     mounts = re.findall(
         r"--mount=type=(\w+)", " ".join(each.arguments for stage in STAGES.values() for each in stage.instructions)
     )
@@ -104,7 +110,10 @@ def test_the_python_is_the_one_of_ci() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_runs_as_any_user(target: str) -> None:
-    """A number, because Kubernetes cannot tell whether a name is root; folders for all, because the uid may differ."""
+    """The user is a number, and all users can write to the folders.
+
+    Kubernetes does not know whether a name is root, and the user ID may differ.
+    """
     chain = chain_of(target)
     users = [arguments for word, arguments in chain if word == "USER"]
     assert int(users[-1]) > 0
@@ -124,7 +133,7 @@ def test_the_version_is_that_of_the_project(target: str) -> None:
 
 
 def test_the_requirements_of_the_targets_are_those_of_the_project(tmp_path: Path) -> None:
-    """The command that writes them is run, in another folder."""
+    """The test runs the command that writes the requirements, in another folder."""
     source = STAGES["source"].instructions
     (command,) = [each.arguments for each in source if each.word == "RUN" and "tomllib" in each.arguments]
     command = command.replace("/lists", str(tmp_path / "lists")).replace("python -c", f"{sys.executable} -c")

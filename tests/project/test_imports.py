@@ -1,6 +1,6 @@
-"""What importing the packages loads, and what their sources import: pipeline → tasks ← train.
+"""Imports follow `pipeline → tasks ← train`, and load nothing heavy.
 
-Imports are tried in a fresh Python, because this one has loaded everything already.
+Imports are tried in a fresh Python, because this Python has loaded everything already.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ HEAVY = ("luigi", "pandas", "torch", "transformers")
 
 
 def fresh(code: str, *words: str) -> list[str]:
-    """What `code` prints in a Python of its own, a line an item; `words` are its sys.argv[1:]."""
+    """Return the lines that `code` prints in a separate Python.
+
+    `words` are its sys.argv[1:].
+    """
     words = (sys.executable, "-c", code, *words)
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
@@ -50,7 +53,10 @@ def test_tasks_loads_nothing_heavy() -> None:
 
 
 def test_any_module_of_tasks_can_be_imported_first() -> None:
-    """An import cycle shows only from some of its modules. Libraries stay loaded; tasks is reloaded each time."""
+    """An import cycle shows only from some of its modules.
+
+    Libraries stay loaded, and `tasks` is reloaded each time.
+    """
     code = (
         "import gc, importlib, sys, traceback\n"
         "gc.set_threshold(50_000, 50, 50)\n"  # a third of the time
@@ -66,7 +72,10 @@ def test_any_module_of_tasks_can_be_imported_first() -> None:
 
 
 def test_train_loads_no_luigi_and_no_pipeline() -> None:
-    """A module that needs what the extra `train` installs may be refused here; its source is read below."""
+    """No module of `train` loads luigi or pipeline.
+
+    A module may be refused if the extra `train` is missing. Another test reads the source of that module.
+    """
     code = (
         "import importlib, sys\n"
         "own = ('luigi', 'pipeline', 'tasks', 'train')\n"
@@ -80,7 +89,7 @@ def test_train_loads_no_luigi_and_no_pipeline() -> None:
         "            raise\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules}), sep='\\n')\n"
     )
-    # A fork of a process that has loaded torch, and nothing else: loading it takes seconds.
+    # The fork has torch loaded, because loading it takes seconds, and nothing else.
     done = in_fork_with_torch(ROOT, "-c", code, *MODULES["train"])
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.splitlines()
@@ -89,7 +98,7 @@ def test_train_loads_no_luigi_and_no_pipeline() -> None:
 
 
 def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, package) of every import in a source, also of those within functions."""
+    """Yield (line, package) for every import, including imports in functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)

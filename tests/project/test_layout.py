@@ -1,4 +1,7 @@
-"""The layout is what CONTRIBUTING says: small folders, the same layers, and no mention of a file that has moved."""
+"""The layout matches CONTRIBUTING.md.
+
+Folders are small, the layers are the same, and every file that is mentioned exists.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ MENTIONED = re.compile(r"(?<![\w./<])((?:bench|data|docs|pipeline|tasks|tests|tr
 
 
 def test_folders_are_small() -> None:
-    """`docs/guides` is the exception: its addresses are published, and the navigation groups them."""
+    """`docs/guides` is the exception.
+
+    The addresses of its pages are published, and the navigation groups them.
+    """
     files = Counter(path.parent.relative_to(ROOT).as_posix() for path in FILES if path.name != "__init__.py")
     too_many = {folder: count for folder, count in files.items() if count > MOST and "__pycache__" not in folder}
     assert too_many.keys() == {"docs/guides"}

@@ -1,4 +1,7 @@
-"""Roots in buckets: who makes a corpus there, on machines with scratch folders of their own, and what is there then."""
+"""Roots in buckets: five ways to make a corpus there, and the files of a root.
+
+Each machine has its own scratch folder.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,21 @@ Tree = dict[str, bytes]
 
 
 def own_scratch(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Be another machine: one with an empty scratch folder."""
+    """Act as another machine, which has an empty scratch folder."""
     monkeypatch.setenv(SCRATCH, str(folder))
 
 
 def is_output(key: str) -> bool:
-    """Whether two runs write the same bytes to a file, and both to a bucket and a folder."""
+    """Return whether every run writes the same bytes to this file.
+
+    The bytes are also the same in a bucket and in a folder.
+    """
     ours = key.startswith(("data/tokenizers/", "data/tokens/", "data/plans/", "data/corpora/", "manifests/"))
     return ours and not key.endswith(("run.json", ".lock", ".last"))
 
 
 def tree_of(root: str | Path) -> Tree:
-    """All outputs below a root."""
+    """Return all outputs below a root."""
     store = open_store(root)
     keys = [key for key, _ in store.list()]
     if not isinstance(root, Path):
@@ -60,7 +66,7 @@ def in_forks(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
 
 
 def on_other_machines(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
-    """As on Ray: each step arrives in a process that has a scratch folder of its own."""
+    """Run each step in a process with its own scratch folder, as Ray does."""
 
     class Elsewhere(Here):
         def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
@@ -80,7 +86,7 @@ def on_other_machines(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
 
 
 def in_shares(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
-    """As `packcorpus part` on three machines."""
+    """Pack in shares, as `packcorpus part` does on three machines."""
     url = url_of(recipe.layout.root)
     for stage in ("tokenize", "pack"):
         for number in (3, 1, 2):

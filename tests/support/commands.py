@@ -1,8 +1,8 @@
-"""Runs the commands as a user does, in a folder of the test's own.
+"""Run commands as a user does, in the folder of a test.
 
 packcorpus(folder, "verify") ─┐
-luigi(folder, …), pack(…) ────┴▶ command ─▶ a fork of support/servers/command_server.py, or a process of its own
-started(folder, "-m", "train", …) ─▶ a fork of it whose stderr can be read while it runs
+luigi(folder, …), pack(…) ────┴▶ command ─▶ a fork of support/servers/command_server.py, or a separate process
+started(folder, "-m", "train", …) ─▶ a fork of that server whose stderr can be read while it runs
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 def luigi(folder: Path, *arguments: str, **environment: str) -> Done:
-    """Run `luigi --module pipeline PackCorpus …` in `folder`, with the project's luigi.cfg."""
+    """Run `luigi --module pipeline PackCorpus …` with the project's luigi.cfg."""
     return command(folder, str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", *arguments, **environment)
 
 
@@ -45,7 +45,10 @@ def packcorpus(folder: Path, *words: str | Path, **environment: str) -> Done:
 
 
 def command(folder: Path, *words: str, **environment: str) -> Done:
-    """Run a command: ours in a fork of the command server, others and those with a changed interpreter as a process."""
+    """Run a command, in a fork of the command server if possible.
+
+    Commands of other programs and commands with a changed interpreter run in a separate process.
+    """
     changes_start = any(name.startswith(("PYTHON", "LUIGI", "LD_", "OMP_")) for name in environment)
     ours = words[0] in (str(BIN / "luigi"), str(BIN / "packcorpus"))
     module = words[2].partition(".")[0] if words[:2] == (sys.executable, "-m") else ""
@@ -57,7 +60,10 @@ def command(folder: Path, *words: str, **environment: str) -> Done:
 
 
 def in_fork_with_torch(folder: Path, *words: str, **environment: str) -> Done:
-    """Run `python WORDS` or `luigi WORDS` in a fork of a process that has loaded torch and all modules of `train`."""
+    """Run `python WORDS` or `luigi WORDS` in a fork of a process with torch.
+
+    The process has loaded torch and all modules of `train`.
+    """
     return _server("train").run(folder, _with_program(words), _environment(environment))
 
 
@@ -66,7 +72,10 @@ def _with_program(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Started(NamedTuple):
-    """A command that runs: its process id, what it writes to stderr, and a function that returns its exit code."""
+    """A running command.
+
+    `pid` is its process id, `stderr` is its standard error, and `wait` returns its exit code.
+    """
 
     pid: int
     stderr: TextIO
@@ -75,9 +84,10 @@ class Started(NamedTuple):
 
 @contextmanager
 def started(folder: Path, *words: str, package: str = "train", **environment: str) -> Iterator[Started]:
-    """Start `python WORDS` or `luigi WORDS` in a fork of the process that has loaded `package`; it must be waited for.
+    """Start `python WORDS` or `luigi WORDS` in a fork, without waiting for its end.
 
-    It is the leader of a process group. With `train`, which loads torch, the training of a `luigi` is a fork, too.
+    The fork is the leader of a process group, and its parent has loaded `package`. The caller must wait for it. With
+    `train`, which loads torch, the training that `luigi` starts is a fork, too.
     """
     server = _server(package)
     with tempfile.TemporaryDirectory() as name:
@@ -93,7 +103,7 @@ def started(folder: Path, *words: str, package: str = "train", **environment: st
 
 
 def process(folder: Path, *words: str, **environment: str) -> Done:
-    """Run a command as a process of its own."""
+    """Run a command in a separate process."""
     env = _environment(environment)
     return subprocess.run(words, cwd=folder, env=env, capture_output=True, encoding="utf-8", timeout=LIMIT, check=False)
 
@@ -103,7 +113,10 @@ def _environment(changes: dict[str, str]) -> dict[str, str]:
 
 
 class _Server:
-    """The client of support/servers/command_server.py, one for each process of the tests."""
+    """Client of support/servers/command_server.py.
+
+    Each process of the tests has its own.
+    """
 
     def __init__(self, package: str) -> None:
         self._changes: dict[str, str] = {}
@@ -127,7 +140,7 @@ class _Server:
             return subprocess.CompletedProcess(words, self.wait(), out.read().decode(), err.read().decode())
 
     def start(self, folder: Path, words: tuple[str, ...], environment: dict[str, str], stdout: str, stderr: str) -> int:
-        """Start a command; return its process id."""
+        """Start a command and return its process id."""
         request = {"words": words, "folder": str(folder), "environment": environment | self._changes}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request | {"stdout": stdout, "stderr": stderr}).encode() + b"\n")
@@ -135,7 +148,7 @@ class _Server:
         return self._command
 
     def wait(self) -> int:
-        """Wait for the command that was started; return its exit code."""
+        """Wait for the command that was started and return its exit code."""
         code, self._command = self._answer(), 0
         return code
 
@@ -167,7 +180,10 @@ def pack(folder: Path, *arguments: str, **environment: str) -> Path:
 
 
 def corpus_bytes(manifest: Path) -> dict[str, bytes]:
-    """Return every file of the corpus that must be the same for the same input, and the manifest."""
+    """Return the manifest and every file of the corpus, by name.
+
+    Same input, same bytes: run.json, which differs from run to run, is left out.
+    """
     root = manifest.parent.parent
     corpus = root / orjson.loads(manifest.read_bytes())["corpus"]
     found = {p.relative_to(corpus).as_posix(): p.read_bytes() for p in sorted(corpus.rglob("*")) if p.is_file()}
@@ -176,7 +192,7 @@ def corpus_bytes(manifest: Path) -> dict[str, bytes]:
 
 
 def write_chats(path: Path, count: int, start: int = 0) -> None:
-    """Write `count` short chats, all different, one JSON object per line."""
+    """Write `count` different short chats, one JSON object per line."""
     with path.open("wb") as file:
         for number in range(start, start + count):
             turns = [

@@ -1,4 +1,7 @@
-"""What `packcorpus inspect` shows, without starting a process: as text, or as the object that --json prints."""
+"""Output of `packcorpus inspect`, without starting a process.
+
+It is returned as text, or as the object that --json prints.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tasks.cli.questions import Question, answer, render
 
 
 def rendered(value: Any, renderer: Callable[[Any, Console], None], width: int = 100, terminal: bool = False) -> str:
-    """What a view prints, in colors if it is a terminal."""
+    """Return the text that a view prints, in colors if `terminal` is set."""
     file = StringIO()
     console = Console(
         file=file, width=width, force_terminal=terminal, color_system="standard" if terminal else None,
@@ -34,5 +37,5 @@ def as_object(path: Path, **asked: Any) -> dict[str, Any]:
 
 
 def _root_of(path: Path) -> Path:
-    """A config is in the root of its project, a manifest in a folder of it."""
+    """Return the root of a config (its folder) or of a manifest (one folder above)."""
     return path.parent if path.suffix == ".yaml" else path.parent.parent

@@ -1,4 +1,7 @@
-"""Write JSON in all the ways that parsers read: equal keys, any white space, any escapes, any spelling of a number."""
+"""Write JSON in all the ways that parsers accept.
+
+The texts have equal keys, any white space, any escapes, and any spelling of a number.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,19 @@ from collections.abc import Iterator
 from typing import Any
 
 STYLES = ("compact", "usual", "colons", "wild", "ascii")
-# What follows a key and what separates items; the style "wild" draws white space.
+# The text after a key and the text between items; the style "wild" draws white space instead.
 _BETWEEN = {"compact": (":", ","), "usual": (": ", ", "), "ascii": (":", ","), "colons": (" :", ",")}
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object as it is written: equal keys are kept."""
+    """An object in the order of its text, with all its equal keys."""
 
     def __repr__(self) -> str:
         return f"Pairs({super().__repr__()})"
 
 
 class Raw(str):
-    """A JSON text that is written as it is, such as a number."""
+    """A JSON text that is written verbatim, such as a number."""
 
     def __repr__(self) -> str:
         return f"Raw({super().__repr__()})"
@@ -42,7 +45,10 @@ def objects(node: Any) -> list[Pairs]:
 
 
 def written(node: Any, style: str, rng: random.Random) -> str:
-    """Return a value as JSON in one of STYLES; `rng` draws white space and escapes."""
+    """Return a value as JSON in one of STYLES.
+
+    `rng` draws white space and escapes.
+    """
     colon, comma = _BETWEEN.get(style, ("", ""))
 
     def space() -> str:
@@ -63,7 +69,7 @@ def written(node: Any, style: str, rng: random.Random) -> str:
 
 
 def spelled(text: str, rng: random.Random) -> str:
-    """Return a string of JSON in which any character may be escaped, in any way."""
+    """Return a JSON string in which any character may be escaped, in any way."""
     return '"' + "".join(_character(character, rng) for character in text) + '"'
 
 

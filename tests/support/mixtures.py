@@ -1,4 +1,7 @@
-"""Small projects of three sources, for tests of mixtures, limits, filters, and duplicates."""
+"""Small projects with three sources.
+
+They test mixtures, limits, filters, and duplicates.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from support.small_corpus import conversations, write_project
 from tasks.recipe import Recipe, resolve
 
 FEW, MANY = conversations(30, seed=1, longest=6), conversations(90, seed=2, longest=30)
-# The same five conversations as the first of FEW, in another format and in reverse order.
+# The first five conversations of FEW, in another format and in reverse order.
 FROM = {"user": "human", "assistant": "gpt"}
 TWICE = [
     {"conversations": [{"from": FROM[message["role"]], "value": message["content"]} for message in record["messages"]]}
@@ -22,7 +25,10 @@ TWICE = [
 
 
 def project(folder: Path, sources: Sequence[Mapping[str, Any]], **values: Any) -> Recipe:
-    """Sources few.jsonl, many.jsonl and twice.jsonl beside the config; chat.jsonl is not read."""
+    """Write few.jsonl, many.jsonl, twice.jsonl, and a config, and resolve it.
+
+    chat.jsonl is not a source.
+    """
     config = write_project(folder, [])
     for name, records in (("few", FEW), ("many", MANY), ("twice", TWICE)):
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))

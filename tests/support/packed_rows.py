@@ -1,7 +1,7 @@
-"""Small packed corpora in several shards and batches, and shards as another tool would write them.
+"""Small packed corpora in several shards and batches, and hand-made shards.
 
 pack_small(folder) ─▶ manifests/small-KEY.json
-random_rows(3, 64) ─write_rows(path, rows, metadata)─▶ an Arrow stream
+random_rows(3, 64) ─write_rows(path, rows, metadata)─▶ an Arrow stream, as another tool would write it
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ PACKED = {"format_version": "3.0", "sequence_length": str(LENGTH)}
 
 
 def pack_small(folder: Path, **settings: Any) -> Path:
-    """A corpus with two or more shards of several batches; returns its published manifest."""
+    """Pack a corpus and return its published manifest.
+
+    It has two or more shards, each with several batches.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "BATCH_TOKENS", 5 * LENGTH)
         patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 10_000)
@@ -44,7 +47,10 @@ def shards_of(path: Path, split: str = "train") -> list[Path]:
 
 
 def sign(path: Path, change: Callable[[dict[str, Any]], None] = lambda values: None) -> None:
-    """Write a manifest again after `change`, with the present size and digest of every file and a valid digest."""
+    """Apply `change` to a manifest, and write it with correct sizes and digests.
+
+    It records the present size and digest of every file, and its own digest is valid.
+    """
     folder, values = folder_of(path), Manifest.model_validate_json(path.read_bytes()).model_dump()
     change(values)
     for entry in (*(shard for split in values["splits"].values() for shard in split["shards"]), *values["files"]):
@@ -55,7 +61,10 @@ def sign(path: Path, change: Callable[[dict[str, Any]], None] = lambda values: N
 
 
 def random_rows(count: int, length: int = LENGTH, seed: int = 0) -> dict[str, np.ndarray]:
-    """Rows of format 3.0: two conversations each, of which all but the first token is trained on, and pads."""
+    """Return random rows of format 3.0, each with two conversations and padding.
+
+    All tokens of a conversation but the first are trained on.
+    """
     source = np.random.default_rng(seed)
     rows = {name: np.zeros((count, length), np.int32) for name in COLUMNS}
     for row in range(count):
@@ -76,7 +85,10 @@ def write_rows(
     kind: pa.DataType | None = None,
     batch: int = 2,
 ) -> None:
-    """An Arrow stream of columns of lists; `kind` is the type of all of them (absent: Arrow's own choice)."""
+    """Write columns of lists as an Arrow stream.
+
+    `kind` is the type of all columns. Without it, Arrow chooses the types.
+    """
     columns = {name: pa.array([list(row) for row in values], kind) for name, values in rows.items()}
     table = pa.table(columns).replace_schema_metadata(dict(metadata))
     path.parent.mkdir(parents=True, exist_ok=True)

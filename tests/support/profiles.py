@@ -1,7 +1,8 @@
-"""Profiles of hypothesis: `dev` for `make quick`, `ci` for everything, `fresh` for `make fuzz`.
+"""Profiles of Hypothesis: `dev`, `ci`, and `fresh`.
 
-Tests that run before every change draw the same examples each time: a failure means that the change broke something.
-New examples are drawn by `make fuzz`. Chosen by pytest's --hypothesis-profile.
+`make quick` uses `dev`, `make test` uses `ci`, and `make fuzz` uses `fresh`; pytest's --hypothesis-profile selects one.
+Tests that run before every change draw the same examples each time, so a failure means that the change broke something.
+Only `make fuzz` draws new examples.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ settings.register_profile("fresh", max_examples=300, deadline=None, derandomize=
 
 
 def examples(count: int) -> int:
-    """Return how many examples a test draws that draws `count` with the profile ci: a quarter, at most 25."""
+    """Return the number of examples that a test draws in the current profile.
+
+    `count` is the number with the profile `ci`. The profile `dev` draws a quarter of them, at most DEV_EXAMPLES.
+    """
     if not settings.get_current_profile_name().startswith("dev"):
         return count
     return max(1, min(count // 4, DEV_EXAMPLES))

@@ -1,6 +1,6 @@
-"""Corpora of any shape of rows, read in plain Python from their files.
+"""Corpora with rows of any shape, read from their files in plain Python.
 
-read_corpus(manifest) ─▶ Rows, one place after another; conversations, as index.arrow has their places
+read_corpus(manifest) ─▶ Rows, one place after another, with the conversations that index.arrow places in them
                           └─check_corpus─▶ every invariant of a row, and of the ledger
 """
 
@@ -22,7 +22,7 @@ COLUMNS = ("input_ids", "labels", "position_ids")
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its columns, and the entries of the index that are in it, by start."""
+    """A row: its columns, and the index entries of its pieces, ordered by start."""
 
     columns: dict[str, Any]
     entries: list[dict[str, Any]]
@@ -30,14 +30,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Shaped:
-    """A corpus. `rows` are by split, in order."""
+    """A corpus: its rows by split, in order."""
 
     manifest: Manifest
     rows: dict[str, list[Row]]
     index: list[dict[str, Any]]
 
     def contents(self) -> list[tuple[Any, ...]]:
-        """Return every piece of every packing, whatever its row: what identifies it, its ids, and its labels."""
+        """Return every piece of every split, sorted, whatever row it is in.
+
+        A piece is its split, its identity, its IDs, and its labels.
+        """
         found = []
         for split, rows in self.rows.items():
             for row in rows:
@@ -71,7 +74,10 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def check_row(row: Row, align: int, pad: int, length: int) -> int:
-    """Check a row place by place; return the padding that ends at multiples of `align` after its pieces."""
+    """Check a row place by place, and return the number of its alignment places.
+
+    These are the places of padding after its pieces, up to multiples of `align`.
+    """
     columns, at, aligned = row.columns, 0, 0
     size = len(columns["input_ids"])
     assert {len(columns[name]) for name in COLUMNS} == {size}
@@ -105,7 +111,7 @@ def check_row(row: Row, align: int, pad: int, length: int) -> int:
 
 
 def check_corpus(found: Shaped) -> None:
-    """Check every row of a corpus, and the ledger by what the rows hold."""
+    """Check every row of a corpus, and compare its ledger with its rows."""
     manifest = found.manifest
     tokens, rows = manifest.ledger.tokens, [row for own in found.rows.values() for row in own]
     align, pad = manifest.config.get("align", 1), manifest.tokenizer.pad_token_id

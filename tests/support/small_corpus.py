@@ -1,4 +1,4 @@
-"""Small corpora, made in this process without Luigi, and token files made of numbers.
+"""Small corpora, made in this process without Luigi, and hand-made token files.
 
 conversations(n) ─write_project─▶ folder with config ─resolve─▶ Recipe ─pack_corpus─▶ manifests/NAME-KEY.json
 [(values, separator), …] ─token_file─▶ an Arrow file as tokenize_part writes it
@@ -34,7 +34,7 @@ WORDS = ["the", "train", "leaves", "at", "9", "and", "40", "takes", "85", "minut
 
 
 def conversations(count: int, seed: int = 0, longest: int = 12) -> list[dict[str, Any]]:
-    """Records of the format `messages`, each of another text."""
+    """Return records of the format `messages`, each with a different text."""
     source = random.Random(seed)
 
     def say(role: str) -> dict[str, str]:
@@ -47,7 +47,10 @@ def conversations(count: int, seed: int = 0, longest: int = 12) -> list[dict[str
 
 
 def write_project(folder: Path, records: Sequence[Mapping[str, Any]], **settings: Any) -> Path:
-    """A folder with chat.jsonl, a tokenizer and corpus.yaml; returns the config. `settings` are over the defaults."""
+    """Write chat.jsonl, a tokenizer, and corpus.yaml, and return the config's path.
+
+    `settings` override the defaults.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     (folder / "chat.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -63,26 +66,29 @@ def make_recipe(folder: Path, records: Sequence[Mapping[str, Any]], **settings: 
 
 
 class OneSecond(Progress):
-    """A run that took a second."""
+    """Progress of a run that took one second."""
 
     def run_record(self) -> dict[str, Any]:
         return {"seconds": 1.0}
 
 
 def pack_corpus(recipe: Recipe) -> Path:
-    """Run every stage as Luigi would; return the published manifest."""
+    """Run every stage as Luigi would, and return the published manifest."""
     run_all(Publish(recipe), OneSecond(), check_content=True)
     return recipe.published
 
 
 # -- from numbers ----------------------------------------------------------------------------------------------------
 
-Tokens = tuple[list[int], bool]  # ids, as ~id where untrained; whether the last is an EOS that was added
+Tokens = tuple[list[int], bool]  # IDs, as ~ID if untrained; whether the last ID is an EOS that was added
 
 
 @st.composite
 def tokens_of(draw: st.DrawFn, longest: int = 40) -> Tokens:
-    """Draw a conversation of a token file: its first token is untrained, another one is trained."""
+    """Draw a conversation of a token file, with at least one trained token.
+
+    The first token is untrained.
+    """
     size = draw(st.integers(2, longest))
     ids = draw(st.lists(st.integers(3, 99), min_size=size, max_size=size))
     trained = draw(st.lists(st.booleans(), min_size=size, max_size=size))
@@ -103,7 +109,10 @@ def token_file(
     turn: Sequence[int] = (),
     batch: int = 3,
 ) -> dict[str, Any]:
-    """Write a token file, in record batches of `batch` rows, and return its receipt (without rejects)."""
+    """Write a token file and return its receipt, which has no rejects.
+
+    Record batches have `batch` rows.
+    """
     records, digests, turns = records or range(len(rows)), digests or range(len(rows)), turns or [2] * len(rows)
     turn = turn or [-1] * len(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,5 +140,5 @@ def write_receipt(path: Path, receipt: Mapping[str, Any]) -> None:
 
 
 def ids_of(values: Sequence[int] | np.ndarray) -> list[int]:
-    """Ids of tokens as a token file has them."""
+    """Return the token IDs of values in a token file."""
     return [int(value) if value >= 0 else ~int(value) for value in values]

@@ -1,4 +1,7 @@
-"""Steps for tests of engines: those of a corpus, and some that fail or lose their worker."""
+"""Steps for tests of engines.
+
+They are the steps of a corpus, and steps that fail or lose their worker.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,16 @@ from tasks.storage.files import atomic_file, write_receipt
 
 
 def steps_of(recipe: Recipe) -> list[Step]:
-    """All steps of a corpus, in order."""
+    """Return all steps of a corpus, in order."""
     found = [stage for of in (DealParts(recipe), Plan(recipe), Publish(recipe)) for stage in of.requires()]
     return [stage.step() for stage in dict.fromkeys(found) if isinstance(stage, (TokenizePart, PlanGroup, WriteShard))]
 
 
 def pack_on(engine: Engine, recipe: Recipe) -> Path:
-    """Run every stage as the tasks of Luigi do with an engine; return the published manifest."""
+    """Run every stage with an engine, and return the published manifest.
+
+    The order is the order of the Luigi tasks.
+    """
     for stage in DealParts(recipe).requires():
         if isinstance(stage, TrainTokenizer):
             stage.run()
@@ -76,7 +82,7 @@ class Failing(Marked):
     fails: bool
 
     def outputs(self) -> tuple[Path, Path]:
-        # Out of the folder that counts attempts.
+        # Outside the folder that counts attempts.
         return self.folder.parent / f"{self.number}.out", self.folder.parent / f"{self.number}.json"
 
     def do(self) -> None:
@@ -86,7 +92,7 @@ class Failing(Marked):
 
 @dataclass(frozen=True)
 class Dying(Marked):
-    """Kills its process in the first `deaths` attempts."""
+    """A step that kills its process in the first `deaths` attempts."""
 
     deaths: int
 
@@ -106,7 +112,7 @@ class Slow(Marked):
 
 @dataclass(frozen=True)
 class Writing(Marked):
-    """Takes some seconds in the middle of writing its output."""
+    """A step that takes `seconds` in the middle of writing its output."""
 
     seconds: float
 
@@ -123,7 +129,7 @@ class Writing(Marked):
 
 @dataclass(frozen=True)
 class DiskFull(Marked):
-    """Finds the disk of its worker full."""
+    """A step that finds the disk of its worker full."""
 
     def do(self) -> None:
         with atomic_file(self.outputs()[0]) as out:

@@ -1,9 +1,10 @@
-"""Small tokenizers of every kind, trained once and cached, and what the tests do with them.
+"""Small tokenizers of every kind, trained once and cached, and their helpers.
 
     KINDS = {"sp_bpe_chatml": SentencePiece BPE, …, "hf_byte_level": a folder as Hugging Face writes it, …}
     open_kind(name) ─▶ Encoder        reference(name) ─▶ the library's own tokenizer
 
-They are trained on the texts below. The vocabularies are small: a text has many tokens, and many edges between them.
+The tokenizers are trained on the texts below. Their vocabularies are small, so a text has many tokens and many
+boundaries between tokens.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ def folder() -> Path:
 
 @functools.cache
 def cache_folder() -> Path:
-    """Return where the tokenizers are stored, for all processes and runs: it changes with all that they depend on."""
+    """Return the folder of the tokenizers, for all processes and runs.
+
+    Its name changes with this file and with the versions of the libraries.
+    """
     versions = "".join(version(name) for name in ("sentencepiece", "tokenizers"))
     digest = hashlib.sha256(Path(__file__).read_bytes() + versions.encode()).hexdigest()[:16]
     found = Path(__file__).resolve().parents[2] / ".pytest_cache" / "tokenizers" / digest
@@ -141,7 +145,7 @@ def _added(content: str, special: bool = True) -> Any:
 
 
 def _write_folder(place: Path, name: str, tokenizer: Any, **settings: Any) -> Path:
-    """Write a tokenizer as Hugging Face does: tokenizer.json and tokenizer_config.json."""
+    """Write tokenizer.json and tokenizer_config.json, as Hugging Face does."""
     path = place / name
     path.mkdir(exist_ok=True)
     tokenizer.save(str(path / "tokenizer.json"))
@@ -182,7 +186,10 @@ def _hf_byte_level(place: Path) -> Path:
 
 
 def _hf_llama2(place: Path, name: str, legacy: bool) -> Path:
-    """Llama 2's pieces: bytes, <s> and </s> in the vocabulary and among the added tokens; no merge across words."""
+    """Write a tokenizer with the same kinds of pieces as Llama 2.
+
+    It has bytes, it has <s> and </s> in the vocabulary and among the added tokens, and it never merges across words.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     learner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -238,7 +245,10 @@ def _hf_legacy(place: Path) -> Path:
 
 
 def _hf_unigram(place: Path) -> Path:
-    """Special tokens in the vocabulary of a Unigram model: its trie matches them in any text that holds them."""
+    """Write a Unigram tokenizer with special tokens in its vocabulary.
+
+    The trie of the model matches them in any text that contains them.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     learner = Tokenizer(models.Unigram())
@@ -282,14 +292,17 @@ LOSSLESS = tuple(kind for kind in KINDS if kind != "hf_unigram")
 
 @functools.cache
 def kind_path(kind: str) -> Path:
-    """Return the model or folder of a kind. Skips the test if the kind is the real tokenizer and that is missing."""
+    """Return the model file or folder of a kind.
+
+    Skips the test if the kind is `mistral_v3`, the real tokenizer, and its file is missing.
+    """
     if kind == "mistral_v3":
         if not MISTRAL.is_file():
             import pytest
 
             pytest.skip("needs ../shared/tokenizers/mistral_v3_32k.model")
         return MISTRAL
-    # One process trains it, and the others wait.
+    # One process trains the tokenizer, and the others wait.
     with FileLock(cache_folder() / f"{kind}.lock"):
         place = cache_folder() / kind
         if not place.exists():
@@ -307,7 +320,10 @@ def open_kind(kind: str) -> Encoder:
 
 @functools.cache
 def reference(kind: str) -> Any:
-    """The library's own tokenizer: a SentencePieceProcessor, or transformers' for a Hugging Face folder."""
+    """Open the tokenizer of a kind with its own library.
+
+    Returns a SentencePieceProcessor, or a PreTrainedTokenizerFast for a Hugging Face folder.
+    """
     if kind in SENTENCEPIECE:
         from sentencepiece import SentencePieceProcessor
 
@@ -322,21 +338,27 @@ def reference(kind: str) -> Any:
 
 @functools.cache
 def control_strings(kind: str) -> tuple[str, ...]:
-    """All that the tokenizer could take for a control token, its content tokens, and the marks of common templates."""
+    """Return the texts that could be taken for control tokens.
+
+    They are the tokenizer's control tokens and content tokens, and the marks of common templates.
+    """
     common = ("<|im_start|>", "<|im_end|>", "</s>", "<s>", "<unk>", "<sep>", "[INST]", "<|eot_id|>", "<tool_call>")
     encoder = open_kind(kind)
     return tuple(dict.fromkeys((*encoder.controls, *encoder.content_tokens, *common)))
 
 
 def ordinary(kind: str) -> st.SearchStrategy[str]:
-    """Words, digits, white space, emoji and other scripts; nothing that could be taken for a control token."""
+    """Draw a text that cannot be taken for a control token.
+
+    It has words, digits, and white space. For a lossless tokenizer, it also has emoji and other scripts.
+    """
     words = ["The", "train", " ride", "area", "85", "1000", ", ", ".", "?", "\n", "\n\n", " ", "  ", "   "]
     others = ["🙂", "👩‍👩‍👧", "漢字", "Привет", "مرحبا", "\u200d", "\u0301", "\r\n", "\u00a0", "\u2028", "ﬁ", "①", "\t"]
     return st.lists(st.sampled_from(words + others if kind in LOSSLESS else words), max_size=12).map("".join)
 
 
 def hostile(kind: str) -> st.SearchStrategy[str]:
-    """Pieces of all control strings, whole and cut, among ordinary text and any characters."""
+    """Draw control strings, whole and cut, among ordinary text and any characters."""
     whole = st.sampled_from(control_strings(kind)[:40])
     cut = st.tuples(whole, st.integers(0, 20), st.integers(0, 20)).map(lambda t: t[0][min(t[1:]) : max(t[1:])])
     known = st.characters(exclude_categories=["Cs"], exclude_characters="\0") if kind in LOSSLESS else ASCII
@@ -347,7 +369,10 @@ def hostile(kind: str) -> st.SearchStrategy[str]:
 
 @st.composite
 def records(draw: st.DrawFn, texts: st.SearchStrategy[str], usual: bool = False) -> dict[str, Any]:
-    """A record of the format `messages` with `texts` in every field; `usual`: user and assistant in turn."""
+    """Draw a record of the format `messages` with `texts` in every field.
+
+    With `usual`, the only roles are user and assistant, after an optional system message.
+    """
     messages: list[dict[str, Any]] = []
     if draw(st.booleans()):
         messages.append({"role": "system", "content": draw(texts)})
@@ -374,7 +399,7 @@ MANY_ROLES = ("user", "user", "assistant", "assistant", "call", "tool", "system"
 
 
 def everywhere(text: str) -> dict[str, Any]:
-    """A record with `text` in every field that a record has."""
+    """Return a record with `text` in every field that a record can have."""
     call = {"id": text, "type": "function", "function": {"name": text, "arguments": {text: text, "k": [{text: text}]}}}
     return {
         "messages": [
@@ -403,7 +428,10 @@ class Row:
 
 
 def _no_sync(file: int) -> None:
-    """Replace os.fsync; making a MagicMock for each call took a seventh of the time."""
+    """Replace os.fsync.
+
+    A MagicMock for each call would take a seventh of the time.
+    """
 
 
 def tokenize(
@@ -414,7 +442,10 @@ def tokenize(
     format: str = "messages",
     **settings: Any,
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Records through a JSONL file and `tokenize_part`: the rows of the token file, and the receipt."""
+    """Tokenize records through a JSONL file and `tokenize_part`.
+
+    Returns the rows of the token file, and the receipt.
+    """
     config = Config(
         sources=[Source(path="part.jsonl")],
         train_on=train_on,  # type: ignore[arg-type]
@@ -427,7 +458,7 @@ def tokenize(
         place = Path(name)
         lines = [json.dumps(record, ensure_ascii=False) for record in records]
         (place / "part.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
-        # Not find_parts: its threads would take a third of the time, for a digest that nobody reads.
+        # Not find_parts: its threads would take a third of the time to compute a digest that no test reads.
         file = identify_file(place / "part.jsonl", "part.jsonl", Source(path="part.jsonl", format=format))
         part = Part(file, 0, file.bytes, sha256="")
         receipt = tokenize_part(part, encoder, template, config, place / "tokens.arrow", place / "receipt.json")
@@ -435,9 +466,9 @@ def tokenize(
 
 
 def written(spans: Sequence[Span], encoder: Encoder) -> tuple[bytes, list[bool], list[tuple[int, int]]]:
-    """What a row must be, from its spans: bytes, whether each byte is trained, and (place, id) of each control token.
+    """Return the content that a row must have, without its separator.
 
-    The separator is not part of it.
+    The content is its bytes, whether each byte is trained, and the (place, ID) of each control token.
     """
     content, trained, controls = b"", list[bool](), list[tuple[int, int]]()
     behind = "start"
@@ -487,7 +518,7 @@ def bytes_of_tokens(encoder: Encoder) -> list[bytes]:
 
 
 def check_row(row: Row, spans: Sequence[Span], encoder: Encoder) -> None:
-    """The row holds what the spans say, its labels are theirs, and its control tokens are theirs, place by place."""
+    """Check that a row has the content, labels, and control tokens of its spans."""
     content, trained, controls = written(spans, encoder)
     ids, table = row.ids.tolist(), bytes_of_tokens(encoder)
     pieces = [table[number] for number in ids]
@@ -496,7 +527,7 @@ def check_row(row: Row, spans: Sequence[Span], encoder: Encoder) -> None:
     found = [(start, number) for start, number in zip(accumulate([0, *lengths]), ids, strict=False) if number in known]
     if row.separator:
         controls = [*controls, (len(content), encoder.eos_id)]
-        # What ends a conversation is trained where the last thing said before it is; white space says nothing.
+        # The separator is trained if the last span before it that is not white space is trained.
         said = [span for span in spans if span.token != TEXT or span.text.strip()]
         trained += [said[-1].trained] * lengths[-1]
         content += pieces[-1]
@@ -508,7 +539,7 @@ def check_row(row: Row, spans: Sequence[Span], encoder: Encoder) -> None:
 
 
 def read_rows(token_file: Path) -> list[Row]:
-    """Return the rows of a token file, with separate tokens and labels."""
+    """Return the rows of a token file, with token IDs and labels apart."""
     files = TokenFiles([token_file])
     table = files.tables[0]
     rows = []

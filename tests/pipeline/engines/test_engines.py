@@ -1,4 +1,7 @@
-"""Engines: the same corpus on each, each error once, and steps that are small and may be taken twice."""
+"""Every engine makes the same corpus and reports each error once.
+
+Steps are small, and they may run twice.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ JINJA = (
 
 
 class Disordered(Workers):
-    """Takes steps in a random order, and each of them twice, perhaps at once."""
+    """Runs steps in a random order, and each of them twice, perhaps at once."""
 
     def __init__(self) -> None:
         super().__init__(3)
@@ -126,7 +129,7 @@ def test_a_step_that_was_taken_is_not_taken_again(tmp_path: Path) -> None:
 
 
 def test_a_step_may_be_taken_by_a_process_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker of Ray is in a folder of its own, and --root is relative by default."""
+    """A Ray worker runs in its own folder, and --root is relative by default."""
     expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "one", SETTINGS["plain"])))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "other").mkdir()
@@ -144,7 +147,7 @@ def test_a_step_may_be_taken_by_a_process_in_another_folder(tmp_path: Path, monk
 
 
 def test_an_engine_makes_the_steps_of_the_sources_as_they_are_now(tmp_path: Path) -> None:
-    """Luigi keeps a task for all runs of a process, and its sources may change between them."""
+    """Luigi keeps a task for all runs of a process, but its sources may change."""
     recipe = recipe_in(tmp_path, SETTINGS["plain"])
     task = graph.TokenizeParts(config=str(tmp_path / "corpus.yaml"), root=str(tmp_path), on="here")
     assert [stage.outputs() for stage in task.members] == [
@@ -168,7 +171,10 @@ def test_another_tokenizer_where_a_step_is_taken_is_an_error(tmp_path: Path) -> 
 
 
 def test_every_step_may_be_taken_twice_at_the_same_moment(tmp_path: Path) -> None:
-    """By two drivers on machines that cannot see each other's locks, or by a worker that was given up too early."""
+    """Two processes can run the same step at once and make the same corpus.
+
+    This happens if two drivers run on machines that do not see each other's locks, or if a worker was given up too early.
+    """
     fork = multiprocessing.get_context("fork")
 
     class Twins(Here):
@@ -178,7 +184,7 @@ def test_every_step_may_be_taken_twice_at_the_same_moment(tmp_path: Path) -> Non
             def take() -> None:
                 for step in steps:
                     start.wait(300)
-                    step.work(SILENT)  # also if the other one has just finished it
+                    step.work(SILENT)  # even if the other process has just finished it
 
             both = [fork.Process(target=take) for _ in range(2)]
             for process in both:
@@ -194,7 +200,10 @@ def test_every_step_may_be_taken_twice_at_the_same_moment(tmp_path: Path) -> Non
 
 
 def test_a_system_without_calls_of_linux_makes_the_same_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As macOS: no /proc, advice, or preadv, a call of its own to sync, and workers that are not forked."""
+    """A system such as macOS makes the same corpus as Linux.
+
+    It has no /proc, advice, or preadv, it syncs with another call, and its workers are not forked.
+    """
     expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "linux", SETTINGS["jinja"])))
     synced: list[int] = []
     opened, read_bytes = open, Path.read_bytes
@@ -225,7 +234,7 @@ def test_a_system_without_calls_of_linux_makes_the_same_corpus(tmp_path: Path, m
 
 
 def test_two_drivers_with_different_engines_publish_the_same_corpus(tmp_path: Path) -> None:
-    """On two machines: without the lock that refuses a second run on the same one."""
+    """Two drivers on two machines have no lock that refuses the second run."""
     expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", SETTINGS["plain"])))
     recipe_in(tmp_path / "both", SETTINGS["plain"])
     fork = multiprocessing.get_context("fork")
@@ -261,7 +270,7 @@ def test_a_full_disk_is_one_clear_error(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(file, data)
 
-    monkeypatch.setattr(HashingWriter, "write", full)  # also in workers, which are forked
+    monkeypatch.setattr(HashingWriter, "write", full)  # workers are forks, so it applies to them, too
     message = r"/data/tokens/.*\.arrow: cannot be written: No space left on device$"
     with engine() as opened, pytest.raises(StorageError, match=message) as found:
         list(opened.map(steps))
@@ -305,7 +314,10 @@ def test_an_unknown_engine_is_an_error(on: str) -> None:
 
 
 def test_shares_of_the_work_make_the_same_corpus(tmp_path: Path) -> None:
-    """Each share is a command of its own; the tokenizer and the plan are made by the first that needs them."""
+    """Three shares, each run by its own command, make the same corpus.
+
+    The first command that needs the tokenizer or the plan makes it.
+    """
     settings = SETTINGS["trained tokenizer, weights, epochs"]
     expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", settings)))
     recipe = recipe_in(tmp_path / "shares", settings)

@@ -1,4 +1,7 @@
-"""Ray: the same corpus on two nodes, each error once, and steps, nodes, and drivers that are lost in the middle."""
+"""Ray makes the same corpus on two nodes and reports each error once.
+
+The tests also lose steps, nodes, and drivers in the middle of a run.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed; run: pip install 
 LIMIT = 300  # seconds, with other processes
 
 CONFIG = "name: some\nsources: [a.jsonl]\ntokenizer: tiny.model\nsequence_length: 128\n"
-# Refuses reasoning, for which it has no place.
+# This template rejects reasoning, because it has no place for it.
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -39,7 +42,10 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One cluster for all tests. The last one kills its second node. The nodes have credentials for moto's S3."""
+    """Start one cluster for all tests, with credentials for moto's S3.
+
+    The last test that uses it kills its second node.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if find_spec("moto"):
             use(patch, s3())
@@ -59,7 +65,7 @@ def test_two_nodes_make_the_same_corpus(tmp_path: Path, cluster: Cluster) -> Non
 def test_two_nodes_with_sources_and_root_in_a_bucket(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each node has a scratch folder of its own, and nothing else of the run."""
+    """Each node has its own scratch folder and nothing else of the run."""
     needs_remote()
     monkeypatch.setenv(SCRATCH, str(tmp_path / "scratch"))
     store, config = open_store(f"s3://{new_bucket()}"), write_project(tmp_path / "here", conversations(80))
@@ -128,7 +134,10 @@ print(f"done: {done}, {len(connections)} connections, {len(forks)} forks, left: 
 
 @pytest.mark.parametrize("max_rejects", [1, 0])
 def test_the_stages_of_a_run_share_one_connection(tmp_path: Path, cluster: Cluster, max_rejects: int) -> None:
-    """It ends with the run, also if planning fails, and Ray has not replaced how SIGTERM ends a run."""
+    """The connection ends with the run, even if planning fails.
+
+    Ray does not replace the handler that ends a run on SIGTERM.
+    """
     records = [*conversations(40), {"messages": []}]
     write_project(tmp_path, records, part_size=2048, max_rejects=max_rejects)
     words = [sys.executable, "-c", PROGRAM]
@@ -138,7 +147,7 @@ def test_the_stages_of_a_run_share_one_connection(tmp_path: Path, cluster: Clust
 
 
 def started(folder: Path) -> subprocess.Popen[str]:
-    """A run on the cluster that has tokenized some parts more than before."""
+    """Start a run on the cluster, and wait until it has tokenized two more parts."""
     before = len(receipts(folder))
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--on", "ray://auto"]
     run = subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -159,7 +168,10 @@ def temporary(folder: Path) -> list[Path]:
 
 
 def test_drivers_that_are_interrupted_killed_and_refused(tmp_path: Path, cluster: Cluster) -> None:
-    """What is done counts for the next driver, whatever its engine; the cluster stays."""
+    """The next driver reuses finished work, whatever its engine.
+
+    The cluster keeps running.
+    """
     for name in ("one", "other"):
         write_project(tmp_path / name, ())
         write_chats(tmp_path / name / "a.jsonl", 24_000)

@@ -1,4 +1,7 @@
-"""Steps of large sources: small values, with the digests of blocks in a record that each process reads for itself."""
+"""Steps of large sources are small values.
+
+The digests of blocks are in a record that each process reads for itself.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,11 @@ GB = 1 << 30
 
 
 def large_source(folder: Path, name: str, size: int, part_size: int) -> None:
-    """Write a file that starts with records and goes on with a hole, and keep digests as if it had been hashed."""
-    lines = 3 * (b'{"text": "%s"}\n' % (b"x" * BLOCK))  # more than is read to find the format
+    """Write a file that starts with records and continues with a hole.
+
+    Also write a record of its digests, as if the file had been hashed.
+    """
+    lines = 3 * (b'{"text": "%s"}\n' % (b"x" * BLOCK))  # more than the bytes that are read to find the format
     (folder / name).write_bytes(gzip.compress(lines) if name.endswith("gz") else lines)
     os.truncate(folder / name, size)
     config = load_config(folder / "corpus.yaml")
@@ -50,7 +56,10 @@ def large_source(folder: Path, name: str, size: int, part_size: int) -> None:
 
 @pytest.mark.parametrize("name", ["chat.jsonl", "chat.jsonl.gz"])
 def test_every_step_of_a_source_of_100_gb_is_small(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its digests are 6.5 MB. A compressed file is one part, which has all of them."""
+    """The digests of the source take 6.5 MB.
+
+    A compressed file is one part, which has all digests.
+    """
     monkeypatch.setattr(digest_cache, "RACY_NS", -(10**15))
     config = write_project(tmp_path, [], sources=[{"path": name}], engine="reference", plan_group=1_000_000)
     part_size = load_config(config).part_size
@@ -65,7 +74,7 @@ def test_every_step_of_a_source_of_100_gb_is_small(name: str, tmp_path: Path, mo
 
 
 class Elsewhere(Here):
-    """Takes steps as they arrive in another process."""
+    """Runs steps as they arrive in another process."""
 
     def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
         yield from super().map(sent(steps))
@@ -91,7 +100,7 @@ def small_recipe(folder: Path) -> Recipe:
 
 @pytest.mark.usefixtures("every_file_is_large")
 def test_digests_in_a_record_give_the_same_corpus(tmp_path: Path) -> None:
-    """Also of files that were just written, whose digests no other run believes."""
+    """The files were just written, so no other run trusts their digests."""
     expected = corpus_bytes(pack_corpus(small_recipe(tmp_path / "one")))
     assert corpus_bytes(pack_on(Elsewhere(), small_recipe(tmp_path / "other"))) == expected
 
@@ -113,7 +122,7 @@ def test_a_record_that_is_lost_is_made_by_the_next_run(tmp_path: Path, how: str)
     recipe = small_recipe(tmp_path)
     step = sent(steps_of(recipe))[0]
     [record] = recipe.layout.digests().glob("*.json")
-    if how == "replaced":  # by a run that has found another file at this place
+    if how == "replaced":  # by a run that has found another file in this place
         recipe.files[0].path.write_bytes(recipe.files[0].path.read_bytes().replace(b"the", b"tha"))
         resolve(tmp_path / "corpus.yaml", tmp_path)
     else:
@@ -138,7 +147,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
 def test_other_machines_find_the_record_in_the_bucket(
     tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a local file, which all machines see, and if somebody has deleted the record in the bucket meanwhile."""
+    """Other machines find the record of a local file that all of them see.
+
+    They find it even if somebody has deleted the record in the bucket meanwhile.
+    """
     monkeypatch.setattr(digest_cache, "RACY_NS", -(10**15))
     expected = pack_corpus(small_recipe(tmp_path)).read_bytes()
     resolve(tmp_path / "corpus.yaml", root_of(bucket.url_of("")))

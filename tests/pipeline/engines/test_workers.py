@@ -1,4 +1,4 @@
-"""Workers: a lost one is replaced, and none is left behind."""
+"""A worker that is lost is replaced, and no worker is left behind."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_interrupt_does_not_wait_for_steps(tmp_path: Path) -> None:
 
 
 def test_workers_leave_when_their_parent_was_killed(tmp_path: Path) -> None:
-    """Each ends its step first, which is then not taken again."""
+    """Each worker finishes its step, and starts no other step."""
     code = (
         "import sys; from pathlib import Path\n"
         "from support.steps import Slow; from pipeline.engines.workers import Workers\n"

@@ -1,7 +1,9 @@
-"""Ways to damage a file, and what a manifest can record wrongly. support/damage/matrix.py applies them to every reader.
+"""Ways to damage a file, and wrong facts that a manifest can record.
 
-DAMAGES[how](file) ─▶ reader(manifest) ─▶ an error that names the file        undo(file, data) ─▶ as it was
+DAMAGES[how](file) ─▶ reader(manifest) ─▶ an error that names the file        undo(file, data) ─▶ as before
 SIGNED[how](values of a manifest, file)
+
+support/damage/matrix.py applies them to every reader.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ def flip(path: Path, bit: int | None = None) -> None:
 
 
 def zero(path: Path) -> None:
-    """Overwrite 512 bytes, from the first after the middle that is not zero already."""
+    """Overwrite 512 bytes, from the first nonzero byte after the middle."""
     data = path.read_bytes()
     at = next(at for at in range(len(data) // 2, len(data)) if data[at])
     path.write_bytes(data[:at] + bytes(len(data[at : at + 512])) + data[at + 512 :])
 
 
 def link(path: Path) -> None:
-    """Replace a file by a link to its bytes, which are outside the corpus."""
+    """Replace a file by a link to its bytes, which are moved outside the corpus."""
     root = next((above.parent for above in path.parents if above.name in ("data", "manifests")), path.parents[2])
     outside = root / f"outside-{path.name}"
     path.rename(outside)
@@ -43,7 +45,7 @@ def swap(path: Path, other: Path) -> None:
     other.write_bytes(data[0])
 
 
-# A reader of one file is given these.
+# Damages of one file.
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "flipped": flip,
     "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
@@ -61,7 +63,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 
 def _recorded(values: dict[str, Any], name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the list of a manifest that has a file, and what is recorded of it."""
+    """Return the list of a manifest that contains a file, and the file's entry."""
     lists = [*(split["shards"] for split in values["splits"].values()), values["files"]]
     return next((files, file) for files in lists for file in files if file["path"] == name)
 
@@ -87,7 +89,7 @@ def list_elsewhere(values: dict[str, Any], name: str) -> None:
     split["shards"].append({"path": name, "rows": 1, "bytes": file["bytes"], "sha256": file["sha256"]})
 
 
-# What a manifest records wrongly of a file, although its digest is right.
+# Wrong facts about a file in a manifest whose digest is right.
 SIGNED: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "recorded with another size": change_size,
     "listed twice": list_twice,
@@ -97,7 +99,7 @@ SIGNED: dict[str, Callable[[dict[str, Any], str], Any]] = {
 
 
 def undo(path: Path, data: bytes) -> None:
-    """Put a file back, whatever is in its place."""
+    """Restore a file, whatever has replaced it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -111,6 +113,9 @@ _seconds = itertools.count(2_000_000_000)
 
 
 def touch(path: Path) -> None:
-    """Give a file a time of its own: the clock of a file system is too coarse for two writes of a test."""
+    """Give a file a modification time that no other file has.
+
+    The clock of a file system is too coarse to distinguish two writes of a test.
+    """
     if path.is_file():
         os.utime(path, (next(_seconds),) * 2)

@@ -1,8 +1,8 @@
-"""The damage matrix: every kind of damage to every file that a reader of a corpus, or the next run, reads.
+"""The damage matrix: every kind of damage to every file that is read.
 
     rows      ROWS: damages of one file, its replacement by another file, and manifests that are wrong although signed
-    columns   COLUMNS: the readers, repair, and a run; each reads some files of a project
-    cells     outcomes(column, project) damages one file at a time and yields what became of it: REFUSED, REPAIRED,
+    columns   COLUMNS: the readers, `repair`, and the next run; each reads some files of a project
+    cells     outcomes(column, project) damages one file at a time and yields the outcome: REFUSED, REPAIRED,
               REBUILT, or TRUSTED, which is a bug
 
 tests/properties/test_damage.py checks every cell; bench/reliability/damage.py counts them.
@@ -55,14 +55,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 _SHARDS, _PLANS, _TOKENS = "data/corpora/*/*.arrow", "data/plans/*/*", "data/tokens/*/*"
-# What is missing besides the published manifest when a run starts.
+# Files that are missing when a run starts, besides the published manifest.
 STATES: dict[str, tuple[str, ...]] = {
     "unpublished": (),
     "no shards": (_SHARDS,),
     "no plan": (_SHARDS, _PLANS),
     "no tokens": (_SHARDS, _PLANS, _TOKENS),
 }
-# What a run reuses, and in which states it does.
+# Files that a run reuses, and the states in which it reuses them.
 KEPT: dict[str, tuple[str, ...]] = {
     "data/tokenizers/*/*": ("no shards", "no tokens"),
     "data/engines/*.json": ("no shards", "no tokens"),
@@ -78,12 +78,12 @@ KEPT: dict[str, tuple[str, ...]] = {
 }
 AT_MOST = 2  # files of each pattern
 
-Cell = tuple[str, Path, tuple[str, ...]]  # damage, file, and texts of which an error is to contain one
+Cell = tuple[str, Path, tuple[str, ...]]  # damage, file, and texts: an error must contain one of them
 
 
 @contextmanager
 def small_shards() -> Iterator[None]:
-    """Make corpora of several shards, and restore them as such."""
+    """Make and restore corpora with several shards."""
     usual, recipe_module.SOURCE_BYTES_PER_SHARD = recipe_module.SOURCE_BYTES_PER_SHARD, 8000
     try:
         yield
@@ -92,7 +92,10 @@ def small_shards() -> Iterator[None]:
 
 
 def make(root: Path, records: Sequence[dict[str, Any]] = RECORDS, **settings: Any) -> Path:
-    """Pack a small corpus below `root`: several shards, two splits, a reject. Returns its published manifest."""
+    """Pack a small corpus below `root` and return its published manifest.
+
+    It has several shards, two splits, and a reject.
+    """
     root.mkdir(parents=True)
     (root / "own.jinja").write_text(CHATML_JINJA)
     shutil.copytree(kind_path("hf_byte_level"), root / "hf")
@@ -101,7 +104,10 @@ def make(root: Path, records: Sequence[dict[str, Any]] = RECORDS, **settings: An
 
 
 class Project:
-    """A packed project whose files are damaged and put back, and `other`, which has other conversations."""
+    """A packed project whose files are damaged and restored.
+
+    `other` is a project with other conversations.
+    """
 
     def __init__(self, published: Path, other: Project | None = None):
         self.published, self.other = published, other
@@ -113,7 +119,7 @@ class Project:
         self.kept = {pattern: sorted(self.root.glob(pattern)) for pattern in KEPT}
         self.saved = {file: file.read_bytes() for files in (self.files, *self.kept.values()) for file in files}
         self.corpus = corpus_bytes(published)
-        # As they were before anything was damaged: a corpus that is open, and the first conversation of the first row.
+        # From before the damage: an open corpus, and the place of the first conversation in the first row.
         self.opened = open_corpus(published)
         self.place = pieces_in_row(load_manifest(published), self.folder, "train", 0, 0)[0]
 
@@ -127,7 +133,7 @@ class Project:
         return "published" if file == self.published else file.relative_to(self.folder).as_posix()
 
     def changed(self) -> list[Path]:
-        """Return the files that are not as they were."""
+        """Return the files that differ from their saved content."""
         return [p for p, data in self.saved.items() if p.is_symlink() or not p.is_file() or p.read_bytes() != data]
 
     def restore(self) -> None:
@@ -135,7 +141,7 @@ class Project:
             undo(file, self.saved[file])
 
     def cells(self, files: Iterable[Path]) -> Iterator[Cell]:
-        """Damage one of the files at a time, in every way that it can be damaged, and put it back."""
+        """Damage one file at a time, in every possible way, and restore it."""
         files = [*files]
         rows = [
             how
@@ -152,10 +158,13 @@ class Project:
                     self.restore()
 
     def _damage(self, how: str, file: Path) -> tuple[str, ...]:
-        """Damage a file, if it can be damaged so; return what an error may name."""
+        """Damage a file, if this damage applies to it, and return texts for the error.
+
+        The error must contain one of them.
+        """
         manifests = (self.own, self.published)
         if how in DAMAGES:
-            if (how, file) != ("link", self.published):  # it is in no corpus folder, so it may be a link
+            if (how, file) != ("link", self.published):  # it is not in a corpus folder, so it may be a link
                 DAMAGES[how](file)
         elif how == EDITED and file.suffix == ".json":
             file.write_text(re.sub(r"(?<=: )[0-9]+", lambda found: f"{int(found[0]) + 1}", file.read_text(), count=1))
@@ -173,7 +182,7 @@ class Project:
         return (str(file),)
 
     def _next(self, file: Path) -> Path:
-        """Return the next file of the same kind; of a file that is the only one, the next with its suffix."""
+        """Return the next file of the same kind, or else with the same suffix."""
         groups = [group for group in self.kept.values() if file in group and len(group) > 1]
         listed = [p for p in self.listed if p.suffix == file.suffix]
         plans = [p for group in self.kept.values() for p in group if p.suffix == file.suffix]
@@ -181,7 +190,7 @@ class Project:
         return group[(group.index(file) + 1) % len(group)]
 
     def counterpart(self, project: Project, file: Path) -> Path:
-        """Return the file that is here what `file` is in another project."""
+        """Return the file of this project that corresponds to a file of another one."""
         for mine, theirs in ((self.own, project.own), (self.published, project.published)):
             if file == theirs:
                 return mine
@@ -206,7 +215,10 @@ REFUSED, REPAIRED, REBUILT, TRUSTED = "refused", "repaired", "rebuilt", "trusted
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads a corpus, and which files of it: patterns of Project.name."""
+    """A function that reads a corpus, and the files that it reads.
+
+    `files` has patterns of Project.name.
+    """
 
     read: Callable[[Project], Any]
     files: tuple[str, ...] = ("*",)
@@ -231,7 +243,7 @@ def _inspect_place(project: Project) -> Any:
 
 
 def load(path: Path, load: Literal["memory", "mmap"] = "memory") -> None:
-    """Read all that a training run reads of a corpus: every row of every split."""
+    """Read every row of every split, as a training run does."""
     corpus = open_corpus(path)
     for split in corpus.splits:
         PackedDataset(corpus, split, load=load) if corpus.packed else sft_dataset(corpus, split)
@@ -288,7 +300,10 @@ READERS["format 2.0: an open corpus"] = Reader(
 
 
 def refused(reader: Reader, project: Project, names: tuple[str, ...]) -> str:
-    """Return REFUSED if the reader raises an error with one of the names and the fix, and writes nothing."""
+    """Return REFUSED if the reader raises the right error and writes nothing.
+
+    The error must contain one of the names and the fix.
+    """
     before = project.changed()
     try:
         reader.read(project)
@@ -299,7 +314,10 @@ def refused(reader: Reader, project: Project, names: tuple[str, ...]) -> str:
 
 
 def repaired(project: Project, path: Path, names: tuple[str, ...]) -> str:
-    """Return REPAIRED if `repair` restores all that is damaged and no more, REFUSED if it raises and writes nothing."""
+    """Return REPAIRED if `repair` restores exactly the files that are damaged.
+
+    Return REFUSED if it raises an error with one of the names and writes nothing.
+    """
     before = project.changed()
     try:
         with small_shards():
@@ -311,7 +329,11 @@ def repaired(project: Project, path: Path, names: tuple[str, ...]) -> str:
 
 
 def made_again(project: Project, state: str, names: tuple[str, ...]) -> str:
-    """Return REBUILT if a run, or the run after the one that asks for it, makes the same corpus."""
+    """Return REBUILT if the next run makes the same corpus.
+
+    If that run asks for another run, the second run may make it. Return REFUSED if the error has one of the names and
+    nothing is published.
+    """
     for pattern in STATES[state]:
         for file in project.root.glob(pattern):
             if str(file) not in names and not file.is_dir():
@@ -338,7 +360,7 @@ COLUMNS = (*READERS, REPAIRING, RUN)
 
 
 def kind_of(column: str) -> str:
-    """Return the kind of project that a column is about."""
+    """Return the kind of project that a column damages."""
     return READERS[column].kind if column in READERS else "trained" if column == RUN else "packed"
 
 
@@ -349,7 +371,10 @@ def expected(column: str, how: str) -> str:
 
 
 def outcomes(column: str, project: Project, every_state: bool = False) -> Iterator[tuple[str, Path, str]]:
-    """Yield (damage, file, outcome) of every cell; of the next run in one state per cell, or in every state."""
+    """Yield (damage, file, outcome) for every cell of a column.
+
+    The next run is tested in one state per cell, or in every state.
+    """
     if column == RUN:
         for pattern, states in KEPT.items():
             for file in project.kept[pattern][:AT_MOST]:

@@ -1,4 +1,4 @@
-"""Compare what the real code writes with what the reference says, id by id and label by label.
+"""Compare token files with the reference, ID by ID and label by label.
 
 records ─┬─tokenize_part──▶ token file ─┐
          └─reference──────▶ samples ────┴─▶ Tally: counts, and how each wrong conversation differs
@@ -39,7 +39,7 @@ Sourced = tuple[str, Any]  # format, record
 
 @dataclass
 class Tally:
-    """Counts of a comparison, and what is wrong."""
+    """Counts of a comparison, and the differences found."""
 
     conversations: int = 0
     rejected: int = 0
@@ -60,9 +60,10 @@ def library_of(kind: str) -> Library:
 def compare_pair(
     template: str, kind: str, real_count: int, unusual_count: int, seed: int, real_seed: int | None = None
 ) -> Tally:
-    """Compare real conversations, all trained as usual, and unusual ones, trained in every way.
+    """Compare real conversations and unusual ones.
 
-    With `real_seed`, the real conversations are drawn from all of them, and else they are the first ones.
+    Real conversations are trained as usual, unusual ones in every way. With `real_seed`, the real conversations are
+    drawn from the first REAL ones; without it, they are the first `real_count`.
     """
     chosen = real(REAL if real_seed is not None else real_count) if real_count else []
     if real_seed is not None and chosen:
@@ -90,7 +91,7 @@ def compare(records: Sequence[Sourced], template: str, kind: str, train_on: Trai
 def written(
     records: Sequence[Any], format: str, template: str, kind: str, train_on: TrainOn
 ) -> list[list[Encoded] | None]:
-    """Return the samples of each record in the token file; None if it was rejected."""
+    """Return the samples of each record in the token file, or None if it was rejected."""
     rows, receipt = tokenize(records, open_kind(kind), template, train_on, format)
     found: list[list[Encoded] | None] = [[] for _ in records]
     for row in rows:
@@ -128,7 +129,10 @@ def difference(here: list[Encoded] | None, there: list[Encoded] | None) -> str:
 
 @functools.cache
 def real(count: int) -> list[Sourced]:
-    """Return the conversations of the public corpora, then conversations of two problems of GSM8K up to `count`."""
+    """Return the first `count` real conversations.
+
+    They come from the public corpora, and then from pairs of GSM8K problems: each conversation asks two of them.
+    """
     found: list[Sourced] = []
     problems: list[Any] = []
     for name, format in CORPORA.items():

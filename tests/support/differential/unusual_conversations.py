@@ -1,10 +1,10 @@
-"""Unusual conversations from a seed: what real data rarely has, and templates and tokenizers may get wrong.
+"""Unusual conversations from a seed.
 
     unusual(kind, seed, count) ─▶ [(format, record), …], most of the format `messages`
 
-Any order of roles, empty contents, white space at ends, control strings of the tokenizer (whole, cut, and split over
-neighboring fields), rare characters, tools, calls, and results, weights, several system messages, names, and records
-that do not fit their format.
+Real data rarely has their features, and templates and tokenizers may get them wrong: any order of roles, empty contents,
+white space at ends, control strings of the tokenizer (whole, cut, and split over neighboring fields), rare characters,
+tools, calls, and results, weights, several system messages, names, and records that do not fit their format.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ORDERS = ("user", "user", "assistant", "assistant", "call", "tool", "system")
 
 
 def unusual(kind: str, seed: int, count: int) -> list[tuple[str, dict[str, Any]]]:
-    """Return records with their formats. The same arguments give the same ones."""
+    """Return records with their formats, the same for the same arguments."""
     random_ = random.Random(seed)
     texts = _texts(random_, control_strings(kind)[:40])
     found = []
@@ -173,7 +173,7 @@ def _value(random_: random.Random, texts: Iterator[str]) -> Any:
 
 
 def _texts(random_: random.Random, controls: tuple[str, ...]) -> Iterator[str]:
-    """Yield texts; a control string that is cut is continued in the next one."""
+    """Yield texts; a control string that is cut continues in the next text."""
     rest = ""
     while True:
         text = rest + random_.choice(SPACE)

@@ -1,15 +1,15 @@
-"""Runs commands in forks of one process that has imported the libraries, so that a command starts in milliseconds.
+"""Run commands in forks of one process that has imported the libraries.
 
     tests/support/commands.py ─{"words", "folder", "environment", "stdout", "stderr"}─▶ stdin ─fork─▶ the command
                               ◀──────────────────── exit code ────────────────────────── stdout
 
-Every command runs in a fork of its own, so no state remains. It ends as the interpreter does, except that it frees no
-memory: tests/pipeline/test_commands.py compares it with a process. The modules that install hooks on import
-(`pipeline`, `tasks.cli.app`) are imported by the fork, as by the real command.
-Where packcorpus replaces itself by luigi, another fork takes its place.
+A command starts in milliseconds. Every command runs in its own fork, so no state remains. The fork ends as the
+interpreter does, except that it frees no memory: tests/pipeline/test_commands.py compares it with a process. The fork
+imports the modules that install hooks on import (`pipeline`, `tasks.cli.app`), as the real command does. If packcorpus
+replaces itself by luigi, another fork replaces it.
 
-One argument names what to import: `tasks` for luigi and packcorpus, `train` for python -m train (torch takes seconds)
-and for a luigi whose training is to be a fork, too (support/servers/forked_training.py).
+The argument names the libraries to import: `tasks` for luigi and packcorpus, `train` for python -m train (torch takes
+seconds) and for a luigi whose training runs in a fork, too (support/servers/forked_training.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def preload(package: str) -> None:
 
 
 def warm() -> None:
-    """Do once what libraries do at their first call, and then keep: tables of models, fonts, patterns."""
+    """Fill the caches that libraries fill at their first call.
+
+    They are tables of models, fonts, and patterns.
+    """
     from io import BytesIO
 
     from matplotlib.figure import Figure
@@ -83,7 +86,10 @@ def warm() -> None:
 
 
 def next_request() -> dict[str, Any]:
-    """Answer requests from stdin. Returns in a fork, with the request that the fork is to run."""
+    """Answer requests from stdin; return only in a fork, with its request.
+
+    The fork then runs the request.
+    """
     for line in iter(sys.stdin.readline, ""):
         request: dict[str, Any] = json.loads(line)
         child = os.fork()
@@ -102,13 +108,16 @@ def next_request() -> dict[str, Any]:
     sys.exit()
 
 
-# What a command is replaced by: the words and the environment that it would give to os.execv.
+# The successor of a command: the words and the environment that the command would pass to os.execv.
 SUCCESSOR = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the server runs
 execv = os.execv
 
 
 def hand_over(path: str, words: list[str]) -> NoReturn:
-    """Stand in for os.execv in packcorpus: a new interpreter would take a second to import what this one has."""
+    """Replace os.execv in packcorpus, and hand `luigi` over to a new fork.
+
+    A new interpreter would take a second to import the libraries.
+    """
     if words[1:4] != ["-P", "-m", "luigi"]:
         execv(path, words)
     words = [os.path.join(os.path.dirname(sys.executable), "luigi"), *words[4:]]
@@ -126,7 +135,7 @@ def _taken() -> dict[str, Any]:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Take the folder and the files of the request."""
+    """Change to the folder of the request and open its files."""
     os.chdir(request["folder"])
     for number, path, flags in (
         (0, os.devnull, os.O_RDONLY),
@@ -175,7 +184,7 @@ def run(words: list[str]) -> None:
 
 
 def ranks_of(words: list[str]) -> int:
-    """Return how many processes torch's launcher will start."""
+    """Return the number of processes that torch's launcher will start."""
     given = [int(words[at + 1]) for at, word in enumerate(words) if word in ("--gpus", "--nproc-per-node")]
     return sum(count for count in given if count > 1)
 
@@ -202,10 +211,10 @@ def main() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Wait for threads, run the exit handlers, flush, and leave.
+    """Wait for threads, run the exit handlers, flush, and end the process.
 
-    The interpreter would then free all that the parent has loaded, and a fork copies each page that it writes to: 0.4 s
-    with torch.
+    The interpreter would also free everything that the parent has loaded. A fork copies each page that it writes to,
+    which takes 0.4 s with torch.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

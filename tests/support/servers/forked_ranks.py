@@ -1,9 +1,10 @@
-"""Make the ranks that torch's launcher starts forks of a process that has loaded torch, which takes seconds.
+"""Start the ranks of torch's launcher as forks of a process with torch.
 
     prepare(2) ─fork─▶ two processes that wait ◀─words, environment─ the launcher's SubprocessHandler
 
-They are forked before the launcher runs: a fork of a process with threads may wait for a lock forever. The launcher
-sees processes of its own, as it would otherwise: it waits for them, sends signals, and reads exit codes.
+Loading torch in each rank would take seconds. The ranks are forked before the launcher runs, because a fork of a
+process with threads may wait for a lock forever. The launcher handles the ranks as its own processes: it waits for
+them, sends signals, and reads exit codes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 
 class Rank:
-    """What the launcher uses of subprocess.Popen."""
+    """The part of subprocess.Popen that the launcher uses."""
 
     def __init__(self, pid: int):
         self.pid = pid
@@ -38,7 +39,10 @@ class Rank:
 
 
 def prepare(count: int) -> dict[str, Any] | None:
-    """Fork `count` ranks. Returns None here; in a rank, what it is to run, as soon as the launcher starts it."""
+    """Fork `count` ranks and return None; in a rank, return what it is to run.
+
+    A rank waits for the launcher to start it, and ends if the launcher has ended.
+    """
     waiting: list[tuple[int, int]] = []
     for _ in range(count):
         read, write = os.pipe()

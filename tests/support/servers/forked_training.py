@@ -1,9 +1,10 @@
-"""Make the training that the pipeline starts a fork of its own process, which has loaded torch, which takes seconds.
+"""Run the training that the pipeline starts in a fork of a process with torch.
 
     pipeline.training.train ─Popen(words)─▶ fork ─▶ python -P -m train …
 
-The pipeline sees a process as it would otherwise: it waits for it, sends signals, and reads the exit code. What only a
-new process has is tested with one: tests/pipeline/test_train_adapter.py.
+Loading torch in a new process would take seconds. The pipeline handles the fork as it handles a process: it waits for
+it, sends signals, and reads the exit code. tests/pipeline/test_train_adapter.py starts a new process where only that
+shows the behavior.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 
 
 class Training:
-    """What the pipeline uses of subprocess.Popen."""
+    """The part of subprocess.Popen that the pipeline uses."""
 
     def __init__(self, words: Sequence[str]):
         sys.stdout.flush()
@@ -34,7 +35,10 @@ class Training:
 
 
 def install() -> None:
-    """Let the pipeline start its training so; the short processes that it starts besides stay as they are."""
+    """Make the pipeline start its training in a fork.
+
+    Other short processes of the pipeline remain processes.
+    """
     import pipeline.training
 
     class Subprocess:

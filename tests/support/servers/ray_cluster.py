@@ -1,4 +1,7 @@
-"""A Ray cluster of two nodes on this machine, each with one CPU and in a process group of its own."""
+"""A Ray cluster of two nodes on this machine.
+
+Each node has one CPU and its own process group.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Node:
 
 
 class Cluster:
-    """Two nodes, `head` and `second`; `address` is that of the first one."""
+    """Two nodes, `head` and `second`; `address` is the address of `head`."""
 
     def __init__(self, folder: Path, port: int):
         self.address = f"127.0.0.1:{port}"
@@ -46,7 +49,7 @@ class Cluster:
         self._folder, self.logs = folder, [self.log]
 
     def wait(self) -> None:
-        """Add the second node once the first one answers, and wait for it."""
+        """Add the second node as soon as the first one answers, and wait for it."""
         deadline = time.monotonic() + LIMIT
         while "started" not in self.log.read_text():
             assert self.head.process.poll() is None, self.log.read_text()
@@ -73,7 +76,7 @@ def free_port() -> int:
 
 @contextmanager
 def cluster_in(folder: Path) -> Iterator[Cluster]:
-    """Start a cluster that `ray://auto` finds, also if others run on this machine."""
+    """Start a cluster that `ray://auto` finds, even if this machine has others."""
     cluster = Cluster(folder, free_port())
     try:
         cluster.wait()

@@ -1,9 +1,9 @@
-"""Servers on this machine that stand in for S3, for a store that fails, and for the Hugging Face Hub.
+"""Local servers that replace S3, a store that fails, and the Hugging Face Hub.
 
-s3() ─▶ moto's S3, one per process of the tests          environment() ─▶ what makes obstore use a server
+s3() ─▶ moto's S3, one per process of the tests          environment() ─▶ variables that direct obstore to a server
 Failing ─▶ answers each key as its first part says: 403, 429, cut, …
 FaultyS3 ─▶ moto's S3, which fails when a test says so
-HubStandIn ─▶ datasets, each with its commits, as the Hub's API shows them, and takes them
+HubStandIn ─▶ datasets, each with its commits, as the Hub's API returns and accepts them
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT
 
 
 def needs_remote() -> None:
-    """Skip a test without what the extra `remote` and the tests of it need."""
+    """Skip a test if the extra `remote` or a package of its tests is missing."""
     for module in ("obstore", "moto.server", "huggingface_hub"):
         pytest.importorskip(module, reason=f"needs the extra remote ({module})")
 
@@ -58,14 +58,17 @@ def new_bucket() -> str:
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """Return the environment in which S3 is the server at `endpoint`, whatever this machine has configured."""
+    """Return environment variables that make the server at `endpoint` the S3.
+
+    They take precedence over the configuration of this machine.
+    """
     keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
     files = {"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null"}
     return {**keys, **files, "AWS_ENDPOINT_URL": endpoint}
 
 
 def use(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    """Make S3 the server at `endpoint` in this process."""
+    """Make the server at `endpoint` the S3 of this process."""
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment(endpoint).items():
@@ -76,13 +79,13 @@ class Answers(BaseHTTPRequestHandler):
     """A handler with keep-alive that writes no log."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # headers and body are two writes: each answer would wait 40 ms
+    disable_nagle_algorithm = True  # headers and body are two writes, and each answer would wait 40 ms
 
     def log_message(self, *_: object) -> None:
         pass
 
     def answer(self, status: int, body: bytes, promised: int | None = None, **headers: str) -> None:
-        """Send an answer; with `promised` it announces more bytes than it sends, then hangs up."""
+        """Send an answer; with `promised`, announce that many bytes and hang up."""
         self.send_response(status)
         for name, value in {"Content-Length": str(promised or len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -99,7 +102,7 @@ class _Failing(Answers):
         mode = "list" if "list-type" in query else key[0]
         facts = {"ETag": '"one"', "Last_Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
         if mode.isdigit() and mode != "200":
-            # As S3 answers a wrong signature: with the key, and what was signed.
+            # S3 answers a wrong signature with the key and the signed text.
             body = f"<Error><Code>Code{mode}</Code><AWSAccessKeyId>{SECRET}</AWSAccessKeyId></Error>".encode()
             self.answer(int(mode), body)
         elif mode == "cut":
@@ -118,14 +121,17 @@ class _Failing(Answers):
 
 @contextmanager
 def failing_store() -> Iterator[tuple[str, list[str]]]:
-    """Serve a store that fails as the key says; gives its address and the requests that it has received."""
+    """Serve a store that fails as the key says.
+
+    Yields its address and the list of requests that it has received.
+    """
     with served(_Failing) as server:
         server.requests = []
         yield f"http://127.0.0.1:{server.server_address[1]}", server.requests
 
 
 class _Faulty(Answers):
-    """Passes requests on to moto's S3, unless one of the faults is for it."""
+    """Passes requests on to moto's S3, unless a fault applies to them."""
 
     def do_GET(self) -> None:
         store: FaultyS3 = self.server.store  # type: ignore[attr-defined]
@@ -153,7 +159,7 @@ class _Faulty(Answers):
 
 
 class FaultyS3:
-    """moto's S3 behind a proxy. `fails(method, what, fault, times)` is for the next requests whose path has `what`."""
+    """moto's S3 behind a proxy that can fail."""
 
     def __init__(self, address: str):
         self.address = address
@@ -161,7 +167,11 @@ class FaultyS3:
         self._rule, self._left = ("", "", ""), 0
 
     def fails(self, method: str, what: str, fault: str, times: int = 1 << 30) -> None:
-        """Answer with a status of HTTP, or "cut": a body of which one half arrives; or "late": done, then a 500."""
+        """Make the next `times` requests fail whose path contains `what`.
+
+        `fault` is a status of HTTP; "cut", which sends half of the body; or "late", which carries out the request and
+        then answers with status 500.
+        """
         self._rule, self._left, self.met = (method, what, fault), times, 0
 
     def recovers(self) -> None:
@@ -202,7 +212,10 @@ class _Hub(Answers):
 
 
 class HubStandIn:
-    """The Hub: {dataset: {commit: {path: content}}}, and {dataset: {revision: commit}}."""
+    """A Hub with datasets.
+
+    `commits` is {dataset: {commit: {path: content}}}, and `revisions` is {dataset: {revision: commit}}.
+    """
 
     def __init__(self) -> None:
         self.commits: dict[str, dict[str, dict[str, bytes]]] = {}
@@ -213,7 +226,7 @@ class HubStandIn:
         self.sent: list[str] = []  # the SHA-256 of each large file that was uploaded
         self.history: list[tuple[str, list[str]]] = []  # the message and the paths of each commit of a client
         self.ignored: set[str] = set()  # paths that a .gitignore leaves out
-        self.token = ""  # that may write
+        self.token = ""  # the token that may write
         self.status = 0  # of every answer, if it is not 0
         self.fails: Callable[[str], bool] | None = None  # whether to answer a request with 500
         self.cut: set[str] = set()  # paths whose body ends early
@@ -256,7 +269,7 @@ class HubStandIn:
         return 404, b"{}", {"X_Error_Code": "EntryNotFound"}
 
     def write(self, method: str, path: str, body: bytes, token: str) -> tuple[int, bytes, dict[str, str]] | None:
-        """Answer what a client that writes asks; None for all else."""
+        """Answer a request of a client that writes; return None for other requests."""
         parts = path.strip("/").split("/")
         if path.startswith("/large/"):  # the storage of large files: its URLs need no token
             self.stored[parts[1]] = body
@@ -336,7 +349,10 @@ LARGE = (".parquet", ".arrow")
 
 
 def _entry(path: str, content: bytes) -> dict[str, Any]:
-    """Describe a file as the Hub does: Parquet and Arrow files are in its large storage, with their SHA-256."""
+    """Describe a file as the Hub does.
+
+    Parquet and Arrow files are in its large storage, with their SHA-256.
+    """
     git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": git}
     if path.endswith(LARGE):
@@ -346,7 +362,7 @@ def _entry(path: str, content: bytes) -> dict[str, Any]:
 
 @contextmanager
 def hub_stand_in() -> Iterator[HubStandIn]:
-    """Serve a Hub without datasets."""
+    """Serve a Hub that has no datasets."""
     hub = HubStandIn()
     with served(_Hub) as server:
         server.hub, hub.url = hub, f"http://127.0.0.1:{server.server_address[1]}"

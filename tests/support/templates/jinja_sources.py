@@ -1,4 +1,7 @@
-"""Chat templates in Jinja: those of common models, and those that put fields where they are hard to tell apart."""
+"""Chat templates in Jinja.
+
+They are templates of common models, and templates whose fields are hard to tell apart in the output.
+"""
 
 from __future__ import annotations
 

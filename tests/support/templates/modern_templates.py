@@ -1,6 +1,6 @@
-"""Chat templates, one for each thing that the templates of published models do to a turn or to its history.
+"""Chat templates, one for each way in which published models change a turn.
 
-They are written for the tests, with the control tokens of the tokenizer `hf_byte_level`.
+They are written for the tests, with the control tokens of the tokenizer `hf_byte_level`. Some change the history, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EMPTY_LAST = (
     LOOP + "{% if loop.last and m.role == 'assistant' %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
     "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
 )
-# The prompt opens the reasoning, and no turn has it.
+# The prompt opens the reasoning, and no turn contains it.
 OPENED = (
     LOOP + "{{ m.content.split('</think>')[-1].lstrip('\n') if m.role == 'assistant' else m.content }}<|im_end|>\n"
     "{% endfor %}" + OPEN_PROMPT
@@ -40,7 +40,7 @@ INLINE = (
     "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
     "{% endfor %}" + PROMPT
 )
-# A further end token at the very end only.
+# A second end token, only at the very end.
 END_TWICE = (
     LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT.replace("{% endif %}", "{% else %}<|eot_id|>{% endif %}")
 )
@@ -49,13 +49,13 @@ NEXT_HEADER = (
     "<|im_start|>{{ messages[0].role }}\n{% for m in messages %}{{ m.content }}<|im_end|>\n"
     "<|im_start|>{{ 'user' if m.role == 'assistant' else 'assistant' }}\n{% endfor %}"
 )
-# An end token at the very end only: no turn in the history has one.
+# An end token only at the very end: no turn in the history has one.
 END_LAST = (
     "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}"
     "{% if loop.last and m.role == 'assistant' %}<|eot_id|>{% else %}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-# No end token: the header of the next turn ends one.
+# No end token: the header of the next turn ends a turn.
 NO_END = (
     "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{% endif %}"
@@ -66,7 +66,7 @@ DEFAULT_SYSTEM = (
     + "{{ m.content }}<|im_end|>\n{% endfor %}"
     + PROMPT
 )
-# The system message is part of the last user turn, if that is the last message.
+# The system message is part of the last user turn, if that turn is the last message.
 SYSTEM_IN_LAST = (
     "{{ bos_token }}{% set text = messages[0].content if messages[0].role == 'system' else '' %}"
     "{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}<|start_header_id|>"
@@ -75,7 +75,7 @@ SYSTEM_IN_LAST = (
 )
 TRIMMED = LOOP + "{{ m.content if loop.last else m.content | trim }}<|im_end|>\n{% endfor %}" + PROMPT
 COUNTED = "{{ messages | length }}" + LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
-# The prompt begins the answer: nothing says what the model writes after it.
+# The prompt begins the answer, and no token shows what the model writes after it.
 INTRODUCED = LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT.replace("assistant\n", "assistant\nI think: ")
 
 MODERN = {
@@ -105,8 +105,8 @@ TEXT_ARGUMENTS = (
     + "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name + ' ' + c.function.arguments }}"
     "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}" + PROMPT
 )
-# Results follow calls, and the content both. A turn that continues goes on where the last one was, without its end
-# token; the prompt has that token, and no header.
+# Results follow calls, and the content follows both. A turn that continues has no header and follows the last turn,
+# whose end token is left out. The prompt has the end token, and no header.
 CONTINUED = (
     "{% set ns = namespace(before=none) %}{% for m in messages %}{% if m.role != 'tool' %}"
     "{% if m.role != 'assistant' or ns.before != 'assistant' %}<|im_start|>{{ m.role }}\n{% endif %}"
@@ -119,7 +119,7 @@ CONTINUED = (
     "{% elif next is defined or m.content or not result %}<|im_end|>\n{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>assistant\n{% endif %}"
 )
-# Contents are lists of parts, as of models that see: a text has characters instead.
+# Contents are lists of parts, as in multimodal models; iterating over a text gives characters.
 PARTS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'text' %}"
     "{{ part.text }}{% else %}<image>{% endif %}{% endfor %}<|im_end|>\n{% endfor %}" + PROMPT
@@ -129,6 +129,6 @@ SELECTED_PARTS = (
     LOOP + "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}"
     "<|im_end|>\n{% endfor %}" + PROMPT
 )
-# Nothing of an answer is written.
+# Answers are left out.
 QUESTIONS = LOOP + "{% if m.role != 'assistant' %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}" + PROMPT
 NO_CALLS = LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT

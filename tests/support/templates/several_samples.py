@@ -1,6 +1,7 @@
-"""A template that makes several samples of some conversations, as one does that strips reasoning from history.
+"""A template that makes several samples of some conversations.
 
-`stripping_template` makes every recipe render with it, in this process only.
+Templates that strip reasoning from the history do so, too. `stripping_template` makes every recipe of this process
+render with it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from tasks.templates.spans import Sample, Span, Template, up_to
 
 
 class Strips(Template):
-    """ChatML that writes only the last word of an earlier answer: a conversation whose answers have more is apart."""
+    """ChatML that writes only the last word of each earlier answer.
+
+    A conversation with longer earlier answers has one sample for each trained turn.
+    """
 
     name = "strips"
     markers_as_text = ()

@@ -11,9 +11,9 @@ from support.training.tiny_training import LENGTH, VOCABULARY
 from transformers import AutoConfig, AutoModelForCausalLM
 
 TRAINS = "trains"
-# Layers in which a token reads a state of the tokens before it run on each conversation alone.
+# Layers in which a token reads a state of the tokens before it run on each conversation separately.
 STATE = "trains, layer by layer"
-# The whole decoder does: its masks, its positions, or its states do not follow from position_ids.
+# The whole decoder runs on each conversation: its masks, positions, or states do not follow from position_ids.
 ALONE = "trains, conversation by conversation"
 
 SIZES: dict[str, Any] = {

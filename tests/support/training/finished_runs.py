@@ -1,7 +1,9 @@
-"""Finished runs without training: a base model, and a folder as `python -m train` writes it.
+"""Finished runs without training.
 
 ARCHITECTURES ─finished_run─▶ base/ (random weights), run/ (adapter whose B is not zero, training.json)
 run ─merged─▶ folder of the merged model, as the command writes it
+
+A finished run is a base model and a folder as `python -m train` writes it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ CHOICES = {"micro_batch": 2, "accumulation": 3, "ranks": 1}
 def finished_run(
     folder: Path, name: str = "llama", dtype: torch.dtype = torch.float32, scale: float = 0.02, **how: Any
 ) -> Path:
-    """Write a base model and a run on it, and return the run. `how` has settings of the model and of the training."""
+    """Write a base model and a run on it, and return the run's folder.
+
+    `how` has settings of the model and of the training.
+    """
     known = {*TrainingConfig.model_fields, "corpus"}
     settings = {key: how.pop(key) for key in [*how] if key not in known}
     torch.manual_seed(3)
@@ -38,7 +43,7 @@ def finished_run(
 
 
 def run_on(run: Path, base: Path, scale: float = 0.02, corpus: dict[str, Any] | None = None, **config: Any) -> Path:
-    """Write a run on a base model: its adapter has random weights of this scale."""
+    """Write a run on a base model; its adapter has random weights of scale `scale`."""
     given = TrainingConfig(**{"base_model": str(base), "quantization": "none", "lora_r": 4} | config)
     model = add_adapter(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), given, base)
     randomize(model, scale)

@@ -1,4 +1,4 @@
-"""Runs a piece of code in several ranks of one process group on this machine, without a launcher.
+"""Run code in several ranks of one process group, without a launcher.
 
 gloo_ranks(2, code) ─▶ forks of the process with torch, each with `rank` and `given` ─▶ the `result` of each
 """
@@ -15,7 +15,10 @@ from support.commands import ROOT, in_fork_with_torch
 
 
 def gloo_ranks(count: int, code: str, given: Any = None, **environment: list[str]) -> list[Any]:
-    """Run `code` in `count` ranks, each with its value of the environment variables; return their results."""
+    """Run `code` in `count` ranks, and return their results.
+
+    Each environment variable has one value per rank.
+    """
     with tempfile.TemporaryDirectory() as folder:
         plan = {"count": count, "code": code, "given": given, "folder": folder, "environment": environment}
         start = "import json, sys; from support.training.gloo_ranks import main; main(json.loads(sys.argv[1]))"
@@ -25,7 +28,10 @@ def gloo_ranks(count: int, code: str, given: Any = None, **environment: list[str
 
 
 def train_on_two_ranks(file: str, manifest: Path, run: Path, **options: Any) -> list[Any]:
-    """Call `train(manifest, run, 2, **options)` of a test file in two ranks; return their results."""
+    """Call `train(manifest, run, 2, **options)` of a test file in two ranks.
+
+    Returns their results.
+    """
     code = """
 import importlib.util, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A tiny model as users have it: saved in a folder, and loaded from there by the code that trains.
+"""A tiny model, saved in a folder and loaded as the training code does.
 
 folder ─save_base─▶ folder ─load─▶ PeftModel        batch_of(0, 1) ─▶ packed rows        adapter(model) ─▶ its weights
 """
@@ -17,7 +17,10 @@ from train.model.qlora import load_model
 
 
 def save_base(folder: Path) -> Path:
-    """Write a model that can learn (weights of the usual size), with tied embeddings."""
+    """Write a model that can learn, with tied embeddings.
+
+    Its weights have the usual size.
+    """
     tiny_model(adapter=False, initializer_range=0.02, tie_word_embeddings=True, use_cache=True).save_pretrained(folder)
     return folder
 

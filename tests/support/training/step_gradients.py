@@ -1,4 +1,7 @@
-"""The gradient of the first optimizer step, and conversations that are each a row of their own to compare it with."""
+"""The gradient of the first optimizer step, to compare different rows.
+
+`alone` puts each conversation in its own row.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 def alone(rows: Sequence[Row]) -> list[Row]:
-    """Return the conversations of the rows, each in a row of its own."""
+    """Return the conversations of the rows, each in its own row."""
     found = []
     for row in rows:
         bounds = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), LENGTH]

@@ -1,9 +1,10 @@
-"""Runs `torchrun --nnodes 2` twice on this machine, as two nodes that reach each other over loopback.
+"""Run `torchrun --nnodes 2` twice on this machine, as two nodes.
 
 two_nodes(folders, *arguments) ─▶ a fork of the process with torch ─┬─fork─▶ torchrun, node 0, in its folder ─▶ rank 0
                                                                     └─fork─▶ torchrun, node 1, in its folder ─▶ rank 1
 
-Nodes with the same folder have a shared file system, nodes with different ones have separate file systems.
+The nodes reach each other over loopback. Nodes with the same folder have a shared file system, and nodes with different
+folders have separate file systems.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ LIMIT = 250  # seconds, with other processes; less than that of the command that
 
 @dataclass(frozen=True)
 class Node:
-    """The end of one torchrun: its exit code, and what it and its rank wrote."""
+    """The result of one torchrun.
+
+    It has its exit code, and the text that torchrun and its rank wrote.
+    """
 
     code: int
     stdout: str
@@ -34,9 +38,10 @@ class Node:
 
 
 def two_nodes(folders: Sequence[Path], arguments: Sequence[Sequence[str]], stop: str = "") -> list[Node]:
-    """Run torchrun in each folder with the arguments of its node, until both have ended.
+    """Run torchrun in each folder, until both have ended.
 
-    `stop` names a node and a signal, such as "1 TERM": that torchrun receives it after the first step.
+    `arguments` has the arguments of each node. `stop` names a node and a signal, such as "1 TERM": the torchrun of that
+    node receives the signal after the first step.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

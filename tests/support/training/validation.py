@@ -1,4 +1,7 @@
-"""The loss and the accuracy of a model on validation rows, by their definitions, one row at a time."""
+"""The loss and accuracy of a model on validation rows, by their definitions.
+
+Rows are evaluated one at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from transformers import AutoModelForCausalLM
 
 
 def evaluated(model: Any, rows: Iterable[Any]) -> tuple[float, float]:
-    """Return the mean loss of all trained tokens, and the share of them that has the highest logit."""
+    """Return the mean loss of all trained tokens, and the accuracy.
+
+    The accuracy is the share of the trained tokens that have the highest logit.
+    """
     loss, right, trained = 0.0, 0, 0
     with torch.no_grad():
         for row in rows:
