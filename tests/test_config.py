@@ -1,4 +1,7 @@
-"""The config: defaults, refused values and their messages, and the settings that enter the key."""
+"""Defaults of the config, refused values, and settings that enter the key.
+
+Each refused value has its own message.
+"""
 
 from __future__ import annotations
 
@@ -261,7 +264,7 @@ def test_a_wrong_value_is_named(line: str, said: str, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_numbers_are_what_they_look_like(text: str, value: Any) -> None:
-    """YAML 1.1 has numbers to the base of 60 and, after a zero, of 8."""
+    """YAML 1.1 reads some numbers in base 60 and, after a leading zero, in base 8."""
     found = parse_settings(f"x: {text}", "a.yaml")["x"]
     assert (found, type(found)) == (value, type(value))
 

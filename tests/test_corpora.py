@@ -1,10 +1,10 @@
-"""The whole command on real conversations and with Hugging Face tokenizers, against a count of its own.
+"""The whole command, checked on real conversations by an independent count.
 
     source files ── read and rendered here, by hand ──▶ [(text, trained), …] of each conversation
          └ luigi … PackCorpus ▶ shards, index.arrow ── decoded here ──▶ the same, place by place
 
-Nothing here uses tasks.packing.plan, tasks.corpus.shards or tasks.verification.verify to count, except where `verify`
-itself is asked.
+Some corpora use Hugging Face tokenizers. The count does not use tasks.packing.plan, tasks.corpus.shards, or
+tasks.verification.verify, except in tests of `verify` itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus as pyarrow reads it, and its manifest as JSON has it."""
+    """A corpus as pyarrow reads it, and its manifest as plain JSON."""
 
     manifest: Path
 
@@ -58,7 +58,7 @@ class Corpus:
         return [self.folder / shard["path"] for shard in self.facts["splits"][split]["shards"]]
 
     def rows(self, split: str = "train") -> list[dict[str, np.ndarray]]:
-        """The columns of each shard, [rows, sequence_length]."""
+        """Return the columns of each shard, [rows, sequence_length]."""
         length, found = self.facts["sequence_length"], []
         for path in self.shards(split):
             table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
@@ -67,7 +67,10 @@ class Corpus:
         return found
 
     def index(self) -> dict[str, np.ndarray]:
-        """The columns of index.arrow; a place is -1, and a split None, where a conversation was dropped."""
+        """Return the columns of index.arrow.
+
+        For a dropped conversation, places are -1 and the split is None.
+        """
         table = pa.ipc.open_stream(pa.memory_map(str(self.folder / "index.arrow"))).read_all()
         texts = ("split", "dropped")
         columns = {name: table[name] for name in table.schema.names if name not in texts}
@@ -77,7 +80,7 @@ class Corpus:
         return found | {name: np.array(table[name].to_pylist(), object) for name in texts}
 
     def conversations(self) -> Iterator[tuple[tuple[int, int], list[int], list[int]]]:
-        """((source, record), ids, labels) of every packed conversation."""
+        """Yield ((source, record), ids, labels) of every packed conversation."""
         index = self.index()
         rows = {split: self.rows(split) for split in ("train", "validation")}
         keys = ("source", "record", "split", "shard", "row", "start", "length")
@@ -91,14 +94,17 @@ class Corpus:
 # -- what it must have written: real data with Mistral's SentencePiece model, as chatml -------------------------------
 
 LENGTHS = (512, 1024, 4096)
-# What plain best-fit-decreasing needs above ceil(tokens / length) on these very conversations, in percent.
+# Rows of plain best-fit-decreasing above ceil(tokens / length), on these conversations, in percent.
 BEST_FIT = {512: 1.04, 1024: 0.60, 4096: 0.17}
 
 Run = tuple[str, bool]  # text, and whether it is trained on
 
 
 def chatml(turns: Iterable[tuple[str, str]]) -> list[Run]:
-    """Mistral's model has no token for the markers, so they are text. It puts a space before the first text."""
+    """Render turns as ChatML, as Mistral's model reads it.
+
+    The model has no token for the markers, so they are text. It puts a space before the first text.
+    """
     runs: list[Run] = []
     role = ""
     for role, text in turns:
@@ -176,7 +182,7 @@ READERS: dict[str, Callable[[Any], list[tuple[str, str]]]] = {
 
 @cache
 def real_runs() -> list[list[list[Run]]]:
-    """Of each source, in the order of the sources, its conversations as runs."""
+    """Return the conversations of each source as runs, in the order of the sources."""
     found = []
     for name, read in sorted(READERS.items()):
         data = (SHARED / "corpora" / name).read_bytes()
@@ -188,7 +194,7 @@ def real_runs() -> list[list[list[Run]]]:
 
 
 class Mistral:
-    """Piece strings → bytes, by the rules of SentencePiece and not by its decoder."""
+    """Mistral's piece strings as bytes, by SentencePiece's rules, not its decoder."""
 
     def __init__(self) -> None:
         from sentencepiece import SentencePieceProcessor
@@ -211,7 +217,10 @@ def mistral() -> Mistral:
 
 
 def decoded_runs(ids: np.ndarray, trained: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Iterator[list[Run]]:
-    """Of each conversation at [start, stop) of flat `ids`, its text cut wherever training begins or ends."""
+    """Yield the text of each conversation, cut wherever training begins or ends.
+
+    A conversation is at [start, stop) of the flat `ids`.
+    """
     model = mistral()
     content = b"".join(map(model.bytes.__getitem__, ids.tolist()))
     ends = np.concatenate([[0], np.cumsum(model.sizes[ids])])
@@ -224,7 +233,10 @@ def decoded_runs(ids: np.ndarray, trained: np.ndarray, starts: np.ndarray, stops
 
 @dataclass(frozen=True)
 class Real:
-    """One corpus for each length, all made in one folder, and how often each token file was written meanwhile."""
+    """One corpus for each length, all made in one folder.
+
+    `token_files` has the time when each token file was written, after each run.
+    """
 
     corpora: dict[int, Corpus]
     token_files: list[dict[Path, int]]
@@ -301,7 +313,10 @@ def test_rows_are_at_most_those_of_plain_best_fit(real: Real, length: int) -> No
 @needs_shared
 @pytest.mark.parametrize("length", LENGTHS)
 def test_an_independent_count_finds_every_conversation(real: Real, length: int) -> None:
-    """Each is in one place, reads as in its source, and trains on its answers and their stops alone."""
+    """Every conversation is in one place and reads as in its source.
+
+    It trains on its answers and on their stop tokens, and on nothing else.
+    """
     corpus, expected, model = real.corpora[length], real_runs(), mistral()
     index, facts = corpus.index(), corpus.facts
     conversations = list(zip(index["source"].tolist(), index["record"].tolist(), strict=True))
@@ -349,7 +364,7 @@ def test_an_independent_count_finds_every_conversation(real: Real, length: int) 
     assert total["rows"] == facts["packing_metadata"]["rows"] == facts["splits"]["train"]["rows"]
     assert total["packed"] == ledger["tokens"]["packed"] == int(index["length"][packed].sum())
     assert total["trained"] == ledger["tokens"]["trained"]
-    # Behind every conversation stands an EOS that the template did not write.
+    # An EOS that the template did not write follows every conversation.
     assert ledger["tokens"]["encoded"] == int((index["length"] - 1).sum())
     assert ledger["tokens"]["dropped"] == int((index["length"][~packed] - 1).sum())
     assert ledger["tokens"]["separators"] == ledger["conversations"]["packed"] == int(packed.sum())
@@ -364,7 +379,10 @@ def test_an_independent_count_finds_every_conversation(real: Real, length: int) 
 
 @needs_shared
 def test_prompts_have_the_ids_that_sentencepiece_gives_them(real: Real) -> None:
-    """Bytes alone would read the same. The stock model puts the space in front itself."""
+    """Equal bytes are not enough: the IDs of prompts equal SentencePiece's own.
+
+    The stock model adds the leading space itself.
+    """
     model, expected = mistral().model, real_runs()
     found = list(real.corpora[1024].conversations())[::20]
     assert len(found) > 1000
@@ -465,9 +483,10 @@ def without_calls(record: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """A tokenizer with a template. `render` writes a conversation; None: the tokenizer's own template does.
+    """A tokenizer with a template.
 
-    `stop` ends an answer; where it is not EOS, a separator follows the conversation.
+    `render` writes a conversation; if it is None, the tokenizer's own template does. `stop` ends an answer. If `stop`
+    is not EOS, a separator follows the conversation.
     """
 
     kind: str
@@ -490,7 +509,10 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_hugging_face_tokenizer_gives_the_ids_of_its_own_library(name: str, tmp_path: Path) -> None:
-    """Of ordinary conversations; one with every control string in all its fields has no control token more for it."""
+    """Ordinary conversations have the IDs of the tokenizer's own library.
+
+    A conversation with every control string in all its fields has no additional control token.
+    """
     case = CASES[name]
     write_chats(tmp_path / "chats.jsonl", 200)
     roles = ("user", "assistant") * 2
@@ -549,7 +571,10 @@ def test_a_hugging_face_tokenizer_gives_the_ids_of_its_own_library(name: str, tm
 
 
 def pack_with_threads(folder: Path) -> Path:
-    """PackCorpus where the environment asks the tokenizers library for threads, which hang in forked workers."""
+    """Run PackCorpus with threads of the tokenizers library enabled.
+
+    The environment asks for these threads, which hang in forked workers.
+    """
     env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg"), "TOKENIZERS_PARALLELISM": "true"}
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", "2"]
     run = subprocess.Popen(

@@ -1,4 +1,7 @@
-"""Who shares a row by the embeddings of the data: from a record, through sketches in token files, to the rows."""
+"""Embeddings in the data determine which conversations share a row.
+
+The tests follow them from a record, through sketches in token files, to the rows.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ TOPICS = 4
 
 
 def embedded(count: int = 160, size: int = 24, key: str = "embedding") -> list[dict[str, Any]]:
-    """Conversations of the same few words, with an embedding near that of one of TOPICS topics, in turn."""
+    """Return conversations of a few words, with embeddings of TOPICS topics in turn.
+
+    Each embedding is near the center of its topic.
+    """
     random = np.random.default_rng(1)
     common, centers = 3 * random.normal(size=size), random.normal(size=(TOPICS, size))
     vectors = common + centers[np.arange(count) % TOPICS] + 0.2 * random.normal(size=(count, size))
@@ -54,7 +60,7 @@ def index_of(path: Path) -> list[dict[str, Any]]:
 
 
 def of_one_topic(path: Path) -> float:
-    """The share of pairs of conversations of a row that have the same topic."""
+    """Return the share of pairs in a row that have the same topic."""
     rows: dict[Any, list[int]] = {}
     for each in index_of(path):
         rows.setdefault((each["split"], each["shard"], each["row"]), []).append(each["record"] % TOPICS)
@@ -71,7 +77,10 @@ VECTORS = arrays.arrays(np.float64, st.integers(1, 80), elements=st.floats(-1e6,
 @settings(max_examples=examples(100), deadline=None)
 @given(vector=VECTORS, power=st.integers(-30, 30))
 def test_a_sketch_is_that_of_the_direction(vector: np.ndarray, power: int) -> None:
-    """In plain Python, of whole numbers: for each axis, the sum of the numbers with the signs of a hash."""
+    """A sketch equals a computation in plain Python with whole numbers.
+
+    Each axis is the sum of the numbers with the signs of a hash. Only the direction of an embedding counts.
+    """
     found = sketch_of(vector.tolist(), "embedding", False)
     assert sketch_of((vector * 2.0**power).tolist(), "embedding", False) == found
     assert sketch_of(json.dumps(vector.tolist()), "embedding", True) == found
@@ -86,7 +95,7 @@ def test_a_sketch_is_that_of_the_direction(vector: np.ndarray, power: int) -> No
 
 
 def sign_of(number: int, bit: int) -> int:
-    """1 or -1, by a bit of splitmix64."""
+    """Return 1 or -1, by a bit of splitmix64."""
     z = (number * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) % 2**64
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         z = (z ^ z >> shift) * factor % 2**64
@@ -153,7 +162,10 @@ def test_bytes_are_the_same_for_any_cut_and_container_and_repaired(
 
 @pytest.mark.parametrize("container", ["parquet", "halves", "csv", "mapped"])
 def test_embeddings_of_other_records(tmp_path: Path, container: str) -> None:
-    """A column of a table, of numbers with 16 bits, JSON in a cell, another name: the same rows as of JSON Lines."""
+    """Other containers and names of the embedding give the same rows as JSON Lines.
+
+    The embedding is a column of a table, 16-bit numbers, JSON in a cell, or a column with another name.
+    """
     rows = [{"instruction": f"What is {n}?", "output": f"It is {n}.", "embedding": [n % 4, 1.5 - n % 3, 0.25]}
             for n in range(99)]  # fmt: skip
     found = []

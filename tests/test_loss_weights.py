@@ -1,4 +1,7 @@
-"""Loss weights, from the data to the rows: each trained token has the weight of its conversation and its turn."""
+"""Each trained token has the weight of its conversation and its turn.
+
+The tests follow loss weights from the data to the rows.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ from tasks.verification.verify import verify
 
 IGNORED = -100
 Row = dict[str, Any]
-Place = tuple[str, int, int, int, str, int]  # split, shard, row, start of each piece; source and record
+Place = tuple[str, int, int, int, str, int]  # split, shard, row, and start of each piece; source and record
 
 
 def weighed(count: int = 60, seed: int = 0) -> list[dict[str, Any]]:
-    """Conversations of which some, and some turns of them, have a weight."""
+    """Return conversations; some of them, and some of their turns, have a weight."""
     records = conversations(count, seed)
     for number, record in enumerate(records):
         if number % 3 == 0:
@@ -55,7 +58,7 @@ def rows_of(manifest: Path, split: str = "train") -> dict[str, np.ndarray]:
 
 
 def pieces_of(manifest: Path, split: str = "train") -> dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-    """The ids, labels, and weights of each piece of a record, by the number of the record."""
+    """Return the IDs, labels, and weights of each piece, by record number."""
     index = pa.ipc.open_stream(folder_of(manifest) / "index.arrow").read_all().to_pylist()
     shards = [pa.ipc.open_stream(shard).read_all() for shard in shards_of(manifest, split)]
     found = defaultdict(list)
@@ -134,7 +137,7 @@ def weights_of_tokens(record: dict[str, Any], mode: str) -> set[np.float32]:
 
 
 def test_each_turn_has_its_own_weight(tmp_path: Path) -> None:
-    """Token by token: the text of a turn has its weight, and so do its end and the EOS that is added."""
+    """The text of a turn, its end, and an added EOS have the weight of the turn."""
     turns = [("user", "the", None), ("assistant", "train leaves", 0.5), ("user", "at", 3), ("assistant", "40", 2)]
     messages = [{"role": role, "content": text, **({"loss_weight": w} if w else {})} for role, text, w in turns]
     for turns_setting in ("together", "apart"):
@@ -196,7 +199,10 @@ def test_copies_count_and_each_split_has_its_own_mean(tmp_path: Path, copies: fl
 
 
 def test_conversation_mean_is_that_of_all_pieces_and_samples(tmp_path: Path) -> None:
-    """A conversation that is split, or has a sample for each turn, counts as one, whatever its length."""
+    """Each conversation counts as one, whatever its length.
+
+    This also holds if it is split, or if each turn is a sample.
+    """
     for given_ in ({"overlong": "split", "sequence_length": 24}, {"turns": "apart"}, {"epochs": 2}):
         path = pack_corpus(
             make_recipe(
@@ -242,7 +248,10 @@ def test_weights_are_computed_alike_for_parts_groups_and_shards(
 
 @needs_shared
 def test_real_conversations(tmp_path: Path) -> None:
-    """Answers of 20 to 400 tokens: weighted, they count the same; unweighted, as many times more as they are longer."""
+    """Weighted answers count the same, whatever their length.
+
+    The answers have 20 to 400 tokens. Unweighted, a longer answer counts more, in proportion to its length.
+    """
     lines = (SHARED / "corpora" / "gsm8k_train.jsonl").read_bytes().splitlines()[:300]
     recipe = make_recipe(
         tmp_path, [json.loads(line) for line in lines], loss_weight="conversation", sequence_length=2048
@@ -342,7 +351,10 @@ def test_turns_that_the_template_does_not_keep_apart_need_one_weight(tmp_path: P
 
 @pytest.mark.parametrize("container", ["csv", "parquet", "mapped", "alpaca"])
 def test_weights_of_other_records(tmp_path: Path, container: str) -> None:
-    """A column of a table, a number as text in CSV, another name, a format without messages."""
+    """Weights are also read from other containers, formats, and names.
+
+    They are a column of a table, text in CSV, a key with another name, or part of a record without messages.
+    """
     name = "importance" if container == "mapped" else "loss_weight"
     rows = [{"instruction": f"What is {n}?", "output": f"It is {n}.", name: 0.5 * n + 1} for n in range(9)]
     source: dict[str, Any] = {"path": f"data.{container if container in ('csv', 'parquet') else 'jsonl'}"}
@@ -395,7 +407,10 @@ def test_rebuild_and_repair(tmp_path: Path, mode: str) -> None:
 
 
 def damaged(path: Path, change: Any) -> str:
-    """The error of `verify` after a change of the weights of the first shard, signed again."""
+    """Return the error of `verify` after changed weights are signed again.
+
+    The first shard is changed.
+    """
     shard = shards_of(path)[0]
     reader = pa.ipc.open_stream(shard.read_bytes())
     table = reader.read_all()
@@ -486,7 +501,7 @@ def test_check_predicts_rejects_of_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "instead"), [("data", "none"), ("both", "conversation"), ("conversation", "")])
 def test_check_names_data_without_weights(mode: str, instead: str, tmp_path: Path) -> None:
-    """The setting would have no effect: the key has another name, for example."""
+    """The data has weights under another name, so the setting has no effect."""
     records: list[dict[str, Any]] = [{**record, "importance": 2} for record in conversations(20)]
     own = [{"path": "chat.jsonl", "columns": {"loss_weight": "importance"}}]
     for settings_of_source, warns in (({}, bool(instead)), ({"sources": own}, False)):

@@ -1,4 +1,7 @@
-"""Keys: what changes them, what must not, and golden digests of what they stand for."""
+"""Settings change the keys that they must change, and no other key.
+
+Golden digests pin the content that keys identify.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ BASE: dict[str, Any] = {"name": "a", "sources": [{"path": "chat.jsonl"}], "token
 
 
 def project(folder: Path, **changes: Any) -> Path:
-    """A folder with a config; the tokenizer is never opened for a key."""
+    """Write a folder with a config; no key needs to open its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "chat.jsonl").write_text("".join(f"{line}\n" for line in LINES))
     (folder / "t.model").write_bytes(b"one tokenizer")
@@ -57,7 +60,7 @@ def project(folder: Path, **changes: Any) -> Path:
 
 def recipe(folder: Path, **changes: Any) -> Recipe:
     made = resolve(project(folder, **changes), folder)
-    _ = made.corpus_key  # of the files as they are now
+    _ = made.corpus_key  # computed from the present files
     return made
 
 
@@ -65,7 +68,7 @@ def token_keys(made: Recipe) -> list[str]:
     return [made.tokens_key(part) for part in made.parts]
 
 
-# For every field: another value, and whether token files, too, become others. A new field must be decided on here.
+# For every field: another value, and whether it changes token files, too. A new field needs a decision here.
 CHANGES: dict[str, tuple[Any, bool]] = {
     "sources": ([{"path": "chat.jsonl", "columns": {"messages": "chat"}, "format": "messages"}], True),
     "tokenizer": ("u.model", True),
@@ -102,21 +105,21 @@ CHANGES: dict[str, tuple[Any, bool]] = {
 }
 
 
-# Of no effect in BASE: it names a tokenizer, and a built-in template, which sees no date.
+# No effect in BASE, which has a tokenizer and a built-in template that uses no date.
 SOMETIMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "vocab_size": (9000, {"tokenizer": None}),
     "template_date": ("2026-01-02", {"template": "own.jinja"}),
 }
 
 
-# Settings of rows that need others: a value, what is set besides, and whether token files, too, become others.
+# Settings of rows that need other settings: a value, the other settings, and whether it changes token files, too.
 OF_ROWS: dict[str, tuple[Any, dict[str, Any], bool]] = {
     "mix": ("blocks", {"sequence_length": [64, 128]}, False),
     "company_by": ("embedding", {"company": "similar"}, True),
 }
 
 
-# Of no effect in BASE, which is too small to be planned in groups.
+# No effect in BASE, which is too small to be planned in groups.
 OF_GROUPS: dict[str, tuple[Any, dict[str, Any]]] = {
     "plan_group": (5, {}),
     "plan_chunk": (7, {"plan_group": 5}),
@@ -378,7 +381,7 @@ def test_the_version_of_jinja_templates_is_in_their_keys_only(tmp_path: Path, mo
 
 
 def test_the_key_of_a_corpus_does_not_depend_on_how_license_is_spelled(tmp_path: Path) -> None:
-    """The digest is that of the versions that knew `licence` alone."""
+    """The digest equals that of versions that only had `licence`."""
     settings = {"language": ["en"], "seed": 42, "packing": True, "sources": []}
     keys = {
         corpus_key(settings | {name: ["mit"]}, [["a" * 64, "jsonl", "", "messages", []]], [], "t", "u", version=4)
@@ -472,7 +475,7 @@ def test_a_tokenizer_that_changes_in_place_during_a_run_is_never_used(
     with pytest.raises(DataError, match=r"tiny\.model: the tokenizer changed during the run; run again"):
         pack_corpus(made)
     assert not made.published.exists()
-    # Nor is anything kept that was made with the other one.
+    # No output of the other tokenizer is kept either.
     monkeypatch.undo()
     change(original)
     expected = pack_corpus(make_recipe(tmp_path / "again", conversations(5)))
@@ -480,7 +483,7 @@ def test_a_tokenizer_that_changes_in_place_during_a_run_is_never_used(
 
 
 def test_a_jinja_template_is_compiled_once_for_all_recipes_that_render_alike(tmp_path: Path) -> None:
-    """Workers get a recipe of their own, and inherit what is known of the template."""
+    """Each worker gets its own recipe, and inherits the compiled template."""
     (tmp_path / "own.jinja").write_text(CHATML_JINJA)
 
     def template_of(**changes: Any) -> Template:
@@ -515,7 +518,10 @@ def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
 
 
 class Bytes(Encoder):
-    """A tokenizer that needs no file: UTF-8 bytes, and control tokens for the frames of three templates."""
+    """A tokenizer that needs no file.
+
+    Its tokens are UTF-8 bytes, and control tokens for the frames of three templates.
+    """
 
     kind, engine = "bytes", "bytes"
     controls = {  # noqa: RUF012 - the interface has it so

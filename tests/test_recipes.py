@@ -1,7 +1,7 @@
 """Every recipe of docs/guides/other-trainers.md trains on isolated conversations.
 
-The code of a recipe runs unchanged in a temporary folder, with the two paths set to a small corpus and a tiny model.
-What the model receives is compared with the conversations of the same rows, each in a batch of its own.
+The code of a recipe runs unchanged in a temporary folder, with its two paths set to a small corpus and a tiny model.
+The input of the model is compared with the conversations of the same rows, each in its own batch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _here(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def run(heading: str, project: Path) -> tuple[Any, list[dict[str, Any]]]:
-    """Run a recipe. Returns its variables, and every batch the model received."""
+    """Run a recipe, and return its variables and all batches of the model."""
     batches: list[dict[str, Any]] = []
     values: dict[str, Any] = {"FOLDER": str(project / "corpus"), "MODEL": str(project / "model")}
 
@@ -78,7 +78,7 @@ def run(heading: str, project: Path) -> tuple[Any, list[dict[str, Any]]]:
 
 
 def conversations_of(batch: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-    """Return each conversation of a batch, and its padding, as a batch of its own."""
+    """Return each conversation of a batch, and its padding, as a separate batch."""
     flat = {name: batch[name].flatten() for name in ("input_ids", "labels", "position_ids")}
     begins = (flat["position_ids"] == 0).nonzero().flatten().tolist()
     spans = pairwise([*begins, len(flat["input_ids"])])

@@ -1,7 +1,7 @@
-"""The sample corpus is what its script writes, and what it claims is true.
+"""The sample corpus equals the output of its script, and its claims are true.
 
-The checks read the files, not the script's makers: sums are parsed out of the text and worked out again with
-fractions, weekdays with `datetime`, programs are run.
+The checks read the files, not the script's makers: sums are parsed from the text and recomputed with fractions,
+weekdays are checked with `datetime`, and programs are run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COUNTS = {
     "prompts_as_messages.jsonl": 6,
     "notes.arrow": 18,
 }
-# The compressors that wrote the committed files. Others may write other bytes for the same records.
+# The compressors that wrote the committed files. Other versions may write other bytes for the same records.
 ZLIB, ZSTD = "1.2.13", (1, 5, 7)
 
 
@@ -69,7 +69,7 @@ def read(path: Path) -> Rows:
 
 
 def strings(value: object) -> Iterator[str]:
-    """Every string in a record, in order."""
+    """Yield every string in a record, in order."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -137,7 +137,7 @@ OPERATORS = {"+": operator.add, "−": operator.sub, "×": operator.mul, "÷": o
 
 
 def value(term: str) -> Fraction:
-    """Products and quotients first, then sums, each from left to right."""
+    """Evaluate a term: products and quotients first, then sums, left to right."""
     sums: list[Fraction] = []
     tokens = ["+", *term.split(" ")]
     for sign, number in zip(tokens[::2], tokens[1::2], strict=True):
@@ -234,7 +234,7 @@ def test_programs_run_and_give_the_results_shown(records: dict[str, Rows]) -> No
     for rows in records.values():
         for row in rows:
             scope: dict[str, Any] = {}
-            # By order of appearance: a function comes before its examples. In a tree, replies may come in any order.
+            # In order of appearance, a function precedes its examples. In a tree, replies may come in any order.
             blocks = [b for text in strings(row) for b in re.findall(r"```python\n(.*?)```", text, re.S)]
             for block in sorted(blocks, key=lambda b: b.startswith(">>>")):
                 if not block.startswith(">>>"):

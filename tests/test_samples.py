@@ -1,4 +1,4 @@
-"""Corpora in which conversations have several samples, made by every stage, and what the commands show of them."""
+"""Every stage and command handles conversations with several samples."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def index_of(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of `turns: apart` with a built-in template."""
+    """Return a corpus of `turns: apart` with a built-in template."""
     return pack_corpus(make_recipe(tmp_path_factory.mktemp("apart"), RECORDS, turns="apart", **SETTINGS))
 
 
 @pytest.mark.slow
 def test_the_same_bytes_for_every_part_size_and_rebuilt(tmp_path: Path) -> None:
-    """With a template that makes several samples of some conversations."""
+    """The template makes several samples of some conversations."""
     found = []
     with stripping_template():
         for part_size in (1 << 10, 5000, 1 << 26):
@@ -278,7 +278,10 @@ def test_format_2_has_a_row_for_each_sample(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turns", ["together", "apart"])
 def test_format_2_has_the_messages_that_its_text_is_made_of(tmp_path: Path, turns: str) -> None:
-    """Trainers that tokenize themselves see no reasoning that was dropped, and the system message that was added."""
+    """The messages have the system message that was added, and no dropped reasoning.
+
+    Trainers that tokenize the messages themselves rely on this.
+    """
     said = [("user", "2+2?"), ("assistant", "<think>\neasy\n</think>\n\n4"), ("user", "3+3?"), ("assistant", "6")]
     record: dict[str, Any] = {"messages": [{"role": role, "content": content} for role, content in said]}
     record["messages"][3]["reasoning_content"] = "simple"
@@ -299,7 +302,7 @@ def test_the_report_names_turns(apart: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     page = write_report(apart, tmp_path / "report.html")[0].read_text()
     assert "repeat an earlier sample of the same conversation" in page
-    assert re.search(r" turn \d", page)  # which rows are shown follows from the key
+    assert re.search(r" turn \d", page)  # the key determines which rows are shown
 
 
 def test_lengths_are_those_of_samples(apart: Path) -> None:

@@ -1,4 +1,7 @@
-"""Stages: done only if their outputs are complete, the same bytes in any process, one run at a time."""
+"""A stage is done only if its outputs are complete.
+
+It writes the same bytes in any process, and one run at a time makes a corpus.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ def test_a_manifest_that_a_killed_run_published_is_synced_before_it_counts_as_do
 
 
 def all_stages(target: Stage) -> list[Stage]:
-    """`target` and everything below it, requirements first."""
+    """Return `target` and all stages that it requires, requirements first."""
     found: dict[Stage, None] = {}
     for required in target.requires():
         found |= dict.fromkeys(all_stages(required))
@@ -139,7 +142,7 @@ def test_a_stage_is_not_done_if_an_output_is_missing_or_has_other_content(traine
             assert not stage.is_done(), path
             path.write_bytes(content)
             assert stage.is_done(), path
-        # A plan is never trusted by content, and what a tokenizer is follows from its key.
+        # A plan is never trusted by content, and the key of a tokenizer determines its content.
         assert stage.is_done(check_content=True) is not isinstance(stage, Plan)
     for stage, path in (
         (TokenizePart(trained, 1), TokenizePart(trained, 1).outputs()[0]),
@@ -163,7 +166,7 @@ def test_a_lost_tokenizer_is_trained_again_though_its_tokens_are_kept(trained: R
 
 @pytest.mark.slow
 def test_stages_run_in_other_processes_and_write_the_same_bytes(trained: Recipe, tmp_path: Path) -> None:
-    """They are small values: an open tokenizer stays where it is."""
+    """Stages are small values, and an open tokenizer stays in its process."""
     before = corpus_bytes(pack_corpus(trained))
     assert trained.encoder is not None
     here = replace(trained, layout=Layout(tmp_path / "elsewhere"))

@@ -85,8 +85,8 @@ def test_each_part_is_looked_at_a_few_times(tmp_path: Path, monkeypatch: pytest.
     def work() -> None:
         assert build(PackCorpus(config=str(config), root=str(tmp_path), on="here"))
         assert len(+looks) > 10
-        # A part is looked at when it is scheduled, before and after its step, when it is planned, and when the corpus is
-        # published. The first part is also looked at to find out that not all parts are done.
+        # A part is looked at when it is scheduled, before and after its step, when it is planned, and when the corpus
+        # is published. The first part is also looked at to find out that not all parts are done.
         assert max(looks.values()) <= 7, looks
         assert sorted(looks.values())[-2] <= 5
 

@@ -1,10 +1,10 @@
-"""What a user sees of each bad input: the table of cases, and the document that is made from it.
+"""Cases of bad inputs, and the document that shows what a user sees of each.
 
     a folder with chats, config and tokenizer ─one thing bad─▶ the command ─▶ its error in two lines, or its report;
                                                                the reject of rejects.jsonl; what was noticed
 
-Every case is a function, named in its table. It makes the folder, and returns the words of the command if that is not
-PackCorpus, or a process that it has started.
+Every case is a function, named in its table. It makes the folder. It returns the words of the command if the command is
+not PackCorpus, or a process that it has started.
 """
 
 from __future__ import annotations
@@ -59,12 +59,15 @@ def chat(answer: Any = "It is 42.", **more: Any) -> dict[str, Any]:
 
 
 def lines(*records: Any) -> bytes:
-    """Return lines of JSON; a record of bytes is used as it is."""
+    """Return lines of JSON; a record of bytes is used verbatim."""
     return b"".join((record if isinstance(record, bytes) else orjson.dumps(record)) + b"\n" for record in records)
 
 
 def project(folder: Path, data: bytes, name: str = "chats.jsonl", **settings: Any) -> None:
-    """Write a config, 20 good conversations, a file of these bytes, and a tokenizer with the tokens of ChatML."""
+    """Write a config, good conversations, a file of these bytes, and a tokenizer.
+
+    There are 20 good conversations, and the tokenizer has the control tokens of ChatML.
+    """
     (folder / "good.jsonl").write_bytes(lines(*GOOD))
     (folder / name).write_bytes(data)
     shutil.copy(kind_path("sp_bpe_chatml"), folder / "tiny.model")
@@ -230,7 +233,7 @@ JINJA = {
 for (_number, _what), _text in JINJA.items():
 
     def _make(folder: Path, text: str = _text) -> None:
-        # One file: with two of them and two workers it is chance which is reported first.
+        # One file: with two files and two workers, either file may be reported first.
         one = ["chats.jsonl"]
         project(folder, lines(chat()), sources=one, tokenizer="hf", template="own.jinja", max_rejects=0.0)
         (folder / "own.jinja").write_text(text)
@@ -246,7 +249,7 @@ def killed(folder: Path) -> subprocess.Popen[str]:
     project(folder, lines(*(chat(f"It is {n}.") for n in range(200_000))), part_size=1 << 20)
     run = started(folder, "--workers", "2")
     wait_for(folder, "data/tokens/*/*.json", run)
-    # The youngest child is at work. An older one may hold the lock of Luigi's queue, which would then be lost.
+    # The youngest child works on a step. An older child may hold the lock of Luigi's queue, which would then be lost.
     for child in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()[-1:]:
         os.kill(int(child), signal.SIGKILL)
     return run
@@ -351,7 +354,10 @@ def wait_for(folder: Path, pattern: str, run: subprocess.Popen[str]) -> None:
 
 
 def seen(make: Case) -> tuple[int, str]:
-    """Return the exit code and what is shown: the error in two lines, or what became of the conversations."""
+    """Return the exit code and the text that the user sees.
+
+    The text is the error in two lines, or the outcome of the conversations.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(kind_path("hf_byte_level"), folder / "hf")

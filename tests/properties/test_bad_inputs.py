@@ -1,4 +1,4 @@
-"""docs/reference/bad-inputs.md shows for each bad input what the command prints."""
+"""docs/reference/bad-inputs.md shows the output of the command for each case."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from properties import bad_inputs
 from support.commands import ROOT
 
 DOCUMENT = (ROOT / "docs" / "reference" / "bad-inputs.md").read_text(encoding="utf-8").splitlines()
-# Failures of the machine, two runs at once, and endless loops: they depend on timing and have tests of their own.
+# Failures of the machine, two runs at once, and endless loops depend on timing. They have their own tests.
 NOT_HERE = {20, 24, 27, 29, 30, 34, 35, 36}
 
 

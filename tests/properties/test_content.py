@@ -1,11 +1,11 @@
-"""Content stays content: whatever a conversation says, in whatever field, with every tokenizer and every template.
+"""Content stays content, with every tokenizer and every template.
 
     seed ─▶ conversations full of control strings, whole, cut, split over neighboring fields ─▶ rows
-        └─▶ the same conversations, saying x in every field ──────────────────────────────────▶ rows
+        └─▶ the same conversations, with x in every field ────────────────────────────────────▶ rows
 
-The control tokens of a row are those of the row that says x, at the places of the template's spans; labels are those
-of the spans; and the text comes back. There are at least 2,000 conversations for each tokenizer and for each template;
-`make fuzz` checks 10,000 for each of the two together.
+No field of a conversation can add a control token. A row has the control tokens of the row with x, at the places of the
+template's spans. Its labels are the labels of the spans, and its text decodes to the original. There are at least 2,000
+conversations for each tokenizer and for each template; `make fuzz` checks 10,000 for each pair of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tasks.templates.spans import Template, TrainOn, trained_turns
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 
 JINJA = {
-    "tokenizer": CHATML_JINJA,  # that of our Hugging Face folders
+    "tokenizer": CHATML_JINJA,  # the template of our Hugging Face folders
     "chatml_marked.jinja": CHATML_MARKED,
     "llama2.jinja": LLAMA2,
     "llama3.jinja": LLAMA3,
@@ -43,7 +43,7 @@ JINJA = {
 }
 TEMPLATES = (*BUILT_IN, *JINJA)
 BATCH = 25
-# For each tokenizer with each template, of which there are 8 and 13.
+# For each pair of the 8 tokenizers and 13 templates.
 EXAMPLES, CONVERSATIONS = 2, 125
 
 
@@ -54,7 +54,7 @@ def open_template(name: str, kind: str, train_on: TrainOn) -> Template:
     return JinjaTemplate(name, JINJA[name], open_kind(kind), train_on, "2026-01-01", "together")
 
 
-# Marks in questions and answers, to be found again among the trained tokens.
+# Marks in questions and answers, which the test finds again in the trained tokens.
 QUESTION, ANSWER = "QzQ", "ZqZ"
 
 
@@ -70,7 +70,10 @@ OTHER = (
 
 
 def neighbors(rng: random.Random, kind: str, count: int) -> list[str]:
-    """Texts of fields that follow one another: what one begins of a control string, the next may complete."""
+    """Return the texts of neighboring fields.
+
+    One text may begin a control string that the next one completes.
+    """
     strings = control_strings(kind)
     space = SPACE if kind in LOSSLESS else SPACE[:6]
     texts = []
@@ -109,7 +112,10 @@ def _any_character(rng: random.Random) -> str:
 
 
 def conversation(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
-    """A record of the format `messages`; `rng` gives its form alone, `texts` all that it says."""
+    """Return a record of the format `messages`.
+
+    `rng` determines its form, and `texts` has all its texts.
+    """
 
     def some(key: str) -> dict[str, Any]:
         return {key: next(texts)} if rng.random() < 0.6 else {}
@@ -132,7 +138,7 @@ def conversation(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
 
 
 def instruction(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
-    """A record of the format `alpaca`, with an input next to its instruction."""
+    """Return a record of the format `alpaca`, with an instruction and an input."""
     system = {"system": "S" + next(texts)} if rng.random() < 0.5 else {}
     history = {"history": [[next(texts), ANSWER + next(texts)]]} if rng.random() < 0.5 else {}
     said = {"instruction": next(texts), "input": next(texts), "output": ANSWER + next(texts)}
@@ -140,7 +146,7 @@ def instruction(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
 
 
 def texts_of(make: Callable[..., dict[str, Any]], form: int) -> int:
-    """Return how many texts a record of this form has."""
+    """Return the number of texts in a record of this form."""
     numbers = count()
     make(random.Random(form), map(str, numbers))
     return next(numbers)
@@ -150,11 +156,11 @@ def texts_of(make: Callable[..., dict[str, Any]], form: int) -> int:
 
 
 def check_batch(kind: str, name: str, seed: int, size: int = BATCH) -> int:
-    """Check `size` conversations made from a seed; how many were packed."""
+    """Check `size` conversations made from a seed, and return the number packed."""
     rng = random.Random(f"{kind} {name} {seed}")
     encoder = open_kind(kind)
     train_on: TrainOn = "last" if name == "joined.jinja" else rng.choice(("assistant", "all", "last"))
-    if name == "mistral" and train_on == "assistant":  # one sample of each conversation
+    if name == "mistral" and train_on == "assistant":  # it would make one sample of each conversation
         train_on = "last"
     template = open_template(name, kind, train_on)
     make, format = rng.choice(((conversation, "messages"), (conversation, "messages"), (instruction, "alpaca")))
@@ -171,7 +177,7 @@ def check_batch(kind: str, name: str, seed: int, size: int = BATCH) -> int:
         flags = trained_turns(said, train_on)
         check_row(row, template.spans(said, flags), encoder)
         assert [i for i in row.ids.tolist() if i in known] == [i for i in other.ids.tolist() if i in known], record
-        if name != "joined.jinja":  # which says things several times
+        if name != "joined.jinja":  # this template writes some texts several times
             trained = encoder.decode(row.ids[row.trained])
             expected = [m.content for m, flag in zip(said.messages, flags, strict=True) if flag]
             for mark in (QUESTION, ANSWER):
@@ -188,7 +194,7 @@ def check_batch(kind: str, name: str, seed: int, size: int = BATCH) -> int:
 
 
 def _tight(text: str, encoder: Encoder) -> str:
-    """Remove spaces after content tokens, where some tokenizers put one."""
+    """Remove the spaces that some tokenizers put after content tokens."""
     for token in encoder.space_follows:
         text = re.sub(f"{re.escape(token)} +", token, text)
     return text

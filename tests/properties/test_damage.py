@@ -1,7 +1,8 @@
-"""Damage of every kind to every file of a project: no reader trusts it, repair restores it, and a run makes it again.
+"""No reader trusts a damaged file, and repair and the next run restore it.
 
-tests/support/damage/matrix.py has the matrix; bench/reliability/damage.py counts its cells in every state, and injects
-10,000 flips of single bits, these tests a few hundred.
+The tests apply damage of every kind to every file of a project. tests/support/damage/matrix.py has the matrix.
+bench/reliability/damage.py counts its cells in every state, and flips 10,000 single bits. These tests flip a few
+hundred.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from tasks.verification.verify import verify
 
 SEED = 1
 
-# What a manifest says and nothing in its corpus can contradict: whoever can make its digest again can edit these, and
-# `verify --rebuild` alone notices. They inform people; no row depends on them.
+# Facts of a manifest that no file of its corpus contradicts. After an edit with a recomputed digest, only
+# `verify --rebuild` notices a change. These facts inform people, and no row depends on them.
 SAID_ONCE = {
     "tokenizer.engine",
     "sources.0.bytes", "ledger.conversations.split", "ledger.pieces.dropped",
@@ -34,7 +35,7 @@ SAID_ONCE = {
     "config.sources.0.format", "config.tokenizer", "texts_version",
 }  # fmt: skip
 
-# What the loader does not look at: no row that it gives depends on it. verify counts it again.
+# Facts that the loader does not check, because no row depends on them. `verify` recounts them.
 INFORMATION = (
     "sources.", "mixture.", "ledger.", "noticed.", "packing_metadata.", "splits.", "texts_version",
     "tokenizer.", "config.", "template.leading_space",
@@ -63,7 +64,10 @@ def test_no_damage_is_trusted(column: str, project: Callable[[str], Project]) ->
 
 @pytest.mark.parametrize("column", READERS)
 def test_every_reader_accepts_a_whole_corpus(column: str, project: Callable[[str], Project]) -> None:
-    """After all damage was put back: what was refused above was refused for the damage."""
+    """After all damage is restored, every reader accepts the corpus.
+
+    So the readers above refused the damage and nothing else.
+    """
     READERS[column].read(project(kind_of(column)))
 
 
@@ -71,7 +75,7 @@ def test_the_files_that_are_damaged_are_all_that_there_are(project: Callable[[st
     for kind in KINDS:
         made = project(kind)
         assert len(load_manifest(made.published).splits["train"].shards) > 1
-        # Digests of sources are damaged in test_digest_cache.py; those of new files are kept by a later run.
+        # test_digest_cache.py damages the digests of sources. A later run adds the digests of new files.
         known = {*made.saved, made.folder / "run.json", *(made.root / "data" / "digests").glob("*.json")}
         found = {path for top in ("data", "manifests") for path in (made.root / top).rglob("*") if path.is_file()}
         assert {path.name for path in found - known} <= {f"{made.published.stem}.lock", ".last"}

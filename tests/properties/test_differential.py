@@ -1,9 +1,10 @@
-"""Ids and labels equal those of the reference, which is written from the published rules and imports none of this code.
+"""IDs, labels, and rejects equal those of an independent reference.
 
     records ─┬─ tokenize_part, or PackCorpus ─┐
-             └─ tests/reference ──────────────┴─▶ every id, every label, and every reject is the same
+             └─ tests/reference ──────────────┴─▶ every ID, every label, and every reject is the same
 
-bench/reliability/differential.py does the same with 30,000 real and 3,000 unusual conversations for each pair.
+The reference follows the published rules and imports none of this code. bench/reliability/differential.py makes the
+same comparison with 30,000 real and 3,000 unusual conversations for each pair of a template and a tokenizer.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ def test_records_of_every_format_are_read_and_rejected_as_the_reference_does(tra
 
 
 def in_json(record: Any) -> bool:
-    """Return whether a record can be in a JSONL file, and is not refused with the whole run, as images are."""
+    """Return whether a JSONL file can have this record without failing the run.
+
+    A record with an image fails the whole run.
+    """
     try:
         return "image" not in json.dumps(record, ensure_ascii=False).encode().decode()
     except (TypeError, UnicodeEncodeError):
@@ -92,7 +96,10 @@ def in_json(record: Any) -> bool:
 
 @pytest.mark.parametrize(("template", "kind"), [("chatml", "sp_bpe_chatml"), ("llama2", "hf_legacy")])
 def test_rows_of_a_corpus_hold_what_the_reference_says(template: str, kind: str, tmp_path: Path) -> None:
-    """Through the command, the packing, and other containers; encoded with gigatoken where that is possible."""
+    """The whole command gives the rows of the reference, from three containers.
+
+    The command packs, and it encodes with gigatoken if possible.
+    """
     given = unusual(kind, 5, 600)
     messages = [record for format, record in given if format == "messages"]
     asked = [texts_of(("question", "answer"), record) for format, record in given if format == "prompt_completion"]
@@ -121,13 +128,13 @@ def test_rows_of_a_corpus_hold_what_the_reference_says(template: str, kind: str,
 
 
 def texts_of(names: tuple[str, ...], record: dict[str, Any]) -> dict[str, str]:
-    """Return a record for a table, with the first values that are texts."""
+    """Return a table's record with the first text values of a record."""
     texts = [value for value in record.values() if type(value) is str]
     return {name: texts[number] if number < len(texts) else "" for number, name in enumerate(names)}
 
 
 def packed(manifest: Path) -> dict[tuple[int, int], list[tokens.Encoded]]:
-    """Return the samples of each conversation, by source and record, from their rows."""
+    """Return the samples of each conversation from its rows, by source and record."""
     facts = orjson.loads(manifest.read_bytes())
     folder, length = manifest.parent.parent / facts["corpus"], facts["sequence_length"]
     shards = [pa.ipc.open_stream(folder / shard["path"]).read_all() for shard in facts["splits"]["train"]["shards"]]

@@ -1,4 +1,7 @@
-"""A few of the faults of bench/reliability/faults.py, by a fixed seed: `make faults` has hundreds of each kind."""
+"""A few of the faults of bench/reliability/faults.py, from a fixed seed.
+
+`make faults` tests hundreds of each kind.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> faults.Project:
 
 @pytest.fixture(scope="module")
 def cases(project: faults.Project, tmp_path_factory: pytest.TempPathFactory) -> list[faults.Case]:
-    """A fault in each call of the commit."""
+    """Return a fault for each call of the commit."""
     commit = faults.before_commit(project, tmp_path_factory.mktemp("faults") / "commit")
     return list(faults.call_cases("commit", commit))
 
@@ -85,7 +88,7 @@ def test_two_runs_that_share_their_sources(project: faults.Project) -> None:
 
 
 def test_a_worker_that_is_killed_is_spoken_of(tmp_path: Path) -> None:
-    """As the kernel does where memory runs out."""
+    """The kernel kills a worker if memory runs out."""
     write_chats(tmp_path / "chats.jsonl", 20_000)
     (tmp_path / "corpus.yaml").write_text(faults.CONFIG)
     run = faults.start(tmp_path, faults.words(workers=2))

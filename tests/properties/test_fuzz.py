@@ -1,8 +1,8 @@
-"""Any bytes as a source, any text as a config, any JSON as a manifest: a value, a Reject or a PackError, nothing else.
+"""Any input gives a value, a Reject, or a PackError, and nothing else.
 
     bytes ─read_source─▶ conversations and Rejects     text ─read_config─▶ Config     JSON ─read_manifest─▶ Manifest
 
-Here hypothesis makes the input, from valid pieces; `make fuzz` gives the same three functions to atheris.
+Here, Hypothesis makes the input from valid pieces. `make fuzz` runs the same three functions with Atheris.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def check_message(error: PackError | Reject) -> None:
-    """It says something, which can be shown."""
+    """Check that the message is not empty and can be shown."""
     assert str(error).strip()
     assert len(str(error)) < 20_000
     if isinstance(error, Reject):
@@ -57,7 +57,10 @@ def check_message(error: PackError | Reject) -> None:
 
 
 def read_source(data: bytes, name: str, format: str, part_size: int = 1 << 20) -> int:
-    """How many conversations there are in a file of these bytes; 0 where it is refused."""
+    """Return the number of conversations in a file of these bytes.
+
+    The number is 0 if the file is refused.
+    """
     (_place() / name).write_bytes(data)
     found = 0
     try:
@@ -134,7 +137,7 @@ RECORDS = st.one_of(
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """Bytes with some of them cut out, doubled or replaced."""
+    """Draw bytes with some of them cut out, doubled, or replaced."""
     for _ in range(draw(st.integers(0, 3))):
         left, right = sorted(draw(st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)))))
         if right - left > 64 and draw(st.booleans()):
@@ -208,7 +211,10 @@ def a_manifest() -> dict[str, Any]:
 
 
 def as_bytes(values: Any) -> bytes:
-    """As manifests are published; what cannot be, as json writes it."""
+    """Return values as a published manifest, or as json writes them.
+
+    json writes values that a manifest cannot have.
+    """
     try:
         return to_json(values)
     except TypeError:
@@ -216,7 +222,7 @@ def as_bytes(values: Any) -> bytes:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where all values within a value stand."""
+    """Return the paths of all values within a value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
 
@@ -232,8 +238,8 @@ def test_any_manifest_is_read_or_refused(data: st.DataObject) -> None:
             inner[last] = data.draw(VALUES)
         else:
             del inner[last]
-    with contextlib.suppress(TypeError):  # where it cannot be written
-        values["digest"] = manifest_digest(values)  # so that it is not the digest alone that is found wrong
+    with contextlib.suppress(TypeError):  # if it cannot be written
+        values["digest"] = manifest_digest(values)  # so that the digest is not the only error
     whole = as_bytes(values)
     manifest = read_manifest(data.draw(damaged(whole)) if data.draw(st.booleans()) else whole)
     if manifest is not None:
@@ -241,7 +247,7 @@ def test_any_manifest_is_read_or_refused(data: st.DataObject) -> None:
 
 
 def test_what_is_valid_is_read() -> None:
-    """The functions that are fuzzed are not such as refuse everything."""
+    """The functions that are fuzzed accept valid input."""
     assert read_source(b'{"text": "a"}\n{"text": 1}\n', "a.jsonl", "auto") == 1
     assert read_config(yaml.safe_dump(CONFIG)) is not None
     assert read_manifest(as_bytes(a_manifest())) == Manifest.model_validate(a_manifest())

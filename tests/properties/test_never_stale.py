@@ -1,7 +1,7 @@
-"""Never stale: whatever can change a row changes the key, and what does not change the key changes no byte of a shard.
+"""Whatever can change a row changes the key, and nothing else changes a shard.
 
-For every field of the config, from the model itself, so that a new field without a case here fails; and for every byte
-of a source, a tokenizer and a template.
+The tests take every field of the config from the model, so that a new field without a case fails. They also flip bits
+of a source, a tokenizer, and a template.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {
     "name": "small", "sources": [{"path": "chat.jsonl", "format": "messages"}], "tokenizer": "hf",
     "template": "own.jinja", "sequence_length": 128,
 }  # fmt: skip
-# vocab_size has an effect where a tokenizer is trained.
+# vocab_size has an effect only if a tokenizer is trained.
 TRAINED: dict[str, Any] = BASE | {"tokenizer": None, "template": "chatml", "vocab_size": 320}
 
 
@@ -55,7 +55,7 @@ def resolved(folder: Path, **changes: Any) -> Recipe:
     return made
 
 
-# For every field that is in the key: another value, and what besides it must be set for it to have an effect.
+# For every field in the key: another value, and the settings that give it an effect.
 OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "sequence_length": (64, {}),
     "train_on": ("all", {}),
@@ -95,7 +95,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_record_bytes": (2048, {}),
 }
 
-# For every field that names something: the same content under another name, and another content.
+# For every field that names something: another name for the same content, and another content.
 NAMED: dict[str, tuple[Any, Any]] = {
     "name": ("other", None),
     "sources": (
@@ -109,7 +109,7 @@ NAMED: dict[str, tuple[Any, Any]] = {
 # For every field that is declared to have no effect: other values.
 NO_EFFECT: dict[str, list[Any]] = {"part_size": [1024, 3000, 1 << 30], "engine": ["reference"]}
 
-# A source has fields of its own. format: auto is resolved, so that it has an effect only where it finds another one.
+# The fields of a source. `format: auto` is resolved, so it has an effect only if it finds another format.
 SOURCE = {"path", "format", "columns", "roles", "delimiter", "encoding", "ignore", "weight", "limit"}
 
 
@@ -131,7 +131,7 @@ def test_a_field_that_can_change_the_output_changes_the_key(
     field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, where = OTHER[field]
-    if field.startswith("plan_"):  # of effect only in a corpus that has several shards
+    if field.startswith("plan_"):  # has an effect only on a corpus with several shards
         monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 2000)
     before, after = resolved(tmp_path, **where), resolved(tmp_path, **where | {field: other})
     assert before.config.model_dump()[field] != after.config.model_dump()[field]
@@ -186,7 +186,7 @@ def test_who_is_packed_and_how_often_does_not_change_a_token_file(field: str, tm
 
 
 def test_weights_limits_and_what_they_are_for_change_the_key(tmp_path: Path) -> None:
-    """And the grouping of files does so only where it has an effect."""
+    """The grouping of files also changes the key, but only if it has an effect."""
     project(tmp_path)
     shutil.copy(tmp_path / "chat.jsonl", tmp_path / "more.jsonl")
 
@@ -214,7 +214,10 @@ def flipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_bit_of_source_tokenizer_and_template_changes_the_key(flipped: Path, data: st.DataObject) -> None:
-    """Or the run stops; only where a bit makes it a line end of another kind is a template the same text."""
+    """A flipped bit of any input changes the key or stops the run.
+
+    A template is the same text only if the bit changes a line end into another kind of line end.
+    """
     inputs = {"chat.jsonl": BASE, "own.jinja": BASE} | {f"hf/{path.name}": BASE for path in (flipped / "hf").iterdir()}
     inputs["tiny.model"] = BASE | {"tokenizer": "tiny.model"}
     name = data.draw(st.sampled_from(sorted(inputs)), label="file")
@@ -237,13 +240,13 @@ def test_every_bit_of_source_tokenizer_and_template_changes_the_key(flipped: Pat
 
 @cache
 def whole_keys(folder: Path, tokenizer: str) -> list[Any]:
-    """Return the keys of a folder in which nothing is damaged; every example has the same."""
+    """Return the keys of an undamaged folder, which are the same for every example."""
     assert tokenizer in (folder / "corpus.yaml").read_text()
     return keys(folder)
 
 
 def keys(folder: Path) -> list[Any]:
-    """What corpus, plan and token files are found by."""
+    """Return the keys of the corpus, the plan, and the token files."""
     made = resolve(folder / "corpus.yaml", folder)
     return [made.corpus_key, made.plan_folder, {made.tokens_key(part) for part in made.parts}]
 

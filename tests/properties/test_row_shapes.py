@@ -1,4 +1,4 @@
-"""Every shape of rows holds the same conversations, and keeps every invariant of a row.
+"""Rows of every shape have the same conversations and keep every invariant.
 
 The files are read in plain Python (tests/support/row_shapes.py), one place after another.
 """
@@ -135,7 +135,7 @@ def test_settings_that_do_not_fit(given: dict[str, Any], message: str, tmp_path:
 
 
 def test_a_group_of_an_aligned_corpus_is_in_the_ledger_once(aligned: Path) -> None:
-    """What `verify` counts, it compares: another count of alignment is an error."""
+    """`verify` recounts the alignment, so a wrong number in the ledger is an error."""
     tokens = load_manifest(aligned).ledger.tokens
     assert tokens.alignment
     ledger = load_manifest(aligned).ledger.model_copy(

@@ -1,6 +1,6 @@
-"""Whatever settings are together: the config is refused by name, or the corpus is what the reference says.
+"""Any combination of settings is refused by name, or gives the right corpus.
 
-settings ─┬─ refused: the message names what excludes what
+settings ─┬─ refused: the message names the settings that exclude each other
           └─ packed, twice ─▶ rows, ledger, weights as tests/reference has them; the same bytes; verified; repaired
 """
 
@@ -67,7 +67,10 @@ TOGETHER = st.fixed_dictionaries({}, optional=OPTIONS)
 
 
 def refusals(chosen: Given) -> dict[str, str]:
-    """What the config must refuse: a setting that has to go, and what the message must say."""
+    """Return the settings that the config must refuse, with their messages.
+
+    The messages are regular expressions.
+    """
     lengths = chosen.get("sequence_length", 64)
     several = isinstance(lengths, list) and len(lengths) > 1
     usual = {"mix": "tokens", "align": 1, "padding": "row", "loss_weight": "none", "company": "random"}
@@ -118,7 +121,10 @@ def check_config(file: Path, chosen: Given) -> None:
 
 
 def records_of(count: int) -> list[Given]:
-    """Conversations, some of them too long for a row and some of them twice, with a weight and an embedding."""
+    """Return conversations with weights and embeddings.
+
+    Some are too long for a row, and four are in the list twice.
+    """
     records = conversations(count - 4, seed=3, longest=16)
     for number, record in enumerate(records):
         record["loss_weight"] = number % 4 / 2 + 0.5
@@ -133,22 +139,22 @@ EOS = library_of("sp_bpe_chatml").eos
 
 @st.composite
 def packed_settings(draw: st.DrawFn) -> Given:
-    """Draw settings that go together: what is refused is taken out."""
+    """Draw settings that can be combined; refused settings are left out."""
     chosen: Given = {"sequence_length": 64} | draw(TOGETHER)
     while refused := refusals(chosen):
         for name in refused:
             del chosen[name]
         chosen.setdefault("sequence_length", 64)
-    if chosen.get("train_on") == "all":  # a sample for each turn of a user, too
+    if chosen.get("train_on") == "all":  # each turn of a user would have a sample, too
         chosen.pop("turns", None)
     return chosen
 
 
 @cache
 def samples_of(train_on: str, apart: bool) -> list[list[tuple[list[Message], Encoded]]]:
-    """Return the samples of each record: their messages, and what the corpus must hold of them.
+    """Return the samples of each record, as messages and encoded tokens.
 
-    Apart, they end with one of the trained turns each, which is the only one that is trained on.
+    With `apart`, each sample ends with a trained turn, which is the only turn of the sample that is trained on.
     """
     found = []
     for record in RECORDS:
@@ -215,7 +221,7 @@ def flipped(data: bytes) -> bytes:
 
 
 def kept(chosen: Given) -> list[int]:
-    """The records that are not left out as duplicates, from 1."""
+    """Return the numbers of the records, from 1, without dropped duplicates."""
     seen: set[str] = set()
     found = []
     for number, record in READ:
@@ -241,7 +247,7 @@ def wanted_pieces(chosen: Given) -> dict[int, list[Piece]]:
 
 
 def check_pieces(found: Shaped, chosen: Given) -> None:
-    """Check what the rows hold of each conversation, in each packing, against the reference."""
+    """Compare the pieces of each conversation, in each packing, with the reference."""
     wanted, mode = wanted_pieces(chosen), chosen.get("loss_weight", "none")
     of_data = {number: record["loss_weight"] for number, record in READ}
     packings: dict[str, dict[int, list[tuple[Piece, list[float]]]]] = {}
@@ -277,7 +283,7 @@ def check_pieces(found: Shaped, chosen: Given) -> None:
 
 
 def check_conversations(path: Path, chosen: Given) -> None:
-    """Check a corpus of format 2.0: every conversation is a row, whole."""
+    """Check a corpus of format 2.0: each row is a whole conversation."""
     longest = chosen["sequence_length"] if chosen.get("overlong") == "drop" else 1 << 20
     longest = longest[0] if isinstance(longest, list) else longest
     samples = [sample for number in kept(chosen) for sample in samples_for(chosen)[number - 1]]

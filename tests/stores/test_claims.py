@@ -1,4 +1,7 @@
-"""Claims: what several machines need is made by one, and a machine that was lost holds up nobody for long."""
+"""One machine makes each output that several machines need, under a claim.
+
+A machine that was lost delays the others only for a limited time.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ CLAIM, MADE = "data/digests/x.claim", "data/digests/x.json"
 
 
 class Machines:
-    """This machine, whose clock and pauses a test sets, and another one, which shows in the bucket alone."""
+    """This machine and a second one.
+
+    A test sets the clock and the pauses of this machine. The second machine is visible only through the bucket.
+    """
 
     def __init__(self, mirror: Mirror, bucket: Store, monkeypatch: pytest.MonkeyPatch):
         self.mirror, self.bucket, self.now, self.made = mirror, bucket, 0.0, 0
@@ -102,7 +108,7 @@ def test_a_machine_that_is_lost_is_replaced(machines: Machines) -> None:
 
 
 def test_a_machine_that_renews_its_claim_is_not_replaced(machines: Machines) -> None:
-    """However long it takes."""
+    """The work may take any time, as long as the claim is renewed."""
     machines.bucket.put(CLAIM, b"0")
 
     def renew() -> None:
@@ -116,7 +122,7 @@ def test_a_machine_that_renews_its_claim_is_not_replaced(machines: Machines) -> 
 
 
 def test_one_of_several_that_wait_replaces_a_lost_machine(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if they all see at the same moment that it is lost."""
+    """Several machines may notice the loss at the same moment."""
     both, is_made, now = Barrier(2, timeout=60), Event(), 0.0
     put = Bucket.put
 
@@ -152,11 +158,14 @@ def test_one_of_several_that_wait_replaces_a_lost_machine(machines: Machines, mo
 def test_a_machine_that_was_replaced_leaves_the_claim_of_the_other_one(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was taken for lost, as a computer that slept is: it neither renews that claim nor deletes it."""
+    """The machine was taken for lost, as a computer that slept would be.
+
+    It neither renews nor deletes the claim of the other machine.
+    """
     monkeypatch.setattr(claims, "RENEWAL", 0.001)
 
     def work() -> bytes:
-        for _ in range(5):  # a renewal that had begun may be written after the other claim
+        for _ in range(5):  # a renewal that has begun may be written after the other claim
             machines.bucket.put(CLAIM, b"theirs")
             if {machines.bucket.get(CLAIM) for _ in range(50)} == {b"theirs"}:
                 return b"ours"
@@ -237,7 +246,7 @@ def test_who_waits_for_a_lock_sees_once_for_whom(tmp_path: Path, monkeypatch: py
         deadline = time.monotonic() + 20
         while not shown and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(0.3)  # long enough for another look
+        time.sleep(0.3)  # so long that the waiting process looks again
         return 1
 
     with ThreadPoolExecutor(1) as thread:
@@ -261,7 +270,7 @@ def test_what_another_machine_finishes_before_the_claim_is_not_made_again(machin
 def test_a_claim_that_the_store_answers_with_an_error_is_put_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """Also if it was written before that error: it is not taken for that of another machine."""
+    """The machine recognizes its own claim if the error followed the write."""
     own_scratch(monkeypatch, tmp_path)
     with faulty_s3() as store:
         use(monkeypatch, store.address)
@@ -285,7 +294,7 @@ def test_work_that_fails_leaves_no_claim(machines: Machines, end: BaseException)
 
 
 def test_a_claim_is_renewed_while_the_work_is_done(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time with another content, so that those who wait see it."""
+    """Each renewal changes the content, so that waiting machines see it."""
     monkeypatch.setattr(claims, "RENEWAL", 0.001)
 
     def work() -> bytes:
@@ -299,7 +308,7 @@ def test_a_claim_is_renewed_while_the_work_is_done(machines: Machines, monkeypat
 
 
 def test_a_local_root_has_a_lock_in_the_place_of_a_claim(tmp_path: Path) -> None:
-    """It ends with its process; who does not wait gets nothing while it is held."""
+    """The lock ends with its process; a caller that does not wait gets nothing."""
     file, made, asked = tmp_path / "data" / "x.json", list[int](), list[None]()
     lock = file.with_name(".x.json.lock")
 

@@ -1,7 +1,6 @@
-"""Azure and Google Cloud Storage: what they answer otherwise than S3 does, and where their servers are.
+"""Azure and Google Cloud Storage differ from S3 in answers and addresses.
 
-The answers are those of an emulator, Azurite. A whole store can be tested against any server: see `store` in
-test_stores.py.
+The answers come from an emulator, Azurite. A whole store can be tested with any server: see `store` in test_stores.py.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _Azure(Answers):
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that this machine has configured."""
+    """Replace the configuration of this machine by a test account."""
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
@@ -66,7 +65,10 @@ def azure() -> Iterator[str]:
 def test_an_object_that_azure_lists_is_the_one_that_it_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, azure: str, variable: str
 ) -> None:
-    """A list of Azure has ETags without quotes. The endpoint is http://, as that of an emulator."""
+    """ETags in a listing of Azure have no quotes.
+
+    The endpoint is http://, as the endpoint of an emulator is.
+    """
     monkeypatch.setenv(variable, azure)
     store = open_bucket("az://container", retries=0)
     facts = Facts(3, '"0x1CCB08DBECE4440"')
@@ -119,7 +121,7 @@ def test_a_setting_that_cannot_be_used_is_not_blamed_on_the_server(
     ],
 )
 def test_a_deletion_that_is_refused_within_a_batch(text: str, reason: str, words: str) -> None:
-    """The texts are those of obstore for a batch that succeeds without deleting the object."""
+    """obstore reports these texts if a batch succeeds without deleting the object."""
     error = explained("az://container/k", f"Generic error: {text}\n\nDebug source:\nGeneric {{}}")
     assert error.reason == f"store_{reason}"
     assert words in str(error)

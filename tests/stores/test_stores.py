@@ -1,4 +1,7 @@
-"""Stores: a folder and a bucket behave alike, an object arrives whole or not at all, and errors say what failed."""
+"""A folder and a bucket behave alike.
+
+An object arrives whole or not at all, and errors name the cause.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def in_memory() -> Bucket:
 
 @pytest.fixture(params=["folder", "memory", "s3", "named"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """`named` is a bucket of any cloud or emulator, which the environment also configures."""
+    """Return an empty store of each kind.
+
+    `named` is a bucket of any cloud or emulator, which the environment also configures.
+    """
     if request.param == "named":
         if not (url := os.environ.get("PACKCORPUS_TEST_STORE")):
             pytest.skip("needs PACKCORPUS_TEST_STORE, the URL of a bucket to write to, such as az://container")
@@ -68,7 +74,7 @@ STEPS = st.one_of(
 
 
 def outcome(store: Store, step: Any, old: dict[str, Facts], folder: Path) -> object:
-    """Do a step; return what came of it in terms that all stores share."""
+    """Run a step and return its outcome in terms that all stores share."""
     name, key, *rest = step
     try:
         if name == "put":
@@ -102,11 +108,14 @@ def test_a_bucket_does_what_a_folder_does(tmp_path_factory: pytest.TempPathFacto
         assert one == other, step
         for store, facts in zip(stores, old, strict=True):
             if step[0] == "put" and step[1] not in facts and (found := store.head(step[1])):
-                facts[step[1]] = found  # of the first content: later ones are others
+                facts[step[1]] = found  # of the first content, which later content replaces
 
 
 def test_what_every_store_does(store: Store, tmp_path: Path) -> None:
-    """The table that memory and a folder pass by chance of examples, once for S3 as well."""
+    """Every store, also S3, follows one table of operations.
+
+    The random steps above cover only memory and a folder.
+    """
     assert store.head("x/a") is None
     assert list(store.list()) == []
     assert store.put("x/a", b"hello") is True
@@ -144,7 +153,7 @@ def test_what_every_store_does(store: Store, tmp_path: Path) -> None:
     assert caught.value.reason == "object_missing"
     with pytest.raises(PackError) as caught:
         store.fetch("x/a", tmp_path / "v", facts)
-    # An emulator of Azure compares before it looks whether there is an object.
+    # An emulator of Azure compares before it checks whether the object exists.
     assert caught.value.reason in ("object_missing", "object_changed")
 
 
@@ -192,7 +201,7 @@ def test_only_one_of_several_writers_replaces_an_object(store: Store, monkeypatc
 
 
 def test_an_object_that_is_replaced_between_comparing_and_writing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server compares, and not this process alone."""
+    """The server compares, so a change just before the write is not lost."""
     import obstore
 
     use(monkeypatch, s3())
@@ -214,7 +223,10 @@ def test_an_object_that_is_replaced_between_comparing_and_writing_is_kept(monkey
 def test_where_nothing_is_compared_an_object_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A kind of store, or a server, that cannot compare at the moment of writing; before it, this is still done."""
+    """Some stores and servers cannot compare at the moment of writing.
+
+    The object is then compared before the write.
+    """
     from obstore.store import LocalStore
 
     with faulty_s3() as s3_that_fails:
@@ -234,7 +246,10 @@ def test_where_nothing_is_compared_an_object_is_replaced(
 
 @pytest.mark.parametrize("fault", ["500", "503", "late"])
 def test_what_is_absent_is_put_again_after_an_error_of_the_server(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """If it was written before the error, the second attempt finds it: only its content shows whose it is."""
+    """The store recognizes its own content if the error followed the write.
+
+    The second attempt finds an object, and only its content shows who wrote it.
+    """
     with faulty_s3() as s3_that_fails:
         use(monkeypatch, s3_that_fails.address)
         store = open_store(f"s3://{new_bucket()}")
@@ -311,7 +326,7 @@ def test_a_range_that_is_refused_is_the_same_error(
 
 
 def test_a_range_of_another_object_is_refused(monkeypatch: pytest.MonkeyPatch, failing: tuple[str, list[str]]) -> None:
-    """By a server that ignores If-Match."""
+    """The server ignores If-Match."""
     use(monkeypatch, failing[0])
     with pytest.raises(PackError, match="changed since it was listed") as caught:
         open_bucket("s3://bucket", retries=0).read("otherrange/k", EXPECTED, 0, 10)
@@ -321,14 +336,17 @@ def test_a_range_of_another_object_is_refused(monkeypatch: pytest.MonkeyPatch, f
 def test_an_object_that_arrives_has_its_size_and_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: tuple[str, list[str]]
 ) -> None:
-    """The control of the table above: the same server, without a fault."""
+    """The server of the table above, without a fault, raises no error."""
     use(monkeypatch, failing[0])
     open_bucket("s3://bucket", retries=1).fetch("200/k", tmp_path / "target", EXPECTED)
     assert (tmp_path / "target").read_bytes() == b"x" * 1000
 
 
 def test_the_helper_of_a_fork_answers_after_a_call_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ends then still releases its claim. The answer of that call is not taken for that of the next one."""
+    """The answer of an interrupted call is not taken for the answer of the next.
+
+    So a process that ends then still releases its claim.
+    """
     use(monkeypatch, s3())
     store = Forked(f"s3://{new_bucket()}")
     store.put("a", b"a")
@@ -382,7 +400,10 @@ def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_credentials_are_named() -> None:
-    """The text is that of obstore on a machine without credentials and without metadata of an instance."""
+    """obstore reports this text on a machine without credentials.
+
+    The machine has no instance metadata either.
+    """
     text = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1s - HTTP error"
     error = explained("s3://bucket/key", text)
     assert (error.reason, str(error)) == ("store_denied", "s3://bucket/key: no credentials were found")

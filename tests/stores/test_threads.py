@@ -1,4 +1,7 @@
-"""Threads that wait for servers: every item is worked on once, the first error ends all, and Ctrl-C ends any wait."""
+"""Threads that wait for servers work on every item once.
+
+The first error ends all of them, and Ctrl-C ends any wait.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def test_a_call_returns_and_raises_as_it_does_without_a_thread() -> None:
 
 @pytest.mark.parametrize("call", ["store.head('k')", "list(store.list())", "find_paths('s3://b/k', Path(), Path('c'))"])
 def test_ctrl_c_ends_the_wait_for_a_server_that_never_answers(call: str) -> None:
-    """obstore itself would go on for minutes."""
+    """obstore alone would continue for minutes."""
     needs_remote()
     script = f"""
 import os, signal, socket, threading

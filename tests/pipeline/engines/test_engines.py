@@ -173,7 +173,7 @@ def test_another_tokenizer_where_a_step_is_taken_is_an_error(tmp_path: Path) -> 
 def test_every_step_may_be_taken_twice_at_the_same_moment(tmp_path: Path) -> None:
     """Two processes can run the same step at once and make the same corpus.
 
-    This happens if two drivers run on machines that do not see each other's locks, or if a worker was given up too early.
+    This happens if the machines of two drivers do not see each other's locks, or if a worker was given up too early.
     """
     fork = multiprocessing.get_context("fork")
 

@@ -2,9 +2,10 @@
 
     unusual(kind, seed, count) ─▶ [(format, record), …], most of the format `messages`
 
-Real data rarely has their features, and templates and tokenizers may get them wrong: any order of roles, empty contents,
-white space at ends, control strings of the tokenizer (whole, cut, and split over neighboring fields), rare characters,
-tools, calls, and results, weights, several system messages, names, and records that do not fit their format.
+Real data rarely has their features, and templates and tokenizers may get them wrong: any order of roles, empty
+contents, white space at ends, control strings of the tokenizer (whole, cut, and split over neighboring fields), rare
+characters, tools, calls, and results, weights, several system messages, names, and records that do not fit their
+format.
 """
 
 from __future__ import annotations
