@@ -381,7 +381,7 @@ def test_the_version_of_jinja_templates_is_in_their_keys_only(tmp_path: Path, mo
 
 
 def test_the_key_of_a_corpus_does_not_depend_on_how_license_is_spelled(tmp_path: Path) -> None:
-    """The digest equals that of versions that only had `licence`."""
+    """The digest is the same as in versions that only had `licence`."""
     settings = {"language": ["en"], "seed": 42, "packing": True, "sources": []}
     keys = {
         corpus_key(settings | {name: ["mit"]}, [["a" * 64, "jsonl", "", "messages", []]], [], "t", "u", version=4)

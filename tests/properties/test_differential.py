@@ -1,4 +1,4 @@
-"""IDs, labels, and rejects equal those of an independent reference.
+"""An independent reference gives the same IDs, labels, and rejects.
 
     records ─┬─ tokenize_part, or PackCorpus ─┐
              └─ tests/reference ──────────────┴─▶ every ID, every label, and every reject is the same

@@ -182,7 +182,7 @@ def pack(folder: Path, *arguments: str, **environment: str) -> Path:
 def corpus_bytes(manifest: Path) -> dict[str, bytes]:
     """Return the manifest and every file of the corpus, by name.
 
-    Same input, same bytes: run.json, which differs from run to run, is left out.
+    They must be the same for the same input. run.json differs between runs and is left out.
     """
     root = manifest.parent.parent
     corpus = root / orjson.loads(manifest.read_bytes())["corpus"]

@@ -39,9 +39,9 @@ class Rank:
 
 
 def prepare(count: int) -> dict[str, Any] | None:
-    """Fork `count` ranks and return None; in a rank, return what it is to run.
+    """Fork `count` ranks and return None; in a rank, return its request.
 
-    A rank waits for the launcher to start it, and ends if the launcher has ended.
+    The request has words and an environment. A rank waits until the launcher starts it, or ends with the launcher.
     """
     waiting: list[tuple[int, int]] = []
     for _ in range(count):

@@ -167,10 +167,10 @@ class FaultyS3:
         self._rule, self._left = ("", "", ""), 0
 
     def fails(self, method: str, what: str, fault: str, times: int = 1 << 30) -> None:
-        """Make the next `times` requests fail whose path contains `what`.
+        """Make the next `times` requests fail that have `what` in their path.
 
-        `fault` is a status of HTTP; "cut", which sends half of the body; or "late", which carries out the request and
-        then answers with status 500.
+        Only requests with `method` fail. `fault` is a status of HTTP; "cut", which sends half of the body; or "late",
+        which carries out the request and then answers with status 500.
         """
         self._rule, self._left, self.met = (method, what, fault), times, 0
 
