@@ -1,8 +1,9 @@
-"""A second statement of what a corpus must hold, slow and plain, to compare the real one with.
+"""A slow, plain, independent specification of the contents of a corpus.
 
     record ─records─▶ messages, tools ─families─▶ pieces of samples ─tokens─▶ [(token id, trained on), …]
-        └─▶ None: it must be rejected
+        └─▶ None: the record must be rejected
 
-It follows the published rules of formats, model families, and tokenizers, and the documentation of this project where
-those leave a choice. It imports nothing of the code that is tested; a test reads its imports.
+Tests compare real corpora with it. It follows the published rules of formats, model families, and tokenizers. Where
+those leave a choice, it follows the documentation of this project. It imports none of the code under test, and a test
+checks its imports.
 """

@@ -1,4 +1,4 @@
-"""Records → what a corpus must hold of each: its samples, or None if it must be rejected."""
+"""Records → the samples that a corpus must hold of each, or None for a reject."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from reference.tokens import Encoded, Library, encoded
 def expected(
     records: Sequence[Any], format: str, template: str, library: Library, train_on: str = "assistant"
 ) -> list[list[Encoded] | None]:
-    """Return the samples of each record, in the order of its turns; None if it must be rejected."""
+    """Return the samples of each record in the order of its turns, or None.
+
+    None means that the record must be rejected.
+    """
     written = [samples_of(record, format, template, library, train_on) for record in records]
     ids = iter(encoded([sample for samples in written for sample in samples], library))
     return [[next(ids) for _ in samples] or None for samples in written]
@@ -22,7 +25,10 @@ def expected(
 def samples_of(
     record: Any, format: str, template: str, library: Library, train_on: str = "assistant"
 ) -> list[families.Sample]:
-    """Return the samples of a record as text; none if it must be rejected, or if no turn of it is trained on."""
+    """Return the samples of a record as text.
+
+    The list is empty if the record must be rejected, or if none of its turns is trained on.
+    """
     try:
         messages, tools = read(record, format)
     except Rejected:

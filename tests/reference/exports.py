@@ -1,10 +1,11 @@
-"""Exports, read in plain Python from what the trainers publish of their formats.
+"""Plain readers of exports, written from the formats that the trainers publish.
 
     expected(corpus, split)             the rows of a corpus, from its shards
     READERS["trl"](export, split, …)    the rows of an export
 
-A row is a list of pieces. A piece is its token ids, and for each but the last what the loss is computed on: the next
-token, or -100. Formats that shift labels and formats that do not are therefore compared as they train.
+A row is a list of pieces. A piece has its token ids and, for each token but the last, the target of the loss: the
+next token, or -100. Formats that shift labels and formats that do not are therefore compared by their effect in
+training.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Row = list[Piece]
 
 
 class Facts(NamedTuple):
-    """What a trainer is set to."""
+    """Settings of a trainer."""
 
     length: int
     pad: int
@@ -54,18 +55,21 @@ def alignment(path: Path) -> int:
 
 
 def places(lengths: Sequence[int], align: int) -> list[tuple[int, int]]:
-    """Return where conversations of a row start and end; each starts at the next multiple."""
+    """Return the start and end of each conversation of a row.
+
+    Each starts at the next multiple of `align`.
+    """
     starts = sums([-(-length // align) * align for length in lengths])
     return [(start, start + length) for start, length in zip(starts, lengths, strict=False)]
 
 
 def runs(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Return where each run of positions starts and ends; one begins at each 0."""
+    """Return the start and end of each run of positions; a run begins at each 0."""
     return list(pairwise([*(at for at, position in enumerate(positions) if position == 0), len(positions)]))
 
 
 def pieces(ids: Sequence[int], labels: Sequence[int], bounds: Sequence[int]) -> Row:
-    """Return the pieces between the bounds, of labels that are not shifted."""
+    """Return the pieces between the bounds; the labels are not shifted."""
     return [(list(ids[start:end]), list(labels[start + 1 : end])) for start, end in pairwise(bounds)]
 
 
@@ -76,7 +80,10 @@ def stream(path: Path) -> list[dict[str, Any]]:
 
 
 def dataset(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a folder as `datasets` saves it: state.json names the files, in their order."""
+    """Return the rows of a folder saved by `datasets`.
+
+    state.json lists the files in their order.
+    """
     state = json.loads((folder / "state.json").read_bytes())
     json.loads((folder / "dataset_info.json").read_bytes())
     return [row for file in state["_data_files"] for row in stream(folder / file["filename"])]
@@ -91,7 +98,10 @@ def sums(lengths: Sequence[int]) -> list[int]:
 
 
 def trl(export: Path, split: str, facts: Facts) -> list[Row]:
-    """`seq_lengths` add up to the row. The label of the first token of each becomes -100, then the model shifts."""
+    """Read rows in which `seq_lengths` add up to the length of the row.
+
+    The label of the first token of each piece becomes -100, then the model shifts the labels.
+    """
     rows = []
     for row in dataset(export / split):
         bounds = sums(row["seq_lengths"])
@@ -101,7 +111,10 @@ def trl(export: Path, split: str, facts: Facts) -> list[Row]:
 
 
 def megatron(export: Path, split: str, facts: Facts) -> list[Row]:
-    """Each segment gives inputs, all but its last token, and labels, all but its first, with their mask."""
+    """Read rows in which each segment has inputs and labels, already shifted.
+
+    The inputs are all tokens but the last, and the labels are all but the first, with their mask.
+    """
     rows = []
     for path in sorted((export / split).glob("*.parquet")):
         for row in parquet.read_table(path).to_pylist():
@@ -118,7 +131,10 @@ def megatron(export: Path, split: str, facts: Facts) -> list[Row]:
 
 
 def axolotl(export: Path, split: str, facts: Facts) -> list[Row]:
-    """Each row is a conversation; its mask is 1 everywhere; the model shifts."""
+    """Read rows with one conversation each.
+
+    The attention mask is 1 everywhere, and the model shifts the labels.
+    """
     rows = []
     for row in dataset(export / split):
         size = len(row["input_ids"])
@@ -129,7 +145,10 @@ def axolotl(export: Path, split: str, facts: Facts) -> list[Row]:
 
 
 def llama_factory(export: Path, split: str, facts: Facts) -> list[Row]:
-    """`attention_mask` numbers the pieces from 1 and is 0 on padding, of which every row has some; the model shifts."""
+    """Read rows in which `attention_mask` numbers the pieces from 1.
+
+    The mask is 0 on padding, and every row has some padding. The model shifts the labels.
+    """
     rows = []
     for row in dataset(export / split):
         mask, width = row["attention_mask"], len(row["input_ids"])
@@ -155,7 +174,10 @@ def llama_factory(export: Path, split: str, facts: Facts) -> list[Row]:
 
 
 def xtuner(export: Path, split: str, facts: Facts) -> list[Row]:
-    """Slices of lines fill a pack, whose last token is not an input; the trainer shifts. Padding is one more slice."""
+    """Read packs of slices of lines, in the order of order.npy.
+
+    The last token of a pack is not an input, and the trainer shifts the labels. Padding is one more slice.
+    """
     folder = export / split
     files = [Path(path) for path in json.loads((folder / "pack" / "paths.json").read_bytes())]
     lines = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
@@ -180,7 +202,7 @@ def is_padding(piece: Piece, facts: Facts) -> bool:
 
 
 def npy(path: Path) -> list[int]:
-    """Return the int64 numbers of a file of numpy, version 1.0."""
+    """Return the int64 numbers of a NumPy file, version 1.0."""
     data = path.read_bytes()
     assert data[:8] == b"\x93NUMPY\x01\x00"
     size = 10 + int.from_bytes(data[8:10], "little")
@@ -191,9 +213,11 @@ def npy(path: Path) -> list[int]:
 
 
 def olmo_core(export: Path, split: str, facts: Facts) -> list[Row]:
-    """Rows follow one another; the mask is that of the token itself; the trainer shifts. Bounds are by the CSV files.
+    """Read rows stored one after another, with the bounds of pieces in CSV files.
 
-    With `generate_doc_lengths`, a conversation ends at EOS, or at EOS before BOS if there is a BOS: this must agree.
+    The mask of a token applies to the token itself, and the trainer shifts the labels. With `generate_doc_lengths`,
+    the trainer ends a conversation at EOS, or only at EOS before BOS if there is a BOS. These ends must match the CSV
+    files.
     """
     own, names = facts.settings["NumpyFSLDatasetConfig"], facts.settings["TokenizerConfig"]
     eos, bos = names["eos_token_id"], names["bos_token_id"]
@@ -222,7 +246,7 @@ def olmo_core(export: Path, split: str, facts: Facts) -> list[Row]:
 
 
 def mds(export: Path, split: str, facts: Facts) -> list[Row]:
-    """A shard is u32 samples, u32 offsets, the config, and samples, each with its columns in the order of names."""
+    """Read the rows of MDS shards; a piece begins at each position 0."""
     rows = []
     for columns in mds_samples(export / split, facts.length):
         ids, labels, positions = (columns[name] for name in ("input_ids", "labels", "position_ids"))
@@ -232,7 +256,11 @@ def mds(export: Path, split: str, facts: Facts) -> list[Row]:
 
 
 def mds_samples(folder: Path, length: int) -> Iterator[dict[str, array[Any]]]:
-    """Yield the columns of each sample; the encoding of a column is ndarray:TYPE:LENGTH."""
+    """Yield the columns of each sample of an MDS folder.
+
+    A shard has the number of samples and the offsets as u32, then the config, then the samples. The columns of a
+    sample are in the order of their names. The encoding of a column is ndarray:TYPE:LENGTH.
+    """
     index = json.loads((folder / "index.json").read_bytes())
     assert index["version"] == 2
     for shard in index["shards"]:
@@ -256,7 +284,10 @@ def mds_samples(folder: Path, length: int) -> Iterator[dict[str, array[Any]]]:
 
 
 def automodel(export: Path, split: str, facts: Facts) -> list[Row]:
-    """Labels are those of the next token already; the padding of a row belongs to its last piece."""
+    """Read rows with labels that are already shifted.
+
+    The padding of a row belongs to its last piece.
+    """
     rows = []
     for row in dataset(export / split):
         ids, labels = row["input_ids"], row["labels"]

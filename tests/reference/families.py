@@ -1,12 +1,12 @@
-"""The published rules of each family, stated in plain Python and independently of the code that is tested.
+"""The published rules of each model family, independent of the code under test.
 
     messages, tools ──RULES──▶ pieces of text, each with the turns that it belongs to
                     ─samples─▶ [[(text, trained on), …], …]
 
-`messages` are as in OpenAI's form, of which `records` has more. Sources: the chat templates of Qwen2.5 (ChatML),
-Llama 2, Llama 3, and Zephyr, mistral-common (version 3), and Stanford Alpaca with the line break after "### Response:"
-of its successors. Families without a rule for tools write them as Qwen2.5 does. Orders of roles that no family
-publishes a rule for follow docs/reference/formats.md, and `train_on` follows docs/concepts/labels.md.
+`messages` are in OpenAI's form, which `records` describes. Sources: the chat templates of Qwen2.5 (ChatML), Llama 2,
+Llama 3, and Zephyr; mistral-common (version 3); and Stanford Alpaca, with the line break after "### Response:" that
+its successors have. Families without a rule for tools write them as Qwen2.5 does. If no family publishes a rule for
+an order of roles, docs/reference/formats.md applies. `train_on` follows docs/concepts/labels.md.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from typing import Any, NamedTuple
 Messages = list[dict[str, Any]]
 Tools = list[Any]
 Sample = list[tuple[str, bool]]
-Turn = tuple[tuple[int, ...], str, str]  # owners as those of a piece, role, text
+Turn = tuple[tuple[int, ...], str, str]  # owners (as in Piece), role, text
 
 
 class Piece(NamedTuple):
-    """A part of what is written. `owners` are indexes of messages; a header introduces them, and all else is theirs."""
+    """A part of the written text.
+
+    `owners` are the indexes of its messages. A header introduces them; all other text is their content.
+    """
 
     text: str
     owners: tuple[int, ...] = ()
@@ -32,12 +35,15 @@ class Piece(NamedTuple):
 
 
 def mark(marker: str) -> str:
-    """Return a marker of the template. No content has a NUL, so that none can forge one."""
+    """Return a marker of the template, which no content can forge.
+
+    Content never has a NUL.
+    """
     return f"\0{marker}\0"
 
 
 BOS, EOS = mark("BOS"), mark("EOS")
-# What follows is a string of its own where a model is used, to which SentencePiece adds a space.
+# In use, the text after this marker is a separate string, to which SentencePiece adds a space.
 STRING = mark("STRING")
 
 IM_START, IM_END = mark("<|im_start|>"), mark("<|im_end|>")
@@ -51,7 +57,7 @@ def dumped(value: Any) -> str:
 
 
 def said(message: dict[str, Any]) -> str:
-    """Return the content of a message and its context (Alpaca's input), if it has one."""
+    """Return the content of a message and its context (Alpaca's input), if any."""
     return "\n\n".join(filter(None, (message["content"], message.get("context"))))
 
 
@@ -59,7 +65,7 @@ def said(message: dict[str, Any]) -> str:
 
 
 def trained_turns(messages: Messages, train_on: str = "assistant") -> list[bool]:
-    """Return which turns are trained on: never one that says nothing or has weight 0."""
+    """Return which turns are trained on: never empty turns or turns of weight 0."""
     roles = [message["role"] for message in messages]
     kinds = ("system", "user", "assistant", "tool", "text") if train_on == "all" else ("assistant", "text")
     last = max((k for k, role in enumerate(roles) if role in kinds), default=-1)
@@ -82,7 +88,10 @@ def flagged(pieces: Sequence[Piece], trained: Sequence[bool], headers_too: bool)
 def samples(
     template: str, messages: Messages, tools: Tools, train_on: str = "assistant", adds_space: bool = True
 ) -> list[Sample]:
-    """Return one sample, or one for each trained turn if the template writes an earlier turn otherwise later."""
+    """Return one sample, or one sample per trained turn.
+
+    There is one per turn if the template changes an earlier turn once later turns follow.
+    """
     rule = plain if messages[0]["role"] == "text" else RULES[template]
     trained = trained_turns(messages, train_on)
     whole = rule(messages, tools, adds_space)
@@ -93,7 +102,10 @@ def samples(
 
 
 def readable(sample: Sample, bos: str, eos: str) -> Sample:
-    """Return a sample with its markers as they are written, and neighbors joined that are trained on alike."""
+    """Return a sample with the text of its markers, and with neighbors joined.
+
+    Neighbors are joined if both are trained on, or neither.
+    """
     names = {"BOS": bos, "EOS": eos, "STRING": ""}
     parts = [
         (names.get(part, part) if number % 2 else part, trained)
@@ -133,7 +145,10 @@ def result(text: str) -> str:
 
 
 def hermes(messages: Messages, tools: Tools, clean: Callable[[str], str] = str) -> list[Turn]:
-    """Return the turns with tools and calls in their texts. If there is no system message, the tools are one."""
+    """Return the turns with tools and calls in their texts.
+
+    Without a system message, the tools are a system turn of their own.
+    """
     turns: list[Turn] = []
     if tools and messages[0]["role"] != "system":
         turns.append(((), "system", described(tools)))
@@ -155,7 +170,7 @@ def chatml(messages: Messages, tools: Tools, _: bool = True) -> list[Piece]:
         before, after = (turns[at][1] if 0 <= at < len(turns) else "" for at in (number - 1, number + 1))
         if before:
             pieces.append(Piece("\n", turns[number - 1][0], True))
-        # Results that follow one another are one turn of the user.
+        # Consecutive results are one turn of the user.
         if not before == role == "tool":
             pieces.append(Piece(f"{IM_START}{'user' if role == 'tool' else role}\n", owners, True))
         pieces.append(Piece(result(text) if role == "tool" else text, owners))
@@ -165,7 +180,7 @@ def chatml(messages: Messages, tools: Tools, _: bool = True) -> list[Piece]:
 
 
 def llama2(messages: Messages, tools: Tools, _: bool = True) -> list[Piece]:
-    """Requests and answers, each pair after BOS as Meta's code encodes it."""
+    """Write requests and answers; each pair follows BOS, as in Meta's code."""
     turns = hermes(messages, tools)
     pieces: list[Piece] = []
     request: list[Turn] = []
@@ -224,7 +239,10 @@ def zephyr(messages: Messages, tools: Tools, _: bool = True) -> list[Piece]:
 
 
 def alpaca(messages: Messages, tools: Tools, _: bool = True) -> list[Piece]:
-    """Sections under headings, after Alpaca's preamble or the system message. A later one has no heading."""
+    """Write sections under headings, after Alpaca's preamble or the system message.
+
+    A later system message has no heading.
+    """
     has_system = messages[0]["role"] == "system" and bool(messages[0]["content"].strip())
     has_input = bool(next((message.get("context") for message in messages if message["role"] == "user"), ""))
     first = messages[0]["content"] if has_system else "Below is an instruction that describes a task"
@@ -253,7 +271,10 @@ def alpaca(messages: Messages, tools: Tools, _: bool = True) -> list[Piece]:
 
 
 def plain(messages: Messages, tools: Tools, _: bool = True) -> list[Piece]:
-    """Contents one after another, and EOS after each answer: a rule of this project."""
+    """Write contents one after another, with EOS after each answer.
+
+    This is a rule of this project.
+    """
     pieces = [Piece(BOS), Piece(STRING)]
     for owners, role, text in hermes(messages, tools):
         pieces.append(Piece(text + EOS * (role == "assistant"), owners))
@@ -264,7 +285,10 @@ def plain(messages: Messages, tools: Tools, _: bool = True) -> list[Piece]:
 
 
 def mistral(messages: Messages, tools: Tools, adds_space: bool = True) -> list[Piece]:
-    """System messages and tools are in the last request. SentencePiece adds a space to each string."""
+    """Write requests and answers; the last request has the system and the tools.
+
+    SentencePiece adds a space to each string.
+    """
     space = " " * adds_space
     system = [(k, m["content"]) for k, m in enumerate(messages) if m["role"] == "system" and m["content"]]
     others = [(k, m) for k, m in enumerate(messages) if m["role"] != "system"]
@@ -290,7 +314,7 @@ def mistral(messages: Messages, tools: Tools, adds_space: bool = True) -> list[P
             content = message["content"].rstrip(" ")
             text = space + content if content else ""
             if message.get("tool_calls"):
-                # The model does not write ids; whoever runs it adds them to the history.
+                # The model does not write ids; the program that runs it adds them to the history.
                 is_history = k != others[-1][0]
                 calls = [
                     {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
@@ -317,7 +341,10 @@ def _request_of_mistral(contents: Sequence[tuple[int, str]], tools: Tools, space
 
 
 def _value(content: str) -> Any:
-    """Return what is JSON as a value, and all else as text; mistral-common does the same with Python's parser."""
+    """Return the value of JSON content, or other content as text.
+
+    mistral-common does this with Python's parser.
+    """
     try:
         found = json.loads(content, object_pairs_hook=_unique, parse_constant=_refuse)
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()

@@ -3,8 +3,8 @@
     {"conversations": [{"from": "human", "value": "2+2?"}, …]}  ─▶  [{"role": "user", "content": "2+2?"}, …], []
 
 A message has `role` and `content`, and may have `context` (Alpaca's input), `tool_calls`, `tool_call_id`, and
-`weight`. Arguments of calls are values. docs/reference/formats.md lists keys and names of roles; where a record does
-not fit, `Rejected` is raised.
+`weight`. Arguments of calls are values. docs/reference/formats.md lists the keys and the names of roles. `Rejected`
+is raised if a record does not fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROLES = {name: role for role, names in NAMES.items() for name in names}
 
 
 class Rejected(Exception):
-    """A record that has no place in a corpus."""
+    """A record that must be rejected."""
 
 
 def read(record: Any, format: str) -> tuple[Messages, list[Any]]:
@@ -87,7 +87,10 @@ def plain_text(record: Record) -> tuple[Messages, list[Any]]:
 
 
 def oasst(record: Record) -> tuple[Messages, list[Any]]:
-    """Follow the reply of the lowest rank that is not deleted; those without a rank come last."""
+    """Follow the best-ranked reply that is not deleted, down the tree.
+
+    The lowest rank is the best. Replies without a rank come last.
+    """
     found: Messages = []
     replies = [record.get("prompt")]
     while replies:
@@ -160,7 +163,7 @@ def turns(values: Any, format: str = "") -> Messages:
 
 
 def turn(value: Record, is_sharegpt: bool) -> dict[str, Any]:
-    """Read a turn of OpenAI's form, or of ShareGPT's, whose values are named otherwise."""
+    """Read a turn in OpenAI's form or in ShareGPT's, whose keys differ."""
     given = {key: item for key, item in value.items() if item is not None}
     role_key, content_key = ("from", "value") if is_sharegpt and "from" in given else ("role", "content")
     name = given.get(role_key)
@@ -207,7 +210,7 @@ def call(value: Record) -> dict[str, Any]:
 
 
 def function(value: Any) -> dict[str, Any]:
-    """Read {"name": …, "arguments": …}; arguments are an object, or JSON, or nothing."""
+    """Read {"name": …, "arguments": …}; arguments are an object, JSON, or missing."""
     if not isinstance(value, dict) or not value.get("name"):
         raise Rejected("not a function with a name")
     arguments = value.get("arguments")
@@ -223,7 +226,10 @@ def function(value: Any) -> dict[str, Any]:
 
 
 def called_in(content: str) -> list[dict[str, Any]]:
-    """Return the calls that a function_call turn of ShareGPT has as JSON: one, or a list; none if it is other text."""
+    """Return the calls in a function_call turn of ShareGPT, written as JSON.
+
+    The JSON is one call or a list of calls. The result is empty for other text.
+    """
     try:
         value = parsed(content)
         return [function(each) for each in (value if isinstance(value, list) else [value])]
@@ -232,7 +238,10 @@ def called_in(content: str) -> list[dict[str, Any]]:
 
 
 def tools_of(record: Record) -> list[Any]:
-    """Read a list of tools, which may be JSON as a whole or one by one. A function alone gets the frame of a tool."""
+    """Read the list of tools.
+
+    The list, or each of its tools, may be JSON. A function alone is wrapped as a tool.
+    """
     values = record.get("tools", [])
     values = parsed(text(values)) if isinstance(values, str) and values else values
     if values is None or values == "":
@@ -251,7 +260,10 @@ def framed(tool: Record) -> Record:
 
 
 def parsed(written: str) -> Any:
-    """Parse JSON as RFC 8259 has it, with no key twice and no integer beyond 64 bits (docs/reference/errors.md)."""
+    """Parse strict JSON (RFC 8259).
+
+    Duplicate keys and integers beyond 64 bits are rejected (docs/reference/errors.md).
+    """
     try:
         return json.loads(written, object_pairs_hook=unique, parse_int=integer, parse_constant=refuse)
     except (ValueError, RecursionError) as error:

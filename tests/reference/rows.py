@@ -1,4 +1,4 @@
-"""Samples of one corpus → the pieces that its rows hold of them, and how much each counts in the loss.
+"""Samples of one corpus → the pieces in its rows, and their weights in the loss.
 
     ids, trained, in rows of 64 ─pieces_of─▶ [(0, ids, trained)], or several with overlong: split, or none
 
@@ -16,7 +16,7 @@ from reference.tokens import Encoded
 
 
 class Piece(NamedTuple):
-    """What a row holds of a sample. `first` is its offset in the sample."""
+    """The portion of a sample in one row; `first` is its offset in the sample."""
 
     first: int
     ids: list[int]
@@ -41,7 +41,10 @@ def pieces_of(sample: Encoded, length: int, overlong: str, eos: int) -> list[Pie
 
 
 def weights_of(pieces: Mapping[int, Sequence[Piece]], of_data: Mapping[int, float], mode: str) -> dict[int, float]:
-    """Return the weight of each trained token of a conversation, by its number; `pieces` are those of one split."""
+    """Return the weight of each trained token of a conversation, by its number.
+
+    `pieces` has the pieces of one split.
+    """
     trained = {number: sum(sum(piece.trained) for piece in own) for number, own in pieces.items()}
     mean = sum(trained.values()) / max(1, len(trained))
     of_length = {number: mean / count if mode in ("conversation", "both") else 1.0 for number, count in trained.items()}

@@ -2,11 +2,11 @@
 
     [("\0BOS\0[INST] 2+2? [/INST]", False), (" 4 \0EOS\0", True)] ─▶ ids [1, 733, …, 2], trained [False, …, True]
 
-- A marker of the template is its control token, by id, or text if the tokenizer lacks it.
-- Adjacent texts that are both trained on, or neither, are one text and encoded together.
-- The library encodes texts without matching special tokens. Its added tokens that are not special are matched.
-- The space that SentencePiece adds to a text is added where a string begins; see `Library.starts`.
-- EOS ends a sample, unless the template ends it so. It is trained on if what it ends is.
+- A marker of the template becomes the id of its control token, or text if the tokenizer lacks the token.
+- Adjacent texts that are both trained on, or neither, are encoded together as one text.
+- The library does not match special tokens in texts. It matches other added tokens.
+- SentencePiece adds a space at the start of a string; see `Library.starts`.
+- EOS is added to a sample that does not end with it. It is trained on if the text before it is.
 - The first token of a sample is never trained on.
 """
 
@@ -20,32 +20,35 @@ from pathlib import Path
 from typing import Any
 
 Sample = Sequence[tuple[str, bool]]
-Text = tuple[str, bool]  # and whether a space is added to it
+Text = tuple[str, bool]  # text, and whether a space is added to it
 Encoded = tuple[list[int], list[bool]]  # ids, and whether each is trained on
 
 
 class Library(ABC):
-    """A tokenizer as its library has it."""
+    """A tokenizer, read by its own library."""
 
     controls: dict[str, int]
     bos: int | None
     eos: int
     adds_space: bool
-    """Whether its library adds a space to a text."""
+    """Whether the library adds spaces to texts."""
     after_added: str = r"(?!)"
-    """A pattern of texts after which it adds one, too."""
+    """A pattern of texts after which the library adds a space, too."""
 
     @abstractmethod
     def starts(self, before: str, is_string: bool) -> bool:
-        """Return whether a space is added to a text. `before` it is nothing, a control token, or a text."""
+        """Return whether a space is added to a text.
+
+        `before` says what comes before the text: "nothing", "control", or "text".
+        """
 
     @abstractmethod
     def encode(self, texts: Sequence[Text]) -> list[list[int]]:
-        """Encode texts; content becomes no control token."""
+        """Encode texts; no content becomes a control token."""
 
 
 class SentencePiece(Library):
-    """A `.model` file. It is read twice, with and without `add_dummy_prefix`."""
+    """A `.model` file, read twice: with and without `add_dummy_prefix`."""
 
     adds_space = True
 
@@ -72,7 +75,10 @@ class SentencePiece(Library):
 
 
 class HuggingFace(Library):
-    """A folder with `tokenizer.json`, whose rule for spaces is its own. It is read with and without the space."""
+    """A folder with `tokenizer.json`, read twice: with and without the added space.
+
+    The file itself defines where a space is added; see `rule_of`.
+    """
 
     def __init__(self, path: Path):
         from tokenizers import Tokenizer
@@ -114,19 +120,28 @@ class HuggingFace(Library):
         return ids
 
     def _after_added(self, text: str) -> list[int]:
-        """Encode a text without a space at its start. The library adds one after each added token."""
+        """Encode a text without a space at its start.
+
+        The library still adds a space after each added token.
+        """
         found = re.search(self.added, text)
         assert found
         first = self.bare.encode(text[: found.start()], add_special_tokens=False).ids
         return [*first, *self.own.encode(text[found.start() :], add_special_tokens=False).ids]
 
     def _has_control(self, ids: Iterable[int], text: str) -> bool:
-        """Return whether a text became a control token. A Unigram vocabulary has them as pieces like all others."""
+        """Return whether a text became a control token.
+
+        In a Unigram vocabulary, control tokens are ordinary pieces, so a text can match them.
+        """
         forged = set(ids) & set(self.controls.values())
         return bool(forged - {self.unknown}) or (self.unknown in forged and "<unk>" in text)
 
     def _in_parts(self, text: str, adds_space: bool) -> list[int]:
-        """Encode a text in parts: it is cut around each control string, and after its first character."""
+        """Encode a text in parts, so that no control string stays in one part.
+
+        The text is cut around each control string, and after the first character of each.
+        """
         text = " " * (adds_space and not text.startswith((" ", "▁"))) + text
         strings = sorted(self.controls, key=len, reverse=True)
         parts: list[str] = []
@@ -138,7 +153,10 @@ class HuggingFace(Library):
 
 
 def rule_of(written: dict[str, Any]) -> str:
-    """Return where a tokenizer.json adds a space: to no text, to the first, or to each after an added token."""
+    """Return the texts to which a tokenizer.json adds a space.
+
+    "never" is none, "first" is only the first, and "always" includes each text after an added token.
+    """
     splits, normalizes = written["pre_tokenizer"] or {}, written["normalizer"] or {}
     if splits.get("type") == "Metaspace":
         return str(splits["prepend_scheme"])
@@ -176,7 +194,10 @@ def encoded(samples: Sequence[Sample], library: Library) -> list[Encoded]:
 
 
 def segments(sample: Sample, library: Library) -> list[tuple[int | Text, bool]]:
-    """Return control tokens and texts, each with whether it is trained on; with the EOS that ends the sample."""
+    """Return the control tokens and texts of a sample, each with its trained flag.
+
+    The list ends with the EOS that ends the sample.
+    """
     found: list[tuple[int | Text, bool]] = []
     before, is_string = "nothing", False
     for kind, value, flag in written(sample, library):
@@ -202,7 +223,10 @@ def segments(sample: Sample, library: Library) -> list[tuple[int | Text, bool]]:
 
 
 def written(sample: Sample, library: Library) -> Iterable[tuple[str, str | int, bool]]:
-    """Yield ("control", id), ("text", text), and ("string", "") where a string begins, each with its flag."""
+    """Yield the control tokens, texts, and starts of strings of a sample.
+
+    They are ("control", id), ("text", text), and ("string", ""), each followed by its trained flag.
+    """
     for text, flag in sample:
         for number, part in enumerate(text.split("\0")):
             if number % 2 == 0:
