@@ -1,4 +1,7 @@
-"""Who shares a row: the rows stay as they are, and conversations of equal length take each other's places."""
+"""`company` decides which conversations share a row.
+
+The rows stay as they are. Conversations of equal length trade places.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,10 @@ def test_pieces_take_the_places_of_others_of_their_kind(lengths: list[int], seed
 
 
 def test_conversations_about_the_same_share_rows() -> None:
-    """Four topics, 400 conversations each, all of one length: four in a row."""
+    """Rows of four are on one topic: 400 conversations on each of four topics.
+
+    All conversations have one length.
+    """
     random = np.random.default_rng(0)
     centers = random.integers(-90, 91, (4, AXES))
     topic = np.arange(1600) % 4
@@ -74,7 +80,7 @@ def test_conversations_about_the_same_share_rows() -> None:
 
 
 def test_rows_of_many_alike_pieces_stay_together() -> None:
-    """A swap would lose more than 32 bits hold: the loss must not become a gain."""
+    """A swap with a loss beyond 32 bits must not appear as a gain."""
     topics = np.repeat(np.array([[127], [-127]], np.int8), 1500, axis=0).repeat(AXES, axis=1)
     topics[:, 0] = np.repeat([-127, 127, -126, -126], 750)  # by this axis, some are nearer to the other row
     row, start = np.repeat(np.arange(2, dtype=np.int32), 1500), np.tile(np.arange(1500, dtype=np.int32), 2)
@@ -86,7 +92,7 @@ def test_rows_of_many_alike_pieces_stay_together() -> None:
 def test_near_duplicates_part_if_others_have_their_length() -> None:
     kind = np.repeat([16, 20, 28], 200).astype(np.int32)
     row, start = packed(kind)
-    labels = np.stack([np.arange(600), row // 2], axis=1).astype(np.uint64)  # all of a row, and of the next
+    labels = np.stack([np.arange(600), row // 2], axis=1).astype(np.uint64)  # two rows share the second label
     assert len(meetings(row, labels)) > 200
     apart(row, start, kind, labels, 1)
     assert not len(meetings(row, labels))
@@ -94,7 +100,10 @@ def test_near_duplicates_part_if_others_have_their_length() -> None:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> TokenColumns:
-    """Twelve conversations in two files: they begin alike; 0 and 7 are nearly equal; even ones share words."""
+    """Twelve conversations in two files, all with the same beginning.
+
+    0 and 7 are nearly equal. Conversations with even numbers share words, and so do those with odd numbers.
+    """
     random = np.random.default_rng(0)
     words = [random.integers(100 + 50 * (number % 2), 110 + 50 * (number % 2), 60) for number in range(12)]
     words[7] = np.where(np.arange(60) == 30, 99, words[0])
@@ -105,7 +114,7 @@ def texts(tmp_path: Path) -> TokenColumns:
 
 
 def test_near_duplicates_have_a_label_in_common(texts: TokenColumns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.packing.company.sketches.FEW", 2)  # what three begin with is not copied
+    monkeypatch.setattr("tasks.packing.company.sketches.FEW", 2)  # a beginning that three share is not a copy
     labels = near_duplicates(texts)
     alike = [(a, b) for a in range(12) for b in range(a) if (labels[a] == labels[b]).any()]
     assert alike == [(7, 0)]
@@ -134,7 +143,7 @@ def read_index(path: Path) -> list[dict[str, Any]]:
 
 
 def place_facts(path: Path) -> Counter[tuple[Any, ...]]:
-    """The lengths of each row."""
+    """Count the rows by their split and the lengths of their conversations."""
     index = read_index(path)
     rows: dict[Any, list[int]] = {}
     for entry in index:

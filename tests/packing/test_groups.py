@@ -1,4 +1,7 @@
-"""Groups: each is planned by itself, all together are the corpus, and each is a sample of it."""
+"""Groups are planned separately, and together they form the corpus.
+
+Each group is a sample of the corpus.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,11 @@ def test_every_shard_is_the_next_one_of_its_group(groups: int, counts: list[int]
 
 
 def test_groups_of_one_source_need_more_rows_than_groups_of_all() -> None:
-    """One source is all between a quarter and half of a row, the other is short: apart, the first leaves gaps."""
+    """Groups of one source need at least 2 % more rows than mixed groups.
+
+    Lengths in one source are between a quarter and half of a row, and lengths in the other are short. Alone, the
+    first source leaves gaps.
+    """
     source = np.random.default_rng(0)
     lengths = np.concatenate([source.integers(30, 60, 20_000), source.integers(4, 16, 20_000)]).astype(np.int32)
     mixed = np.repeat(deal(400, 2, 2, 42, 0), 100)
@@ -141,7 +148,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group, and a shard, for very few bytes of source."""
+    """Make groups and shards of very few source bytes."""
     monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 8000)
     monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
 
@@ -160,7 +167,7 @@ def test_a_corpus_of_groups_holds_all_that_any_other_does(plan_group: int, tmp_p
     assert read_receipt(recipe.plan_folder / "plan.json").get("groups", 1) == {1000: 1, 350: 2, 115: 5}[plan_group]
     verify(published)
     assert rebuild(published)
-    # Same bytes for any part size.
+    # The bytes are the same for any part size.
     other, _, again = packed(tmp_path / "b", plan_group=plan_group, part_size=2000)
     assert len(other.parts) > 3
     assert recipe.corpus_folder.name == other.corpus_folder.name
@@ -171,7 +178,7 @@ def test_a_corpus_of_groups_holds_all_that_any_other_does(plan_group: int, tmp_p
     shard.write_bytes(whole[:-100])
     assert [each.path for each in repair(published)]
     assert shard.read_bytes() == whole
-    # As many conversations and tokens as without groups; the same bound.
+    # The conversations, tokens, and bound are those without groups.
     _, single, one = packed(tmp_path / "c", plan_group=10_000)
     assert not any((difference := compare(one, published)).conversations.went + difference.conversations.came)
     lengths, other_lengths = (
@@ -191,7 +198,10 @@ def test_a_corpus_of_groups_holds_all_that_any_other_does(plan_group: int, tmp_p
 
 @pytest.mark.usefixtures("small_groups")
 def test_the_samples_of_a_conversation_are_in_one_group(tmp_path: Path) -> None:
-    """Chunks of three samples, of conversations of up to two: most of their edges are within one."""
+    """The samples of a conversation stay in one group.
+
+    Chunks have three samples, and conversations up to two, so many edges of chunks fall within a conversation.
+    """
     settings = {"turns": "apart", "plan_group": 135, "plan_chunk": 3, "sources": [{"path": "chat.jsonl"}]}
     recipe, manifest, published = packed(tmp_path / "a", **settings)
     assert read_receipt(recipe.plan_folder / "plan.json")["groups"] > 2
@@ -214,7 +224,10 @@ def test_a_split_that_stays_empty_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_groups")
 def test_a_damaged_file_of_a_group_is_found_and_made_again(tmp_path: Path) -> None:
-    """Found where it is read: by the plan that joins the groups, and by the shards of the group."""
+    """A damaged file of a group is found where it is read, and is rebuilt.
+
+    It is read when the groups are joined, and by the shards of the group.
+    """
     recipe, _, published = packed(tmp_path, plan_group=135)
     whole = published.read_bytes()
     for name in ("index", "rejects", "plan"):

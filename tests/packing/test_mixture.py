@@ -1,4 +1,7 @@
-"""Mixtures, limits, filters, and duplicates on small corpora: who is packed, how often, and the messages."""
+"""Mixtures, limits, filters, and duplicates on small corpora.
+
+The tests check which conversations are packed, how often, and the messages.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from tasks.verification.verify import verify
 
 
 def packed(recipe: Recipe) -> tuple[Manifest, list[dict[str, Any]]]:
-    """The manifest, checked by `verify`, and the index."""
+    """Pack a corpus; return the manifest, checked by `verify`, and the index."""
     path = pack_corpus(recipe)
     verify(path)
     with pa.memory_map(str(recipe.corpus_folder / "index.arrow")) as file:

@@ -1,4 +1,7 @@
-"""Packing: every conversation once, no row too long, never more rows than best-fit-decreasing, always the same."""
+"""Packing places every conversation once, and no row is too long.
+
+It never needs more rows than best-fit decreasing, and its result is always the same.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ CORPORA = ROOT.parent / "shared" / "corpora"
 
 @st.composite
 def conversations(draw: st.DrawFn, max_size: int = 200) -> tuple[np.ndarray, int]:
-    """Lengths and a capacity. Few distinct lengths, many, near-halves and near-full rows all occur."""
+    """Draw lengths and a capacity.
+
+    Few or many distinct lengths, near-halves, and near-full rows all occur.
+    """
     capacity = draw(st.integers(2, 3000) | st.integers(2, 40))
     low = draw(st.integers(1, max(1, capacity // draw(st.sampled_from([1, 3, 10])))))
     length = st.integers(low, draw(st.integers(low, capacity)))
@@ -38,7 +44,7 @@ def conversations(draw: st.DrawFn, max_size: int = 200) -> tuple[np.ndarray, int
 
 
 def best_fit_decreasing_rows(lengths: np.ndarray, capacity: int) -> int:
-    """One conversation at a time, independent of the code under test."""
+    """Count the rows one conversation at a time, independent of the tested code."""
     free: list[int] = []
     for length in sorted(lengths.tolist(), reverse=True):
         i = bisect_left(free, length)
@@ -48,7 +54,10 @@ def best_fit_decreasing_rows(lengths: np.ndarray, capacity: int) -> int:
 
 
 def optimal_rows(lengths: list[int], capacity: int) -> int:
-    """Exact, by dynamic programming over subsets: (rows, tokens in the last row) is smallest."""
+    """Return the smallest number of rows, by dynamic programming over subsets.
+
+    The smallest (rows, tokens in the last row) of each subset is exact.
+    """
 
     @cache
     def best(subset: int) -> tuple[int, int]:
@@ -65,7 +74,7 @@ def optimal_rows(lengths: list[int], capacity: int) -> int:
 
 
 def check_plan(lengths: np.ndarray, capacity: int, order: np.ndarray | None = None) -> int:
-    """Packs, asserts every invariant of a plan, and returns its rows."""
+    """Pack, assert every invariant of a plan, and return the number of rows."""
     counts = bin_packing.histogram(lengths, capacity)
     patterns, (bound, _) = bin_packing.solve(counts, capacity)
     row, start = bin_packing.assign(lengths, patterns, order)
@@ -160,7 +169,11 @@ def test_a_row_whose_search_was_cut_short_is_not_kept() -> None:
 
 @pytest.mark.parametrize("capacity", [512, 1024])
 def test_closer_to_the_bound_than_best_fit_decreasing(capacity: int) -> None:
-    """A fifth of its distance, at most: 4208 rows against 4235 over a bound of 4206, and 4861, 4872, 4859."""
+    """Packing is at least five times closer to the bound.
+
+    At 512 tokens, it needs 4208 rows instead of 4235, over a bound of 4206. At 1024, it needs 4861 instead of 4872,
+    over 4859.
+    """
     lengths = _lengths_like_conversations(20_000)
     lengths = lengths[lengths <= capacity]
     bound, _ = bin_packing.lower_bound(bin_packing.histogram(lengths, capacity), capacity)
@@ -180,7 +193,10 @@ def test_tiny_cases_against_the_optimum(capacity: int, data: st.DataObject) -> N
 @settings(max_examples=examples(100), deadline=None)
 @given(st.integers(8, 30), st.data())
 def test_column_generation_against_the_optimum(capacity: int, data: st.DataObject) -> None:
-    """From the worst rows that there are, with any number of classes and little work: valid rows, a true bound."""
+    """Column generation returns valid rows and a true bound.
+
+    It starts from the worst rows, one conversation each, with any number of classes and little work.
+    """
     lengths = data.draw(st.lists(st.integers(capacity // 5, capacity // 2), min_size=1, max_size=8))
     lengths = [max(1, length) for length in lengths]
     counts = bin_packing.histogram(np.array(lengths), capacity)
@@ -201,7 +217,10 @@ def test_column_generation_against_the_optimum(capacity: int, data: st.DataObjec
 
 @pytest.mark.parametrize(("capacity", "low", "high"), [(512, 128, 256), (512, 77, 205), (1024, 256, 512)])
 def test_few_conversations_in_a_row_are_packed_optimally(capacity: int, low: int, high: int) -> None:
-    """Up to 6 % fewer rows than with the search alone, and none could be saved."""
+    """The number of rows equals the bound, with fewer rows than by search alone.
+
+    The difference is up to 6 %.
+    """
     lengths = low + 1 + _lengths_like_conversations(20_000) * 7919 % (high - low)
     counts = bin_packing.histogram(lengths, capacity)
     packed = bin_packing.solve(counts, capacity)
@@ -215,7 +234,10 @@ def test_few_conversations_in_a_row_are_packed_optimally(capacity: int, low: int
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(10, 60), st.integers(1, 40), st.data())
 def test_full_rows_are_found_again(capacity: int, rows: int, data: st.DataObject) -> None:
-    """Rows of two or three conversations that fill them: the longest has few partners, which must be kept for it."""
+    """Rows that two conversations fill exactly are all found.
+
+    A long conversation has few partners, which must be kept for it.
+    """
     lengths = []
     for _ in range(rows):
         first = data.draw(st.integers(capacity // 2 + 1, capacity - 1))
@@ -225,7 +247,10 @@ def test_full_rows_are_found_again(capacity: int, rows: int, data: st.DataObject
 
 @pytest.mark.parametrize("capacity", [2, 3, 7, 12, 25, 40])
 def test_dual_feasible_functions_are_feasible(capacity: int) -> None:
-    """Whatever fits in a row has values that fit too, for every member: an unbounded knapsack over all lengths."""
+    """Lengths that fit in a row have values that fit, for every function.
+
+    An unbounded knapsack over all lengths shows it.
+    """
     lengths = np.arange(1, capacity + 1)
     for k in range(1, capacity // 2 + 1):
         value = lower_bounds._f2(lengths, np.array(k), capacity).tolist()
@@ -308,7 +333,10 @@ def test_patterns_of_other_lengths_are_refused(lengths: list[int]) -> None:
 
 
 def _lengths_like_conversations(n: int) -> np.ndarray:
-    """A fixed skewed sample by a multiplicative generator, so that no library's random numbers take part."""
+    """Return a fixed skewed sample of lengths.
+
+    A multiplicative generator makes it independent of any library's random numbers.
+    """
     state, lengths = 1, []
     for _ in range(n):
         state = state * 48271 % 2147483647
@@ -329,7 +357,10 @@ def _digest() -> str:
 
 @pytest.mark.slow
 def test_same_plan_in_every_process() -> None:
-    """The digest is the plan's: whoever changes it changes every corpus and raises the stage's version."""
+    """The digest of the plan is equal in every process.
+
+    A change of the digest changes every corpus, and requires a new version of the stage.
+    """
     folders = [".", "tests", "tests/packing"]
     code = f"import sys; sys.path[:0] = {folders}; import test_packing; print(test_packing._digest())"
     env = {**os.environ, "PYTHONHASHSEED": "1"}
@@ -341,7 +372,10 @@ GOLDEN = "42f9184076bef83b39f5f781d4d84efa1ea5baf09ae5d552bde24604fcec9bee"
 
 
 def test_real_conversations_at_the_bound() -> None:
-    """Characters / 4 stand for tokens: within 0.05 % of the bound at each usual length."""
+    """Real conversations are packed within 0.05 % of the bound at usual lengths.
+
+    Characters / 4 approximate tokens.
+    """
     if not CORPORA.is_dir():
         pytest.skip("needs ../shared/corpora")
     texts = [json.dumps(record) for path in CORPORA.glob("*.json") for record in json.loads(path.read_text())]

@@ -1,4 +1,7 @@
-"""Overlong conversations: kept pieces are in order, lost tokens are counted, and nothing else changes."""
+"""Overlong conversations are cut into ordered pieces, and lost tokens count.
+
+Nothing else changes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Result(NamedTuple):
 
 
 def cut(rows: list[Tokens], parts: int = 1, **values: Any) -> Result:
-    """`rows`, dealt to token files one after another, through cut_overlong."""
+    """Run cut_overlong on `rows`, which are divided among token files in order."""
     config = Config(sources=[Source(path="x")], **values)
     edges = [len(rows) * part // parts for part in range(parts + 1)]
     with tempfile.TemporaryDirectory() as name:
@@ -64,7 +67,7 @@ def cut(rows: list[Tokens], parts: int = 1, **values: Any) -> Result:
 
 
 def pieces_by_conversation(result: Result, count: int) -> list[list[tuple[int, int, bool, int]]]:
-    """(first, taken, closed, trained) of every piece."""
+    """Return (first, taken, closed, trained) of every piece, by conversation."""
     found: list[list[tuple[int, int, bool, int]]] = [[] for _ in range(count)]
     p = result.pieces
     assert (np.diff(p.conversation) >= 0).all(), "pieces must be in source order"
@@ -90,7 +93,7 @@ def test_tokens_add_up_and_stand_in_order(
     ):  # fmt: skip
         assert column.dtype == kind
 
-    # The ledger's equation, and each of its terms by a count of its own.
+    # The ledger's equation, with each of its terms counted separately.
     encoded = sum(len(values) - separator for values, separator in rows)
     separators = int(pieces.separator.sum())
     packed = int(pieces.length.sum())
@@ -123,7 +126,10 @@ def test_tokens_add_up_and_stand_in_order(
 
 
 def check_tiles(values: list[int], length: int, own: list[tuple[int, int, bool, int]]) -> None:
-    """Pieces of split tile the conversation, but for stretches of a row without a trained token."""
+    """Check that the pieces of a split conversation tile it.
+
+    Stretches without a trained token are left out.
+    """
     full = -(-max(len(values) - length, 0) // (length - 1))
     sizes = [length - 1] * full + [len(values) - full * (length - 1)]
     expected = []

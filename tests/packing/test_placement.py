@@ -1,4 +1,7 @@
-"""Placing: each piece in one row of one shard, each row in a fixed order, each epoch with other rows."""
+"""Placement puts each piece in one row of one shard, in a fixed order.
+
+Each epoch has different rows.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def stands_of(placed: Placed) -> Stands:
 
 
 def check(placed: Placed, lengths: list[int], held_out: list[bool], settings: Config, shards: dict[str, int]) -> None:
-    """Every invariant of a plan, one row at a time."""
+    """Check every invariant of a plan, one row at a time."""
     assert placed.row.dtype == placed.start.dtype == np.int32
     rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for (shard, row, start), length, validation in zip(stands_of(placed), lengths, held_out, strict=True):
@@ -78,7 +81,10 @@ def test_a_plan_is_valid(data: st.DataObject) -> None:
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=8))
 def test_holding_out(given: list[tuple[bool, bool, int]]) -> None:
-    """(held out, stays, content): all of one content move together, and only where one side is empty."""
+    """Conversations of equal content move together, and only if one side is empty.
+
+    Each example is (held out, stays, content).
+    """
     flags, stays = (np.array([row[column] for row in given]) for column in (0, 1))
     contents = np.array([row[2] for row in given], np.uint64)
     before = flags.copy()
@@ -100,7 +106,7 @@ def test_holding_out(given: list[tuple[bool, bool, int]]) -> None:
 
 
 def sets_of(placed: Placed, of: np.ndarray) -> Counter[frozenset[int]]:
-    """The rows of two or more pieces, as sets."""
+    """Count the rows of two or more pieces, as sets."""
     rows: dict[int, set[int]] = {}
     sizes = Counter(placed.row.tolist())
     for row, piece in zip(placed.row.tolist(), of.tolist(), strict=True):

@@ -1,4 +1,7 @@
-"""From token files to a plan, its ledger, index and rejects, and on to the rows: nothing is lost, nothing is twice."""
+"""From token files to a plan, its ledger, index, and rejects, and to the rows.
+
+Nothing is lost or duplicated.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +46,9 @@ SPECIAL = EOS, PAD
 
 @dataclass
 class PartInput:
-    """One part of a source: its accepted conversations by line, and its rejected lines.
+    """One part of a source: its accepted conversations and rejects, by line.
 
-    Content and turns are those of `says`; else each line says something else, in two turns.
+    `says` has (content hash, turns) by line. Every other line has unique content and two turns.
     """
 
     accepted: dict[int, Tokens]
@@ -61,7 +64,7 @@ def part_inputs(draw: st.DrawFn, longest: int) -> PartInput:
     rejected = {
         line: draw(st.sampled_from(["bad_role", "bad_json"])) for line, kind in enumerate(kinds) if kind == "rejected"
     }
-    # The same content has the same length, as it has in a token file.
+    # Equal content has equal length, as in a token file.
     says = {
         line: (hash_of(len(values), draw(st.integers(0, 3))), len(values) % 5) for line, (values, _) in accepted.items()
     }
@@ -74,9 +77,9 @@ def hash_of(*numbers: int) -> int:
 
 @contextmanager
 def recipe_of(sources: Sequence[Sequence[PartInput]], /, **values: Any) -> Iterator[Recipe]:
-    """Return a recipe whose token files are where the plan expects them. A source is a list of parts.
+    """Write token files where the plan expects them, and yield their recipe.
 
-    With a small plan_group, the corpus has several shards and groups.
+    A source is a list of parts. With a small plan_group, the corpus has several shards and groups.
     """
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         if values.get("plan_group", 1000) < 1000:
@@ -150,7 +153,10 @@ def read_stream(path: Path) -> list[dict[str, Any]]:
 
 
 def plan_of(recipe: Recipe) -> dict[str, Any]:
-    """The receipt of the plan: of one, or of groups that are planned in any order, one of them twice, and joined."""
+    """Plan a corpus as a whole or in groups, and return the receipt.
+
+    Groups are planned from last to first, the first one twice, and then joined.
+    """
     folder = recipe.plan_folder
     if recipe.most_groups == 1:
         return make_plan(recipe, folder)
@@ -161,7 +167,7 @@ def plan_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def write_shards(recipe: Recipe) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """The rows of every shard of the plan, by split and number."""
+    """Return the rows of every shard of the plan, by split and number."""
     folder = recipe.plan_folder
     receipt = orjson.loads((folder / "plan.json").read_bytes())
     tokens = TokenFiles([recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts])
@@ -232,7 +238,7 @@ def check_corpus(
     index = read_stream(recipe.plan_folder / "index.arrow")
     rejects = [orjson.loads(line) for line in (recipe.plan_folder / "rejects.jsonl").read_bytes().splitlines()]
 
-    # The index: in source order, its pieces tile the rows, each holds the tokens that it says.
+    # The index is in source order. Its pieces tile the rows and match the tokens of the conversations.
     pieces: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
     for entry in index:
         pieces.setdefault((entry["source"], entry["record"], entry["first"] or 0), []).append(entry)
@@ -288,7 +294,7 @@ def check_corpus(
     check_copies(config, pieces, reasons, conversations)
     check_reasons(config, packed, reasons, conversations, says)
 
-    # What is not in the index was rejected.
+    # Conversations that are missing from the index were rejected.
     late = set(conversations) - packed - reasons.keys()
     lines = {(r["source"], r.get("line", r.get("record"))): r["reason"] for r in rejects}
     assert len(lines) == len(rejects)
@@ -299,7 +305,7 @@ def check_corpus(
     for n, line in late:
         assert all(v < 0 for v in conversations[n, line][0][1 : config.sequence_length - 1])
 
-    # The ledger, counted a second time.
+    # The ledger, counted separately.
     rows = sum(map(len, shards.values()))
     encoded = sum(len(v) - s for key, (v, s) in conversations.items() if key not in late)
     assert ledger["conversations"] == {
@@ -350,7 +356,10 @@ def check_copies(
     reasons: dict[tuple[int, int], str],
     conversations: dict[tuple[int, int], Tokens],
 ) -> None:
-    """Every conversation is packed as often as weight and epochs say: once more or less often than another at most."""
+    """Check that each conversation is packed as often as weight and epochs say.
+
+    Within a source, the numbers of copies differ by at most one.
+    """
     copies: dict[int, set[int]] = {}
     for (source, _, _), entries in pieces.items():
         splits = Counter(entry["split"] for entry in entries)
@@ -374,7 +383,7 @@ def check_reasons(
     conversations: dict[tuple[int, int], Tokens],
     says: dict[tuple[int, int], tuple[int, int]],
 ) -> None:
-    """Who was dropped had to be, for the first reason that holds; who is packed is within all bounds."""
+    """Check that drops have the first reason that holds, and all else is in bounds."""
 
     def filtered(key: tuple[int, int]) -> str:
         length, turns = len(conversations[key][0]), says[key][1]
@@ -499,7 +508,7 @@ def test_a_receipt_that_lies_fails_the_plan() -> None:
 
 @pytest.mark.parametrize("groups", [{}, {"plan_group": 3, "plan_chunk": 2}])
 def test_parts_do_not_matter(groups: dict[str, int]) -> None:
-    """The same conversations in one part and in three: index, rejects and rows are the same bytes."""
+    """The bytes of index, rejects, and rows are equal for one and for three parts."""
     lines: list[Tokens] = [([~5, *range(6, 7 + i % 5)], False) for i in range(9)]
     found = []
     for edges in ([0, 9], [0, 2, 3, 9]):

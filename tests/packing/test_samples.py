@@ -1,4 +1,7 @@
-"""Conversations with several samples, from token files to plan, index, and ledger, against a second count in Python."""
+"""Conversations with several samples, from token files to plan and ledger.
+
+A second count in plain Python checks the plan, the index, and the ledger.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from tasks.storage.schemas import INDEX_SCHEMA, index_schema
 
 
 class Said(NamedTuple):
-    """What a conversation is: its hash, its turns, and its samples by the message that they train on."""
+    """A conversation: content hash, turns, and samples by their trained message."""
 
     digest: int
     turns: int
@@ -41,7 +44,10 @@ Place = tuple[int, int, int]  # source, record, turn
 
 @st.composite
 def corpora(draw: st.DrawFn, longest: int) -> Corpus:
-    """Draw conversations of few contents, of which some have one sample, and of these some are whole conversations."""
+    """Draw sources of conversations that have few distinct contents.
+
+    Some conversations have one sample, and some of these samples are whole conversations (turn -1).
+    """
     contents = []
     for number in range(draw(st.integers(1, 6))):
         turns = draw(st.sampled_from([[-1], [1], [1, 3], [1, 3, 5], [3, 5]]))
@@ -109,7 +115,7 @@ def recipe_of(corpus: Corpus, per_part: int, **values: Any) -> Iterator[Recipe]:
 
 
 def planned(recipe: Recipe) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]], bytes]:
-    """Return the receipt of a plan, the rows of the index, the rejects, and the bytes of the index."""
+    """Plan a corpus; return the receipt, index rows, rejects, and index bytes."""
     receipt = make_plan(recipe, recipe.plan_folder)
     index = (recipe.plan_folder / "index.arrow").read_bytes()
     rejects = (recipe.plan_folder / "rejects.jsonl").read_bytes().splitlines()
@@ -181,7 +187,7 @@ def first_pieces(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def is_cut_off(tokens: Tokens, config: Config) -> bool:
-    """Whether no trained token is left of a sample."""
+    """Return whether a sample has lost all of its trained tokens."""
     values, length = tokens[0], config.sequence_length
     if len(values) <= length:
         return not any(value >= 0 for value in values[1:])
@@ -189,7 +195,10 @@ def is_cut_off(tokens: Tokens, config: Config) -> bool:
 
 
 def check_reasons(said: Said, reasons: dict[int, str], config: Config, duplicate: bool) -> None:
-    """Check the first reason that holds for each sample that is not packed, and that it holds for no other."""
+    """Check that each dropped sample has the first reason that holds.
+
+    Samples for which a reason holds are not packed.
+    """
     for turn, (values, _) in said.samples.items():
         bounds = {
             "min_tokens": config.min_tokens is not None and len(values) < config.min_tokens,

@@ -1,7 +1,7 @@
-"""Rows of several lengths: as few places as possible, and every invariant of a corpus for each length.
+"""Rows of several lengths take few places and keep all invariants of a corpus.
 
 lengths ─solve─▶ rows of each length ┬ each conversation once, no row too full
-                                     ├ the lower bound is one: compared with the optimum of small cases
+                                     ├ the lower bound holds: compared with the optimum of small cases
                                      └ at most a thousandth more places than any one length needs
 """
 
@@ -48,7 +48,7 @@ def places_of(patterns: list[bin_packing.Patterns], lengths: list[int]) -> int:
 
 
 def fewest_places(pieces: tuple[int, ...], lengths: tuple[int, ...]) -> int:
-    """The optimum, by trying every set of pieces that can share a row with the first one."""
+    """Return the optimum, by trying all sets that can share a row with a piece."""
 
     @cache
     def best(left: tuple[int, ...]) -> int:
@@ -99,7 +99,7 @@ def test_conversations_are_in_short_rows_where_that_takes_no_more_places() -> No
 
 
 def test_conversations_that_waste_short_rows_are_in_long_ones() -> None:
-    """Three of 300 waste 124 of 1024, or 212 of 512 each."""
+    """Three of 300 waste 124 of 1024, but one of 300 wastes 212 of 512."""
     counts = bin_packing.histogram(np.array([300] * 300), 1024)
     short, long = several_lengths.solve(counts, [512, 1024]).patterns
     assert (short.rows, long.rows) == (0, 100)
@@ -113,7 +113,7 @@ def config(**values: Any) -> Config:
 
 
 def check(placed: Placed, pieces: np.ndarray, settings: Config) -> None:
-    """Every row of a split is filled from its start without a gap, and is not longer than the split's rows."""
+    """Check that each row is filled without gaps and fits the rows of its split."""
     tops, names = np.cumsum([0, *placed.rows_of_splits.values()]), list(placed.rows_of_splits)
     rows: dict[int, list[tuple[int, int]]] = {}
     for row, start, length in zip(placed.row.tolist(), placed.start.tolist(), pieces.tolist(), strict=True):
@@ -153,7 +153,10 @@ def test_every_packing_is_valid_and_reproducible(lengths: list[int], data: st.Da
 
 
 def test_conversations_of_equal_length_are_divided_evenly_among_the_rows() -> None:
-    """Every length of rows has its share of the beginning of the corpus: no source goes to one length alone."""
+    """Rows of each length take equal shares of the beginning of the corpus.
+
+    No source is packed into rows of one length alone.
+    """
     pieces = np.array([200] * 4000 + [824] * 2000, np.int32)
     settings = config(sequence_length=[400, 1024])
     placed = place(
@@ -180,7 +183,7 @@ def made(folder: Path, records: Sequence[Any] = RECORDS, **values: Any) -> tuple
 
 
 def pieces_of(path: Path) -> list[dict[str, Any]]:
-    """The places of all packed conversations, from the index."""
+    """Return the index entries of all packed conversations."""
     folder = path.parent.parent / load_manifest(path).corpus
     with pa.OSFile(str(folder / "index.arrow")) as source, pa.ipc.open_stream(source) as index:
         return [piece for piece in index.read_all().unify_dictionaries().to_pylist() if piece["split"]]
@@ -253,7 +256,7 @@ def test_edited_lengths_are_noticed(tmp_path: Path) -> None:
 # -- with other settings -----------------------------------------------------------------------------------------------
 
 
-BOTH = [48, 96]  # lengths that the conversations below use both of
+BOTH = [48, 96]  # the conversations below use both lengths
 
 
 def rows_of(path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
@@ -289,7 +292,7 @@ def test_company_changes_who_shares_a_row_and_not_which_rows_there_are(tmp_path:
 
 @pytest.mark.parametrize("overlong", ["truncate", "split"])
 def test_weights_are_those_of_all_training_rows_together(tmp_path: Path, overlong: str) -> None:
-    """Each conversation counts the same in the loss, whatever the length of its row."""
+    """Each conversation counts equally in the loss, whatever its row's length."""
     path, manifest = made(
         tmp_path, sequence_length=BOTH, loss_weight="conversation", overlong=overlong, validation=0.2, epochs=2
     )

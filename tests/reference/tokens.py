@@ -155,7 +155,7 @@ class HuggingFace(Library):
 def rule_of(written: dict[str, Any]) -> str:
     """Return the texts to which a tokenizer.json adds a space.
 
-    "never" is none, "first" is only the first, and "always" includes each text after an added token.
+    "never" stands for no text, "first" for only the first, and "always" includes each text after an added token.
     """
     splits, normalizes = written["pre_tokenizer"] or {}, written["normalizer"] or {}
     if splits.get("type") == "Metaspace":

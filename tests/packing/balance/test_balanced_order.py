@@ -1,4 +1,7 @@
-"""The order of balanced steps: the same rows, and equal work for the ranks of every divisor."""
+"""The balanced order of steps keeps the rows and gives ranks equal work.
+
+This holds for every divisor of the ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ LENGTH = 4096
 
 
 def long_tailed(rows: int, length: int = LENGTH, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Σn² and trained tokens of rows: from many short conversations to one that fills the row."""
+    """Return Σn² and the trained tokens of rows with a long tail.
+
+    Rows range from many short conversations to one that fills the row.
+    """
     random = np.random.default_rng(seed)
     share = np.exp(random.normal(-1.5, 1.0, rows)).clip(0.01, 1.0)
     return (share * length * length).astype(np.int64), random.integers(1, length, rows).astype(np.int32)
@@ -48,7 +54,7 @@ def test_every_row_is_in_one_group_of_neighbors_in_cost(
     level = squares // (linear_cost(LENGTH) // 1000)
     found = level[order[: groups * size]].reshape(groups, size)
     found = found[np.lexsort((found.max(axis=1), found.min(axis=1)))] if groups else found
-    # Sorted by cost, no group reaches into the next one.
+    # Sorted by cost, groups do not overlap.
     assert (found.max(axis=1)[:-1] <= found.min(axis=1)[1:]).all()
     # LPT: two ranks differ by at most the heaviest row of the group.
     work = squares[order[: groups * size]].reshape(groups, rows_per_rank, ranks)
@@ -70,7 +76,10 @@ def test_the_order_serves_every_divisor_of_the_ranks(ranks: int, rows_per_rank: 
 
 
 def test_ranks_are_paired_so_that_half_of_them_have_equal_work() -> None:
-    """Of 2 × 2 rows, with what is the work of four ranks, the heaviest goes with the lightest."""
+    """The heaviest of four ranks is paired with the lightest.
+
+    With half the ranks, each pair is the work of one rank.
+    """
     squares = np.array([1, 2, 3, 10], np.int64)
     order = balanced_order(squares, np.ones(4, np.int32), 4, 1, LENGTH, 0)
     halves = squares[order].reshape(2, 2).sum(axis=0)
@@ -85,7 +94,7 @@ def test_rows_of_equal_cost_are_grouped_by_trained_tokens() -> None:
     order = balanced_order(squares, trained, 8, 1, LENGTH, 42)
     spread = np.ptp(trained[order].reshape(100, 8), axis=1)
     assert spread.mean() < 0.02 * np.ptp(trained.reshape(100, 8), axis=1).mean()
-    # Those of other costs as well, as far as costs allow.
+    # Rows of different costs are grouped by trained tokens, too, as far as costs allow.
     squares, trained = long_tailed(8000, 1024)
     order = balanced_order(squares, trained, 8, 1, 1024, 42)
     before, after = (np.ptp(values.reshape(1000, 8), axis=1).mean() for values in (trained, trained[order]))
@@ -116,7 +125,11 @@ def test_the_order_is_the_same_for_ever() -> None:
 
 
 def test_the_idle_share_of_a_step() -> None:
-    """Work of 1 and 3 in one step, 2 and 2 in the next, above 10 for the linear part: 13 + 12 of 2 × 25 is idle 2."""
+    """The idle share is 2 of 2 × 25.
+
+    The ranks have work of 1 and 3 in one step, and 2 and 2 in the next, plus 10 for the linear part. The steps take
+    13 and 12.
+    """
     squares, linear = np.array([1, 3, 2, 2, 99]), 10
     assert linear_cost(1, 1) == 6
     found = idle_share(squares * 6, 2, 1, linear, 1)
@@ -126,7 +139,11 @@ def test_the_idle_share_of_a_step() -> None:
 
 @pytest.mark.parametrize("ranks", [8, 64, 512])
 def test_the_forecast_of_a_random_order_is_its_expectation(ranks: int) -> None:
-    """The expected largest of `ranks` of all rows follows from counting: row i of the sorted ones is it in so many."""
+    """The forecast is near the exact expectation of the heaviest row.
+
+    Counting gives the exact value: the number of ways in which row i of the sorted rows is the largest of `ranks`
+    rows.
+    """
     squares, trained = long_tailed(600)
     cost = np.sort(squares) + linear_cost(LENGTH)
     ways = [comb(i, ranks - 1) / comb(600, ranks) for i in range(600)]

@@ -1,4 +1,7 @@
-"""rows.arrow, and the order of rows, in whole corpora: in one plan and in groups, in each packing."""
+"""rows.arrow and the order of rows in whole corpora.
+
+Corpora have one plan or several groups, in each packing.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def rows_of(manifest: Manifest, path: Path) -> Rows:
 
 
 def counted(shard: dict[str, np.ndarray]) -> list[tuple[int, int, int, int]]:
-    """Count a shard row by row, by its position_ids."""
+    """Count each row of a shard by its position_ids."""
     found = []
     for positions, mask, labels in zip(shard["position_ids"], shard["attention_mask"], shard["labels"], strict=True):
         filled = int(mask.sum())
@@ -121,7 +124,10 @@ def test_balance_changes_the_order_of_rows_and_nothing_else(changes: dict[str, A
 
 @pytest.mark.parametrize("changes", GROUPS)
 def test_the_ranks_of_a_step_have_equal_work(changes: dict[str, Any], tmp_path: Path) -> None:
-    """In every packing, and for two ranks as well; groups each begin with a whole step."""
+    """Ranks have equal work in every packing, also with half the ranks.
+
+    Each group begins with a whole step.
+    """
     _, manifest, published = packed(tmp_path / "b", **changes, balance=BALANCE)
     folder = corpus_folder(manifest, published)
     for name, split in manifest.splits.items():
@@ -135,7 +141,7 @@ def test_the_ranks_of_a_step_have_equal_work(changes: dict[str, Any], tmp_path: 
             [np.arange(first, first + rows // 8 * 8) for first, rows in zip(firsts, groups, strict=False)]
         )
         for ranks in (4, 2):
-            # Of a model so small that attention is nearly all of its work.
+            # In a model this small, nearly all work is attention.
             after = idle_share(found.squares[order], ranks, 8 // ranks, 64, 1)
             shuffled = np.random.default_rng(0).permutation(found.squares)
             before = idle_share(shuffled, ranks, 8 // ranks, 64, 1)

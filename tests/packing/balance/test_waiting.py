@@ -1,6 +1,8 @@
-"""What ranks wait for each other, where rows have several lengths or no padding, and where `balance` has no effect.
+"""The time that ranks wait for each other if `balance` does not apply.
 
-rows ─forecast_rows─▶ the share that follows from every step        corpus ─check, inspect, report─▶ the same sentence
+Rows have several lengths or no padding, or `balance` has no effect.
+
+    rows ─forecast_rows─▶ the share that follows from every step     corpus ─check, inspect, report─▶ the same sentence
 """
 
 from __future__ import annotations
@@ -40,17 +42,23 @@ def shares(*parts: RowsOfLength, hidden_size: int = HIDDEN) -> dict[int, float]:
 
 
 def test_ranks_take_as_many_tokens_of_short_rows_as_of_a_long_one() -> None:
-    """8 ranks: one step of 16 rows of 50, one of 8 rows of 100. All but one row are empty of attention."""
+    """A step has as many tokens of short rows as of long rows.
+
+    With 8 ranks, one step has 16 rows of 50, and one has 8 rows of 100. Only one row needs time for attention.
+    """
     line, long = 6 * HIDDEN * 100, 10**5
     found = shares(rows([0] * 16, 50), rows([long] + [0] * 7, 100))
     assert found == {8: pytest.approx(100 * (1 - (16 * line + long) / (8 * (2 * line + long))), abs=0.01)}
-    # Twice as many steps of the long rows, of which half were read.
+    # Half of the long rows were read, so there are twice as many steps of them.
     found = shares(rows([0] * 16, 50), rows([long] + [0] * 7, 100, all_rows=16))
     assert found == {8: pytest.approx(100 * (1 - (24 * line + 2 * long) / (8 * (3 * line + 2 * long))), abs=0.01)}
 
 
 def test_rows_that_cannot_be_divided_evenly_are_waited_for() -> None:
-    """A step of 8 rows of 128 has the tokens of 10 rows of 96: two ranks have two of them."""
+    """Six of eight ranks wait if a step has ten rows.
+
+    A step of 8 rows of 128 has the tokens of 10 rows of 96, so two ranks have two rows each.
+    """
     assert shares(rows([0] * 10, 96), rows([], 128)) == {8: pytest.approx(100 * (1 - 10 / 16), abs=0.01)}
 
 
@@ -66,7 +74,7 @@ def test_rows_without_padding_cost_as_many_tokens_as_they_have() -> None:
 
 @pytest.mark.parametrize("given", [{"sequence_length": [48, 96]}, {"padding": "none"}, {"padding": "none", "align": 8}])
 def test_the_commands_say_how_long_ranks_wait(given: dict[str, Any], tmp_path: Path) -> None:
-    """`check` reads all of these sources: its rows are those of the corpus."""
+    """`check` reads these sources completely, so its rows are those of the corpus."""
     recipe = make_recipe(tmp_path, RECORDS, **{"sequence_length": 96, "max_rejects": 1, **given})
     path = pack_corpus(recipe)
     manifest = load_manifest(path)
@@ -102,7 +110,7 @@ def test_tokens_of_rows_without_padding_are_those_of_the_shards(
         assert waiting_module._tokens_of_rows(manifest, folder, "train").tolist() == sizes[:most]
     shards = manifest.splits["train"].shards
     assert len(shards) > 2
-    with monkeypatch.context() as patch:  # of a bucket, whole shards are fetched
+    with monkeypatch.context() as patch:  # whole shards are fetched from a bucket
         patch.setattr(waiting_module, "remote_with", lambda folder: True)
         assert waiting_module._tokens_of_rows(manifest, folder, "train").tolist() == sizes[: shards[0].rows]
     (folder / shards[-1].path).unlink()
@@ -114,7 +122,7 @@ def test_tokens_of_rows_without_padding_are_those_of_the_shards(
 
 
 def test_more_ranks_than_rows_are_named(tmp_path: Path) -> None:
-    """`balance` then orders nothing."""
+    """`balance` has no effect if the rows are too few for one step."""
     given = {"balance": {"ranks": 3000, "rows_per_rank": 2}, "sequence_length": 96, "max_rejects": 1}
     recipe = make_recipe(tmp_path, RECORDS[:300], **given)
     path = pack_corpus(recipe)
