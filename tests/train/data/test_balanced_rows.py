@@ -1,4 +1,7 @@
-"""Training on a balanced corpus: each rank takes its own rows of a step, for every divisor of the ranks."""
+"""Each rank takes its own rows of a balanced step.
+
+This holds for every divisor of the ranks.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def test_a_line_has_every_row_once_and_groups_stay_whole(
 def test_the_trainer_deals_each_rank_every_ranks_th_row(
     rows: int, ranks: int, micro_batch: int, accumulation: int
 ) -> None:
-    """Asked of accelerate itself, which deals batches to ranks."""
+    """accelerate itself deals the batches to the ranks here."""
     places = numbers_of_steps(rows, ranks, micro_batch, accumulation)
     assert sorted(places.tolist()) == list(range(rows))
     size = ranks * micro_batch * accumulation
@@ -90,7 +93,7 @@ def test_runs_that_the_order_does_not_fit_are_warned(ranks: int, rows: int, mess
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of several shards with two packings; its rows do not divide into steps."""
+    """A corpus of several shards with two packings and an incomplete last step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "SOURCE_BYTES_PER_SHARD", 6_000)
         values: dict[str, Any] = {"sequence_length": LENGTH, "epochs": 2, "balance": BALANCE.model_dump()}
@@ -102,7 +105,10 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(manifest: Path, folder: Path, ranks: int = 1, resumed: str | None = None, **values: Any) -> dict[str, Any]:
-    """Train on a process or as one of several; return the losses, the weights, and the rows that this rank saw."""
+    """Train as one process or as one of several ranks.
+
+    Returns the losses, the weights, and the rows that this rank saw.
+    """
     config = TrainingConfig(epochs=2, warmup=0, learning_rate=1e-2, **values)
     feed = open_feed(open_corpus(manifest), config)
     given = arguments(config, str(folder), 2, ROWS // 2 // ranks, "cpu", "fp32")

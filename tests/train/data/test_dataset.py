@@ -228,7 +228,7 @@ def rejected(given: Any, load: Any, kind: type[PackError] = DataError) -> str:
 
 @pytest.mark.parametrize("load", LOADS)
 def test_every_flipped_bit_is_detected(copy: Path, load: str) -> None:
-    """Whether the corpus is opened before the damage or after it."""
+    """The damage happens before or after the corpus is opened."""
     corpus, source = open_corpus(copy), random.Random(0)
     for shard in shards_of(copy):
         whole = shard.read_bytes()

@@ -1,4 +1,7 @@
-"""What TRL's own collator reads of an export, and what the recipes of docs/guides/export.md read of a corpus."""
+"""TRL's collator reads exports, and the recipes of the guide read a corpus.
+
+The recipes are in docs/guides/export.md.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ GUIDE = (ROOT / "docs" / "guides" / "export.md").read_text(encoding="utf-8")
 
 
 def recipe(heading: str) -> dict[str, Any]:
-    """Run the first code of a section and return its variables."""
+    """Run the first code block of a section, and return its variables."""
     section = GUIDE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     values: dict[str, Any] = {}
     exec(re.findall(r"```python\n(.*?)```", section, re.S)[0], values)  # noqa: S102 - our own documentation
@@ -31,7 +34,10 @@ def recipe(heading: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A manifest of a corpus with cut conversations, a validation split, and two packings."""
+    """Return the manifest of a corpus with cut conversations and two packings.
+
+    The corpus also has a validation split.
+    """
     return pack_small(tmp_path_factory.mktemp("corpus"), sequence_length=48, overlong="split", epochs=2)
 
 
@@ -63,7 +69,7 @@ def test_trl_takes_the_settings_of_a_balanced_corpus(tmp_path: Path) -> None:
 def test_datasets_opens_the_splits(corpus: Path, to: str, tmp_path: Path) -> None:
     found = export_corpus(corpus, to, tmp_path / "export", Path())
     splits = load_from_disk(str(found.folder))
-    wanted = ["train", "validation"] + ["train_epoch_2"] * (to != "llama-factory")  # which would leave that one out
+    wanted = ["train", "validation"] + ["train_epoch_2"] * (to != "llama-factory")  # it would ignore this split
     assert list(splits) == wanted
     for split, figures in found.record["splits"].items():
         rows = load_from_disk(str(found.folder / split))

@@ -1,8 +1,10 @@
-"""Training on rows of several lengths: steps of one length each, with equally many tokens, on any number of ranks.
+"""Training on rows of several lengths, on any number of ranks.
 
-a corpus of rows of 96 and 192 ─MixedFeed─▶ Trainer ┬ every row once per epoch, the same rows on one rank and on two
-                                                    ├ a resumed run takes the rows that are left
-                                                    └ the validation loss is that of all trained tokens
+Each step has rows of one length, and all steps have equally many tokens.
+
+    a corpus of rows of 96 and 192 ─MixedFeed─▶ Trainer ┬ every row once per epoch, the same rows on one rank and on two
+                                                        ├ a resumed run takes the rows that are left
+                                                        └ the validation loss is that of all trained tokens
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ ROWS = 4  # rows of 192 tokens per step; or 8 of 96
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus with two packings whose rows of neither length divide into steps."""
+    """A corpus with two packings; rows of both lengths leave an incomplete step."""
     records = [*conversations(50, seed=1, longest=6), *conversations(10, seed=2, longest=40)]
     values = {"sequence_length": LENGTHS, "validation": 0.2, "epochs": 2, "max_rejects": 0.5}
     found = pack_corpus(make_recipe(tmp_path_factory.mktemp("mixed"), records, **values))
@@ -51,7 +53,10 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(manifest: Path, folder: Path, ranks: int = 1, resumed: str | None = None, **given: Any) -> dict[str, Any]:
-    """Train on a process or as one of several; return losses, weights, and the rows of each pass of this rank."""
+    """Train as one process or as one of several ranks.
+
+    Returns the losses, the weights, the validation loss, and the rows of each pass of this rank.
+    """
     config = TrainingConfig(epochs=2.25, warmup=0, learning_rate=1e-2, **given)
     feed = open_feed(open_corpus(manifest), config)
     assert isinstance(feed, MixedFeed)

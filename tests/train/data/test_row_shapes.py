@@ -1,4 +1,7 @@
-"""Training reads rows of every shape, checks them, and computes the loss of the same conversations."""
+"""Training reads rows of every shape and checks them.
+
+The same conversations have the same loss in every shape.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,10 @@ def test_a_folder_of_aligned_shards_needs_no_manifest(corpora: dict[str, Path], 
 
 
 def rows_with_gaps() -> dict[str, np.ndarray]:
-    """Two conversations of 13 and 21 tokens in each of two rows, the second from place 16 on."""
+    """Return two rows with two conversations each, of 13 and 21 tokens.
+
+    The second conversation starts at place 16.
+    """
     rows = {name: np.zeros((2, LENGTH), np.int32) for name in COLUMNS}
     for first, last in ((0, 13), (13, 16), (16, 37), (37, LENGTH)):
         rows["position_ids"][:, first:last] = np.arange(last - first)
@@ -178,7 +184,7 @@ def test_a_folder_of_rows_without_padding_needs_no_manifest(corpora: dict[str, P
 
 
 def two_lists() -> dict[str, list[Any]]:
-    """Rows of two conversations, of 5 and 3 and of 4 and 2 tokens."""
+    """Return rows of two conversations: of 5 and 3 tokens, and of 4 and 2."""
     lengths = [[5, 3], [4, 2]]
     positions = [[at for size in sizes for at in range(size)] for sizes in lengths]
     return {

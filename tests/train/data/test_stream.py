@@ -1,4 +1,7 @@
-"""StreamedRows yields the rows of PackedDataset, each once, from shards that were checked, on any number of ranks."""
+"""StreamedRows yields each row of PackedDataset once, from checked shards.
+
+This holds on any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,10 @@ def names_of(rows: Any) -> list[bytes]:
 
 
 def batches_of(corpus: Corpus, ranks: int, steps: int, state: dict[str, Any] | None = None, **how: Any) -> list[Any]:
-    """Return the rows of the next steps, over all ranks, and the state of the first rank after them."""
+    """Return the rows of the next steps over all ranks, and the state after them.
+
+    The state is that of the first rank.
+    """
     found: list[list[bytes]] = [[] for _ in range(steps)]
     for rank in range(ranks):
         rows = StreamedRows(corpus, 8, rank=rank, ranks=ranks, **how)
@@ -132,7 +138,7 @@ def test_a_step_of_which_a_part_was_read_is_repeated(corpus: Corpus) -> None:
 def test_the_loader_of_the_trainer_deals_each_rank_its_own_rows(
     corpus: Corpus, ranks: int, micro_batch: int, skipped: int
 ) -> None:
-    """As accelerate does: batches in turn, skipped when a run is resumed."""
+    """accelerate deals batches in turn, and skips batches when a run is resumed."""
     rows_per_step = 24
     streamed = [StreamedRows(corpus, rows_per_step, rank=rank, ranks=ranks) for rank in range(ranks)]
     batches = []

@@ -1,4 +1,7 @@
-"""The order of streamed rows: a pure function of the epoch, the rows of the shards, the seed, and the streams."""
+"""The order of streamed rows is a pure function.
+
+Its inputs are the epoch, the rows of the shards, the seed, and the streams.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,7 @@ def test_every_number_of_ranks_that_divides_a_step_divides_its_streams(rows: int
 
 
 def test_nothing_is_kept_for_each_row_of_a_large_corpus() -> None:
-    """3 TB: 30,000 shards of 8,000 rows."""
+    """A corpus of 3 TB has 30,000 shards of 8,000 rows."""
     streams = order(0, [8000] * 30_000, 1, 64)
     assert sum(window.rows for stream in streams for window in stream) == 8000 * 30_000
     assert sum(len(stream) for stream in streams) <= 30_000 + 63

@@ -1,4 +1,7 @@
-"""The Trainer takes streamed rows in their order: with accumulation, on ranks, in epochs, and if a run is resumed."""
+"""The Trainer takes streamed rows in their order.
+
+This holds with accumulation, on several ranks, over epochs, and after a run is resumed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ ROWS = 12  # of a step
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of several shards with two packings; its rows do not divide into steps."""
+    """A corpus of several shards with two packings and an incomplete last step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "SOURCE_BYTES_PER_SHARD", 6_000)
         settings = {"sequence_length": LENGTH, "validation": 0.2, "epochs": 2}
@@ -37,7 +40,10 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(manifest: Path, folder: Path, ranks: int = 1, resumed: str | None = None, **settings: Any) -> dict[str, Any]:
-    """Train on a process or as one of several; return the losses, the weights, and the rows that this rank saw."""
+    """Train as one process or as one of several ranks.
+
+    Returns the losses, the weights, and the rows that this rank saw.
+    """
     config = TrainingConfig(load="stream", epochs=2.5, warmup=0, learning_rate=1e-2, **settings)
     feed = open_feed(open_corpus(manifest), config)
     given = arguments(config, str(folder), 2, ROWS // 2 // ranks, "cpu", "fp32")
@@ -67,7 +73,10 @@ def whole(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 def expected(manifest: Path) -> list[str]:
-    """Return the rows of two and a half epochs, which end with the step after half of the third."""
+    """Return the rows of two and a half epochs.
+
+    They end with the step that completes half of the third epoch.
+    """
     rows = StreamedRows(manifest, ROWS, splits=("train", "train_epoch_2"))
     names = [[row["input_ids"].numpy().tobytes().hex() for row in rows] for _ in range(3)]
     of_epoch = -(-len(rows) // ROWS)
@@ -107,7 +116,7 @@ def test_a_resumed_run_takes_the_rows_that_are_left(
 
 
 def test_a_model_whose_loss_is_a_mean_gets_no_batch_without_trained_tokens(manifest: Path, tmp_path: Path) -> None:
-    """Its loss would be NaN; the row that is repeated is the first of the corpus."""
+    """The loss would be NaN, so the filler repeats the first row of the corpus."""
     config = TrainingConfig(load="stream", report_to="none")
     feed = open_feed(open_corpus(manifest), config)
     fillers = []

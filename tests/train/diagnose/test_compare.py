@@ -1,4 +1,7 @@
-"""Speedups have an error, differences below it do not count, and only what trains the same is recommended."""
+"""Speedups have an error, and differences below it do not count.
+
+Only settings that train the same are recommended.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def outcome(name: str, factor: str, rate: float, spread: float = 0.0, **others: 
 
 
 def in_turn(*runs: Outcome) -> list[Outcome]:
-    """Return runs that followed each other, one in each second."""
+    """Return consecutive runs, one per second."""
     return [replace(one, at=float(second)) for second, one in enumerate(runs)]
 
 
@@ -49,7 +52,10 @@ def surrounded(*tried: Outcome) -> list[Outcome]:
 
 
 def simulated(truth: dict[str, float], speed: Callable[[int], float]) -> list[Outcome]:
-    """Run each trial once, and then what is to be repeated; `speed` is that of the machine during the nth run."""
+    """Run each trial once, and then the trials that are to be repeated.
+
+    `speed` returns the speed of the machine during the nth run.
+    """
     runs: list[Outcome] = []
 
     def run(trial: Trial) -> None:

@@ -1,4 +1,7 @@
-"""`python -m train diagnose`: it finds what is slow by itself, and a trial that fails is a row with its reason."""
+"""`python -m train diagnose` finds slow settings by itself.
+
+A trial that fails is a row with its reason.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ LENGTH = 512
 
 
 class Forked:
-    """Stands for Popen: a fork of a process that has loaded torch, which starts at once."""
+    """A stand-in for Popen that forks a process with torch already loaded.
+
+    The fork starts at once.
+    """
 
     def __init__(self, words: list[str], **named: Any):
         assert words[1:4] == ["-P", "-m", "train"]
@@ -49,7 +55,10 @@ class Forked:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Corpora of conversations of about 50 tokens, in rows of 512 and 128, and a model that is mostly attention."""
+    """Corpora in rows of 512 and 128, and a model that is mostly attention.
+
+    Conversations have about 50 tokens.
+    """
     folder = tmp_path_factory.mktemp("diagnosis")
     for name, length in {"long": LENGTH, "short": 128}.items():
         records = conversations(1000, seed=5)
@@ -72,7 +81,7 @@ def words(folder: Path, name: str, *others: str) -> list[str]:
 def diagnosed(
     given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, dict[str, Any], str]:
-    """Return the path of a diagnosis, its content, and what was shown."""
+    """Return the path of a diagnosis, its content, and the output."""
     monkeypatch.setattr(run_trial, "Popen", Forked)
     monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
     assert diagnose.main(given) == 0
@@ -151,7 +160,10 @@ def test_conversations_that_shorter_rows_lose_are_counted(folder: Path, tmp_path
 
 
 class Simulated:
-    """Stands for Runner: each run takes `seconds`, and without activation checkpointing steps are 1.4 times as fast."""
+    """A stand-in for Runner with simulated speeds.
+
+    Each run takes `seconds`. Without activation checkpointing, steps are 1.4 times as fast.
+    """
 
     now, seconds = 0.0, 30.0
 

@@ -1,4 +1,4 @@
-"""The trials of a diagnosis change one setting each, and only to values that differ from those in effect."""
+"""Each trial of a diagnosis changes one setting to a value not in effect."""
 
 from __future__ import annotations
 

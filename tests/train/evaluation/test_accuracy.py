@@ -1,4 +1,7 @@
-"""Loss and token accuracy of an evaluation are those of the definition, with and without logits."""
+"""Loss and token accuracy of an evaluation match their definition.
+
+This holds with and without logits.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> PackedFeed:
 
 @pytest.fixture
 def predicting(feed: PackedFeed) -> Any:
-    """A model that predicts some tokens: its head is moved towards those that are frequent."""
+    """Return a model that predicts some tokens.
+
+    Its head is moved toward frequent tokens.
+    """
     model = tiny_model()
     labels = torch.cat([row["labels"] for row in feed.validation])
     counts = torch.bincount(labels[labels >= 0], minlength=model.config.vocab_size).double()

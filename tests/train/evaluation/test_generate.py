@@ -1,4 +1,7 @@
-"""Greedy generation equals taking the highest logit of a whole pass each time, and leaves the model as it was."""
+"""Greedy generation takes the highest logit of a whole pass for each token.
+
+It leaves the model as it was.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ PROMPT, LIMIT = list(range(5, 45)), 12
 
 
 def whole_passes(model: Any, prompt: list[int], limit: int) -> list[int]:
-    """Generate without a cache: one pass over everything for each token."""
+    """Generate without a cache: each token takes one pass over all tokens."""
     ids = list(prompt)
     with torch.no_grad():
         for _ in range(limit):

@@ -1,4 +1,4 @@
-"""Settings of evaluation that cannot have an effect are an error, before torch is loaded."""
+"""Evaluation settings without an effect are an error before torch is loaded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Whole runs: the adapter that is kept, early stopping, and samples do not depend on interruptions.
+"""The results of whole runs do not depend on interruptions.
 
-Runs are in this process, where loading torch again would take seconds. The validation losses are set, so that each run
-has the course that a test is about; steps, adapters, and checkpoints are real.
+The results are the adapter that is kept, early stopping, and samples.
+
+Runs are in this process, where loading torch again would take seconds. The validation losses are set, so that each
+run has the course that a test is about. Steps, adapters, and checkpoints are real.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from train.loop.trainer import Measured
 
 LENGTH = 64
 ADAPTER = "adapter_model.safetensors"
-# The lowest after step 4, and no lower one in the three evaluations after it.
+# The loss after step 4 is lower than in the three evaluations after it.
 LOSSES = {2: 5.0, 4: 4.0, 6: 4.5, 8: 4.2, 10: 4.1, 12: 3.0}
 
 
@@ -40,7 +42,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus with a validation split; beside it, the model `tiny`."""
+    """A corpus with a validation split, and the model `tiny` in the same folder."""
     folder = tmp_path_factory.mktemp("runs")
     torch.manual_seed(1)
     config = LlamaConfig(
@@ -64,7 +66,7 @@ def _in_this_process() -> Iterator[None]:
 
 
 def set_losses(patch: pytest.MonkeyPatch, course: Callable[[int, float], float]) -> None:
-    """Replace each validation loss by that of a course: of step and loss."""
+    """Replace each validation loss by `course(step, loss)`."""
     log = Measured.log
 
     def changed(self: Any, logs: dict[str, float], *others: Any) -> None:
@@ -91,7 +93,7 @@ def options(corpus: Path, output: Path, **settings: Any) -> list[str]:
 
 
 def trained(corpus: Path, output: Path, **settings: Any) -> dict[str, Any]:
-    """Run to the end; return training.json."""
+    """Run to the end, and return training.json."""
     assert main(options(corpus, output, **settings)) == 0
     return read(output)
 
@@ -109,7 +111,10 @@ def evaluations_of(found: dict[str, Any]) -> list[tuple[int, float, float]]:
 
 
 def kill(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, at: int | None, after: bool) -> None:
-    """Kill the run before or after a call, of the step `at` if there is one; only once."""
+    """Kill the run once, before or after a call.
+
+    `at` limits this to the call in that step.
+    """
     call = getattr(place, name)
 
     def killing(*given: Any, **named: Any) -> Any:
@@ -136,7 +141,9 @@ def killed(corpus: Path, output: Path, **settings: Any) -> None:
 def test_the_losses_in_the_record_are_those_of_the_adapter_that_was_written(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_losses(monkeypatch, lambda step, loss: loss + 10 * (step > 6))  # one of the first three is the best, as it is
+    set_losses(
+        monkeypatch, lambda step, loss: loss + 10 * (step > 6)
+    )  # one of the first three is the lowest, unchanged
     found = trained(corpus, tmp_path / "run", keep="best")
     result = found["result"]
     assert result["kept_step"] <= 6
@@ -191,7 +198,7 @@ def test_a_run_without_its_best_checkpoint_ends_before_the_next_step(
 
 @pytest.fixture(scope="module")
 def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with everything that was never interrupted."""
+    """A run with all settings that was never interrupted."""
     output = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         set_losses(patch, lambda step, _: LOSSES[step])
@@ -204,7 +211,10 @@ EVERYTHING = {"keep": "best", "early_stopping": 3, "samples": 2, "quantization":
 
 @pytest.mark.usefixtures("_set_losses")
 def test_samples_change_no_weight(corpus: Path, tmp_path: Path, whole: Path) -> None:
-    """Dropout is on: a random number that samples would draw, or a mode that they would leave, changes the adapter."""
+    """Samples change no weight, even with dropout.
+
+    A random number that samples draw, or a mode that they leave behind, would change the adapter.
+    """
     without = trained(corpus, tmp_path / "run", **EVERYTHING | {"samples": 0})
     assert steps_of(without) == steps_of(read(whole))
     assert without["samples"] == []

@@ -1,4 +1,7 @@
-"""Samples are generated from what precedes the first trained turn of validation conversations, and written once."""
+"""Samples continue the text before the first trained turn of a conversation.
+
+They are generated from validation conversations, and each is written once.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def rows(corpus: Corpus) -> PackedDataset:
     return PackedDataset(corpus, "validation")
 
 
-# Runs of tokens: whether they are trained on, and how many there are.
+# Turns: their numbers of untrained and of trained tokens.
 TURNS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=3)
 
 

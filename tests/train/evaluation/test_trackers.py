@@ -1,6 +1,6 @@
-"""Experiment trackers receive every evaluation, and no tracker uploads anything unless it is set up to.
+"""Trackers receive every evaluation, and upload nothing unless set up to do so.
 
-The trackers are not among the requirements: a stand-in for trackio has the functions that transformers calls.
+The trackers are not among the requirements. A stand-in for trackio has the functions that transformers calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class Config(dict[str, Any]):
 
 
 class Tracker:
-    """What transformers uses of the module trackio; keeps all calls."""
+    """A stand-in for the module trackio that keeps all calls.
+
+    It has everything that transformers uses of the module.
+    """
 
     __version__ = "0.43.0"
 

@@ -56,7 +56,7 @@ def chosen(
         (2, [], (2, 6, True)),
         (5, [], (4, 3, False)),  # does not divide the 12 rows of a step
         (12, [], (12, 1, True)),
-        # As by the same command, after it ran out of memory.
+        # The same command again, after it ran out of memory.
         (12, ["why"], (4, 3, False)),
         (2, ["why"], (2, 6, True)),
     ],
@@ -85,7 +85,7 @@ def test_the_rows_of_a_step_are_kept_on_another_machine(monkeypatch: pytest.Monk
         ("fused_loss", False, GPU, None, False),
         ("compile", True, CPU, None, True),
         ("compile", False, GPU, None, False),
-        # Later ones, on such a machine.
+        # Later starts, with the options of the first start.
         ("fused_loss", "auto", GPU, {"fused_loss": False, "compile": True}, False),
         ("fused_loss", "auto", GPU, {"fused_loss": True, "compile": True}, True),
         ("fused_loss", True, CPU, {"fused_loss": False, "compile": True}, False),
@@ -108,7 +108,7 @@ def test_a_run_of_an_earlier_version_goes_on_without_the_fused_loss() -> None:
 
 
 def test_options_are_tried_once_and_then_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the rows of a pass, as training has them."""
+    """Options are tried on the rows of a pass, as in training."""
     torch.set_num_threads(1)
     tried: list[tuple[int, bool]] = []
 

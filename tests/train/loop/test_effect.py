@@ -1,4 +1,7 @@
-"""What is in effect is read from the model, and warnings name what differs from the settings."""
+"""The settings in effect are read from the model.
+
+Warnings name the settings in effect that differ from the configured ones.
+"""
 
 from __future__ import annotations
 

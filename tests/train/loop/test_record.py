@@ -1,4 +1,4 @@
-"""The summary of a run accepts logs that were begun on another device, or by an earlier version."""
+"""The summary of a run accepts logs of other devices and earlier versions."""
 
 from __future__ import annotations
 

@@ -96,12 +96,15 @@ def test_settings_without_effect_keep_the_folder(tmp_path: Path, setting: str) -
     ],
 )
 def test_runs_of_earlier_versions_keep_their_keys(settings: dict[str, Any], key: str) -> None:
-    """They had `fused_loss: false` by default, and micro_batch among the settings of a run."""
+    """Runs of earlier versions had different settings, but keep their keys.
+
+    They had `fused_loss: false` by default, and micro_batch among the settings of a run.
+    """
     assert RunFolder(Path(), TrainingConfig(**settings), CORPUS).key == key
 
 
 def test_a_streamed_run_is_another_one_because_its_order_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On all machines: `auto` never streams."""
+    """`auto` never streams on any machine."""
     streamed = TrainingConfig(load="stream")
     keys = [RunFolder(tmp_path, config, CORPUS).key for config in (streamed, TrainingConfig())]
     monkeypatch.setattr("train.config.STREAM_VERSION", STREAM_VERSION + 1)
@@ -169,7 +172,10 @@ def test_a_local_model_is_identified_by_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("megabytes", [1, 3, 40])
 def test_other_weights_of_the_same_size_are_another_run(tmp_path: Path, megabytes: int) -> None:
-    """As after fine-tuning: one tensor of many, the first, or the last bytes."""
+    """One tensor changes, as in fine-tuning.
+
+    It is at the start, in the middle, or at the end of the file.
+    """
     path, size = tmp_path / "model" / "model.safetensors", megabytes << 20
     path.parent.mkdir()
     config = TrainingConfig(base_model=str(path.parent))

@@ -73,7 +73,7 @@ def run(given: list[str]) -> Done:
 
 
 def stop(given: list[str], number: int) -> tuple[int, str]:
-    """Send a signal after the first step. Returns the exit code and stderr."""
+    """Send a signal after the first step; return the exit code and stderr."""
     with started(ROOT, *given[1:]) as process:
         output = ""
         for line in process.stderr:
@@ -166,7 +166,10 @@ def test_a_resumed_run_has_the_same_losses(folder: Path, tmp_path: Path, ranks: 
 
 
 def check_losses(folder: Path, output: Path, rows: Any) -> None:
-    """Compare the record of a run without quantization with a plain computation, in which each row counts once."""
+    """Compare the record of a run with a plain computation.
+
+    The run has no quantization. The computation counts each row once.
+    """
     result = json.loads((output / "training.json").read_text())["result"]
     loss, accuracy = evaluated(with_adapter(folder / "tiny", output), rows)
     assert result["validation_loss"] == pytest.approx(loss, rel=1e-5)

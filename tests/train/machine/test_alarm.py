@@ -1,4 +1,6 @@
-"""A rank that fails while the others wait for it ends all of them within seconds, with its one message.
+"""A rank that fails while the others wait ends all ranks within seconds.
+
+The ranks show only its message.
 
 Run as a script under torch.distributed, this file is one rank of several.
 """
@@ -23,7 +25,7 @@ from train.__main__ import main
 from train.machine import alarm
 
 FAILS_IN = {
-    # The place, the error, and what the user sees of it.
+    # The place, the error, and its text in the output.
     "proof": (RuntimeError("no kernel image"), "attention `sdpa` does not run here: no kernel image"),
     "micro_batch": (torch.OutOfMemoryError("CUDA out of memory"), "does not fit into the memory"),
 }
@@ -54,7 +56,10 @@ def test_a_rank_that_fails_alone_ends_all_with_its_message(place: str, folder: P
 
 
 def rank(place: str, given: list[str]) -> None:
-    """Run one of two ranks; the second fails in the middle of a pass, in which the first waits for its weights."""
+    """Run one of two ranks; the second fails in the middle of a pass.
+
+    The first waits for weights of the second in this pass.
+    """
     patch = pytest.MonkeyPatch()
     patch.setattr(alarm, "ALIKE", 2.0)
     patch.setattr(alarm, "FAREWELL", 1000.0)  # gloo, unlike NCCL, would notice that this rank has ended

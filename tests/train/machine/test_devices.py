@@ -24,7 +24,7 @@ P40 = Gpu("Tesla P40", 24_000_000_000, (6, 1))
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Fake a machine with these GPUs, or with the `sign` of one that torch misses."""
+    """Fake a machine with these GPUs, or with the `sign` of a GPU that torch misses."""
 
     def make(*gpus: Gpu, sign: str | None = None, nf4: str | None = None) -> None:
         monkeypatch.setattr(devices, "gpus", lambda: list(gpus))

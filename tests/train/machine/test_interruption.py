@@ -63,7 +63,10 @@ def test_a_signal_outside_the_steps_ends_the_run_at_once(
 
 
 def test_a_signal_ends_a_process_that_waits_within_a_library(tmp_path: Path) -> None:
-    """As in torch's store, for a rank that has ended: Python does not run its handler there."""
+    """A signal ends a process that waits in a library, such as torch's store.
+
+    The store waits for a rank that has ended, and Python does not run its signal handler there.
+    """
     code = """
 import os, signal, sys, threading, time
 from datetime import timedelta
@@ -100,7 +103,7 @@ def test_a_signal_within_the_steps_is_left_to_the_interruption() -> None:
 
 
 class Ended:
-    """Replaces `os._exit`."""
+    """A replacement for `os._exit`."""
 
     def __init__(self) -> None:
         self.codes: list[int] = []

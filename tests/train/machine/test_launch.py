@@ -1,4 +1,7 @@
-"""A rank that fails reports its error itself: torch's launcher adds no lines of its own, and a user's files none."""
+"""A rank that fails reports its error itself, and nothing else is printed.
+
+Neither torch's launcher nor files of the user add lines.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,11 @@ def test_a_rank_that_fails_is_reported_by_itself_alone(
 def test_ranks_ignore_modules_of_the_user_with_our_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A rank, which is a new process, reports the unknown option: exit code 64, not 3 of these files."""
+    """A rank imports our modules, even if files of the user have their names.
+
+    The rank, which is a new process, reports the unknown option with exit code 64. The files of the user would end it
+    with exit code 3.
+    """
     for name in ("train", "tasks", "pipeline"):
         (tmp_path / f"{name}.py").write_text("import os\nprint('a module of the user', flush=True)\nos._exit(3)\n")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,7 @@
-"""A failed allocation is recognized, and the process is replaced, or ended if it is a rank."""
+"""A failed allocation is recognized, and the process is replaced.
+
+A process that is a rank ends instead.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ restart(["--manifest", "x"], "why")
 
 
 def test_the_process_is_replaced_by_the_same_command() -> None:
-    """It keeps the process id, and no file but the standard ones; signals wait until it can report them."""
+    """The same command replaces the process, which keeps its process ID.
+
+    Only the standard files stay open. Signals wait until the new process can report them.
+    """
     done = process(ROOT, sys.executable, "-c", RESTARTS, REPORT, PYTHONPATH=str(ROOT))
     before, after = done.stdout.splitlines()
     pid = before.split()[0]

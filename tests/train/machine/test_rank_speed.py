@@ -1,4 +1,4 @@
-"""A rank's speed is that of its own passes: not of its waits for the others."""
+"""A rank's speed counts its own passes, but not its waits for other ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def clock_of(model: Any) -> RankClock:
 
 
 def take_pass(clock: RankClock, model: Any, batch: dict[str, Any], last: bool, wait: float = 0.0) -> float:
-    """Take a pass, wait as for other ranks, and end it; return the seconds of the pass itself."""
+    """Run a pass, wait as for other ranks, and end the pass.
+
+    Returns the seconds of the pass itself.
+    """
     start = time.perf_counter()
     model(**batch).loss.backward()
     seconds = time.perf_counter() - start
@@ -66,7 +69,10 @@ def test_passes_without_gradients_and_after_the_end_do_not_count() -> None:
 
 
 def test_a_slow_rank_differs_from_one_that_waits_for_it() -> None:
-    """In one process group, with DistributedDataParallel: rank 1 is the slow one, and rank 0 waits in backward."""
+    """Only the slow rank is named, not the rank that waits for it.
+
+    Both are in one process group with DistributedDataParallel. Rank 1 is slow, and rank 0 waits in backward.
+    """
     code = """
 import time, torch
 from torch.nn.parallel import DistributedDataParallel

@@ -1,4 +1,7 @@
-"""Two machines train one adapter: with a shared and with separate file systems, also after an interruption."""
+"""Two machines train one adapter, also after an interruption.
+
+Their file systems are shared or separate.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two corpora of one name, `first` and `second`, and the model `tiny`."""
+    """Two corpora of the same name, `first` and `second`, and the model `tiny`."""
     folder = tmp_path_factory.mktemp("corpora")
     for seed, name in enumerate(("first", "second")):
         pack_corpus(
@@ -38,7 +41,7 @@ def words(corpora: Path, *options: str, corpus: str = "first") -> list[str]:
 
 
 def ours(node: Node) -> str:
-    """Return what our rank wrote, without the lines of torchrun."""
+    """Return the lines that our rank wrote, without those of torchrun."""
     return re.split(r"^(?:Traceback|[WE]\d{4} )", node.stderr, flags=re.M)[0]
 
 
@@ -60,7 +63,7 @@ def test_the_record_names_every_rank_and_its_own_speed(whole: tuple[Path, list[N
         (1, "CPU", True),
     ]
     for one in record["ranks"]:
-        # Of a step, a rank computes only a part: it waits for the other and for the optimizer.
+        # A rank computes for only a part of a step: it also waits for the other rank and for the optimizer.
         assert 0 < one["step_seconds"] < record["result"]["seconds"] / STEPS
         assert 0 <= one["data_wait"] < 1
         assert one["tokens_per_second"] == pytest.approx(2 * LENGTH / one["step_seconds"], rel=0.1)

@@ -32,7 +32,10 @@ def test_a_slow_first_rank_is_waited_for_but_not_in_a_step(tmp_path: Path) -> No
 
 
 def rank(folder: Path) -> None:
-    """Run one of two ranks. A step may take one second here, and the first rank prepares for two."""
+    """Run one of two ranks.
+
+    A step may take one second here, and the first rank prepares for two.
+    """
     ranks.STEP = timedelta(seconds=1)
     state = ranks.start(cpu=True)
     began = time.monotonic()
@@ -54,7 +57,7 @@ def rank(folder: Path) -> None:
 
 
 class Launched:
-    """Stands for torch's launcher: fails with these exit codes, then succeeds."""
+    """A stand-in for torch's launcher that fails with these codes, then succeeds."""
 
     def __init__(self, *codes: int):
         self.codes = list(codes)

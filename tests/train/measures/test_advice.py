@@ -1,4 +1,7 @@
-"""Advice follows from one table: what misses its target, in order, and nothing else."""
+"""Advice comes from one table: one entry per figure that misses its target.
+
+The advice is in the order of the table.
+"""
 
 from __future__ import annotations
 

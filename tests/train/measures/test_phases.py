@@ -1,4 +1,7 @@
-"""The phases of a step are disjoint, complete, and measured on the clock of the device."""
+"""The phases of a step are disjoint and complete.
+
+They are measured on the clock of the device.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def test_phases_add_up_to_the_time_between_the_first_and_the_last_mark(entered: 
 
 
 class Event:
-    """Stands for torch.cuda.Event: a clock in milliseconds that only counts once the GPU got there."""
+    """A stand-in for torch.cuda.Event with a clock in milliseconds.
+
+    Its times can be read only after the GPU has reached an event.
+    """
 
     clock = count(step=250)
     reached = False

@@ -1,4 +1,7 @@
-"""A trace covers the steps that were asked for, after the first ones, and changes no weight."""
+"""A trace covers the requested steps after the first ones.
+
+It changes no weight.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Next to the weights: a tokenizer, a chat template that was trained on or none, where to stop, and the card."""
+"""Files next to the weights: tokenizer, chat template, stop tokens, and card.
+
+The chat template is one that the model was trained on, or there is none.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def _quick() -> None:
 
 @pytest.fixture(scope="module")
 def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Projects with a corpus each, by name: a built-in template, a Jinja template, and format 2.0."""
+    """Projects with one corpus each, by name.
+
+    The corpora have a built-in template, a Jinja template, and format 2.0.
+    """
     home = tmp_path_factory.mktemp("projects")
     for name, settings in {
         "built-in": {"license": ["cc-by-4.0"]},
@@ -55,7 +61,10 @@ def manifest_of(project: Path) -> dict[str, Any]:
 
 
 def run_of(project: Path, folder: Path, template: str | None = None, **how: Any) -> Path:
-    """Write a run on the project's corpus; its base model has the corpus's tokenizer, with this chat template."""
+    """Write a run on the project's corpus.
+
+    Its base model has the corpus's tokenizer with this chat template.
+    """
     manifest = manifest_of(project)
     corpus = {"name": manifest["name"], "key": manifest["key"], "sequence_length": manifest["sequence_length"]}
     run = finished_run(folder, corpus=corpus, vocab_size=manifest["tokenizer"]["vocab_size"], **how)
@@ -158,7 +167,7 @@ def test_a_base_without_tokenizer_gets_that_of_the_run(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_that_the_run_names_comes_before_that_of_the_base(tmp_path: Path) -> None:
-    """It has the new tokens, for which the base has room but no names."""
+    """The run's tokenizer has the new tokens, for which the base only has room."""
     run = finished_run(tmp_path, tokenizer=str(tmp_path / "extended.json"))
     (tmp_path / "base" / "tokenizer.json").write_text("old")
     (tmp_path / "base" / "LICENSE").write_text("mine")
@@ -184,7 +193,7 @@ def test_files_of_a_processor_and_the_license_are_copied(projects: Path, tmp_pat
 
 
 def test_generation_stops_where_the_corpus_ends_a_turn(projects: Path, tmp_path: Path) -> None:
-    """On the token that ends the turns in its rows; those of the base come after it."""
+    """The token that ends turns in the rows comes before the base's stop tokens."""
     project = projects / "built-in"
     facts, note = find_facts({"corpus": manifest_of(project)}, project)
     assert facts is not None
@@ -205,7 +214,10 @@ def test_generation_stops_where_the_corpus_ends_a_turn(projects: Path, tmp_path:
 
 
 def test_the_stop_token_of_the_template_comes_before_eos(tmp_path: Path) -> None:
-    """In this tokenizer they are two tokens; the rows hold both, and each ends what is trained on."""
+    """Generation stops at the end of a turn first, then at EOS.
+
+    In this tokenizer they are two tokens. The rows hold both, and each ends trained text.
+    """
     manifest = orjson.loads(pack_corpus(make_recipe(tmp_path, conversations(20))).read_bytes())
     facts, _ = find_facts({"corpus": manifest}, tmp_path)
     assert facts is not None

@@ -1,4 +1,7 @@
-"""A run is found by folder, record, name, or key; what cannot be merged is refused with its place and the fix."""
+"""A run is found by folder, record, name, or key.
+
+A run that cannot be merged is refused with its place and the fix.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ NAMES = ("mine-0123456789ab", "mine-2-abcdef012345", "other-abcdff012345")
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with runs that have nothing but a record."""
+    """A project with runs that have only a record."""
     values = {"key": "k", "corpus": {}, "base_model": "/x", "config": {}, "result": {}}
     for name in NAMES:
         folder = tmp_path / "data" / "adapters" / name
@@ -129,7 +132,7 @@ def edited(path: Path, change: Callable[[dict], None]) -> None:  # type: ignore[
 
 
 def without_digests(run: Path) -> None:
-    """As runs of earlier versions are: the adapter and the small Llama have no digest."""
+    """Remove the digests of the adapter and base, as in runs of earlier versions."""
     edited(run / "training.json", lambda values: [values.pop(name) for name in ("adapter_sha256", "base_digest")])
 
 
@@ -246,7 +249,7 @@ def test_a_damaged_run_or_base_is_refused_and_nothing_is_left(damage: str, tmp_p
 
 
 def test_a_run_without_digests_is_merged(tmp_path: Path) -> None:
-    """Runs of earlier versions have them in run.json at most."""
+    """Runs of earlier versions have digests in run.json at most."""
     torch.set_num_threads(1)
     run = finished_run(tmp_path / "in")
     digest = orjson.loads((run / "training.json").read_bytes())["base_digest"]
@@ -275,7 +278,10 @@ def test_a_small_llama_with_another_config_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the Hub with the model some/model, at two commits; the newest is not the one of the run."""
+    """A cache of the Hub with the model some/model, at two commits.
+
+    The commit of the run is not the newest.
+    """
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))

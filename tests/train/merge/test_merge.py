@@ -1,6 +1,8 @@
-"""A merged model is base plus adapter: the same logits, names, shapes, and ties, for each kind of architecture.
+"""A merged model is base plus adapter, for each kind of architecture.
 
-finished_run ─merge─▶ folder ─AutoModelForCausalLM─▶ logits == those of base + PeftModel, loaded here
+The logits, names, shapes, and ties are the same.
+
+    finished_run ─merge─▶ folder ─AutoModelForCausalLM─▶ logits == those of base + PeftModel, loaded here
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from train.merge.find_run import find_base, find_run
 from train.merge.weights import layout, tensor_files, write
 from train.merge.weights.adapter import Adapter
 
-# One of each way in which tensors of the files become weights, or in which PEFT adapts them.
+# One model for each way in which tensors of the files become weights, or in which PEFT adapts them.
 KINDS = {
     "llama": {},
     "llama-tied": {"tie_word_embeddings": True},
@@ -104,7 +106,7 @@ def test_weights_are_computed_in_fp32_and_rounded_once(dtype: torch.dtype, tmp_p
         name = f"model.layers.{layer}.self_attn.q_proj"
         a, b = (adapter[f"base_model.model.{name}.lora_{part}.weight"].double() for part in "AB")
         exact = before[f"{name}.weight"].double() + 32 / 4 * b @ a
-        # The same but for a few values in the middle between two neighbors.
+        # Equal except for a few values halfway between two neighbors.
         assert (after[f"{name}.weight"] != exact.float().to(dtype)).float().mean() < 1e-3
     assert {value.dtype for value in after.values()} == {dtype}
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
@@ -143,7 +145,7 @@ def test_experts_that_cannot_be_converted_back_are_merged_as_a_whole(
     finished_run(tmp_path, "qwen3_moe")
     file = tmp_path / "base" / "model.safetensors"
     weights = load_file(file)
-    odd = next(name for name in weights if "experts.0.gate_proj" in name)  # of two precisions, one weight is made
+    odd = next(name for name in weights if "experts.0.gate_proj" in name)  # one weight is made of two precisions
     save_file(weights | {odd: weights[odd].to(torch.float16)}, file, {"format": "pt"})
     run = run_on(tmp_path / "other", tmp_path / "base")
     folder = merged(run, tmp_path / "out")
@@ -158,7 +160,7 @@ def test_experts_that_cannot_be_converted_back_are_merged_as_a_whole(
 def test_experts_that_come_back_with_other_values_are_merged_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As if transformers had an operation that cannot be reversed exactly."""
+    """Reversing the conversion of transformers changes values here."""
     run = finished_run(tmp_path, "mixtral")
     right = layout.revert_weight_conversion
 
@@ -174,7 +176,10 @@ def test_experts_that_come_back_with_other_values_are_merged_as_a_whole(
 def test_a_tensor_that_a_renaming_does_not_mean_keeps_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As transformers loads a weight whose old name a renaming would change into a name that does not exist."""
+    """A tensor is not renamed to a name that does not exist.
+
+    transformers loads such a tensor in the same way.
+    """
     run = finished_run(tmp_path)
     monkeypatch.setattr(
         layout, "get_model_conversion_mapping", lambda model: [WeightRenaming("self_attn.q_proj", "nothing.like_it")]
@@ -282,7 +287,10 @@ def test_a_model_that_does_not_fit_is_compared_layer_by_layer(
 
 
 def test_the_adapter_is_read_one_layer_at_a_time(tmp_path: Path) -> None:
-    """What a merge needs besides a layer does not grow with the model: the layers are left without values."""
+    """The layers of the adapter are left without values.
+
+    So apart from one layer, the memory of a merge does not grow with the model.
+    """
     run = finished_run(tmp_path)
     found = find_run(str(run), tmp_path)
     model = merge_run._without_weights(find_base(found))

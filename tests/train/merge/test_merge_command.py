@@ -1,4 +1,7 @@
-"""From conversations to a merged model with the real commands: train in NF4, merge, and again."""
+"""From conversations to a merged model with the real commands.
+
+A run is trained in NF4, merged, and merged again.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ PYTHON = sys.executable
 
 @pytest.mark.slow
 def test_a_run_in_nf4_is_merged(tmp_path: Path) -> None:
-    """The base is small: in NF4, the Llama of the sample takes half a minute for two steps on a CPU."""
+    """A run in NF4 is merged, and a second merge does nothing.
+
+    The base is small, because in NF4 the Llama of the sample takes half a minute for two steps on a CPU.
+    """
     pack_corpus(make_recipe(tmp_path, conversations(40), sequence_length=64))
     torch.manual_seed(1)
     build("llama", initializer_range=0.1).save_pretrained(tmp_path / "tiny")

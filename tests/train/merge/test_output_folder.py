@@ -1,4 +1,4 @@
-"""A merged model is there completely or not at all; a finished merge is not repeated."""
+"""A merged model is complete or missing, and a finished merge is not repeated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def models_in(folder: Path) -> list[str]:
-    """Names of what looks like a model to somebody who lists the folder."""
+    """Return the names in a folder that look like a model to a user."""
     return [path.name for path in folder.iterdir() if not path.name.startswith(".")]
 
 
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_is_named(run: Path, tmp_path: Path) -> 
 
 
 def test_an_adapter_that_changed_is_another_merge_than_the_finished_one(tmp_path: Path) -> None:
-    """Not `nothing to do`: the run was trained again in the same folder."""
+    """A run that was trained again in its folder is not `nothing to do`."""
     run = finished_run(tmp_path)
     folder = merged(run, tmp_path / "out")
     run_on(run, tmp_path / "base", scale=0.05)

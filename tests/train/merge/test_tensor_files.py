@@ -1,4 +1,7 @@
-"""Files written one tensor at a time are those that safetensors reads, and the other way around."""
+"""safetensors reads files that are written one tensor at a time.
+
+The tests also read files that safetensors wrote.
+"""
 
 from __future__ import annotations
 

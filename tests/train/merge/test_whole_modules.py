@@ -1,4 +1,7 @@
-"""Modules that were trained as a whole replace those of the base; weights that are no longer one are stored apart."""
+"""Modules that were trained as a whole replace the modules of the base.
+
+Weights that are no longer shared are stored separately.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ def run_by_peft(run: Path, base: Path, **settings: Any) -> Path:
 
 
 def without_streaming(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load the model as a whole, and leave out the comparison of logits, which takes most of the time."""
+    """Load the model as a whole, and skip the comparison of logits.
+
+    The comparison takes most of the time.
+    """
 
     def refuse(*given: Any) -> Any:
         raise NotInvertible("of this test")

@@ -1,6 +1,8 @@
-"""Every architecture trains, in the way that the table says: tiny models with random weights.
+"""Every architecture trains as the table says.
 
-config ─▶ model ─save─▶ load_model ─▶ adapter ─▶ isolation ─▶ one step        TRAINS, STATE, ALONE, or the error
+The models are tiny and have random weights.
+
+    config ─▶ model ─save─▶ load_model ─▶ adapter ─▶ isolation ─▶ one step        TRAINS, STATE, ALONE, or the error
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from train.model.qlora import load_model
 
 @cache
 def rows() -> list[Row]:
-    """Return the first half of each row that has several conversations there; layers with a state take long."""
+    """Return the first halves of rows that have several conversations there.
+
+    Whole rows would be slow for layers with a state.
+    """
     halves = [{name: column[: LENGTH // 2] for name, column in row.items()} for row in packed_rows()]
     return [halves[number] for number in choose_rows(halves, 4)]
 

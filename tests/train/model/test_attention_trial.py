@@ -1,4 +1,7 @@
-"""A backend is tried in a process of its own: what ends that process is only a reason not to use it."""
+"""A backend is tried in its own process.
+
+If the process crashes, the backend is not used, and the crash is the reason.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def requests(monkeypatch: pytest.MonkeyPatch, base: Path, *backends: str) -> list[dict[str, Any]]:
-    """Return what the other processes are asked, as if these backends could crash."""
+    """Return the requests to the other processes, as if these backends could crash."""
     asked: list[dict[str, Any]] = []
 
     def ask(request: dict[str, Any]) -> Trial:
@@ -58,7 +61,7 @@ def test_only_backends_of_the_machine_and_the_model_are_tried(base: Path, monkey
 def test_the_other_process_does_what_this_one_would(
     base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A real process, which gets the model and the rows, and answers with a speed."""
+    """A real process gets the model and the rows, and answers with a speed."""
     (request,) = requests(monkeypatch, base, "eager")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
@@ -107,7 +110,7 @@ def fail_with(error: Exception) -> Any:
         ("os._exit(1)", "its process failed (no message)"),
         ("os._exit(0)", "its process failed (no message)"),
         ("open(sys.argv[1] + '/loaded', 'w'); time.sleep(60)", "took longer than 1 s"),
-        # Loading a model, or a download, takes as long as it takes.
+        # Loading or downloading a model has no time limit.
         ("time.sleep(1.5); sys.exit('later')", "its process failed (later)"),
     ],
 )

@@ -35,7 +35,7 @@ from train.model.base_model import (
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small Llama with a million parameters, which is faster to write."""
+    """Shrink the small Llama to a million parameters, which is faster to write."""
     monkeypatch.setattr(base_model_module, "PARAMETERS", 1_000_000)
 
 
@@ -258,7 +258,7 @@ def changed_model(change: str) -> bytes:
 def test_the_same_tokenizer_is_accepted(tmp_path: Path, manifest: Manifest) -> None:
     base = folder_with(tmp_path / "base", model=MODEL.read_bytes())
     assert "the same" in check_tokenizer(manifest, CORPUS, TrainingConfig(), base)
-    # Next to one of the other kind, which find_tokenizer prefers.
+    # Next to a tokenizer of the other kind, which find_tokenizer prefers.
     folder_with(base, json=b"{}")
     assert find_tokenizer(base).main.suffix == ".json"
     assert "the same" in check_tokenizer(manifest, CORPUS, TrainingConfig(), base)
@@ -314,7 +314,10 @@ def test_a_tokenizer_that_was_saved_again_is_the_same(tmp_path: Path, manifest: 
 
 
 def test_a_corpus_made_with_a_folder(tmp_path: Path) -> None:
-    """Its digest covers all files; another file matters if it names another BOS or EOS."""
+    """Only another BOS or EOS in another file of the folder matters.
+
+    The digest of the corpus covers all files of the folder.
+    """
     base = folder_with(tmp_path / "project" / "base", model=MODEL.read_bytes())
     (base / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     made = load_manifest(pack_corpus(make_recipe(tmp_path / "project", conversations(8), tokenizer="base")))

@@ -173,7 +173,10 @@ HOLES: dict[str, Callable[[list[Row]], Batch]] = {
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("hole", HOLES)
 def test_lost_bounds_are_detected(monkeypatch: pytest.MonkeyPatch, hole: str, count: int, autocast: bool) -> None:
-    """In fp32 and bf16; also if the first conversation of every row sees itself alone."""
+    """Lost bounds are detected in fp32 and bf16.
+
+    They are even detected if the first conversation of every row sees only itself.
+    """
     plain_kernels(monkeypatch)
     model, rows = tiny_model(), [row for row in packed_rows() if count_conversations(row) >= 3][:count]
     force_attention(model, "varlen")
@@ -370,7 +373,7 @@ def test_infinite_logits_are_not_a_proof(value: float, everywhere: bool) -> None
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_a_model_that_overflows_in_fp16_needs_fp32(precision: torch.dtype) -> None:
-    """As some that were made in bf16, whose range is larger."""
+    """Some models were made in bf16, with its larger range, and overflow in fp16."""
     model = tiny_model()
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(1e5)

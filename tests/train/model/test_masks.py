@@ -56,7 +56,7 @@ def test_other_models_are_left_alone() -> None:
 
 @pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
 def test_the_model_still_takes_ready_masks(kind: str) -> None:
-    """What this relies on in transformers."""
+    """transformers still has the behavior that the masks rely on."""
     model, ids = gpt_oss(), torch.arange(1, 9)[None]
     closed = torch.full((1, 1, 8, 8), torch.finfo(torch.float32).min).triu(1)
     alone = closed.clone()

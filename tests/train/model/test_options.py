@@ -76,7 +76,10 @@ def test_a_fused_loss_is_not_rounded_to_16_bits(tmp_path: Path, dtype: torch.dty
 
 
 def test_a_model_that_calls_dropout_itself_can_be_compared() -> None:
-    """OPT keeps its rates as numbers: passes that drop would differ by chance, and every option would be refused."""
+    """Dropout that OPT calls itself is off in comparisons.
+
+    OPT keeps its rates as numbers. With dropout, passes would differ by chance, and every option would be refused.
+    """
     torch.manual_seed(0)
     model = add_adapter(build("opt", **ARCHITECTURES["opt"][0]), TrainingConfig(lora_dropout=0.0)).train()
     model.config.use_cache = False
@@ -205,7 +208,7 @@ def test_a_wrong_gradient_of_a_correct_loss_is_not_used(base: Path, monkeypatch:
 
 
 def compile_with(monkeypatch: pytest.MonkeyPatch, backend: Any) -> None:
-    """Let layers be compiled by this backend; torch's own takes a minute."""
+    """Compile layers with this backend; torch's own takes a minute."""
     torch._dynamo.reset()
     counters.clear()
     monkeypatch.setattr(options, "PASSES", 1)
@@ -250,7 +253,7 @@ def test_a_compiler_that_fails_is_not_used(base: Path, monkeypatch: pytest.Monke
 @needs_compiler
 def test_compiled_layers_give_the_same_loss(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Compiling 4-bit layers and adapters on all of them takes a minute; vector instructions, of which torch first
-    # compiles a test each, and other processes that load torch take half a minute where nothing is cached.
+    # compiles a test each, and other processes that load torch take half a minute if nothing is cached.
     monkeypatch.setattr(inductor_config, "compile_threads", 1)
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
     quick = {"quantization": "none", "lora_targets": ["q_proj"], "lora_dropout": 0.0}

@@ -1,4 +1,4 @@
-"""What is frozen, quantized, and adapted.
+"""Weights that are frozen, quantized, and adapted.
 
 A tiny model is saved in the usual way, loaded by the real code on the CPU, and trained on real rows.
 """
@@ -50,7 +50,7 @@ def test_layers_of_a_class_of_its_own_are_named_if_they_cannot_be_quantized(tmp_
 
 
 def test_the_loss_falls_with_nf4_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By more than 10 % in 20 steps, while no weight of the base model changes."""
+    """It falls by over 10 % in 20 steps, and no weight of the base model changes."""
     monkeypatch.setattr(base_model, "PARAMETERS", 500_000)
     model = load(base_model.build_small_llama(VOCABULARY, LENGTH, 42, tmp_path))
     frozen = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}

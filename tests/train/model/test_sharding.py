@@ -1,4 +1,7 @@
-"""Sharded frozen weights: each rank keeps a part of them, and the run is the same, also if it is resumed."""
+"""Each rank keeps a part of the frozen weights, and the run is the same.
+
+This also holds for a resumed run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose attention cannot keep conversations apart train as on separate conversations.
+"""Models that cannot isolate conversations train on them separately.
 
 packed rows ─model in one of its ways─▶ logits, loss, gradient of the adapter ┐
 each conversation alone, by the model as transformers has it ─────────────────┴▶ equal
@@ -38,7 +38,7 @@ def _one_thread() -> None:
 
 
 def rows() -> list[Row]:
-    """Two rows of several conversations; the second one ends with padding."""
+    """Return two rows of several conversations; the second ends with padding."""
     several = [packed_rows()[i] for i in choose_rows(packed_rows(), 40)]
     padded = [row for row in several if (row["labels"][int((row["position_ids"] == 0).nonzero()[-1]) :] < 0).all()]
     return [several[0], padded[0]]
@@ -58,7 +58,7 @@ def model_of(name: str) -> Any:
 
 
 def apart(name: str, way: str) -> Any:
-    """Return the model as it trains."""
+    """Return the model in the way in which it trains."""
     model = model_of(name)
     separate_by_positions(model)
     states.use_way(model, way)
@@ -66,7 +66,7 @@ def apart(name: str, way: str) -> Any:
 
 
 def alone(batch: list[Row]) -> Iterator[tuple[int, slice]]:
-    """Yield the row and the place of each conversation, and of padding."""
+    """Yield the row and the place of each conversation and of padding."""
     for number, row in enumerate(batch):
         bounds = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), LENGTH]
         yield from ((number, slice(a, b)) for a, b in pairwise(bounds))
@@ -81,7 +81,10 @@ def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def one_by_one(name: str) -> tuple[list[torch.Tensor], float, torch.Tensor]:
-    """Return the logits, the summed loss, and the gradient of conversations that are rows of their own."""
+    """Return the logits, summed loss, and gradient of separate conversations.
+
+    Each conversation is a row of its own.
+    """
     model, logits, total = model_of(name), [], 0.0
     for number, place in alone(rows()):
         row = rows()[number]
@@ -134,7 +137,10 @@ def test_every_row_of_a_batch_is_as_in_a_batch_of_its_own(name: str) -> None:
 
 
 def plain_kernels(monkeypatch: pytest.MonkeyPatch, family: str, scan: str) -> list[tuple[Any, Any]]:
-    """Replace the kernels of a family by its own code, run on each segment. Returns what they were given."""
+    """Replace the kernels of a family by its own code, and return their bounds.
+
+    The code runs on each segment separately.
+    """
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     plain_conv, plain_scan = (getattr(module, name).__wrapped__ for name in ("causal_conv1d_fn", scan))
     calls = []
@@ -167,7 +173,7 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch, family: str, scan: str) -> li
 
     monkeypatch.setattr(module, "causal_conv1d_fn", conv)
     monkeypatch.setattr(module, scan, scanned)
-    # It reads the weights of linear layers, which are quantized or have an adapter.
+    # The fused kernel reads the weights of linear layers, which are quantized or have an adapter.
     fused = "mamba2_split_conv1d_scan_combined"
     monkeypatch.setattr(module, fused, lambda *_, **__: pytest.fail("the fused kernel was called"), raising=False)
     return calls
@@ -221,7 +227,7 @@ def test_without_kernels_layers_run_on_conversations_and_the_package_is_named(
 
 
 def test_kernels_that_lose_the_bounds_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scan of Mamba 1 takes none, and would ignore them."""
+    """The scan of Mamba 1 takes no bounds, and would ignore them."""
     module = importlib.import_module("transformers.models.jamba.modeling_jamba")
     monkeypatch.setattr(module, "causal_conv1d_fn", module.causal_conv1d_fn.__wrapped__)
     monkeypatch.setattr(states, "ways", lambda *_: [states.KERNELS, states.LAYERS])
@@ -265,7 +271,7 @@ def test_a_way_can_be_changed_and_undone() -> None:
 
 
 def test_conversations_that_are_rows_are_left_alone() -> None:
-    """As those of format 2.0, which have a mask of their padding and no positions."""
+    """Rows of format 2.0 have a mask of their padding and no positions."""
     row = rows()[0]
     start, stop = (row["position_ids"] == 0).nonzero().flatten()[:2].tolist()
     ids = row["input_ids"][None, start:stop]

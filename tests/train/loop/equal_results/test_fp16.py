@@ -1,6 +1,8 @@
-"""Training in fp16 with loss scaling: the result is that of fp32, and steps whose gradients overflow are skipped.
+"""Training in fp16 with loss scaling equals training in fp32.
 
-accelerate scales the loss on a GPU only. Here it does on the CPU, with torch's own autocast and scaler of the CPU.
+Steps whose gradients overflow are skipped.
+
+accelerate scales the loss only on a GPU. Here it scales the loss on the CPU, with torch's own autocast and scaler.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def test_a_leak_changes_the_gradient_and_is_detected(tmp_path: Path, leak: str, 
 
 
 def test_the_loss_equals_that_of_separate_conversations() -> None:
-    """So the first token of a conversation, which nothing predicts, adds nothing."""
+    """The first token of a conversation, which nothing predicts, adds nothing."""
     rows = chosen()
     begins = [row["position_ids"] == 0 for row in rows]
     # The loss if first tokens were trained on.

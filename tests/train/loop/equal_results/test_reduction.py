@@ -1,4 +1,6 @@
-"""A step that runs out of memory is taken again with half the rows per pass, and the result is the same.
+"""A step that runs out of memory is retried with half the rows per pass.
+
+The result is the same.
 
 Run as a script under torch.distributed, this file is one rank of several.
 """
@@ -112,7 +114,7 @@ def test_a_step_without_memory_is_taken_again_with_fewer_rows(
     assert record(tmp_path / "whole")["choices"]["reduced"] == []
     capfd.readouterr()
 
-    # Before the first checkpoint, and after it with another error, as of a GPU that reports it late.
+    # One failure is before the first checkpoint. One is after it, with the error of a GPU that reports it late.
     fail(monkeypatch, lambda step, rows: FULL if rows == 4 else BROKEN if (step, rows) == (4, 2) else None)
     restart_here(monkeypatch)
     with pytest.raises(SystemExit) as ended:
@@ -157,7 +159,10 @@ def test_another_error_does_not_reduce_the_micro_batch(
 
 
 def test_all_ranks_end_for_a_restart(folder: Path, tmp_path: Path) -> None:
-    """One runs out of memory; the other, which waits for its gradient, finds the smaller micro-batch."""
+    """One rank runs out of memory, and both end for a restart.
+
+    The other rank, which waits for the gradient of the first, finds the smaller micro-batch.
+    """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     given = [*words(folder, tmp_path), "--tokens-per-step", str(8 * LENGTH), "--gpus", "2"]
     done = command(ROOT, *launch, str(Path(__file__)), *given)

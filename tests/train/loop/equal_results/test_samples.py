@@ -1,4 +1,4 @@
-"""A sample of a conversation that has several has the same loss in its packed row as alone.
+"""Each of several samples of a conversation has the same loss packed as alone.
 
 conversation ─apart▶ [prompt 1 ▓turn 1▓] [prompt 2 ▓turn 2▓]     prompt 2 has turn 1 as the model will see it
 row          [prompt 2 ▓turn 2▓ another sample prompt 1 ▓turn 1▓] ── loss of each sample ──┐
@@ -32,7 +32,10 @@ class Sample(NamedTuple):
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], list[Sample]]:
-    """Three rows, at least one of which has two samples of one conversation, and all samples in them."""
+    """Return three rows, and all samples in them.
+
+    At least one row has two samples of one conversation.
+    """
     with stripping_template():  # of an earlier answer, only the last word is in the prompt
         records = [record for record in conversations(60, longest=6) if len(record["messages"]) > 2]
         manifest = pack_corpus(make_recipe(tmp_path_factory.mktemp("samples"), records, sequence_length=LENGTH, seed=0))
@@ -55,7 +58,10 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], list[Sa
 
 
 def losses(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the loss of each token of a batch: 0 for one that is not trained on, or the first of a row."""
+    """Return the loss of each token of a batch.
+
+    It is 0 for tokens that are not trained on, and for the first token of a row.
+    """
     logits = model(**{name: batch[name] for name in ("input_ids", "position_ids")}).logits[:, :-1]
     found = torch.nn.functional.cross_entropy(logits.transpose(1, 2), batch["labels"][:, 1:], reduction="none")
     return torch.nn.functional.pad(found, (1, 0))

@@ -1,4 +1,6 @@
-"""Training on rows with weights equals training on separate conversations, each token weighted by hand.
+"""Training on rows with weights equals training on separate conversations.
+
+The tokens of the separate conversations are weighted by hand.
 
     packed rows, loss_weight ─PackedTrainer─▶ gradient of the adapter at the first optimizer step ┐
     each conversation alone, Σ w·loss, divided by Σ w of all of them ─────────────────────────────┴▶ equal
@@ -81,9 +83,10 @@ def weights(row: Row) -> torch.Tensor:
 
 @cache
 def one_by_one(mode: str) -> tuple[Gradients, float, float]:
-    """Return the gradient, the weighted loss, and the token mean of the conversations of a step.
+    """Return the gradient, the weighted loss, and the token mean of a step.
 
-    For `conversation` the weights are not read: the loss is the mean over conversations of their token means.
+    Each conversation is computed separately. For `conversation` the weights are not read: the loss is the mean over
+    conversations of their token means.
     """
     torch.set_num_threads(1)
     model, rows = tiny_model(), alone(packed(mode))
@@ -138,7 +141,10 @@ def test_the_gradient_equals_that_of_separate_conversations(
 
 
 def test_the_gradient_differs_where_weights_are_left_out(tmp_path: Path) -> None:
-    """The models of transformers ignore the column: without `weigh_loss`, the loss is the token mean."""
+    """Without `weigh_loss`, the loss is the token mean.
+
+    The models of transformers ignore the column of weights.
+    """
     trainer, caught = trainer_of(tmp_path, "data", False, gradient_accumulation_steps=4)
     del trainer.model.get_base_model().forward
     trainer.train()
@@ -159,7 +165,10 @@ def test_an_evaluation_has_both_means(tmp_path: Path, fused: bool) -> None:
 
 
 def test_two_ranks_have_the_gradient_of_all_conversations(tmp_path: Path) -> None:
-    """Of a step, one rank has other weights than the other: the sums are divided by that of all ranks."""
+    """Two ranks divide their sums by the weights of all ranks.
+
+    The ranks have different weights in a step.
+    """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = command(ROOT, *launch, str(Path(__file__)), str(tmp_path), "data", "conversation")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -260,7 +269,7 @@ def test_rows_whose_weights_are_wrong_are_refused(tmp_path: Path, wrong: float) 
 
 @pytest.fixture
 def _signals() -> Iterator[None]:
-    """Put back the handlers that a run in this process replaces."""
+    """Restore the signal handlers that a run in this process replaces."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in handlers.items():
@@ -271,7 +280,10 @@ def _signals() -> Iterator[None]:
 def test_a_run_trains_with_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the Llama that a run builds if no base model is named: here a fiftieth of its size."""
+    """A run without a base model trains its small Llama with weights.
+
+    The Llama has a fiftieth of its usual size here.
+    """
     monkeypatch.setattr(base_model, "PARAMETERS", 500_000)
     manifest = pack(tmp_path, "both", validation=0.2)
     given = ["--manifest", str(manifest), "--output", str(tmp_path / "run"), "--root", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""The adapter is on the layers that the config names, inside the text decoder, and on nothing else."""
+"""The adapter is on the configured layers of the text decoder, and only there."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def test_experts_are_adapted_without_dropout() -> None:
 
 
 def test_every_layer_is_adapted_with_the_rank_or_known_to_be_left_out() -> None:
-    """PEFT takes gate_proj, up_proj, and down_proj for experts in these models, also when it loads the adapter."""
+    """Every layer has an adapter of the rank, or is listed as left out.
+
+    PEFT takes gate_proj, up_proj, and down_proj for experts in these models, also when it loads the adapter.
+    """
     for name, dense in (("deepseek_v3", 6), ("qwen2_moe", 0)):
         model = build(name, **ARCHITECTURES[name][0])
         layers = target_layers(model, "all")

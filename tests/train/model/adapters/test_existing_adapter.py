@@ -1,4 +1,7 @@
-"""An adapter is saved, loaded, and continued without a change of its logits; what does not fit is an error."""
+"""An adapter is saved, loaded, and continued with the same logits.
+
+Adapters that do not fit are an error.
+"""
 
 from __future__ import annotations
 
@@ -98,12 +101,12 @@ def test_an_adapter_is_the_same_after_it_is_loaded(case: str, tmp_path: Path) ->
     if "quantization" not in settings:
         by_peft = AutoPeftModelForCausalLM.from_pretrained(adapter, dtype=torch.float32)
         assert torch.allclose(logits(by_peft), expected, atol=1e-4)
-    # A new run from it; rank, variant, targets, and whole modules are those of the adapter.
+    # A new run continues the adapter, with its rank, variant, targets, and whole modules.
     kept = {"quantization": settings.get("quantization", "none"), "lora_r": 16}
     again = loaded(base, adapter=str(adapter), **kept)
     assert torch.equal(logits(again), expected)
     assert {name: x.dtype for name, x in trained(again).items()} == dict.fromkeys(trained(model), torch.float32)
-    # A checkpoint, as the Trainer loads it.
+    # The Trainer loads a checkpoint in this way.
     resumed = loaded(base, **settings)
     resumed.load_adapter(adapter, "default", is_trainable=True)
     assert torch.equal(logits(resumed), expected)
@@ -183,7 +186,7 @@ def test_training_resumes_from_a_checkpoint_with_whole_modules(tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter of rank 4 on q and v; the model is beside it."""
+    """An adapter of rank 4 on q and v, next to its model."""
     folder = tmp_path_factory.mktemp("existing")
     model = loaded(base_of(folder / "base"), lora_alpha=8, lora_targets=["q_proj", "v_proj"])
     return saved(model, folder / "adapter", folder / "base")
