@@ -200,7 +200,7 @@ def test_a_corpus_of_groups_holds_all_that_any_other_does(plan_group: int, tmp_p
 def test_the_samples_of_a_conversation_are_in_one_group(tmp_path: Path) -> None:
     """The samples of a conversation stay in one group.
 
-    Chunks have three samples, and conversations up to two, so many edges of chunks fall within a conversation.
+    Chunks have three samples, and conversations up to two. Many edges of chunks are therefore within a conversation.
     """
     settings = {"turns": "apart", "plan_group": 135, "plan_chunk": 3, "sources": [{"path": "chat.jsonl"}]}
     recipe, manifest, published = packed(tmp_path / "a", **settings)

@@ -208,7 +208,7 @@ def test_a_system_message_is_no_turn(tmp_path: Path) -> None:
     assert index[0]["turns"] == len(FEW[0]["messages"])
 
 
-# -- what a bad setting does -----------------------------------------------------------------------------------------
+# -- effects of a bad setting ----------------------------------------------------------------------------------------
 
 
 def refusal(folder: Path, sources: Sequence[Mapping[str, Any]], **values: Any) -> str:
@@ -237,7 +237,7 @@ def test_a_token_share_of_one_source_is_all_of_it(tmp_path: Path) -> None:
     assert manifest.ledger.conversations.packed == 30
 
 
-# -- what is shown of it ---------------------------------------------------------------------------------------------
+# -- the messages ----------------------------------------------------------------------------------------------------
 
 
 def facts(path: str, **values: Any) -> MixtureFacts:

@@ -147,7 +147,7 @@ def result(text: str) -> str:
 def hermes(messages: Messages, tools: Tools, clean: Callable[[str], str] = str) -> list[Turn]:
     """Return the turns with tools and calls in their texts.
 
-    Without a system message, the tools are a system turn of their own.
+    Without a system message, the tools become a separate system turn.
     """
     turns: list[Turn] = []
     if tools and messages[0]["role"] != "system":

@@ -39,7 +39,7 @@ class Library(ABC):
     def starts(self, before: str, is_string: bool) -> bool:
         """Return whether a space is added to a text.
 
-        `before` says what comes before the text: "nothing", "control", or "text".
+        `before` is "nothing", "control", or "text", depending on the item before the text.
         """
 
     @abstractmethod

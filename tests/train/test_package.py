@@ -1,4 +1,4 @@
-"""`import train` is cheap, and its public names are those of its modules."""
+"""`import train` is cheap, and all of its public names exist."""
 
 from __future__ import annotations
 

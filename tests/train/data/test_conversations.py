@@ -73,7 +73,7 @@ def key_of(place: dict[str, Any]) -> Key:
 
 
 def check_equal(whole: Corpus, packed: Corpus) -> Counts:
-    """Compare row by row; only what format 3.0 rejects may be missing."""
+    """Compare row by row; only conversations that format 3.0 rejects may be missing."""
     expected = packed_conversations(packed)
     total = Counts()
     for split in whole.splits:

@@ -1,4 +1,4 @@
-"""What the first start of a run chose is reused; the rows of a step never change."""
+"""The choices of a run's first start are reused, and a step keeps its rows."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from train.machine.signals import LAUNCHED
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restore what the launcher changes in its process."""
+    """Restore the state that the launcher changes in its process."""
     monkeypatch.setenv(LAUNCHED, "")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield

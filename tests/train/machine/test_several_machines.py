@@ -41,7 +41,7 @@ def words(corpora: Path, *options: str, corpus: str = "first") -> list[str]:
 
 
 def ours(node: Node) -> str:
-    """Return the lines that our rank wrote, without those of torchrun."""
+    """Return the lines that our rank wrote, without the lines of torchrun."""
     return re.split(r"^(?:Traceback|[WE]\d{4} )", node.stderr, flags=re.M)[0]
 
 

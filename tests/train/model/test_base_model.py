@@ -314,7 +314,7 @@ def test_a_tokenizer_that_was_saved_again_is_the_same(tmp_path: Path, manifest: 
 
 
 def test_a_corpus_made_with_a_folder(tmp_path: Path) -> None:
-    """Only another BOS or EOS in another file of the folder matters.
+    """A changed file of the tokenizer folder matters only if it changes BOS or EOS.
 
     The digest of the corpus covers all files of the folder.
     """

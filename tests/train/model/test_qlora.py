@@ -35,7 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adapted(model: Any) -> set[str]:
-    """Return the last names of the layers that have an adapter."""
+    """Return the last parts of the names of the layers that have an adapter."""
     return {name.split(".")[-4] for name, weights in model.named_parameters() if weights.requires_grad}
 
 

@@ -104,7 +104,7 @@ def test_one_rank_cannot_shard() -> None:
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (5, 2), (6, 2), (7, 3)])
 def test_all_ranks_take_equally_many_validation_passes_and_each_row_counts_once(rows: int, size: int) -> None:
-    """Otherwise the ranks with more passes would wait for the weights of the others."""
+    """Ranks with more passes would wait for the weights of the others."""
     passes = []
     for rank in range(2):
         args = SimpleNamespace(process_index=rank, world_size=2, per_device_eval_batch_size=size)

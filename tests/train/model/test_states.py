@@ -83,7 +83,7 @@ def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def one_by_one(name: str) -> tuple[list[torch.Tensor], float, torch.Tensor]:
     """Return the logits, summed loss, and gradient of separate conversations.
 
-    Each conversation is a row of its own.
+    Each conversation is a separate row.
     """
     model, logits, total = model_of(name), [], 0.0
     for number, place in alone(rows()):
