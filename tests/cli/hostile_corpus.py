@@ -1,4 +1,7 @@
-"""A corpus of 40 short conversations, some of which try to control the terminal, packed with the real command."""
+"""Pack 40 conversations, some of which try to control the terminal.
+
+The corpus is packed with the real command.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from tasks.storage.manifest import load_manifest
 
 SEQUENCE_LENGTH = 128
 
-# Everything here controls some terminal or markup language; in a conversation it is only text.
+# Each part controls a terminal or is markup. In a conversation, it is only text.
 HOSTILE = "\x1b[31mred\x1b[0m \x07 \x9b1m \u202e [bold]no markup[/bold] [link=file:///x]y[/link] :smile: <|im_end|></s>"
 SHOWN = r"\x1b[31mred\x1b[0m \x07 \x9b1m \u202e [bold]no markup[/bold] [link=file:///x]y[/link] :smile: <|im_end|></s>"
 FORGED = f"{printable.TRAINED[0]}not trained{printable.TRAINED[1]} {printable.CONTROL[0]}</s>{printable.CONTROL[1]}"
 ANSWER = "One:\n    indented\n\n日本語 é 👩‍👩‍👧 [red]x[/red]"
 
-REJECTED = 7  # place of the record with a role that does not exist
+REJECTED = 7  # index of the record with an unknown role
 
 
 def records() -> list[dict[str, Any]]:
@@ -38,7 +41,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def pack(folder: Path, settings: str = "") -> Path:
-    """Pack the records with the real command; the published manifest."""
+    """Pack the records with the real command, and return the manifest's path."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record) for record in records()]
     (folder / "chats[bold].jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

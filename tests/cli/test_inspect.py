@@ -1,4 +1,7 @@
-"""`packcorpus inspect` beyond figures and rows: from a conversation to its row and back, texts, rejects, raw files."""
+"""`packcorpus inspect` finds rows, conversations, texts, rejects, and raw records.
+
+tests/cli/test_rows.py tests figures and rows.
+"""
 
 from __future__ import annotations
 
@@ -138,12 +141,12 @@ def test_a_single_row_is_one_row(tmp_path: Path) -> None:
     assert "1 rows" not in page
 
 
-# Text that is searched for
+# Searches
 
 
 @pytest.fixture(scope="module")
 def opened(manifest: Path) -> tuple[Manifest, Path, Encoder, list[str]]:
-    """The corpus with the text of each conversation as a model sees it."""
+    """Open the corpus, with the text of each conversation as a model sees it."""
     facts = load_manifest(manifest)
     folder = corpus_folder(facts, manifest)
     texts = [as_object(manifest, conversation=number)["pieces"][0]["text"] for number in range(39)]
@@ -256,7 +259,10 @@ def test_a_source_is_shown_by_line_and_by_text(manifest: Path) -> None:
 def test_lines_are_counted_as_the_corpus_counts_them(
     tmp_path_factory: pytest.TempPathFactory, filled: list[bool], ended: bool, data: st.DataObject
 ) -> None:
-    """Blank lines count; a block may end anywhere."""
+    """Lines are numbered like in the corpus.
+
+    Blank lines count, and a block may end anywhere.
+    """
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     lines = [json.dumps({"text": f"n{n}"}) if full or not n else "" for n, full in enumerate(filled)]
     path.write_text("\n".join(lines) + "\n" * ended)
@@ -323,11 +329,14 @@ def test_the_command_takes_the_options(manifest: Path) -> None:
         assert json.loads(packcorpus("inspect", manifest, *words, "--json").stdout)["manifest"] == str(manifest)
 
 
-# Token boundaries, and text of any script on any width
+# Token boundaries, and text in any script at any width
 
 
 def test_boundaries_are_those_of_the_tokens(manifest: Path) -> None:
-    """Every token that is text by itself is between two marks; a character of several tokens is whole."""
+    """Boundaries separate tokens that are text.
+
+    A character of several tokens is not cut.
+    """
     plain, cut = (
         shown(manifest, 400, at="chats[bold].jsonl:4"),
         shown(manifest, 400, at="chats[bold].jsonl:4", ids=True),
@@ -365,7 +374,10 @@ def test_an_exported_page_shows_markup_as_text(manifest: Path) -> None:
 
 
 def test_numbers_count_over_the_batches_of_an_index(manifest: Path, tmp_path: Path) -> None:
-    """Twelve conversations of three sources, in batches of five: each has its place in the index as its number."""
+    """The number of a conversation is its position in the index.
+
+    Twelve conversations of three sources are in batches of five.
+    """
     rows = [
         {
             "source": n // 4,

@@ -1,6 +1,7 @@
-"""What `packcorpus` prints of a small corpus, made with the real command.
+"""`packcorpus` prints a small corpus correctly.
 
-The tests read the text as a person does: marks around trained text, control characters as text.
+The corpus is packed with the real command. The tests read the text like a person: marks surround trained text, and
+control characters are text.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(manifest: Path, tmp_path: Path) -> Path:
-    """The corpus folder in another place, to be damaged."""
+    """Copy the corpus folder to another place, where tests damage it."""
     corpus = manifest.parent.parent / load_manifest(manifest).corpus
     return Path(shutil.copytree(corpus, tmp_path / "moved[bold]"))
 
@@ -59,7 +60,10 @@ def printed(
 
 
 def conversations(path: Path) -> dict[int, str]:
-    """The text of each conversation by its source line; the pieces of one are joined."""
+    """Return the text of each conversation by its source line.
+
+    The pieces of a conversation are joined.
+    """
     found: dict[int, str] = {}
     for split, row in rows(path):
         for block in printed(path, row, split).split("\n━━ ")[1:]:
@@ -172,7 +176,10 @@ def test_padding_is_counted(manifest: Path) -> None:
 
 
 def test_rows_are_counted_over_all_shards_and_batches(manifest: Path, tmp_path: Path) -> None:
-    """Row n of five, in two shards of two batches each, has n as its every token."""
+    """Rows are counted over all shards and batches.
+
+    Five rows are in two shards of two batches each. All tokens of row n are n.
+    """
     length = 8
     facts = load_manifest(manifest)
     schema = row_schema(length, facts.key)

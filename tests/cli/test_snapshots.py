@@ -1,7 +1,8 @@
-"""What each view prints. After a change of wording: pytest tests/cli/test_snapshots.py --snapshot-update.
+"""Each view prints the text in __snapshots__.
 
-The texts are in __snapshots__; a change of them is read as a diff. They depend neither on the terminal nor on the
-machine: the width is fixed, there are no colors unless requested, and measured figures are replaced.
+If the wording was changed, run `pytest tests/cli/test_snapshots.py --snapshot-update` and read the diff. The texts do
+not depend on the terminal or the machine: the width is fixed, there are no colors unless requested, and measured
+figures are replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three corpora of the same conversations: packed, split, and not packed; and one that cannot be read."""
+    """Pack three corpora of the same conversations.
+
+    One is packed, one has split conversations, and one is not packed. A fourth manifest cannot be read.
+    """
     root = tmp_path_factory.mktemp("project")
     for settings in ({}, {"name": "split", "overlong": "split"}, {"name": "plain", "packing": False}):
         pack_corpus(make_recipe(root, records(), max_rejects=0.1, validation=0.1, **settings))
@@ -45,14 +49,20 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def manifests(project: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """The manifests by name, in the working directory: so no path depends on the machine."""
+    """Return the manifests by name, relative to the working directory.
+
+    Thus no path depends on the machine.
+    """
     monkeypatch.chdir(project)
     return {path.stem.partition("-")[0]: path for path in Path("manifests").glob("*.json")}
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "train"])
 def test_help(command: str, snapshot: SnapshotAssertion) -> None:
-    """That of train is the training's own."""
+    """The help of each command equals its snapshot.
+
+    `train` is left out, because the training program prints its help.
+    """
     result = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="packcorpus", terminal_width=100)
     assert result.exit_code == 0
     assert result.stdout == snapshot
@@ -142,7 +152,7 @@ def test_difference_of_conversations(manifests: dict[str, Path], tmp_path: Path,
 def test_dry_run(manifests: dict[str, Path], width: int, snapshot: SnapshotAssertion) -> None:
     config = Path("corpus.yaml")
     run = summarize(predict(load_config(config), Path(), Path(), 2), config, [])
-    # Estimated from the speed of this machine.
+    # These figures are estimated from the speed of this machine.
     run = replace(run, seconds=65.0, peak_memory_bytes=300_000_000)
     assert rendered(run, dry_run_view.show_dry_run, width) == snapshot
 

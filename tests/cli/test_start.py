@@ -1,4 +1,4 @@
-"""`packcorpus pack` and `packcorpus train` start the commands that they stand for."""
+"""`packcorpus pack` and `packcorpus train` start the right commands."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PACKCORPUS = str(BIN / "packcorpus")
 
 
 class _Started(Exception):
-    """Raised in place of the new process."""
+    """This error is raised instead of starting a process."""
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The words of the command that was started, without those of Python."""
+    """Return the words of the command that was started, without Python's own."""
     words: list[str] = []
 
     def execv(path: str, arguments: list[str]) -> None:
@@ -92,7 +92,10 @@ def test_training_needs_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_modules_of_the_user_do_not_replace_ours(tmp_path: Path) -> None:
-    """In a folder with a train.py, a tasks.py, a pipeline.py, and a luigi.py that must not be run."""
+    """Modules in the folder of the user do not replace ours.
+
+    The folder has a train.py, a tasks.py, a pipeline.py, and a luigi.py, which must not run.
+    """
     write_project(tmp_path, conversations(20))
     for name in ("train", "tasks", "pipeline", "luigi"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the user was run')\n")

@@ -1,4 +1,7 @@
-"""List keys that records of some format have, from which tests make records of none."""
+"""List keys of all record formats.
+
+Tests use them to generate records of no format.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every record format yields its conversation, and errors are reported by code and position."""
+"""Every record format gives its conversation.
+
+Errors have a code and a position.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ GOLDEN: list[tuple[str, dict[str, object], Conversation]] = [
         ),
     ),
     (
-        "messages",  # a row of a table: every column and every field is there, and null where it is not
+        "messages",  # a table row has every column and every field, and nulls for missing values
         {
             "messages": [{"role": "user", "content": "2+2?", "tool_calls": None, "name": None, "weight": None}],
             "text": None,
@@ -122,7 +125,7 @@ GOLDEN: list[tuple[str, dict[str, object], Conversation]] = [
         Conversation((USER, ASSISTANT)),
     ),
     (
-        "sharegpt",  # the same system text twice is one
+        "sharegpt",  # two equal system texts become one
         {
             "conversations": [{"from": "system", "value": "Be brief."}, {"from": "model", "value": "4"}],
             "system": "Be brief.",
@@ -194,7 +197,7 @@ GOLDEN: list[tuple[str, dict[str, object], Conversation]] = [
         Conversation((USER, ASSISTANT, Message("user", "Sure?"), Message("assistant", "Yes."))),
     ),
     (
-        "oasst",  # a question that nobody answered is dropped from the end
+        "oasst",  # a final question without an answer is dropped
         {
             "prompt": {
                 "role": "prompter",
@@ -265,7 +268,7 @@ def test_columns_are_applied_first() -> None:
     swapped = {"prompt": "4", "completion": "2+2?"}
     crossed = {"prompt": "completion", "completion": "prompt"}
     assert read_record(swapped, "prompt_completion", crossed) == Conversation((USER, ASSISTANT))
-    # a key that is mapped away no longer counts, and a mapped name means the mapped key alone
+    # A mapped key does not count as itself, and a mapped name means only the mapped key.
     assert detect({"text": "2+2?", "label": "4"}, {"prompt": "text", "completion": "label"}) == "prompt_completion"
     with pytest.raises(Reject, match="antwort is missing; the keys found are: frage"):
         read_record({"frage": "2+2?", "output": "4"}, "alpaca", columns)
@@ -561,7 +564,7 @@ def test_rejects(format: str, record: object, code: str, message: str) -> None:
         read_record(record, format)
     assert caught.value.reason == code
     assert message in caught.value.message
-    caught.value.message.encode()  # it goes into a file
+    caught.value.message.encode()  # the message is written to a file
 
 
 def test_a_control_token_in_any_field_is_text_like_any_other() -> None:

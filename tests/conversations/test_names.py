@@ -1,4 +1,7 @@
-"""Roles and keys of messages have the names that data gives them, on every way through the code."""
+"""Roles and keys of messages may have the names that the data uses.
+
+Every way to read a record maps them.
+"""
 
 from __future__ import annotations
 

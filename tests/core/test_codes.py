@@ -1,4 +1,7 @@
-"""Tests of the list of errors: all that is raised is in it, and docs/reference/errors.md is generated from it."""
+"""The list of errors contains all errors that the code raises.
+
+docs/reference/errors.md is generated from the list.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ CLASSES: dict[str, Any] = {
     for kind in (*vars(errors).values(), TrainingFailed, RankFailed)
     if isinstance(kind, type) and issubclass(kind, PackError | Reject)
 }
-# The reason of these is not a literal where they are raised: they take it from another error, or from who calls.
+# Files that raise errors without a literal reason. They take the reason from another error or from a caller.
 PASSED_ON = {
     "command",
     "tensor_files",
@@ -46,7 +49,7 @@ PASSED_ON = {
 
 
 def raised() -> Iterator[tuple[str, str, ast.expr]]:
-    """(file, class, first argument) of every error that the code makes."""
+    """Yield (file, class, first argument) of every error that the code creates."""
     for folder in ("tasks", "pipeline", "train"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -92,7 +95,7 @@ def test_the_document_is_current() -> None:
 
 
 def test_the_codes_that_were_published_stay() -> None:
-    """Scripts ask for them. Only ever add to these."""
+    """Published codes stay, because scripts use them. Only ever add codes."""
     fixed = {"E207": "bad_role", "E211": "bad_json", "E251": "too_many_rejects", "E510": "wrong_digest", "E711": "busy"}
     assert fixed.items() <= {code.code: code.reason for code in CODES.values()}.items()
 
@@ -234,7 +237,10 @@ def test_without_a_config_corpus_yaml_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_fault_of_the_program_shows_where_only_with_debug(tmp_path: Path) -> None:
-    """Stands in for a bug: a module that is imported by the command alone fails."""
+    """A bug of the program shows its place only with PACKCORPUS_DEBUG.
+
+    A function that only this command calls is replaced to simulate the bug.
+    """
     (tmp_path / "sitecustomize.py").write_text("import tasks.verification.verify as module\nmodule.verify = None\n")
     (tmp_path / "manifest.json").write_text("{}")
     words = (str(BIN / "packcorpus"), "verify", "manifest.json")

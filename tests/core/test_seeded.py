@@ -44,7 +44,10 @@ def test_each_seed_and_stream_has_an_order_of_its_own() -> None:
 
 @pytest.mark.parametrize("seed", [0, 42])
 def test_a_shuffle_moves_every_region_everywhere(seed: int) -> None:
-    """A shard is a stretch of the new order: each tenth of the old one must be spread over all ten."""
+    """A shuffle spreads each tenth of the old order over all tenths.
+
+    A shard is a contiguous part of the new order.
+    """
     tenths = np.histogram2d(np.arange(10_000) // 1000, shuffle(10_000, seed, 0) // 1000, bins=10)[0]
     assert tenths.min() > 60
     assert tenths.max() < 140
@@ -62,7 +65,7 @@ def test_an_order_of_contents_does_not_depend_on_where_they_stand(
         return [values[place] for place in order_of_contents(np.array(values, np.uint64), seed)]
 
     assert ordered(digests) == ordered(data.draw(st.permutations(digests)))
-    # What is added moves no other.
+    # Added values do not reorder the others.
     rest = [digest for digest in digests if digest % 2]
     assert ordered(rest) == [digest for digest in ordered(digests) if digest % 2]
 

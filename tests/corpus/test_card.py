@@ -1,4 +1,7 @@
-"""The dataset card: made from the manifest alone, found by `load_dataset`, verified and repaired like all files."""
+"""The dataset card depends only on the manifest.
+
+`load_dataset` reads it, and it is verified and repaired like all other files.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from tasks.verification import repair as repair_module
 from tasks.verification.repair import repair
 from tasks.verification.verify import verify
 
-# -- what always holds -----------------------------------------------------------------------------------------------
+# -- properties ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["3.0", "2.0"])
@@ -68,7 +71,7 @@ def test_every_shard_is_named_by_the_pattern_of_its_split_alone(tmp_card: Any, c
     files = header_of(card)["configs"][0]["data_files"]
     splits = {name: split for name, split in splits.items() if split.rows}
     assert [entry["split"] for entry in files] == [split_name(split) for split in splits]
-    assert all(re.fullmatch(r"\w+", entry["split"]) for entry in files)  # as `datasets` has it
+    assert all(re.fullmatch(r"\w+", entry["split"]) for entry in files)  # `datasets` accepts only such names
     beside = [file.path for file in tmp_card.manifest.files] + ["manifest.json", "run.json"]
     for entry, split in zip(files, splits.values(), strict=True):
         everything = [*beside, *(shard.path for other in splits.values() for shard in other.shards)]
@@ -97,7 +100,10 @@ def test_a_size_lies_within_its_category(rows: int) -> None:
 
 
 def test_golden_text(tmp_card: Any) -> None:
-    """Without figures, which the tokenizer of the test decides."""
+    """The text of the card has the recorded digest.
+
+    Figures are left out, because they depend on the tokenizer of the test.
+    """
     text = re.sub(r"[0-9a-f]{64}|\d[\d,.]*", "#", dataset_card(tmp_card.manifest).decode())
     assert (VERSIONS["texts"], hashlib.sha256(text.encode()).hexdigest()[:16]) == (5, "16edbe5afaecff0c"), (
         "the card changed: raise VERSIONS['texts'] in tasks/storage/keys.py, then this digest"
@@ -105,7 +111,7 @@ def test_golden_text(tmp_card: Any) -> None:
 
 
 def test_the_card_of_balanced_rows_does_not_shuffle_them(tmp_path: Path) -> None:
-    """The code of the card is what people copy."""
+    """The card of balanced rows does not shuffle them, because people copy its code."""
     for ranks in (2, None):
         given = {} if ranks is None else {"balance": {"ranks": ranks}}
         card = (folder_of(pack_small(tmp_path / str(ranks), **given)) / CARD).read_text()
@@ -200,7 +206,7 @@ def test_a_corpus_without_a_card_is_still_whole(tmp_path: Path) -> None:
     assert list(repair(path)) == []
 
 
-# -- what it says ----------------------------------------------------------------------------------------------------
+# -- contents --------------------------------------------------------------------------------------------------------
 
 
 def test_license_and_language_are_in_the_header_where_the_config_has_them(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Publishing: what the manifest vouches for are the bytes that were planned."""
+"""The manifest vouches only for the bytes that were planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Push: a dataset on the Hub has a corpus whole or no manifest of it, and a reader gets the rows as they were."""
+"""A dataset on the Hub has a whole corpus, or no manifest.
+
+Readers get the rows unchanged.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def use(patch: pytest.MonkeyPatch, stand_in: HubStandIn) -> None:
 
     patch.setenv("HF_ENDPOINT", stand_in.url)
     patch.setenv("HF_TOKEN", TOKEN)
-    patch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)  # the stand-in has no Xet storage
+    patch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)  # the stand-in does not have Xet storage
     patch.setattr(push_module, "COMMIT_FILES", 2)
     stand_in.token = TOKEN
     hub_store.forget_commits()
@@ -62,7 +65,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
 
 
 def files_of(manifest: Path) -> dict[str, bytes]:
-    """What a dataset has to hold of a corpus."""
+    """Return the files that a dataset must have for a corpus."""
     folder = folder_of(manifest)
     names = ["manifest.json", *(file.path for file in load_manifest(manifest).listed())]
     return {name: (folder / name).read_bytes() for name in names}
@@ -78,18 +81,21 @@ def held(hub: HubStandIn, revision: str = "main", folder: str = "") -> dict[str,
 
 
 def refusal(*arguments: Any, **options: Any) -> PackError:
-    """The error of a push, whose texts never have a token or what the server said."""
+    """Return the error of a push, which must not contain the secret.
+
+    The token and the messages of the server contain the secret.
+    """
     with pytest.raises(PackError) as caught:
         push_corpus(*arguments, **options)
     assert SECRET not in as_text(caught.value) + as_json(caught.value)
     return caught.value
 
 
-# -- what always holds -------------------------------------------------------------------------------------------------
+# -- properties --------------------------------------------------------------------------------------------------------
 
 
 def whole_or_unseen(hub: HubStandIn, *corpora: Path) -> None:
-    """In every commit with a manifest or a dataset card, everything is there, as it is here."""
+    """Each commit with a manifest or a dataset card has all files, unchanged."""
     wanted = [files_of(path) for path in corpora]
     for files in hub.commits.get(REPO, {}).values():
         if {"manifest.json", "README.md"} & files.keys():
@@ -138,7 +144,10 @@ def test_a_second_push_sends_nothing(hub: HubStandIn, corpus: Path) -> None:
 def test_an_interrupted_push_shows_no_manifest_and_continues(
     corpus: Path, other: Path, after: int, replaces: bool
 ) -> None:
-    """Whatever request fails: what was committed or uploaded before is not sent again."""
+    """An interrupted push shows no manifest and can be continued.
+
+    Any request may fail. Files that were committed or uploaded before are not sent again.
+    """
     with pytest.MonkeyPatch.context() as patch, hub_stand_in() as hub:
         use(patch, hub)
         import huggingface_hub.utils._http as http
@@ -217,7 +226,7 @@ def test_a_branch_is_made_and_messages_are_those_that_were_given(hub: HubStandIn
     assert held(hub, "main") == {}
     assert hub.history[-1][0] == "First"
     assert push_corpus(corpus, f"hf://datasets/{REPO}@v1").found_done
-    push_corpus(other, REPO)  # main
+    push_corpus(other, REPO)  # to main
     assert refusal(other, f"hf://datasets/{REPO}@v1", revision="v2").reason == "bad_command_line"
 
 
@@ -305,7 +314,7 @@ def test_a_damaged_corpus_is_not_sent(hub: HubStandIn, tmp_path: Path) -> None:
     assert hub.requests == []
 
 
-# -- what a reader gets ------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 LOAD = """
@@ -326,7 +335,10 @@ SHAPES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("given", SHAPES)
 def test_load_dataset_gives_the_rows_from_the_hub(given: dict[str, Any], hub: HubStandIn, tmp_path: Path) -> None:
-    """Rows of each length are a configuration of their own."""
+    """`load_dataset` gives the rows from the Hub.
+
+    The rows of each length are a separate configuration.
+    """
     datasets = pytest.importorskip("datasets")
     corpus = pack_small(tmp_path / "corpus", **given)
     push_corpus(corpus, REPO)
@@ -355,7 +367,7 @@ def test_a_downloaded_dataset_is_a_corpus(hub: HubStandIn, corpus: Path, other: 
         place = {"local_dir": tmp_path / revision / "mine", "endpoint": hub.url}
         snapshot_download(REPO, repo_type="dataset", revision=revision, **place)
         folder = tmp_path / revision / name
-        if revision == "long":  # a corpus in a folder of another one: each is verified in a place of its own
+        if revision == "long":  # a corpus within the folder of another corpus is verified separately
             folder = folder.rename(tmp_path / "long" / "alone")
         assert verify(folder / "manifest.json")
         assert open_corpus(folder).key == load_manifest(path).key

@@ -1,4 +1,4 @@
-"""Shards: rows as a slow reader of the design would build them, and as the libraries that train read them."""
+"""Shards have the rows of a slow reference, and training libraries can read them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ Placed = tuple[int, int, int, int, int, int, bool]  # the columns of PLAN_SCHEMA
 
 @st.composite
 def shard_plans(draw: st.DrawFn) -> tuple[list[list[Tokens]], list[Placed], int, int]:
-    """Token files, the plan of a shard, its rows and their length. Some conversations are in pieces."""
+    """Draw token files, the plan of a shard, the number of rows, and their length.
+
+    Some conversations are in pieces.
+    """
     align = draw(st.sampled_from([1, 1, 2, 4]))
     length = draw(st.integers(8 // align, 24 // align)) * align
     parts = draw(st.lists(st.lists(tokens_of(3 * length), max_size=4), min_size=1, max_size=3))
@@ -58,7 +61,7 @@ def shard_plans(draw: st.DrawFn) -> tuple[list[list[Tokens]], list[Placed], int,
 
 
 def reference(parts: list[list[Tokens]], plan: list[Placed], rows: int, length: int, pad: int) -> list[dict[str, Any]]:
-    """One token after another."""
+    """Build rows one token at a time."""
     found = []
 
     def fill(row: dict[str, list[int]], end: int) -> None:
@@ -108,7 +111,7 @@ def test_rows_equal_the_slow_reference(drawn: tuple[list[list[Tokens]], list[Pla
         columns = {field: batch.column(field).to_numpy(zero_copy_only=False) for field in batch.schema.names}
         built = Rows.room(rows + 1, length).first(rows)
         for column in COLUMNS:
-            getattr(built, column).fill(77)  # what stood there before does not matter
+            getattr(built, column).fill(77)  # earlier values do not matter
         columns["position"] = tokens.locate(columns)
         build_rows(columns, tokens, built, EOS, pad)
         assert tokens_are_unchanged(parts, tokens), "the token files were written to"
@@ -141,7 +144,7 @@ def test_a_token_file_that_ends_early_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of the record batches that are opened."""
+    """Return a list that records the numbers of opened record batches."""
     numbers: list[int] = []
 
     class Counting(pa.RecordBatchFileReader):
@@ -165,7 +168,7 @@ def test_only_record_batches_with_a_piece_are_opened(tmp_path: Path, opened: lis
     write_receipt(path.with_suffix(".json"), receipt)
     assert TokenFiles([path]).locate(columns).tolist() == everything.tolist()
     assert opened == [2, 9]
-    # A receipt that does not describe the file is not believed.
+    # A receipt that does not describe the file is not used.
     for wrong in ([3] * 9, [3] * 11, [2] * 10, None):
         write_receipt(path.with_suffix(".json"), receipt | {"batches": wrong})
         if wrong == [2] * 10:

@@ -1,4 +1,7 @@
-"""Unused keys reach the manifest from every container, part, and column; other data stops the run at once."""
+"""Unused keys from every container, part, and column reach the manifest.
+
+Other data stops the run at its first record.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def test_the_counts_are_those_of_the_records_in_every_container(container: str, 
         manifest = load_manifest(pack_corpus(made))
         assert manifest.unused_keys == {name: {"id": 60, "note": 20}}
         found = predict(made.config, made.folder, tmp_path)
-        # of a table, columns that are not read count in every record of the sample
+        # In tables, every record of the sample counts for a column that is not read.
         tables = {"id": 60, "note": 60, "none": 60}
         assert found.unused_keys == {name: tables if container in ("parquet", "arrow") else {"id": 60, "note": 20}}
 

@@ -1,4 +1,4 @@
-"""The config that `init` writes loads, reports what was found, and runs as it is."""
+"""The config that `init` writes loads, reports all findings, and runs as is."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_skipped_folders_are_reported(here: Path) -> None:
 
 
 def test_unusable_records_are_reported(here: Path) -> None:
-    """The config runs without them."""
+    """Unusable records are reported, and the config runs without them."""
     wrong = [{"messages": [{"role": "assistent", "content": "x"}]}] * 3
     write(here / "chats.jsonl", [*conversations(2), *wrong, {"messages": 1}, {"other": 1}])
     found, config, text = draft(here, "chats.jsonl")
@@ -190,7 +190,7 @@ def test_files_that_are_named_twice_are_counted_once(here: Path) -> None:
     assert found.summary()[0].endswith("120 conversations")
 
 
-# -- format and columns that are given --------------------------------------------------------------------------------
+# -- given formats and columns ----------------------------------------------------------------------------------------
 
 
 def test_columns_and_format_are_used_for_all_files(here: Path) -> None:
@@ -229,7 +229,10 @@ def test_roles_and_ignored_keys_are_used_for_all_files(here: Path) -> None:
 
 
 def test_roles_are_guessed_by_their_names(here: Path) -> None:
-    """A draft that rejects two thirds of the data, though their names say who speaks, is of no use."""
+    """Roles are guessed from their names.
+
+    Without guesses, the draft would reject two thirds of the data, although the names reveal the roles.
+    """
 
     def chat(*names: str) -> dict[str, object]:
         return {"dialog": [{"who": name, "text": "2 + 2?"} for name in names]}
@@ -243,7 +246,7 @@ def test_roles_are_guessed_by_their_names(here: Path) -> None:
     assert "roles guessed by their names" in " ".join(text.replace("#", "").split())
     assert "a.jsonl: guessed roles: {user: [Customer], assistant: [Support Agent]}" in found.summary()
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
-    # Names that say nothing stay for the user, and what the user gives is not added to.
+    # The user must set names that reveal no role. Guesses do not add to the settings of the user.
     write(here / "b.jsonl", [chat("Anna", "agent")] * 9 + [chat("human", "agent")] * 20)
     _, config, _ = draft(here, "b.jsonl", overwrite=True)
     assert (config.sources[0].roles, config.max_rejects) == ({"assistant": ["agent"]}, 0.32)
@@ -376,7 +379,7 @@ def test_a_tokenizer_of_a_later_mistral_is_named(here: Path, more: list[str]) ->
     shutil.copytree(kind_path("hf_byte_level"), folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = json.loads(tokenizer.to_str())
-    for token in model["added_tokens"]:  # none of another template
+    for token in model["added_tokens"]:  # without the tokens of other templates
         token["content"] = token["content"].replace("im_", "x_").replace("header", "x").replace("|", "!")
     tokenizer = Tokenizer.from_str(json.dumps(model))
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ["[INST]", "[/INST]", "</s>", *more]])
@@ -404,7 +407,10 @@ def test_the_nearest_tokenizer_is_found_and_its_template(here: Path) -> None:
 
 
 def test_tokenizers_of_other_projects_are_ignored(here: Path) -> None:
-    """Neither from beside nor from above, and no copy that a corpus has of its own."""
+    """Tokenizers of other projects are ignored.
+
+    They are in a parent folder, next to the project, or copies in a corpus.
+    """
     write(here / "chats" / "a.jsonl", ALPACA)
     corpus = here / "moved"
     for folder in (here.parent, here.parent / "other", here / "chats" / ".." / ".." / "else", corpus / "tokenizer"):

@@ -1,6 +1,6 @@
-"""The prediction of `check` equals the run if everything is read, and is close if it is a sample. Nothing is written.
+"""The prediction of `check` equals the run if it reads everything.
 
-Runs are made in this process, by the stages of the graph.
+The prediction is close if it reads a sample. Nothing is written. Runs call the stages of the graph in this process.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def figures(found: Prediction) -> dict[str, Any]:
 
 
 def mixture(first: float, second: float, limit: int | None = None) -> list[dict[str, Any]]:
-    """Sources with these weights, the second with a limit."""
+    """Return sources with these weights, the second with a limit."""
     return [{"path": "chat.jsonl", "weight": first}, {"path": "other.jsonl", "weight": second, "limit": limit}]
 
 
@@ -115,13 +115,16 @@ def test_figures_are_exact_if_everything_is_read(tmp_path: Path, settings: dict[
     assert figures(found) == figures_of(manifest)
     corpus = tmp_path / manifest.corpus
     shards = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
-    # Without what Arrow adds to each file: a schema, and a head for every batch.
+    # Arrow adds a schema to each file and a header to every batch, which the estimate does not include.
     assert found.disk["shards"] == pytest.approx(shards, rel=0.1, abs=12_000)
     assert found.disk["index"] == pytest.approx((corpus / "index.arrow").stat().st_size, rel=0.02, abs=5_000)
 
 
 def test_small_parts_cost_little_time_and_save_no_memory(tmp_path: Path) -> None:
-    """A worker stays for all of its parts: it forks once, and keeps the words of all."""
+    """Small parts cost little time and do not save memory.
+
+    A worker is forked once for all its parts, and keeps the words of all parts.
+    """
     found = []
     for part_size in (1 << 10, 1 << 30):
         config = write_project(tmp_path, conversations(3000), part_size=part_size)
@@ -164,7 +167,11 @@ def test_weights_of_one_change_nothing() -> None:
 
 @needs_shared
 def test_efficiency_of_real_conversations_is_within_two_points(tmp_path: Path) -> None:
-    """From a sixteenth of them. One file is sorted by its tasks, one is packed, one holds short and long in turn."""
+    """Predicted packing efficiency is within two points of the real efficiency.
+
+    The prediction reads a sixteenth of the data. One file is sorted by its tasks, one is packed, and one alternates
+    short and long conversations.
+    """
     names = ("gsm8k_train.jsonl", "llamafactory_alpaca_en_demo.json", "llamafactory_glaive_toolcall_en_demo.json")
     config = Config.model_validate(
         {
@@ -190,7 +197,10 @@ def test_efficiency_of_real_conversations_is_within_two_points(tmp_path: Path) -
 
 @pytest.mark.parametrize("weighting", ["repeat", "token_share"])
 def test_mixture_is_estimated_from_a_sample(tmp_path: Path, weighting: str) -> None:
-    """From a tenth of the conversations; a limit of 3,000 is far above the sample."""
+    """The mixture is estimated from a sample.
+
+    The sample has a tenth of the conversations. A limit of 3,000 is far above the sample.
+    """
     others = [json.dumps(record) for record in conversations(6_000, seed=1, longest=30)]
     (tmp_path / "other.jsonl").write_text("".join(f"{line}\n" for line in others))
     settings = {"weighting": weighting, "sources": mixture(1.5, 1, limit=3_000), "validation": 0.1, "min_tokens": 15}
@@ -353,7 +363,7 @@ def test_exit_code_of_a_run_that_will_fail(tmp_path: Path) -> None:
     tool = str(BIN / "packcorpus")
     failing = command(tmp_path, tool, "check", "corpus.yaml")
     assert failing.returncode == 65
-    printed = " ".join(failing.stdout.split())  # it may be wrapped
+    printed = " ".join(failing.stdout.split())  # lines may be wrapped
     assert "The run will fail: 1.96 % of the conversations are rejected, but max_rejects allows 1.00 %. " in printed
     assert "shows the first of each reason; set max_rejects: 0.0197 to accept this" in printed
     write_project(tmp_path, records, max_rejects=0.1)

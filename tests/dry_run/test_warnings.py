@@ -1,4 +1,7 @@
-"""What a dry run warns about: settings without effect, long conversations, markers and flags that data may have."""
+"""A dry run warns about problems in settings and data.
+
+It names settings without effect, long conversations, markers, and keys that may be training flags.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Added tokens in text: special ones never occur, others occur exactly where the library has them."""
+"""Added tokens in text match like in the library, but special tokens never match."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 FEW = settings(max_examples=examples(60), deadline=None)
 PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
-# They overlap, contain one another, are joined by white space, and are words.
+# They overlap, contain one another or white space, and some are words.
 NAMES = ("<a>", "<a", "a>", "<a><b>", "</a>", "ab", "abc", "bc", " a", "é", "e\u0301", "<｜x▁y｜>", "a\nb", "|a|", "Ab")
 names = st.lists(st.sampled_from(NAMES), min_size=1, max_size=6, unique=True)
 texts = st.lists(
@@ -40,7 +40,7 @@ def spec_of(kind: str) -> str:
 
 
 def with_added(kind: str, tokens: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a tokenizer.json with more added tokens, behind those it has."""
+    """Return a tokenizer.json with more added tokens after its own."""
     spec: dict[str, Any] = json.loads(spec_of(kind))
     known = {token["content"] for token in spec["added_tokens"]}
     behind = 1 + max(token["id"] for token in spec["added_tokens"])
@@ -58,7 +58,10 @@ def opened(kind: str, spec: dict[str, Any], content_tokens: Sequence[str] = ()) 
 
 
 def without_special(spec: dict[str, Any]) -> Any:
-    """The library's own tokenizer; special tokens are removed, or replaced if the ids of others would change."""
+    """Return the library's own tokenizer without special tokens.
+
+    A special token is replaced by a placeholder if its removal would change the ids of other tokens.
+    """
     from tokenizers import Tokenizer
 
     added = [
@@ -71,7 +74,7 @@ def without_special(spec: dict[str, Any]) -> Any:
 
 @st.composite
 def added(draw: st.DrawFn, flags: Sequence[str]) -> list[dict[str, Any]]:
-    """Draw added tokens with the flags that may be set."""
+    """Draw added tokens and the values of some of their flags."""
     return [
         {"content": name, "special": draw(st.booleans())} | PLAIN | {flag: draw(st.booleans()) for flag in flags}
         for name in draw(names)
@@ -83,7 +86,7 @@ def added(draw: st.DrawFn, flags: Sequence[str]) -> list[dict[str, Any]]:
 @given(data=st.data())
 def test_ids_are_those_of_the_library_whose_special_tokens_are_not_matched(kind: str, data: st.DataObject) -> None:
     flags = ("single_word", "lstrip", "rstrip", "normalized") if kind == "hf_byte_level" else ()
-    # A token that starts with a space would match the space that is put before a text.
+    # A token that starts with a space would match the space that is added before a text.
     tokens = [token for token in data.draw(added(flags)) if kind == "hf_byte_level" or token["content"] != " a"]
     spec = with_added(kind, tokens)
     if kind == "hf_byte_level":
@@ -128,7 +131,7 @@ def test_user_defined_pieces_are_those_of_sentencepiece(kind: str) -> None:
 
 
 def test_a_token_before_which_no_space_belongs() -> None:
-    """The library puts a space before text, and none before an added token."""
+    """The library adds a space before text, but not before an added token."""
     for kind, ids_of_b in (("hf_metaspace", "b"), ("hf_legacy", " b")):
         encoder = open_kind(kind)
         ids = encoder.encode([encoder.with_leading_space("<think>b")]).ids.tolist()

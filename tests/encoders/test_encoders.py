@@ -1,4 +1,7 @@
-"""No text becomes a control token, every text comes back, and ordinary text gives the ids of the reference library."""
+"""Text never becomes a control token, and it can be decoded again.
+
+Ordinary text has the ids of the reference library.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ FEW = settings(max_examples=examples(60), deadline=None)
 
 
 def written_as_text(encoder: Encoder, ids: Any) -> bool:
-    """Return whether no ID is a control token. The unknown token represents a character and does not count."""
+    """Return whether no id is a control token.
+
+    The unknown token is allowed, because it represents a character.
+    """
     return not {int(i) for i in ids} & (set(encoder.controls.values()) - {encoder.unk_id})
 
 
@@ -104,7 +110,10 @@ def test_white_space_that_is_user_defined_stays_a_piece() -> None:
 
 
 def test_white_space_among_added_tokens_is_no_control_token(tmp_path: Path) -> None:
-    """Gemma lists its pieces for runs of spaces and line ends among its added tokens."""
+    """Runs of white space among the added tokens are not control tokens.
+
+    Gemma lists its pieces for runs of spaces and line ends there.
+    """
     spec = json.loads((kind_path("hf_metaspace") / "tokenizer.json").read_bytes())
     number = spec["model"]["vocab"]["▁▁"]
     spec["added_tokens"].append({**spec["added_tokens"][0], "id": number, "content": "▁▁", "special": False})
@@ -125,13 +134,16 @@ def test_controls_in_text_are_counted_once_a_text(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hf_unigram"])
 def test_the_model_itself_has_no_control_string_to_match(kind: str) -> None:
-    """The first of two guards: the check of every id that comes back is the second."""
+    """Models other than Unigram do not match control strings.
+
+    This is the first of two guards. The second guard checks every id that the library returns.
+    """
     encoder = open_kind(kind)
     assert written_as_text(encoder, encoder._encode(control_strings(kind)).ids)
 
 
 def test_a_unigram_model_would_match_its_special_tokens_in_text() -> None:
-    """The trap that the encoder is there for: without its check, these are control ids."""
+    """Without the check of the encoder, this model returns control ids for text."""
     encoder = open_kind("hf_unigram")
     raw = encoder._encode(["x</s>y<unk>"]).ids.tolist()
     assert encoder.eos_id in raw
@@ -145,7 +157,10 @@ def test_a_character_that_a_model_does_not_know_is_the_unknown_token_and_no_fail
 
 
 def test_a_control_string_that_a_normalizer_makes_is_text(tmp_path: Path) -> None:
-    """Full-width ＜/s＞ is </s> under NFKC."""
+    """A control string that a normalizer creates stays text.
+
+    NFKC turns the full-width ＜/s＞ into </s>.
+    """
     spec = json.loads((kind_path("hf_unigram") / "tokenizer.json").read_bytes())
     spec["normalizer"] = {"type": "NFKC"}
     encoder = open_encoder(find_tokenizer(_changed(tmp_path, spec, "hf_unigram")))
@@ -166,7 +181,10 @@ def test_a_control_token_that_a_text_cannot_avoid_is_an_error(tmp_path: Path) ->
 
 
 def test_a_text_on_which_the_library_fails_is_named(tmp_path: Path) -> None:
-    """The library panics if a pattern takes too many steps."""
+    """A text on which the library panics is named.
+
+    The library panics if a pattern takes too many steps.
+    """
     spec = json.loads((kind_path("hf_byte_level") / "tokenizer.json").read_bytes())
     spec["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": r"(?:x+x+)+y|\s+|\S+"}
     encoder = open_encoder(find_tokenizer(_changed(tmp_path, spec, "hf_byte_level")))
@@ -365,7 +383,7 @@ def test_an_ordinary_piece_that_is_named_eos_is_never_content() -> None:
 
 def test_a_model_cut_at_any_place_is_refused_or_whole(tmp_path: Path) -> None:
     data = kind_path("sp_bpe_chatml").read_bytes()
-    # Also between fields, where what is left is valid protobuf: the last one is the normalizer.
+    # Also cut the model between fields, where the rest is valid protobuf. The last field is the normalizer.
     model = sentencepiece_model_pb2.ModelProto.FromString(data)
     fields = [field.name for field, _ in model.ListFields()]
     assert fields[-2:] == ["trainer_spec", "normalizer_spec"]

@@ -1,4 +1,4 @@
-"""The fast encoder gives what the reference gives, whatever the text, or says that it cannot stand in for it."""
+"""The fast encoder equals the reference, or leaves the tokenizer to the reference."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_control_string_stays_text_wherever_it_stands(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sp_bpe_chatml", "mistral_v3"])
 def test_gigatoken_by_itself_would_match_control_tokens(kind: str) -> None:
-    """The trap that texts are looked through for."""
+    """Without the search for control strings, gigatoken would match them."""
     fast = GigatokenEncoder(open_kind(kind))
     assert fast.eos_id in fast._backend.encode("a</s>b").tolist()
 
@@ -149,7 +149,10 @@ def test_texts_that_hold_a_string_that_is_matched_as_a_whole_are_found(kind: str
 
 
 def test_removed_tokens_do_not_match_a_text_between_separators() -> None:
-    """A special token before <think> is a placeholder, such as NUL 3 NUL, that keeps the ids of those behind it."""
+    """Placeholders of removed tokens do not match a text between separators.
+
+    A special token before <think> is replaced by a placeholder, such as NUL 3 NUL, to keep the ids of later tokens.
+    """
     reference = open_kind("hf_byte_level")
     assert "\\u00003\\u0000" in reference.model().decode()
     fast = GigatokenEncoder(reference)

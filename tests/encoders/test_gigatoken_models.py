@@ -1,4 +1,4 @@
-"""A SentencePiece model becomes the tokenizer.json that gigatoken's own, slower reading makes of it."""
+"""The converted SentencePiece model equals gigatoken's own, slower conversion."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_real_models(kind: str) -> None:
     check_same(open_kind(kind).model())
 
 
-# Few letters and few scores: many pieces are made of others, in several ways, and are equally good.
+# With few letters and few scores, many pieces can be merged from others in several equally good ways.
 pieces = st.lists(
     st.builds(
         TYPES,

@@ -1,4 +1,4 @@
-"""Strings are found where they stand, and only there."""
+"""Strings are found exactly where they occur."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer that is accepted encodes a text the same each time, whatever its files say about randomness.
+"""An accepted tokenizer always encodes a text to the same ids.
 
 the files of a tokenizer ─▶ any fields in any object, numbers spelled in any way ─▶ refused, or always the same ids
                                └─ the random fields removed ───────────────────────▶ the same ids
@@ -25,17 +25,20 @@ from support.tokenizer_kinds import HUGGING_FACE, SENTENCES, kind_path
 from tasks.core.errors import PackError
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 
-# What the libraries call the settings by which they draw tokens.
+# Settings of the libraries for drawing tokens at random.
 RANDOM = ("dropout", "alpha", "nbest_size", "enable_sampling")
 SENTENCEPIECE = ("sp_bpe_chatml", "sp_unigram")
-# Fields of protobuf that this version does not know, as a later one may write them: 200 is 1, and 201 is 0.5.
+# Protobuf fields that are unknown to this version, like fields of a later version: 200 is 1, and 201 is 0.5.
 UNKNOWN = b"\xc0\x0c\x01" + b"\xcd\x0c\x00\x00\x00\x3f"
 TEXTS = [*SENTENCES[:8], "".join(SENTENCES[:8]).replace(" ", ""), "<|im_end|> <think> ünïcödé 漢字 🙂 " * 4]
 REPEATED = 3
 
 
 class Change(NamedTuple):
-    """A field of an object in a file; `at` is its place among the others, -1 replaces an equal one."""
+    """A change adds or replaces a field of an object in a file.
+
+    `at` is the position among the other fields; -1 replaces a field with the same key.
+    """
 
     object: int
     key: str
@@ -44,7 +47,10 @@ class Change(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A tokenizer, changes of its main file and of tokenizer_config.json, and how they are written."""
+    """A case has a tokenizer, changes, and the style in which files are written.
+
+    `changes` are changes of its main file, and `config` are changes of tokenizer_config.json.
+    """
 
     kind: str
     changes: tuple[Change, ...]
@@ -52,13 +58,13 @@ class Case(NamedTuple):
     style: str = "compact"
 
 
-# -- what is written --------------------------------------------------------------------------------------------------
+# -- generated files --------------------------------------------------------------------------------------------------
 
 NUMBERS = st.sampled_from([
     "0.5", "5E-1", "0.1", "1", "1.0", "1e0", "0.05e+1", "0.50000000000000000000001", "1e-2", "0", "0.0", "-0.0", "0e5",
     "1e-46", "1e-45", "2", "-0.5", "true", "false", "null", '"0.5"', "[0.5]", "64", "-1", "3", "1e400", "NaN",
 ]).map(Raw)  # fmt: skip
-# Objects and lists hold random fields, too.
+# Objects and lists also contain random fields.
 NESTED = st.recursive(
     NUMBERS | st.sampled_from(["", "BPE", "Unigram", "a"]),
     lambda inner: st.one_of(
@@ -74,7 +80,7 @@ FIELDS = (
     "single_word", "normalized", "content", "id", "x", "seed", "dropout ", "Dropout", "sp_model_kwargs", "random",
 )  # fmt: skip
 AT = st.integers(-1, 6)
-# Objects are counted from the end, so that 0 is the model, the last one of its file.
+# Objects are counted from the end of the file. Number 0 is the model, because it is the last object.
 DROPOUTS = st.builds(Change, st.just(0), st.just("dropout"), NUMBERS, AT)
 OTHERS = st.builds(Change, st.integers(0, 40), st.sampled_from([*RANDOM, *FIELDS]), NUMBERS | NESTED, AT)
 CHANGES = DROPOUTS | OTHERS
@@ -87,7 +93,7 @@ def cases() -> st.SearchStrategy[Case]:
 
 
 def changed(tree: Pairs, changes: tuple[Change, ...]) -> Pairs:
-    """Apply changes to the objects of a file, in place."""
+    """Apply changes to the objects of a file in place."""
     for change in changes:
         found = objects(tree)
         node = found[-1 - change.object % len(found)]
@@ -99,7 +105,10 @@ def changed(tree: Pairs, changes: tuple[Change, ...]) -> Pairs:
 
 @functools.cache
 def _files(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return tokenizer.json, whose vocabulary is one JSON text and whose model is last, and tokenizer_config.json."""
+    """Return tokenizer.json and tokenizer_config.json.
+
+    The model is the last key of tokenizer.json.
+    """
     path = kind_path(kind)
     if not path.is_dir():
         return {}, {"tokenizer_class": "LlamaTokenizer", "sp_model_kwargs": {}}
@@ -118,7 +127,10 @@ def _tree(spec: dict[str, Any]) -> Pairs:
 
 
 def _model(kind: str, changes: tuple[Change, ...]) -> bytes:
-    """Return a SentencePiece model, in whose trainer's settings fields are changed or unknown."""
+    """Return a SentencePiece model with changed and unknown fields.
+
+    Fields of the trainer's settings are changed.
+    """
     model = sentencepiece_model_pb2.ModelProto.FromString(kind_path(kind).read_bytes())
     for change in changes:
         fields = sorted(model.trainer_spec.DESCRIPTOR.fields, key=lambda field: field.number)
@@ -143,7 +155,7 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def ids_of(name: str, text: bytes, config: str) -> list[list[int]] | PackError:
-    """Return the ids of all texts by a tokenizer with these files, or why it is refused."""
+    """Return the ids of all texts, or the error that refuses the tokenizer."""
     for file, content in ((name, text), ("tokenizer_config.json", config.encode("utf-8", "surrogatepass"))):
         (_place() / file).write_bytes(content)
     files = find_tokenizer(_place() / name)
@@ -156,7 +168,7 @@ def ids_of(name: str, text: bytes, config: str) -> list[list[int]] | PackError:
 
 
 def without_random(value: Any) -> Any:
-    """Return a value of json.loads without the fields by which libraries draw tokens."""
+    """Return a value of json.loads without the fields that make encoding random."""
     if isinstance(value, dict):
         kept = {key: item for key, item in value.items() if key not in RANDOM}
         return {key: item if key == "vocab" else without_random(item) for key, item in kept.items()}
@@ -164,7 +176,10 @@ def without_random(value: Any) -> Any:
 
 
 def check(case: Case) -> str:
-    """Check that a tokenizer is refused, or encodes as one without random fields; what became of it."""
+    """Check that a tokenizer is refused or not random, and return the outcome.
+
+    An accepted tokenizer encodes like the same tokenizer without random fields.
+    """
     rng = random.Random(0)
     spec, other = _files(case.kind)
     config = written(changed(as_written(other), case.config), case.style, rng)

@@ -1,4 +1,7 @@
-"""Two tokenizers are the same if every text becomes the same tokens, whatever their files look like."""
+"""Two tokenizers are the same if every text becomes the same tokens.
+
+The layout of their files does not matter.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ def files_of(kind: str) -> TokenizerFiles:
 
 
 def changed_json(place: Path, kind: str, change: Callable[[dict[str, Any]], Any]) -> TokenizerFiles:
-    """Write the tokenizer.json of a kind with a change, in another layout, next to the same settings."""
+    """Write a changed tokenizer.json of a kind in another layout.
+
+    tokenizer_config.json is not changed.
+    """
     spec = json.loads((kind_path(kind) / "tokenizer.json").read_bytes())
     change(spec)
     place.mkdir(exist_ok=True)
@@ -60,7 +66,7 @@ TRUNCATION = {"max_length": 9, "strategy": "LongestFirst", "stride": 0, "directi
 
 
 def _old_merges(spec: dict[str, Any]) -> None:
-    """Write merges as older versions of the library did: as one string each."""
+    """Write each merge as one string, like older versions of the library."""
     if "merges" in spec["model"]:
         spec["model"]["merges"] = [" ".join(pair) for pair in spec["model"]["merges"]]
 

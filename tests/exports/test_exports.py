@@ -1,6 +1,7 @@
-"""Every export holds the token ids, labels, and bounds of every conversation, or says what it cannot hold.
+"""Every export has the token ids, labels, and bounds of every conversation.
 
-The readers are those of tests/reference/exports.py; bench/exports/readers.py compares with the trainers' own.
+It reports all that its format cannot hold. tests/reference/exports.py has the readers. bench/exports/readers.py
+compares exports with the trainers' own readers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ IGNORED = -100
 CORPORA: dict[str, dict[str, Any]] = {
     "epochs": {"epochs": 2},
     "split": {"overlong": "split", "sequence_length": 32},
-    # EOS ends every turn, and is the padding; a BOS begins each conversation.
+    # EOS ends every turn and is also the padding. A BOS begins each conversation.
     "eos pads": {"tokenizer": str(kind_path("hf_metaspace")), "template": "mistral", "sequence_length": 96},
     "lists": {"padding": "none", "overlong": "split", "sequence_length": 32},
     "gaps": {"align": 16, "overlong": "split", "sequence_length": 96, "epochs": 2},
@@ -51,7 +52,7 @@ CORPORA: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The manifests of CORPORA."""
+    """Pack CORPORA and return their manifests."""
     return {name: pack_small(tmp_path_factory.mktemp("corpus"), **given) for name, given in CORPORA.items()}
 
 
@@ -65,7 +66,7 @@ def read(found: Export, manifest: Path, split: str = "train") -> list[Row]:
     return READERS[found.record["format"]](found.folder, split, facts)
 
 
-# -- what every format holds -------------------------------------------------------------------------------------------
+# -- contents of every format ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", NAMES)
@@ -111,7 +112,7 @@ def test_rows_without_padding_are_exported_as_those_with_it(
 
 
 def test_the_corpora_have_what_is_hard(corpora: dict[str, Path]) -> None:
-    """Otherwise the test above would prove little."""
+    """The corpora contain hard cases, so that the test above proves something."""
     pads, splits = load_manifest(corpora["eos pads"]), load_manifest(corpora["split"])
     assert pads.tokenizer.pad_token_id == pads.tokenizer.eos_token_id
     rows = expected(folder_of(corpora["eos pads"]), "train")
@@ -160,7 +161,7 @@ def test_small_files_of_mds(corpora: dict[str, Path], tmp_path: Path, monkeypatc
 
 @st.composite
 def lengths_of_rows(draw: st.DrawFn) -> tuple[int, list[list[tuple[int, int]]]]:
-    """Draw the length of rows, and the length and the gap of each piece of each row."""
+    """Draw the length of rows, and the length and gap of each piece in each row."""
     align = draw(st.sampled_from([1, 1, 4]))
     length = draw(st.integers(1 if align > 1 else 2, 24 // align)) * align
     rows = []
@@ -212,7 +213,7 @@ def test_rows_have_the_bounds_and_the_next_labels_of_their_pieces(
     assert found.trained == sum(label != IGNORED for row in columns["labels"] for label in row)
 
 
-# -- what a format cannot hold -----------------------------------------------------------------------------------------
+# -- limits of formats -------------------------------------------------------------------------------------------------
 
 
 def test_what_a_format_cannot_hold_is_noted(corpora: dict[str, Path], tmp_path: Path) -> None:
@@ -231,7 +232,10 @@ def test_what_a_format_cannot_hold_is_noted(corpora: dict[str, Path], tmp_path: 
 
 
 def test_the_order_of_balanced_rows_is_kept_or_its_loss_is_noted(corpora: dict[str, Path], tmp_path: Path) -> None:
-    """Settings that the trainers have for it are set, and only for such rows."""
+    """The order of balanced rows is kept, or its loss is noted.
+
+    The settings of trainers that keep the order are set only for such rows.
+    """
     found = {}
     for name in ("balanced", "split"):
         records = {to: export(corpora[name], to, tmp_path / f"{name} {to}").record for to in NAMES}
@@ -357,7 +361,10 @@ def test_a_complete_export_is_found_done(corpora: dict[str, Path], tmp_path: Pat
 def test_an_interrupted_export_leaves_nothing(
     to: str, corpora: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At any file: the folder does not exist, and the next export of the same name is complete."""
+    """An interrupted export leaves nothing, wherever it is interrupted.
+
+    The next export with the same name is complete.
+    """
     files = len(export(corpora["split"], to, tmp_path / "whole").record["files"])
     opened = OutputFolder.file
     for stop in sorted({1, 2, files - 1, files}):
@@ -425,7 +432,7 @@ def test_the_guide_has_every_format() -> None:
 
 
 def test_the_help_lists_every_format() -> None:
-    """It is written out there, so that no format is imported to show it."""
+    """The help lists every format without importing any."""
     *names, last = NAMES
     [option] = get_type_hints(export_command, include_extras=True)["to"].__metadata__
     assert option.help == f"The format: {', '.join(names)}, or {last}."

@@ -1,4 +1,4 @@
-"""Two corpora, made one from the other by known changes: the difference is those changes and nothing else."""
+"""The difference between two corpora is exactly the known changes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
 
 @contextmanager
 def in_batches(size: int, manifest: Manifest, folder: Path) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Open an index as `open_index` does, in batches of another size."""
+    """Open an index like `open_index`, but in batches of another size."""
     with open_index(manifest, folder) as reader:
         yield (batch.slice(top, size) for batch in reader for top in range(0, batch.num_rows, size))
 
@@ -74,9 +74,10 @@ def test_added_and_removed_conversations_are_found(
     packed: dict[str, Any],
     batch: int,
 ) -> None:
-    """Wherever they are in the file, and for other lengths too; the order of the others does not matter.
+    """Added and removed conversations are found anywhere in a file.
 
-    Nor do copies, epochs, pieces, and the batches in which the index is read.
+    The sequence length, the order of other conversations, copies, epochs, pieces, and the batches in which the index
+    is read do not matter.
     """
     before, records = base
     after = [record for number, record in enumerate(records) if number not in gone]
@@ -96,7 +97,7 @@ def test_added_and_removed_conversations_are_found(
     ]
     assert all("new" in one.text for one in found.conversations.came)
     assert (back.conversations.came, back.conversations.went) == (found.conversations.went, found.conversations.came)
-    # However few are listed, all are counted.
+    # All are counted, even if few are listed.
     assert (few.went, few.came) == (found.conversations.went[:3], found.conversations.came[:3])
     for moved, *counts in (
         (found.conversations.went, few.removed, back.conversations.added),
@@ -227,7 +228,10 @@ def test_each_change_of_a_source_in_the_settings_is_listed(tmp_path: Path) -> No
 def test_figures_and_names_of_manifests_never_wrap(
     base: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However narrow the terminal is; a pipe has no width."""
+    """Figures and names of manifests never wrap, even on narrow terminals.
+
+    A pipe has no width.
+    """
     monkeypatch.delenv("COLUMNS", raising=False)
     assert open_console().width == UNBOUNDED
     found = compare(base[0], base[0])
@@ -238,7 +242,7 @@ def test_figures_and_names_of_manifests_never_wrap(
     assert base[0].name in page
 
 
-# -- what is shown ----------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def shown(found: Difference, terminal: bool = False, width: int = 100) -> str:
@@ -269,7 +273,10 @@ def test_long_lists_are_capped_and_shown_as_text(base: tuple[Path, list[Any]], t
 
 @pytest.fixture
 def project(base: tuple[Path, list[Any]], tmp_path: Path) -> Path:
-    """A project with a manifest, its record of the run, and a manifest that was edited."""
+    """Copy a project, and add two damaged manifests.
+
+    One is edited, and one has no keys. The valid manifest has the record of its run.
+    """
     root = base[0].parent.parent
     for name in ("manifests", "data/corpora"):
         shutil.copytree(root / name, tmp_path / name)
@@ -333,7 +340,10 @@ def test_shells_get_a_script_and_manifests_to_complete(project: Path, shell: str
 
 
 def test_help_imports_nothing_heavy(project: Path) -> None:
-    """So it comes at once: 0.2 s, where numpy alone takes 0.1 and pyarrow 0.2."""
+    """The help imports no heavy package, so that it appears at once.
+
+    It takes 0.2 s. numpy alone would take 0.1 s, and pyarrow 0.2 s.
+    """
     for words in ([], ["check"]):
         done = command(project, str(BIN / "python"), "-X", "importtime", "-m", "tasks.cli.app", *words, "--help")
         assert done.returncode == 0

@@ -1,4 +1,7 @@
-"""From a conversation to all of its rows: copies, pieces and packings; why one is in no row; and damage on the way."""
+"""All rows of a conversation are found, or the reason why it has none.
+
+A conversation may have copies, pieces, and several packings. Damage is an error.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ SOURCES = ("few.jsonl", "many.jsonl", "twice.jsonl")
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copies, two packings, and conversations that are dropped by filters, as duplicates, by limits and by weights."""
+    """Pack a corpus with copies, two packings, and dropped conversations.
+
+    Conversations are dropped by filters, as duplicates, by limits, and by weights.
+    """
     sources = [{"path": "few.jsonl", "weight": 2.5}, {"path": "many.jsonl", "limit": 30, "weight": 0.5}]
     settings = EVERYTHING | {"sequence_length": 40}
     return pack_corpus(project(tmp_path_factory.mktemp("mixed"), [*sources, {"path": "twice.jsonl"}], **settings))
@@ -37,7 +43,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Format 2.0 of plain texts: `messages` is null."""
+    """Pack plain texts in format 2.0, so `messages` is null."""
     folder = tmp_path_factory.mktemp("texts")
     recipe = make_recipe(folder, [{"text": f"All of [red]text {n}\x1b[0m"} for n in range(12)], packing=False)
     return pack_corpus(recipe)
@@ -106,7 +112,10 @@ def test_a_dropped_conversation_has_a_reason_with_its_numbers(mixed: Path) -> No
 
 
 def test_a_duplicate_names_the_conversation_that_is_kept(mixed: Path) -> None:
-    """twice.jsonl has the first five conversations of few.jsonl, in reverse order."""
+    """A duplicate names the conversation that is kept.
+
+    twice.jsonl has the first five conversations of few.jsonl in reverse order.
+    """
     for line in range(1, 6):
         place = next(p for p in index_of(mixed) if (p["source"], p["record"]) == (2, line))
         if place["dropped"] != "max_turns":
@@ -196,7 +205,7 @@ def test_a_row_of_plain_text_is_shown(texts: Path, asked: dict[str, Any]) -> Non
 
 @pytest.fixture
 def believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digests are not compared, as where a shard was damaged before it was signed."""
+    """Skip the check of digests, as if a shard was damaged before it was signed."""
     for module in (lookup, rows, search, shards):
         monkeypatch.setattr(module, "check_unchanged", lambda folder, shard: None)
 

@@ -1,4 +1,7 @@
-"""Names of manifests: every name that `list` shows leads to its manifest, and other files are called what they are."""
+"""Every name that `list` shows leads to its manifest.
+
+The errors for other files name the kind of the file.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a corpus, another manifest of its name, and one of another name."""
+    """Copy a project, add three manifests, and change to its folder.
+
+    Two of the manifests have the name of the corpus.
+    """
     root = tmp_path / "project"
     shutil.copytree(made, root)
     [own] = (root / "manifests").iterdir()
@@ -86,7 +92,7 @@ def test_another_file_is_called_what_it_is(here: Path) -> None:
 def test_repair_takes_a_manifest_that_is_gone(here: Path) -> None:
     newest = max(Path("manifests").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert find_damaged(None) == newest
-    newest.unlink()  # its corpus has the other copy
+    newest.unlink()  # the corpus has the other copy
     assert find_damaged(newest) == newest
 
 

@@ -1,7 +1,8 @@
-"""Hostile inputs through the real command: each ends within 10 s and 1 GB above the usual memory, without a signal.
+"""The real command handles hostile inputs in limited time and memory.
 
-Time is CPU time of the command and its workers, memory the largest process of them, both as the system counts them.
-A usual run is measured beside them: what Python, the libraries and the tokenizer take.
+Each run takes at most 10 s of CPU time and at most 1 GB more memory than a usual run, and ends without a signal. The
+system measures the CPU time of the command and its workers, and the memory of the largest process. The usual run
+measures the memory of Python, the libraries, and the tokenizer.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Run:
 
 
 def pack(folder: Path, data: bytes, name: str = "a.jsonl", kind: str = "sp_bpe_chatml", more: str = "") -> Run:
-    """PackCorpus on one file, `data`, with a good conversation behind it."""
+    """Run PackCorpus on one file that contains `data`."""
     (folder / name).write_bytes(data)
     tokenizer = shutil.copy(kind_path(kind), folder) if kind.startswith("sp") else kind_path(kind)
     config = f"sources: [{{path: {name}, format: messages}}]\ntokenizer: {tokenizer}\nsequence_length: 64\n"
@@ -112,7 +113,7 @@ def chat_json(more: bytes) -> bytes:
     return b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", ' + more + b"}]}\n"
 
 
-# Records that must be rejected, and the reason.
+# Records that must be rejected, with the reason.
 REJECTED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "100,000 nested brackets": ("too_deep", lambda: b"[" * 100_000 + b"]" * 100_000 + b"\n"),
     "a million nested objects": ("too_deep", lambda: b'{"a":' * 1_000_000 + b"\n"),
@@ -130,7 +131,7 @@ REJECTED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "4 MB of quotes": ("bad_json", lambda: b'"\\' * 2_000_000 + b"\n"),
 }  # fmt: skip
 
-# Records that must be packed, and the tokenizer.
+# Records that must be packed, with the tokenizer.
 PACKED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "15 MB of one character": ("sp_bpe_chatml", lambda: chat("a" * 15_000_000)),
     "1 MB of spaces": ("sp_bpe_chatml", lambda: chat(" " * 1_000_000)),
@@ -152,7 +153,10 @@ def test_all_hostile_records_of_a_file_are_rejected_within_the_limits_of_one(tmp
 
 
 def test_a_text_of_many_megabytes_is_packed(tmp_path: Path) -> None:
-    """The others take more time than a test has: make fuzz."""
+    """A text of 15 MB is packed.
+
+    The other texts take too long for a test. `make fuzz` packs them.
+    """
     kind, make = PACKED["15 MB of one character"]
     found = pack(tmp_path, make() + GOOD, kind=kind)
     check(found, kind)
@@ -178,7 +182,7 @@ def test_a_table_of_one_text_again_and_again_is_refused(tmp_path: Path) -> None:
     assert "E323 error: a.parquet: from record 1 on, a batch takes over 64" in found.messages
 
 
-# Configs written by mistake or by others, and a part of the message.
+# Hostile or mistaken configs, with a part of the message.
 CONFIGS = {
     "a YAML bomb": ("aliases are not supported", "a: &a x\n" + "".join(f"b{i}: [*a, *a]\n" for i in range(30))),
     "nested brackets": ("c.yaml", "a: " + "[" * 100_000),

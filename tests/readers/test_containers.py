@@ -1,4 +1,4 @@
-"""Properties of every container."""
+"""All containers have the same properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""CSV files are read as what they are: any delimiter and encoding, found from the beginning or set."""
+"""CSV files are read with any delimiter and encoding.
+
+Both are detected from the beginning of the file, or set.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def refusal(path: Path, data: bytes, **source: Any) -> str:
     return str(error.value)
 
 
-# -- any file that is well-formed --------------------------------------------------------------------------------------
+# -- well-formed files -------------------------------------------------------------------------------------------------
 
 cell = st.text(st.characters(codec="cp1252", exclude_characters="\0\r"), min_size=1, max_size=20)
 
@@ -66,7 +69,10 @@ cell = st.text(st.characters(codec="cp1252", exclude_characters="\0\r"), min_siz
 def test_every_delimiter_and_encoding_gives_the_same_records(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], delimiter: str, encoding: str, extension: str
 ) -> None:
-    """The delimiter is found. So is each encoding but windows-1252, which few bytes cannot prove."""
+    """Every delimiter and encoding gives the same records.
+
+    The delimiter is detected, and so is each encoding except windows-1252, which few bytes cannot prove.
+    """
     path = tmp_path_factory.mktemp("csv") / f"a.{extension}"
     data = table(rows, delimiter).encode(encoding)
     file, found = read(path, data, encoding=encoding if encoding == "windows-1252" else "auto")
@@ -86,7 +92,7 @@ def test_every_delimiter_and_encoding_gives_the_same_records(
 @example(data=b"\xc3\xa5", encoding="iso8859-3", size=1)
 @example(data="\U0001f600".encode("utf-16-le")[:2], encoding="utf-16-le", size=3)
 def test_bytes_become_their_text_or_no_text(data: bytes, encoding: str, size: int) -> None:
-    """A byte that an encoding does not have is never read as a character."""
+    """Bytes that an encoding does not have are never read as characters."""
     refused = True
     read, pieces = as_utf8(io.BytesIO(data).read, encoding, "a.csv"), []
     with suppress(DataError):
@@ -109,7 +115,7 @@ def is_utf8(data: bytes) -> bool:
         return False
 
 
-# -- what is found ----------------------------------------------------------------------------------------------------
+# -- detection --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delimiter", DELIMITERS)

@@ -1,7 +1,9 @@
-"""Records with equal keys in one object are rejected, and only they, however they are written and wherever they are.
+"""Exactly the records with equal keys in one object are rejected.
 
 records whose keys are equal, or not ─write─▶ lines or an array ─parts─▶ readers ─▶ values and Rejects
                                             └─json.loads, object by object──────▶ the same values, or equal keys
+
+Neither the spelling nor the place of the keys matters.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ NAMES = ("a.jsonl", "a.json", "a.jsonl.gz")
 
 
 class Case(NamedTuple):
-    """A source file: its name, the format of its records, and the records as they are written."""
+    """A case is a source file: its name, the format of its records, and the records.
+
+    The records are JSON texts.
+    """
 
     name: str
     format: str
@@ -40,7 +45,7 @@ class Case(NamedTuple):
     lines: str  # between two records
 
 
-# -- what is written --------------------------------------------------------------------------------------------------
+# -- generated records ------------------------------------------------------------------------------------------------
 
 PIECES = (
     "a", '"', "\\", ":", '": ', '",', "{", "}", "[", "]", ",", " ", "u0022", "\\u0022", '\\"', "role", '"role"', '"a":',
@@ -58,7 +63,7 @@ VALUES = st.recursive(
     ),
     max_leaves=5,
 )
-# Records that neither reader can decode, and no equal keys in them: whatever is near them is read one by one.
+# Records that neither reader can decode, although their keys differ. Records near them are read one by one.
 ODD = ('{"text": NaN}', '{"text": "\\ud800"}', f'{{"text": {"9" * 30}}}', '"text"', "[1]", "null")
 
 
@@ -69,7 +74,7 @@ def _turns(role: str, content: str) -> st.SearchStrategy[list[Pairs]]:
 
 @st.composite
 def _calls(draw: st.DrawFn) -> list[Pairs]:
-    """Draw turns of which one has arguments that are JSON within a string."""
+    """Draw turns, with JSON in a string as the arguments of the last turn."""
     arguments = _with_equal_keys(draw, Pairs([("a", draw(VALUES)), ("b", draw(TEXTS))]))
     text = written(arguments, draw(st.sampled_from(STYLES)), random.Random(draw(st.integers(0, 99))))
     function = Pairs([("name", "f"), ("arguments", text)])
@@ -91,7 +96,7 @@ FORMATS: dict[str, st.SearchStrategy[Pairs]] = {
 
 
 def _with_equal_keys(draw: st.DrawFn, node: Pairs) -> Pairs:
-    """Write up to two keys of objects within a value again."""
+    """Repeat up to two keys of objects within a value."""
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2]))):
         filled = [found for found in objects(node) if found]
         found = filled[draw(st.integers(0, len(filled) - 1))]
@@ -142,7 +147,10 @@ def _strictly(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def expected(text: str) -> Any:
-    """Return the value of a JSON text, or _EqualKeysError, the class, if an object in it has equal keys."""
+    """Return the value of a JSON text, or _EqualKeysError.
+
+    The class is returned if an object in the text has equal keys.
+    """
     try:
         return json.loads(text, object_pairs_hook=_strictly)
     except _EqualKeysError:
@@ -150,7 +158,10 @@ def expected(text: str) -> Any:
 
 
 def inner_texts(record: Any) -> list[str]:
-    """Return the strings of a record of the format `messages` that are read as JSON themselves."""
+    """Return the strings of a record that contain JSON.
+
+    The record has the format `messages`.
+    """
     return [call["function"]["arguments"] for turn in record["messages"] for call in turn.get("tool_calls", ())]
 
 
@@ -164,7 +175,10 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def check(case: Case) -> str:
-    """Check that records with equal keys are rejected, and the others are read as they are; what there was."""
+    """Check that exactly the records with equal keys are rejected.
+
+    All other records are read as they are. Returns whether the case has records with equal keys.
+    """
     whole = case.lines.join(case.records)
     data = (f"[{whole}]" if case.name == "a.json" else whole + case.lines).encode()
     (_place() / case.name).write_bytes(gzip.compress(data, 1) if case.name.endswith(".gz") else data)

@@ -1,4 +1,4 @@
-"""A file whose blocks were hashed reads as it was, or not at all."""
+"""A file with hashed blocks is read with the hashed bytes, or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.core.errors import DataError
 from tasks.readers.hashed_blocks import BlockDigests, HashedBlocks, open_checked
 
 MANY = settings(max_examples=examples(200), deadline=None)
-CHUNK = 4  # blocks
+CHUNK = 4  # in blocks
 
 
 def hashed(data: bytes, size: int) -> BlockDigests:

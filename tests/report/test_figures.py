@@ -1,4 +1,7 @@
-"""The figures of a report are those of a plain count of the index, whatever its order and its batches."""
+"""The figures of a report equal a plain count of the index.
+
+The order of the index and its batches do not matter.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,11 @@ def plain(
 
 
 def simulated(source: random.Random, packed: bool) -> tuple[list[Entry], dict[str, list[int]], bool, int]:
-    """Draw the entries of an index, rows of each shard by split, whether samples were copied, and how many were cut."""
+    """Draw an index and the rows of its shards.
+
+    Returns the entries, the rows of each shard by split, whether samples were copied, and the number of samples
+    that were cut.
+    """
     rows: dict[str, list[list[Entry]]] = {split: [] for split in LENGTH}
     dropped, copied, cut = [], False, 0
     rules = source.randrange(4)  # neither, copies, pieces, both
@@ -171,7 +178,7 @@ def manifest_of(shards: dict[str, list[int]], entries: int, copied: bool, cut: i
         ({"start": 1}, "refers to tokens beyond the end of a row"),
         ({"start": -1}, "refers to tokens beyond the end of a row"),
         ({"length": 0}, "refers to tokens beyond the end of a row"),
-        ({"row": 1}, "refers to tokens beyond the end of a row"),  # two pieces
+        ({"row": 1}, "refers to tokens beyond the end of a row"),  # the row has two pieces
         ({"length": None}, "a place lacks its length"),
         ({"trained": None}, "a place lacks its trained"),
         ({"turn": None}, "a place lacks its turn"),

@@ -1,4 +1,7 @@
-"""The report shows the numbers of the manifest, escapes data, makes no requests, and is reproducible."""
+"""The report shows the numbers of the manifest and escapes data.
+
+It makes no requests and is reproducible.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ SHOWN = NASTY.replace("\x1b", "\\x1b").replace("⟦⟧", "\\u27e6\\u27e7")
 
 
 def nasty_records(count: int) -> list[dict[str, Any]]:
-    """Short ones, one with markup, one that is longer than a row, and one that is rejected."""
+    """Return short records and three special ones.
+
+    One contains markup, one is longer than a row, and one is rejected.
+    """
     nasty = [{"role": "user", "content": NASTY}, {"role": "assistant", "content": f"{NASTY} مرحبا 日本語 👩‍💻"}]
     long = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": "the train leaves " * 200}]
     refused = [{"role": NASTY, "content": "x"}]
@@ -68,7 +74,10 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A corpus of each kind, whose source has markup in its name, in its messages and in a role that is rejected."""
+    """Pack a corpus of each kind from a source with markup.
+
+    The name of the source, its messages, and a rejected role contain markup.
+    """
     found = {}
     for kind, values in KINDS.items():
         folder = tmp_path_factory.mktemp(kind)
@@ -82,7 +91,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def read_columns(shard: Path) -> dict[str, np.ndarray]:
-    """Columns of a shard of format 3.0, [R, L]."""
+    """Return the columns of a shard of format 3.0 as [R, L]."""
     table = pa.ipc.open_stream(shard.read_bytes()).read_all()
     return {
         name: table[name].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1)
@@ -91,7 +100,7 @@ def read_columns(shard: Path) -> dict[str, np.ndarray]:
 
 
 class Page(HTMLParser):
-    """Elements with their attributes, all text, and the text of each conversation."""
+    """Parse the elements with attributes, all text, and each conversation of a page."""
 
     def __init__(self, html: str):
         super().__init__()
@@ -129,7 +138,10 @@ class Page(HTMLParser):
 
 
 class Outline(HTMLParser):
-    """The page as it is read aloud: a line for each heading, paragraph, list item, and table row; no plots."""
+    """Convert a page to the text that a screen reader reads.
+
+    Each heading, paragraph, list item, and table row is a line. Plots are left out.
+    """
 
     def __init__(self, html: str):
         super().__init__()
@@ -154,7 +166,7 @@ class Outline(HTMLParser):
             self._parts.append(data)
 
     def text(self) -> str:
-        """Lines that have text; digests and paths of this run are left out."""
+        """Return the lines that contain text, with digests replaced."""
         lines = [" ".join(line.split()) for line in "".join(self._parts).split("\n")]
         text = "\n".join(line for line in lines if line and not line.endswith(":"))
         return re.sub(r"\b[0-9a-f]{12,64}\b", "HEX", text)
@@ -170,7 +182,7 @@ def pages(written: dict[str, Path]) -> dict[str, Page]:
     return {kind: Page(path.read_text()) for kind, path in written.items()}
 
 
-# -- figures, whatever the corpus ------------------------------------------------------------------------------------
+# -- figures of any corpus -------------------------------------------------------------------------------------------
 
 LENGTHS = st.lists(st.integers(0, 5000), max_size=300).map(lambda values: np.array(values, np.int64))
 
@@ -204,7 +216,7 @@ def test_texts_are_cut_to_one_size_that_fits(sizes: list[int], budget: int) -> N
 
 
 def all_samples(path: Path, budget: int = 1 << 20) -> list[Sample]:
-    """Every row of a corpus."""
+    """Return a sample of every row in a corpus."""
     manifest, folder = load_manifest(path), folder_of(path)
     figures = read_figures(manifest, folder, range(manifest.packing_metadata.rows))
     return list(samples(manifest, folder, figures.drawn, budget))
@@ -248,14 +260,14 @@ def test_every_token_of_a_sampled_row_is_shown_with_its_label(made: dict[str, Pa
         shown = [(run.trained, run.text) for talk in sample.conversations for _, runs in talk.groups for run in runs]
         trained = row["labels"] != IGNORED
         assert sample.trained == trained.sum()
-        # Token by token, as the encoder has them: a text is never of both kinds.
+        # Decoded token by token, as the encoder reads them: a run is either trained or not.
         assert "".join(text for is_trained, text in shown if is_trained) == _decoded(encoder, row, trained)
         assert not sample.left_out
         assert not any(run.left_out for talk in sample.conversations for _, runs in talk.groups for run in runs)
 
 
 def _decoded(encoder: Any, row: dict[str, np.ndarray], chosen: np.ndarray) -> str:
-    """Decode the trained text, run by run."""
+    """Decode the trained text run by run."""
     from tasks.core.printable import printable
     from tasks.inspection.token_runs import runs_of
 
@@ -380,7 +392,10 @@ def test_steps_balance(made: dict[str, Path], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["mixed", "whole"])
 def test_text_of_the_page(written: dict[str, Path], kind: str, snapshot: Any) -> None:
-    """After a change of wording: pytest tests/report --snapshot-update, and read the difference."""
+    """The text of the page equals its snapshot.
+
+    If the wording was changed, run `pytest tests/report --snapshot-update` and read the diff.
+    """
     assert Outline(written[kind].read_text()).text() == snapshot
 
 
@@ -437,7 +452,7 @@ def test_the_page_explains_the_shape_of_rows(kind: str, tmp_path: Path) -> None:
     words = ("(mix", "(align", "(padding", "(balance", "(company", "Loss weights", "other padding")
     expected = {word for word in words if any(word in sentence for sentence in sentences)}
     assert {word for word in words if word in text} == expected
-    # What all rows consist of adds up.
+    # The contents of all rows add up.
     contents = text.partition("caption: Contents of all rows")[2].partition("h3: ")[0].splitlines()[2:]
     assert sum(int(line.split(" | ")[2].replace(",", "")) for line in contents) == (
         manifest.ledger.tokens.packed + manifest.ledger.tokens.padding
@@ -476,7 +491,10 @@ def test_equal_corpora_give_equal_bytes_on_any_machine(
 
 
 def test_a_page_stays_small(tmp_path: Path) -> None:
-    """Long rows, a text that swells as HTML, many sources with long names, and many reasons to reject."""
+    """A page stays small, regardless of its data.
+
+    There are long rows, a text that grows as HTML, and many sources with long names.
+    """
     folder = tmp_path / "large"
     records = [
         {
@@ -518,7 +536,7 @@ def test_real_corpora_have_a_report(tmp_path: Path) -> None:
     assert len(page.all("article")) == 20
 
 
-# -- what can go wrong -----------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_extra_is_named(made: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -628,7 +646,7 @@ def test_contrast_meets_wcag_aa(scheme: int) -> None:
             assert _contrast(colors[text], colors[ground]) >= 4.5, (text, ground)
     assert _contrast(colors["ink"], colors["mark"]) >= 4.5
     for shape in ("one", "two", "h0", "h1", "h2", "h3"):
-        wanted = 3 if shape.startswith("h") else 1.5  # bars have their figures beside them
+        wanted = 3 if shape.startswith("h") else 1.5  # bars have figures next to them
         assert _contrast(colors[shape], colors["page"]) >= wanted, shape
 
 
@@ -647,7 +665,7 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-# Labels of a plot on one line that are less than 2 pixels apart.
+# Labels of a plot that are on the same line and less than 2 pixels apart.
 TOUCHING = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
   const boxes = [...svg.querySelectorAll('text')].map(one => [one.textContent, one.getBoundingClientRect()]);
   return boxes.flatMap(([name, box], n) => boxes.slice(n + 1).filter(([, other]) =>

@@ -1,4 +1,4 @@
-"""Digests between runs: an unchanged file is not hashed again, and a changed one always is."""
+"""The next run hashes only changed files again."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(40))
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of files that are read to be hashed."""
+    """Return a list that records the names of hashed files."""
     names: list[str] = []
     chunks = parts._chunks
-    monkeypatch.setattr(parts, "HASH_THREADS", 1)  # in order
+    monkeypatch.setattr(parts, "HASH_THREADS", 1)  # hash in order
     monkeypatch.setattr(parts, "_chunks", lambda path, *rest: names.append(path.name) or chunks(path, *rest))
     return names
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two sources that look an hour old: the clock is that much ahead."""
+    """Write two sources that look an hour old, because the clock is an hour ahead."""
     now = time.time_ns
     monkeypatch.setattr(digest_cache.time, "time_ns", lambda: now() + 3600 * 10**9)
     for name in ("a.jsonl", "b.jsonl"):
@@ -96,7 +96,11 @@ def test_a_changed_file_is_hashed_again(change: Callable[[Path], None], folder: 
 def test_a_file_that_was_just_written_is_not_believed(
     folder: Path, hashed: list[str], monkeypatch: Any, sent: int
 ) -> None:
-    """A change within the same tick of the clock would leave the times as they are. A large file has an entry."""
+    """A file that was just written is hashed again.
+
+    A change within the same tick of the clock would not change its times. If SENT is 0, the files count as large, so
+    they have entries.
+    """
     monkeypatch.setattr(sent_digests, "SENT", sent)
     monkeypatch.setattr(digest_cache.time, "time_ns", lambda: (folder / "a.jsonl").stat().st_mtime_ns + 1_999_999_999)
     assert [bool(file.record) for file, _ in found(folder)] == [not sent] * 2

@@ -1,4 +1,7 @@
-"""Remote sources: the same rows as from the same local files, fetched once, verified, and named by their URLs."""
+"""Remote sources give the same rows as equal local files.
+
+They are fetched once, verified, and named by their URLs.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def recipe_from(folder: Path, *paths: str, **settings: Any) -> Recipe:
     return resolve(write_project(folder, [], sources=[{"path": path} for path in paths], **settings), folder)
 
 
-# -- the same result as from local files -------------------------------------------------------------------------------
+# -- same result as local files ----------------------------------------------------------------------------------------
 
 
 def test_the_same_bytes_give_the_same_keys_and_shards_as_local_files(bucket: Store, tmp_path: Path) -> None:
@@ -96,7 +99,10 @@ def test_the_same_bytes_give_the_same_keys_and_shards_as_local_files(bucket: Sto
 
 @pytest.mark.slow
 def test_a_run_with_urls_as_a_user_starts_it(bucket: Store, tmp_path: Path) -> None:
-    """The parent fetches, its forks tokenize; a second run is a no-op; no secret is in anything that is written."""
+    """A run with URLs works from the command line.
+
+    The parent fetches, and its forks tokenize. A second run is a no-op. No file and no output contains a secret.
+    """
     bucket.put("a.jsonl", CHATS)
     config = write_project(tmp_path, [], sources=[bucket.url_of("*.jsonl"), f"file://{tmp_path}/more.jsonl"])
     (tmp_path / "more.jsonl").write_bytes(MORE)
@@ -130,7 +136,7 @@ def test_an_error_in_a_remote_record_names_its_url_and_line(bucket: Store, tmp_p
     assert f"{bucket.url_of('a.jsonl')}:61" in str(caught.value)
 
 
-# -- what a URL names --------------------------------------------------------------------------------------------------
+# -- objects that a URL names ------------------------------------------------------------------------------------------
 
 NAMES = st.sampled_from(["a.tsv", "b.jsonl", "x1.jsonl", "x2.jsonl", "[y].csv", ".hidden", "z.csv"])
 TREES = st.sets(st.lists(NAMES, min_size=1, max_size=3).map("/".join), max_size=8)
@@ -151,10 +157,10 @@ def test_a_glob_matches_objects_as_it_matches_files(
 ) -> None:
     folder = tmp_path_factory.mktemp("tree")
     for name in tree:
-        with suppress(OSError):  # a file cannot be a folder, too
+        with suppress(OSError):  # a path cannot be a file and a folder
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(b"{}")
-    # A file is sometimes found as a folder, with a slash at its end, for a pattern that ends with **.
+    # For a pattern that ends with **, glob sometimes returns a file with a slash at its end.
     found = {name for name in glob.iglob(pattern, root_dir=folder, recursive=True) if not name.endswith("/")}
     expected = sorted((name for name in found if (folder / name).is_file()), key=os.fsencode)
     listing = _Listing(open_store(folder), pattern)
@@ -244,7 +250,10 @@ def test_commands_that_write_local_files_make_no_path_of_a_url(tmp_path: Path, c
 
 
 class Counting:
-    """A store that counts what is fetched, and can be made to fail."""
+    """Record the keys that are fetched from a store.
+
+    Tests replace `fetch` to make it fail.
+    """
 
     def __init__(self, store: Reading):
         self.store: Any = store
@@ -260,7 +269,7 @@ class Counting:
 
 @pytest.fixture
 def counted(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> Counting:
-    """The bucket, which every search opens."""
+    """Return the bucket that every search opens."""
     counting = Counting(bucket)
     monkeypatch.setattr("tasks.sources.remote.open_store", lambda _: counting)
     return counting
@@ -269,7 +278,7 @@ def counted(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> Counting:
 def test_an_object_is_fetched_once_and_again_if_it_has_changed(counted: Counting, tmp_path: Path) -> None:
     store, url, layout = counted.store, counted.url_of("*.jsonl"), Layout(tmp_path)
     store.put("a.jsonl", CHATS)
-    store.put("b.jsonl", CHATS.replace(b"the", b"teh"))  # as long
+    store.put("b.jsonl", CHATS.replace(b"the", b"teh"))  # the same length
     for _ in range(2):
         files = find_files([Source(path=url), Source(path=counted.url_of("a.jsonl"))], tmp_path, layout)
         assert [file.name for file in files] == [counted.url_of("a.jsonl"), counted.url_of("b.jsonl")]
@@ -332,7 +341,7 @@ def test_a_failure_keeps_what_has_arrived(counted: Counting, tmp_path: Path, mon
         return whole(key, *rest)
 
     monkeypatch.setattr(counted, "fetch", failing)
-    monkeypatch.setattr("tasks.stores.copies.DOWNLOADS", 1)  # in order, so that the failure is the last
+    monkeypatch.setattr("tasks.stores.copies.DOWNLOADS", 1)  # download in order, so that the failure comes last
     with pytest.raises(StorageError):
         find_paths(counted.url_of("*.jsonl"), tmp_path, tmp_path / "copies")
     monkeypatch.setattr(counted, "fetch", whole)
@@ -547,7 +556,10 @@ def test_a_file_of_the_hub_with_another_checksum_is_an_error(
 
 @pytest.mark.slow
 def test_a_task_that_looks_for_the_corpus_in_a_fork_needs_no_store(bucket: Store, tmp_path: Path) -> None:
-    """TrainAdapter does, after it has trained: a fork cannot use the store that its parent has used."""
+    """A task that looks for the corpus in a fork does not need a store.
+
+    TrainAdapter does this after training. A fork cannot use a store that its parent has used.
+    """
     bucket.put("a.jsonl", CHATS)
     write_project(tmp_path, [], sources=[bucket.url_of("a.jsonl")])
     script = """

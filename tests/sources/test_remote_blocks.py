@@ -1,4 +1,7 @@
-"""Objects that are read in blocks: the same bytes as the object, whatever the local file has, and few of them twice."""
+"""Objects that are read in blocks have the same bytes as the whole object.
+
+The contents of the local file do not matter, and few bytes are fetched twice.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ BLOCK = 16
 
 
 class Object:
-    """An object whose requests are recorded."""
+    """Record the requests for an object."""
 
     def __init__(self, content: bytes, monkeypatch: pytest.MonkeyPatch):
         self.content, self.asked = content, list[tuple[int, int]]()
@@ -60,7 +63,10 @@ def test_what_is_read_is_the_object(
     hashed: bool,
     reads: list[tuple[int, int]],
 ) -> None:
-    """Also if the local file has holes, or bytes that were damaged: these are fetched again."""
+    """Reading returns the bytes of the object.
+
+    If the local file has holes or damaged bytes, they are fetched again.
+    """
     path = tmp_path_factory.mktemp("blocks") / "object"
     with pytest.MonkeyPatch.context() as patch:
         found = Object(content, patch)
@@ -108,7 +114,10 @@ def test_a_file_that_is_read_to_its_end_takes_few_requests(tmp_path: Path, monke
 
 
 def test_another_object_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that ignores If-Match, and an entry of digests that is not that of the object."""
+    """An object that does not match its digests is refused.
+
+    The server may ignore If-Match, or the digests may belong to another object.
+    """
     found = Object(b"a" * 40, monkeypatch)
     found.content = b"b" * 40
     with (
@@ -130,7 +139,10 @@ def test_a_whole_object_is_kept_while_it_is_hashed(tmp_path: Path, monkeypatch: 
 def test_what_was_read_before_is_not_fetched_again_to_be_hashed(
     tmp_path_factory: pytest.TempPathFactory, damage: list[int], start: int
 ) -> None:
-    """The start of an object shows its format. What is damaged on the disk meanwhile is fetched again."""
+    """Blocks that were read before are not fetched again for hashing.
+
+    Reading the start of an object detects its format. Bytes that were damaged on disk since then are fetched again.
+    """
     path = tmp_path_factory.mktemp("blocks") / "object"
     with pytest.MonkeyPatch.context() as patch:
         found = Object(bytes(range(256)) * 3, patch)
@@ -162,5 +174,5 @@ def test_every_piece_is_in_one_share_and_shares_are_alike(costs: list[int], shar
     found = [Share(number, shares).of(costs) for number in range(1, shares + 1)]
     assert [index for share in found for index in share] == list(range(len(costs))), "neighbors, in their order"
     for share in found:
-        # As much as its share, but for the pieces at its two ends.
+        # A share exceeds its part of the sum by at most one piece.
         assert sum(costs[index] for index in share) <= sum(costs) / shares + max(costs, default=0)

@@ -1,4 +1,7 @@
-"""A sample has records from all parts of a file, counts or estimates them, and reads little."""
+"""A sample has records from all parts of a file, but reads few bytes.
+
+It counts the records, or estimates their number.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ LIMIT = 1 << 20
 
 
 def records(count: int, seed: int = 0, longest: int = 400) -> list[dict[str, str]]:
-    """Of different lengths, the short ones first."""
+    """Return records of different lengths, the shortest first."""
     source = random.Random(seed)
     sizes = sorted(int(longest * source.uniform(0.1, 1)) for _ in range(count))
     return [
@@ -69,7 +72,7 @@ def sample_of(folder: Path, name: str, data: bytes, budget: int) -> Sample:
     return sample
 
 
-# -- of any container -------------------------------------------------------------------------------------------------
+# -- any container ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -122,7 +125,7 @@ def test_adjacent_windows_yield_each_record_once(sizes: list[int], cuts: list[tu
             window = container_named(kind).window(file, LIMIT)
             if window is None:
                 return
-            # At and beside the places where records end.
+            # Cut at and near the ends of records.
             ends = [end.end() for end in re.finditer(rb"\n|\},", data)] or [1]
             near = (ends[number % len(ends)] + off for number, off in cuts)
             edges = sorted({0, file.bytes, *(cut for cut in near if 0 < cut < file.bytes)})
@@ -153,7 +156,7 @@ def test_rejects_have_their_line_and_a_long_line_is_not_read_as_a_whole(tmp_path
     assert {place for place, value in packed.records if isinstance(value, Reject)} == {"b.jsonl.gz:2", "b.jsonl.gz:4"}
 
 
-# -- of many and of large files --------------------------------------------------------------------------------------
+# -- many files, and large files -------------------------------------------------------------------------------------
 
 
 def test_some_of_many_files_are_read_and_represent_all(tmp_path: Path) -> None:
@@ -230,7 +233,10 @@ def test_the_sample_does_not_depend_on_the_location_of_a_file(tmp_path: Path) ->
 
 
 def test_each_entry_of_the_config_is_sampled(tmp_path: Path) -> None:
-    """It is represented by its own files alone; two entries have one file each, between hundreds."""
+    """Each entry of the config is sampled, and represented only by its own files.
+
+    Two entries have one file each, between entries with 100 files.
+    """
     specs = []
     for entry, count in enumerate((100, 1, 1, 100)):
         (tmp_path / f"{entry}").mkdir()

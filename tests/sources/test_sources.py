@@ -1,4 +1,7 @@
-"""Every container and compression gives the same records, parts follow from the bytes alone, and damage is reported."""
+"""Every container and compression gives the same records.
+
+Parts depend only on the bytes, and damage is reported.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def parts_of(path: Path, part_size: int = 1 << 26, **spec: Any) -> tuple[SourceF
 
 
 def records_of(path: Path, part_size: int = 1 << 26, **spec: Any) -> list[tuple[int, object]]:
-    """(number within the file, record)"""
+    """Return (number within the file, record) of each record."""
     result, before = [], 0
     for part in parts_of(path, part_size, **spec)[1]:
         reader = read_part(part)
@@ -151,9 +154,9 @@ def test_every_container_gives_the_same_conversations(tmp_path: Path, name: str,
     records = ALPACA if name in TABLE_WAYS else MESSAGES
     format = "alpaca" if name in TABLE_WAYS else "messages"
     data = {**WAYS, **TABLE_WAYS}[name](records)
-    if compression == ".gz":  # in two members
+    if compression == ".gz":  # two members
         data = gzip.compress(data[:1000]) + gzip.compress(data[1000:])
-    elif compression == ".zst":  # in two frames, the first without its size in its head
+    elif compression == ".zst":  # two frames, the first without the size in its header
         stream = zstandard.ZstdCompressor().compressobj()
         data = stream.compress(data[:1000]) + stream.flush() + zstandard.compress(data[1000:])
     path = write(tmp_path / (name + compression), data)
@@ -205,7 +208,7 @@ def test_parquet_is_cut_by_row_groups(tmp_path: Path) -> None:
 
 
 def test_only_known_columns_of_a_table_are_read(tmp_path: Path) -> None:
-    # Python has no nanoseconds: reading this column would fail
+    # Python has no nanoseconds, so reading this column would fail.
     table = pa.table({"text": ["a"], "seen": pa.array([1], pa.timestamp("ns")), "kind": ["b"]})
     for name, write_table in (("a.parquet", pq.write_table), ("a.feather", pyarrow.feather.write_feather)):
         write_table(table, tmp_path / name)
@@ -238,7 +241,7 @@ def test_a_time_is_text_whatever_is_installed(tmp_path: Path) -> None:
 def test_a_damaged_table_fails(tmp_path: Path, name: str) -> None:
     data = WAYS[name](MESSAGES)
     assert f"cannot be read as {name[2:]}" in fails(tmp_path / name, data[: len(data) // 2])
-    # For Arrow its first bytes are a length of 2 GB.
+    # Arrow reads the first bytes as a length of 2 GB.
     expected = {
         "a.parquet": "cannot be read as parquet",
         "a.arrow": "over 640 MiB of memory: damaged, or a decompression bomb?",
@@ -258,7 +261,7 @@ def test_a_block_is_limited_in_records_and_bytes(name: str, tmp_path: Path) -> N
             pq.write_table(pa.Table.from_pylist(records), path)
         elif name.endswith("l"):
             path.write_bytes(b"\n".join(map(orjson.dumps, records)))
-        else:  # elements that begin alike are read some at a time, others as a whole
+        else:  # elements with the same start are read in blocks, others as a whole
             unlike = [{"text": "c"}, {"prompt": "", "text": "d"}] if name.startswith("unlike") else []
             path.write_bytes(orjson.dumps(unlike + records))
         [(_, parts)] = find_parts([Source(path=name, format="text")], tmp_path, 1 << 30)
@@ -333,7 +336,7 @@ def test_parts_add_up_to_the_whole(lines: list[bytes], part_size: int, end: bool
         assert parts[-1].stop == len(data)
         assert all(part.start < part.stop for part in parts)
         assert all(part.sha256 == sha256(data[part.start : part.stop]).hexdigest() for part in parts)
-        for part in parts[:-1]:  # the first line end at or after a multiple of the part size
+        for part in parts[:-1]:  # each part ends at the first line end at or after a multiple of the part size
             before = part.start // part_size * part_size + part_size
             assert data[part.stop - 1 : part.stop] == b"\n"
             assert part.stop >= before
@@ -425,7 +428,7 @@ def test_a_bad_record_is_one_reject(tmp_path: Path, name: str, line: bytes, code
 def test_a_record_without_duplicate_keys_is_accepted(tmp_path: Path, line: bytes) -> None:
     for name, data in (("a.jsonl", line + b"\r\n"), ("a.json", b"[" + line + b"]")):
         ((number, record),) = records_of(write(tmp_path / name, data), format="text")
-        # as text, for == would recurse more deeply than Python lets it
+        # Compare texts, because == would recurse more deeply than Python allows.
         assert (number, outline_of(record)) == (0, outline_of(orjson.loads(line)))
 
 
@@ -486,7 +489,7 @@ def test_a_file_that_unpacks_to_200_times_its_size_is_refused_beyond_64_mib(name
 
 
 def bombs(folder: Path) -> dict[str, Path]:
-    """Small tables that would take gigabytes, or hours."""
+    """Write small tables that would need gigabytes or hours."""
     again = pa.DictionaryArray.from_arrays(pa.array(np.zeros(50_000, np.int32)), pa.array(["a" * (1 << 20)]))
     tables = {"a value again and again": again, "rows of nothing": pa.nulls(5_000_000)}
     found = {}
@@ -534,7 +537,7 @@ def test_damaged_compression_is_reported_with_its_offset(tmp_path: Path, name: s
     assert f"byte 0: not {kind} data" in fails(tmp_path / name, GOOD, format="text")
     flipped = bytearray(packed)
     flipped[len(packed) // 2] ^= 255
-    if kind == "gzip":  # zstandard frames made in one call have no checksum
+    if kind == "gzip":  # zstandard frames that are compressed in one call have no checksum
         assert "damaged" in fails(tmp_path / name, bytes(flipped), format="text")
     assert len(records_of(write(tmp_path / "b.jsonl.gz", gzip.compress(GOOD) + b"\0" * 999))) == 1
 
@@ -595,7 +598,7 @@ def test_a_json_object_of_one_line_is_a_record(tmp_path: Path) -> None:
     assert len(records_of(write(tmp_path / "c.json", long + b"\n" + GOOD))) == 2
     found = records_of(
         write(tmp_path / "d.json", b'{"text":\n' + GOOD)
-    )  # one line that is damaged, and one that is not
+    )  # the first line is damaged, and the second is not
     assert [isinstance(record, Reject) for _, record in found] == [True, False]
 
 
@@ -742,7 +745,10 @@ def test_a_file_that_changes(tmp_path: Path, name: str, when: str) -> None:
 )
 @pytest.mark.parametrize("modified_after", [0, 1, 2500])
 def test_bytes_that_were_not_hashed_are_never_read(tmp_path: Path, name: str, modified_after: int) -> None:
-    """One bit of the file is flipped in place, and its times are restored."""
+    """Bytes that were not hashed are never returned.
+
+    One bit of the file is flipped in place, and the times of the file are restored.
+    """
     text = name.removesuffix(".gz").removesuffix(".zst")
     digests = [b"".join(sha256(b"%d %d" % (n, k)).hexdigest().encode() for k in range(4)).decode() for n in range(6000)]
     data = {**WAYS, **TABLE_WAYS}[text]([{"instruction": "?", "input": "", "output": digest} for digest in digests])
@@ -795,7 +801,7 @@ def test_files_globs_and_folders(tmp_path: Path) -> None:
     assert names_of(tmp_path / "c", "../c/[ab].jsonl", "./Z.json") == ["../c/a.jsonl", "../c/b.jsonl", "Z.json"]
     assert names_of(tmp_path, "**/*.csv", "c/*.jsonl") == ["c/sub/d.csv", "c/a.jsonl", "c/b.jsonl", "c/ä.jsonl"]
     assert names_of(tmp_path, f"{tmp_path}/c/b*") == [f"{tmp_path}/c/b.jsonl"]
-    # read once, where it comes first
+    # A file is read once, at its first place.
     assert names_of(tmp_path, "c/b.jsonl", "c/*.jsonl", "c") == [
         "c/b.jsonl",
         "c/a.jsonl",
@@ -961,7 +967,7 @@ def test_a_long_search_shows_what_it_does(tmp_path: Path, path: str, monkeypatch
     scan = os.scandir
 
     def slow(folder: Any) -> Any:
-        """Stop the search until it was noted."""
+        """Delay the search until the progress was shown."""
         assert shown.wait(120)
         return scan(folder)
 

@@ -1,4 +1,7 @@
-"""Columns are what pyarrow makes of the same values, slices and nulls included, and pandas is left alone."""
+"""Columns equal those of pyarrow for the same values, including slices and nulls.
+
+pandas is not imported.
+"""
 
 from __future__ import annotations
 

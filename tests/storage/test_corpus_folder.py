@@ -1,4 +1,4 @@
-"""The record of the latest run: written atomically, read defensively."""
+"""The record of the latest run is written atomically and read defensively."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing: the old file or the new one, whole, whatever happens in between."""
+"""A file is the old one or the new one as a whole, even after interruptions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tasks.storage.files import atomic_file, copy_file, read_json, sha256_of, to
 
 
 class Stop(Exception):
-    """What a test raises inside a block."""
+    """A test raises this error within a block."""
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -106,7 +106,7 @@ def test_a_failed_write_names_the_file_and_keeps_the_old_one(
 
 @contextmanager
 def no_file_above(size: int) -> Iterator[None]:
-    """The kernel refuses to let any file of this process grow beyond `size`."""
+    """Let the kernel refuse to grow any file of this process beyond `size`."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
@@ -291,7 +291,10 @@ def test_an_interrupt_right_after_the_temporary_file_is_created(
 def test_writeback_starts_while_a_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_ask: bool
 ) -> None:
-    """Each byte once, so that those which are on the disk already stay in memory."""
+    """Writeback starts while a file is written, once for each byte.
+
+    Thus bytes that are already on disk stay in memory.
+    """
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(files, "WRITEBACK_BYTES", 1000)
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
@@ -369,7 +372,10 @@ def test_sync_folder_closes_it_and_names_a_missing_one(tmp_path: Path) -> None:
 
 
 def test_a_lock_is_held_by_one_at_a_time_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is removed with the lock, so a waiter may get the lock of a file that others no longer see."""
+    """A lock has one holder at a time and leaves no file.
+
+    The file is removed with the lock, so a waiting thread may lock a file that others cannot see.
+    """
     monkeypatch.setattr(files, "LOCK_PAUSE", 0.0002)
     inside, most, path = 0, 0, tmp_path / "locks" / "a.lock"
 

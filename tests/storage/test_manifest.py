@@ -1,4 +1,7 @@
-"""The manifest: the same bytes for the same corpus, refused where it was edited or leads elsewhere."""
+"""The same corpus has a manifest with the same bytes.
+
+A manifest is refused if it was edited or leads elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from tasks.storage.files import sha256_of, to_json
 from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
 
-Corpus = tuple[Path, Path]  # the project's root and the published manifest
+Corpus = tuple[Path, Path]  # the root of the project, and the published manifest
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +141,7 @@ def test_a_manifest_contains_no_path_and_no_time(made: Corpus) -> None:
         assert part not in text
     assert not re.search(r'"/[a-z]', text), "an absolute path"
     values = orjson.loads(text)
-    assert "template_date" not in values["config"]  # a built-in template sees no date
+    assert "template_date" not in values["config"]  # a built-in template does not see a date
     assert not re.search(r"\b20\d\d-\d\d-\d\d\b|\d\d:\d\d:\d\d", orjson.dumps(values).decode()), "a time"
     assert "part_size" not in values["config"]
 
@@ -181,7 +184,7 @@ def test_every_edited_value_is_refused(copied: Corpus) -> None:
 def test_extra_and_missing_keys_are_refused(copied: Corpus) -> None:
     _, path = copied
     original = orjson.loads(path.read_bytes())
-    for key in original.keys() - {"texts_version"}:  # which corpora of earlier versions do not have
+    for key in original.keys() - {"texts_version"}:  # corpora of earlier versions do not have this key
         write_values(path, {k: v for k, v in original.items() if k != key}, sign=key != "digest")
         with pytest.raises(DataError, match=f"is not a packcorpus manifest: {key}"):
             load_manifest(path)
@@ -229,7 +232,10 @@ def test_a_file_that_is_listed_twice_is_refused(where: str, inside: str, copied:
 
 @pytest.mark.parametrize("old", [b"\n", b'": ', b"{", b'"seed": 42'])
 def test_a_reformatted_manifest_is_refused(old: bytes, copied: Corpus) -> None:
-    """White space and duplicate keys do not enter its digest."""
+    """A reformatted manifest is refused, although its digest ignores white space.
+
+    The digest also ignores duplicate keys.
+    """
     _, path = copied
     new = {b"\n": b" ", b'": ': b'":  ', b"{": b" {", b'"seed": 42': b'"seed": 43, "seed": 42'}[old]
     path.write_bytes(path.read_bytes().replace(old, new, 1))
@@ -360,7 +366,7 @@ def test_the_corpus_folder_is_found(copied: Corpus, tmp_path: Path, monkeypatch:
     assert corpus_folder(manifest, Path("manifests") / path.name) == home
     (tmp_path / "copy.json").write_bytes(path.read_bytes())
     assert corpus_folder(manifest, tmp_path / "copy.json") == home, "below the current folder"
-    # A folder of the same name as that of the published manifests is still its own.
+    # A corpus folder may be named `manifests`, like the folder of published manifests.
     shutil.copytree(home, root / "manifests", dirs_exist_ok=True)
     assert corpus_folder(manifest, root / "manifests" / "manifest.json") == root / "manifests"
     (root / "manifests" / "manifest.json").unlink()
@@ -370,7 +376,7 @@ def test_the_corpus_folder_is_found(copied: Corpus, tmp_path: Path, monkeypatch:
     with pytest.raises(InputMissing, match=r"manifest\.json: is missing; run: packcorpus repair"):
         corpus_folder(manifest, path)
     moved.write_bytes(content)
-    # Moved as it is.
+    # The folder is moved as a whole.
     moved = tmp_path / "on another disk" / "corpus"
     shutil.copytree(home, moved)
     shutil.rmtree(home)

@@ -1,4 +1,7 @@
-"""Shards and the index are opened in one place: damage gives one message and one fix, whoever reads."""
+"""Damage to shards and the index gives one message and one fix for all readers.
+
+Shards and the index are opened in one place.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def test_rows_are_read_by_number_as_they_were_written(made: Path) -> None:
         assert reader.read_all().equals(pa.Table.from_batches(batches_of(folder / "index.arrow")))
 
 
-# What every reader must refuse: a change to a shard of which the manifest then records the size and SHA-256.
+# Changes to a shard that every reader must refuse. The manifest has the size and SHA-256 of the changed shard.
 
 
 def other_length(path: Path, schema: pa.Schema) -> None:
@@ -99,7 +102,7 @@ DAMAGES: list[tuple[Callable[[Path, pa.Schema], None], str, str]] = [
 
 
 def open_everything(path: Path) -> Iterator[Callable[[], object]]:
-    """Each reader of shards, to be called."""
+    """Yield a call of each reader of shards."""
     manifest, folder, shard = first_shard(path)
     last = shard.rows - 1
 
@@ -173,11 +176,14 @@ def test_an_index_of_other_columns_and_one_that_is_not_listed_are_refused(copy: 
 
 @pytest.mark.slow
 def test_a_flipped_bit_is_an_error_or_a_row_of_full_length(copy: Path) -> None:
-    """No bit that a map without a checksum shows ends in anything but a PackError or rows of the right size."""
+    """A flipped bit gives a PackError or rows of the right size.
+
+    The file is mapped without comparing its checksum.
+    """
     manifest, folder, shard = first_shard(copy)
     path = folder / shard.path
     whole = path.read_bytes()
-    # The column lengths of the first batch are among the first of these; the others are spread over the file.
+    # The first of these bits contain the column lengths of the first batch. The others are spread over the file.
     lengths = range(8 * 1112, 8 * 1144)
     for place in [*lengths, *np.linspace(0, 8 * len(whole) - 1, 150).astype(int).tolist()]:
         damaged = bytearray(whole)

@@ -1,4 +1,7 @@
-"""Each built-in template writes what its family's published rules say, and trains on the answers of its samples."""
+"""Each built-in template follows the published rules of its family.
+
+It also trains on the answers of its samples.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ OBJECTS = st.dictionaries(st.sampled_from(["town", "größe", "a b"]), JSON, max
 
 @st.composite
 def records(draw: st.DrawFn) -> dict[str, Any]:
-    """A record of the format `messages` in the usual order."""
+    """Draw a record of the format `messages` with turns in the usual order."""
     messages: Messages = []
     if draw(st.booleans()):
         messages.append({"role": "system", "content": draw(CONTENTS)})
@@ -111,7 +114,7 @@ CALL = {"function": {"name": "look", "arguments": {}}, "id": "a"}
 )
 @pytest.mark.parametrize("template", RULES)
 def test_an_unusual_order_is_written_as_the_reference_says(template: str, turns: list[tuple[str, str]]) -> None:
-    """docs/reference/formats.md has the rules that no family publishes."""
+    """Unusual orders follow docs/reference/formats.md, because no family defines them."""
     calls = {"role": "assistant", "tool_calls": [CALL]}
     messages = [{"role": role, "content": text} | (calls if role == "call" else {}) for role, text in turns]
     record = {"messages": messages}
@@ -165,7 +168,10 @@ def test_alpaca_mentions_an_input_only_if_there_is_one(has_input: bool) -> None:
 
 
 def test_alpaca_begins_alike_with_an_empty_system_message_and_without_one() -> None:
-    """Also with the space that SentencePiece adds to the start of a text."""
+    """An alpaca text begins the same without and with an empty system message.
+
+    This includes the space that SentencePiece adds to the start of a text.
+    """
     turns = [{"role": "user", "content": "Add."}, {"role": "assistant", "content": "4"}]
     encoder, found = open_kind("sp_bpe_chatml"), []
     for system in ([], [{"role": "system", "content": ""}], [{"role": "system", "content": " \n"}]):

@@ -1,6 +1,7 @@
-"""Rows packed with a tokenizer's own template have the ids and labels of inference, turn by turn.
+"""Rows packed with a tokenizer's own template have the ids of inference.
 
-bench/reliability/own_ids.py compares all conversations of the benchmarks; these tests compare a few.
+Their labels are also those of inference, turn by turn. bench/reliability/own_ids.py compares all conversations of the
+benchmarks. These tests compare a few.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TOOLS = LOOP + (
     "{{ m.content }}{% for c in m.tool_calls or [] %}\n<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}" + PROMPT
 )
-# Reasoning stays in the last turn, wherever the message has it.
+# Only the last turn keeps its reasoning, whether the message has it in its content or in its own key.
 LAST_REASONING = LOOP + (
     "{% set parts = m.content.split('</think>') if m.role == 'assistant' else [m.content] %}"
     "{% set thought = parts[0].split('<think>')[-1].strip('\n') if parts | length > 1 else m.reasoning_content %}"
@@ -59,7 +60,7 @@ RECORDS = [
 ]
 CALLS = {"messages": [ASKED, says("assistant", "", tool_calls=[CALL] * 2), says("tool", "4"), says("assistant", "5")]}
 REASONS = {"messages": [ASKED, says("assistant", "2", reasoning_content="1"), ASKED, says("assistant", "4")]}
-# A sample for each of them, without the two that are left out; one answer is empty.
+# Each answer has a sample, except one empty answer and the answers of the two records that are left out.
 TURNS = sum(message["role"] == "assistant" for record in RECORDS for message in record["messages"]) - 3
 
 

@@ -1,4 +1,7 @@
-"""What the built-in templates write, which of it is trained, and that content stays content with every tokenizer."""
+"""Built-in templates write and train on the expected text.
+
+Content stays content with every tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last")
 
 
 def texts_of(spans: list[Span], trained: bool = True) -> list[str]:
-    """The text of each run of spans that is trained, or of each that is not."""
+    """Return the text of each trained run of spans, or of each untrained run."""
     runs: list[str] = []
     before = False
     for span in spans:
@@ -53,7 +56,7 @@ def spans_of(
     return BuiltIn(template, encoder, train_on).spans(conversation, trained_turns(conversation, train_on))
 
 
-# -- goldens, to be read by eye ---------------------------------------------------------------------------------------
+# -- golden texts for human readers -----------------------------------------------------------------------------------
 
 CONVERSATION = Conversation(
     (
@@ -78,7 +81,7 @@ TOOLS = (
 )
 SYSTEM = f"Be brief.\n\n{TOOLS}"
 
-# template: what it writes for CONVERSATION, and what of it is trained (train_on: assistant)
+# template: the text that it writes for CONVERSATION, and the trained parts of the text (train_on: assistant)
 GOLDEN: dict[str, tuple[str, list[str]]] = {
     "chatml": (
         f"<|im_start|>system\n{SYSTEM}<|im_end|>\n"
@@ -245,7 +248,7 @@ def test_each_template_has_a_digest_of_its_own() -> None:
     assert len({built_in_sha256(name) for name in BUILT_IN}) == len(BUILT_IN)
 
 
-# -- content stays content, labels are the spans' ---------------------------------------------------------------------
+# -- content stays content, and labels match the spans ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -283,7 +286,7 @@ def test_rows_are_what_the_spans_say(template: str, kind: str, data: st.DataObje
             check_row(row, sample.spans, encoder)
 
 
-# What a template puts between a prompt and the answer that is asked for.
+# The text that a template writes between a prompt and the answer.
 GENERATION_PROMPT = {
     "chatml": "\n<|im_start|>assistant\n",
     "llama2": "",
@@ -298,9 +301,10 @@ GENERATION_PROMPT = {
 @pytest.mark.parametrize("kind", ["sp_bpe_chatml", "sp_unigram", "hf_byte_level", "hf_metaspace", "hf_legacy"])
 @pytest.mark.parametrize("template", BUILT_IN)
 def test_before_each_answer_stands_the_prompt_and_nothing_of_what_follows(template: str, kind: str) -> None:
-    """The tokens before answer k are those of messages[:k] with the generation prompt.
+    """The tokens before answer k equal messages[:k] with the generation prompt.
 
-    It holds for all seven. llama2 and mistral close a request with its last message, so they need no generation prompt.
+    This is true for all seven templates. llama2 and mistral close a request with its last message, so they have no
+    generation prompt.
     """
     encoder = open_kind(kind)
 
@@ -331,7 +335,7 @@ def test_before_each_answer_stands_the_prompt_and_nothing_of_what_follows(templa
 
 
 def runs(trained: Any) -> list[int]:
-    """Where each run of trained tokens starts."""
+    """Return the start of each run of trained tokens."""
     return [i for i, flag in enumerate(trained) if flag and not trained[i - 1]]
 
 
@@ -354,7 +358,7 @@ def test_the_tokens_before_an_answer_do_not_depend_on_it(template: str, kind: st
     check()
 
 
-# -- which turns are trained ------------------------------------------------------------------------------------------
+# -- trained turns ----------------------------------------------------------------------------------------------------
 
 TURNS = Conversation(
     (

@@ -1,4 +1,7 @@
-"""Content tokens in rows: where the model has them at inference, and counted by role, however the work is cut."""
+"""Rows have content tokens where the model has them at inference.
+
+They are counted by role, regardless of how the work is divided.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,19 @@ from tasks.tokenization.engine_check import hard_tokens
 FEW = settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HF = ("hf_byte_level", "hf_metaspace", "hf_legacy")
 
-# Content tokens in the frame, next to contents, and at the edges of what is trained on.
+# Content tokens in the frame, next to contents, and at the edges of trained text.
 REASONING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
     "{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
 )
 
-# As above, with calls; neither names nor tools are written.
+# Like REASONING, but with calls. Neither template writes names or tools.
 CALLING = REASONING.replace("{{ m.content }}", "{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}")
 
 
 def with_tokens(kind: str) -> st.SearchStrategy[str]:
-    """Ordinary text with content tokens, whole and cut."""
+    """Draw ordinary text with whole and cut content tokens."""
     tokens = [token for token in open_kind(kind).content_tokens if token.strip()]
     pieces = st.one_of(st.sampled_from([*tokens, *(token[:-1] for token in tokens)]), ordinary(kind))
     return st.lists(pieces, max_size=6).map("".join)
@@ -57,7 +60,7 @@ def test_tokens_are_those_of_transformers(kind: str, source: str) -> None:
     @given(st.lists(with_tokens(kind), min_size=2, max_size=4))
     def check(contents: list[str]) -> None:
         contents = contents[: len(contents) // 2 * 2]
-        # White space at the start of an answer is encoded with the answer, and by transformers with the line before it.
+        # Leading white space of an answer is encoded with the answer. transformers encodes it with the line before.
         messages = [
             {"role": ("user", "assistant")[number % 2], "content": f"Zz{content}"}
             for number, content in enumerate(contents)
@@ -92,7 +95,10 @@ def test_what_a_built_in_template_writes_is_the_token_that_content_writes() -> N
 
 @pytest.mark.parametrize("template", ["chatml", "tokenizer"])
 def test_every_field_is_counted_by_its_role(template: str) -> None:
-    """Special tokens, cut ones, and those of the template are not counted."""
+    """Content tokens in every field are counted by the role of the message.
+
+    Special tokens, cut tokens, and content tokens of the template are not counted.
+    """
     encoder = open_kind("hf_byte_level")
     bound: Any = template
     if template == "tokenizer":
@@ -100,9 +106,9 @@ def test_every_field_is_counted_by_its_role(template: str) -> None:
         bound = JinjaTemplate("test.jinja", CALLING, encoder, "assistant", "2026-01-01")
     records = [everywhere("<think><|im_end|><think"), {"messages": [{"role": "user", "content": "a"}, ANSWER]}]
     _, receipt = tokenize(records, encoder, bound)
-    # content and name; two calls with id, name, and four strings each
+    # content and name; two calls with an id, a name, and four strings each
     expected = {"system": 2, "user": 2, "assistant": 2 + 2 * 6 + 1, "tool": 3, "tools": 4}
-    if template == "tokenizer":  # which writes no tools
+    if template == "tokenizer":  # this template writes no tools
         expected.pop("tools")
     assert receipt["content_tokens"] == {"<think>": dict(sorted(expected.items()))}
     _, receipt = tokenize([{"messages": [{"role": "user", "content": "a"}, ANSWER]}], encoder, bound)
@@ -111,7 +117,10 @@ def test_every_field_is_counted_by_its_role(template: str) -> None:
 
 @pytest.mark.parametrize("template", ["chatml", "tokenizer"])
 def test_a_context_is_counted_by_its_role(template: str) -> None:
-    """A context is filled in with its content; the frame is the same with and without one."""
+    """The content tokens of a context are counted by the role of its message.
+
+    A context is filled in with the content of its message. The frame is the same with and without a context.
+    """
     encoder = open_kind("hf_byte_level")
     bound: Any = template
     if template == "tokenizer":
@@ -127,7 +136,10 @@ def test_a_context_is_counted_by_its_role(template: str) -> None:
 
 @pytest.mark.parametrize(("train_on", "count"), [("assistant", 2), ("last", 1)])
 def test_what_a_template_leaves_out_is_not_counted(train_on: Any, count: int) -> None:
-    """The reasoning of the first answer is written in its own sample only."""
+    """Text that a template does not write is not counted.
+
+    The reasoning of the first answer is written only in the sample of that answer.
+    """
     encoder = open_kind("hf_byte_level")
     template = JinjaTemplate("test.jinja", STRIPPED, encoder, train_on, "2026-01-01")
     for thoughts in (
@@ -137,7 +149,7 @@ def test_what_a_template_leaves_out_is_not_counted(train_on: Any, count: int) ->
         turns = ["2+2?", f"{thoughts[0]}4", "What is <think>?", f"{thoughts[1]}A token."]
         roles = ("user", "assistant") * 2
         messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=True)]
-        messages[0]["name"] = "The <think> fan"  # which no template here writes
+        messages[0]["name"] = "The <think> fan"  # no template here writes names
         _, receipt = tokenize([{"messages": messages}], encoder, template, train_on)
         assert receipt["content_tokens"] == {
             "</think>": {"assistant": count},
@@ -149,7 +161,10 @@ ANSWER = {"role": "assistant", "content": "b <think"}
 
 
 def project(place: Path, **settings: Any) -> Path:
-    """Write conversations of which every third one reasons, and every ninth question quotes that."""
+    """Write conversations, every third with reasoning.
+
+    In every third of these, the question also contains reasoning.
+    """
     records = conversations(90)
     for number, record in enumerate(records):
         for message in record["messages"] if number % 3 == 0 else ():

@@ -1,4 +1,4 @@
-"""The fast encoder is used where it proved equal on texts of the corpus, and nowhere else."""
+"""The fast encoder is used only if it equals the reference on texts of the corpus."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def encoded_by(recipe: Recipe, place: Path) -> list[str]:
             return self.reference.encode(texts)
 
         def count_content_tokens(self, texts: Sequence[str]) -> list[tuple[int, str]]:
-            return self.reference.count_content_tokens(texts)  # encodes what has been encoded
+            return self.reference.count_content_tokens(texts)  # this encodes the same texts again
 
     for part in recipe.parts:
         encoder = Listening(recipe.encoder, lambda text: False)
@@ -64,7 +64,7 @@ def encoded_by(recipe: Recipe, place: Path) -> list[str]:
 
 
 class Fake(Encoder):
-    """A fast encoder that errs: of texts that are `wrong`, the last token is another one."""
+    """A fast encoder changes the last token of each text that is `wrong`."""
 
     engine = "gigatoken"
 
@@ -93,7 +93,7 @@ class Fake(Encoder):
 
 @pytest.fixture
 def erring(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Make gigatoken err on texts that hold a word."""
+    """Make gigatoken encode texts that contain a word incorrectly."""
 
     def err(word: str) -> None:
         fake = lru_cache(maxsize=2)(lambda reference: Fake(reference, lambda text: word in text))
@@ -215,7 +215,7 @@ def test_a_single_differing_text_is_found_and_shown() -> None:
     reference = open_kind("sp_bpe_chatml")
     texts = [*HARD, *(f"number {n}" for n in range(100))]
     assert difference(Fake(reference, lambda text: False), reference, texts) is None
-    for number in (0, 70, 99):  # the texts are compared in blocks
+    for number in (0, 70, 99):  # texts are compared in blocks
         wrong = f"number {number}"
         assert difference(Fake(reference, wrong.__eq__), reference, texts) == f'"{wrong}"'
     shown = difference(Fake(reference, lambda text: "\x1b" in text), reference, ["x" * 900 + "\x1b here"])
@@ -232,7 +232,7 @@ def test_texts_without_an_encoding_are_left_out_of_the_comparison() -> None:
                 raise Unencodable(problems)
             return super().encode(texts)
 
-    texts = [f"{'bad' if n % 7 == 0 else 'number'} {n}" for n in range(100)]  # some in each block
+    texts = [f"{'bad' if n % 7 == 0 else 'number'} {n}" for n in range(100)]  # each block has some of each kind
     reference = Failing(open_kind("sp_bpe_chatml"), lambda text: False)
     assert difference(reference, reference, texts) is None
     wrong = Fake(reference.reference, lambda text: text == "number 71")
@@ -359,7 +359,10 @@ def _forget() -> Iterator[None]:
 
 
 def test_the_hard_texts_reveal_digits_that_are_split_off_first(tmp_path: Path) -> None:
-    """The library cuts digits off before it looks for white space at the end of a piece; gigatoken does not."""
+    """The hard texts reveal that digits are split off first.
+
+    The library splits digits off before it looks for white space at the end of a piece. gigatoken does not.
+    """
     shutil.copytree(kind_path("hf_byte_level"), tmp_path / "t")
     spec = json.loads((tmp_path / "t" / "tokenizer.json").read_bytes())
     words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"

@@ -1,4 +1,7 @@
-"""Plain records give what reading them with care gives, for every format, template, and tokenizer."""
+"""Plain records are prepared like records that are read with care.
+
+This is true for every format, template, and tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ MORE_KEYS = ("weight", "name", "tool_calls", "id", "category", "extra")
 
 
 # -- records like the example of a format -----------------------------------------------------------------------------
-# Chosen by a Random and not by strategies, which favor simple values: here a rare combination is what matters.
+# Values are chosen by a Random, because strategies favor simple values and these tests need rare combinations.
 
 CONTENTS = ("a", "a", "a\0b", "100 %s", " b\n", "é", "Ä" * 99, '"role":', "\\", "▁", "\v", "\x1c", "[INST]", "</s>")
 ODD = (None, True, 7, 10**20, [], {}, "", " ", "a\0b", "x", "x", ["a"], {"a": {"b": "c"}})
@@ -45,7 +48,10 @@ MORE_KEYS = ("weight", "name", "tool_calls", "id", "category", "extra")
 
 
 def like(random: Random, value: Any, odds: float, more: tuple[str, ...], key: str = "") -> Any:
-    """A value like this one: other strings, more or fewer items, and with a probability of `odds` something else."""
+    """Return a value like this one, with other strings and more or fewer items.
+
+    With a probability of `odds`, parts of the value have another type, are missing, or are added.
+    """
     if random.random() < odds / 2:
         return random.choice((*ODD, *CONTENTS))
     if key in ("role", "from"):
@@ -69,7 +75,10 @@ def records(random: Random, format: Format) -> list[Any]:
 
 
 def lines(random: Random, format: Format) -> list[bytes]:
-    """Records as JSON Lines, the first of which is often changed into something a decoder may misread."""
+    """Return records as JSON Lines.
+
+    In half of the cases, one line is changed so that a decoder may misread it.
+    """
     ascii, separators = random.random() < 0.5, random.choice(((", ", ": "), (",", ":"), (" , ", " : ")))
     found = [json.dumps(record, ensure_ascii=ascii, separators=separators) for record in records(random, format)]
     first, *others = map(str.encode, found)
@@ -104,11 +113,11 @@ def changed(random: Random, line: bytes, more: tuple[str, ...]) -> bytes:
     return random.choice(ways)
 
 
-# -- both ways --------------------------------------------------------------------------------------------------------
+# -- plain reading and reading with care ------------------------------------------------------------------------------
 
 
 def with_care(patch: pytest.MonkeyPatch) -> None:
-    """Read every record by itself and with care, and fill nothing in."""
+    """Read every record separately and with care, and fill nothing in."""
     patch.setattr(PlainRecords, "decode", lambda *_: None)
     patch.setattr(PlainRecords, "of", lambda *_: None)
     patch.setattr(Filling, "fill", lambda *_: None)
@@ -123,7 +132,7 @@ def part_of(place: Path, content: list[bytes], format: Format) -> Part:
     return Part(file, 0, stat.st_size, "")
 
 
-@pytest.mark.slow  # it must have met every template
+@pytest.mark.slow  # slow, because the examples must include every template
 @pytest.mark.parametrize("format", FORMATS, ids=[format.name for format in FORMATS])
 def test_both_ways_write_the_same_token_file(format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
@@ -189,7 +198,7 @@ def test_both_ways_prepare_the_rows_of_a_table_alike(format: Format) -> None:
     assert bool(ways[True]) == (format.plain is not None), ways
 
 
-# -- which way --------------------------------------------------------------------------------------------------------
+# -- records that are filled in ---------------------------------------------------------------------------------------
 
 
 def preparer_of(format: Format, kind: str = "sp_bpe_chatml", **settings: Any) -> Preparer:
@@ -198,7 +207,7 @@ def preparer_of(format: Format, kind: str = "sp_bpe_chatml", **settings: Any) ->
 
 
 def is_filled(preparer: Preparer, record: object) -> bool:
-    """Whether a record becomes a conversation without being read with care."""
+    """Return whether a record is filled in without being read with care."""
 
     def fail(*_: object) -> list[Prepared]:
         raise AssertionError
@@ -275,7 +284,10 @@ def test_a_frame_is_rendered_once_and_their_number_is_bounded(monkeypatch: pytes
 
 
 def test_parts_share_what_was_rendered_of_their_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part has a Preparer of its own; the shapes of a template are rendered once in a process."""
+    """Parts share the rendered shapes of their template.
+
+    Each part has its own Preparer, but a process renders each shape of a template only once.
+    """
     [messages] = [format for format in FORMATS if format.name == "messages"]
     template = BuiltIn("chatml", open_kind("sp_bpe_chatml"), "all")
     preparers = [Preparer(file_of(messages), template, template.encoder, "all") for _ in range(2)]
@@ -284,7 +296,7 @@ def test_parts_share_what_was_rendered_of_their_template(monkeypatch: pytest.Mon
         patch.setattr(BuiltIn, "spans", None)
         [other] = preparers[1].prepare(turns("2+2?", "4"))
         assert other.shape is first.shape
-    # A part that finds no space for further shapes starts again, without those that are known.
+    # If a part has no space for another shape, it starts again without the known shapes.
     monkeypatch.setattr("tasks.tokenization.frames.MOST_SHAPES", 1)
     preparer = Preparer(file_of(messages), template, template.encoder, "all")
     assert is_filled(preparer, turns("a"))
@@ -293,7 +305,10 @@ def test_parts_share_what_was_rendered_of_their_template(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("at_once", [1, 2, 64])
 def test_many_records_are_prepared_as_each_by_itself(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain, unusual, invalid, and refused ones, with a template that must render all of them."""
+    """Many records are prepared as if each was prepared separately.
+
+    There are plain, unusual, invalid, and refused records. The template must render all of them.
+    """
     monkeypatch.setattr("tasks.templates.jinja.sandbox.lockstep.AT_ONCE", at_once)
     [messages] = [format for format in FORMATS if format.name == "messages"]
     encoder = open_kind("hf_byte_level")

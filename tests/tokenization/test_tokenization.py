@@ -1,4 +1,7 @@
-"""A part becomes a token file that accounts for every record and every token, and a receipt that comes last."""
+"""A token file accounts for every record and every token of its part.
+
+The receipt is written last.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ def test_every_record_and_every_token_is_accounted_for(kind: str) -> None:
             kept[number] = template.spans(conversation, trained)
             roles = "".join(message.role[0] for message in conversation.messages).removeprefix("s")
             unusual += not _in_order(roles)
-            # Control strings hold nothing that JSON escapes, so the record's text holds them where a field does.
+            # JSON escapes no character of a control string, so the JSON of a record contains those in its fields.
             said = json.dumps(record, ensure_ascii=False)
             control_text += any(string in said for string in encoder.controls)
             odd_space += encoder.underline_is_space and "▁" in "".join(span.text for span in kept[number])
@@ -122,7 +125,11 @@ def test_every_record_and_every_token_is_accounted_for(kind: str) -> None:
 
 
 def _in_order(roles: str) -> bool:
-    """Whether the first letters of the roles, system left out, are user and assistant in turn, tools answering."""
+    """Return whether turns are in the usual order.
+
+    `roles` are the first letters of the roles without `system`. User and assistant must alternate, and results of tools
+    must follow an answer.
+    """
     import re
 
     return re.fullmatch(r"(ua(t+a)*)*(u|ua(t+a)*t+)?", roles) is not None
@@ -158,7 +165,7 @@ def test_control_text_anywhere_is_counted_once_per_conversation() -> None:
         {"messages": [messages[0], messages[1]], "tools": [{"name": "<s>"}]},
     ]
     _, receipt = tokenize([*with_control_text, GOOD, GOOD], encoder, "llama2")
-    # llama2 writes [INST] as text although this tokenizer has a token of that name: that is not an injection attempt.
+    # llama2 writes [INST], which this tokenizer has as a token, as text. This is not an injection attempt.
     assert receipt["control_text_seen"] == len(with_control_text)
 
 
@@ -302,7 +309,7 @@ def test_without_packing_the_messages_and_the_text_are_kept(tmp_path: Path) -> N
 def test_equal_parts_give_equal_bytes(tmp_path: Path) -> None:
     digests = []
     for folder in ("a", "b"):
-        place = tmp_path / folder / "tokens"  # a receipt is sealed with the name of its folder
+        place = tmp_path / folder / "tokens"  # the receipt is sealed with the name of its folder
         place.mkdir(parents=True)
         receipt = run(place, part_of(place, [line_of(GOOD)] * 3))
         digests.append(
@@ -341,7 +348,7 @@ def test_rejects_have_their_record_and_reason(tmp_path: Path) -> None:
 
 
 class Fails(Template):
-    """A template that fails in its own way at the second conversation."""
+    """This template raises the given error at the second conversation."""
 
     name, markers_as_text = "fails", ()
 
@@ -400,7 +407,11 @@ def test_a_source_that_changed_since_it_was_hashed_stops_the_run(tmp_path: Path)
 
 
 def test_a_conversation_that_cannot_be_encoded_is_rejected_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the first, some, or all of a batch; samples apart are rejected together."""
+    """Only conversations that cannot be encoded are rejected.
+
+    They may be the first, some, or all conversations of a batch. With `apart`, all samples of such a conversation
+    are rejected.
+    """
     encoder = open_kind("sp_bpe_chatml")
     encode = type(encoder)._encode
 
@@ -423,7 +434,7 @@ def test_a_conversation_that_cannot_be_encoded_is_rejected_and_no_other(monkeypa
     def check(odd: list[bool], batch: int, turns: Turns) -> None:
         given_records = [said(f"a{number}", flag) for number, flag in enumerate(odd)]
         bad = [number for number, flag in enumerate(odd) if flag] + [len(odd)]
-        given_records.append({"messages": 3})  # rejected before it is encoded
+        given_records.append({"messages": 3})  # rejected before encoding
         with monkeypatch.context() as patch:
             patch.setattr(tasks.tokenization.token_batch, "BATCH_CHARACTERS", batch)
             good = [record for number, record in enumerate(given_records) if number not in bad]

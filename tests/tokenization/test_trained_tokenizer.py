@@ -1,4 +1,7 @@
-"""A tokenizer that is trained here: the same bytes every time, any text back, the template's markers and no others."""
+"""A trained tokenizer is reproducible, and any text round-trips.
+
+Its control tokens are the markers of the template, <pad>, <s>, and </s>.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An index read in blocks and partitions is the index: nothing is lost, doubled, or out of order."""
+"""An index that is read in blocks and partitions equals the index.
+
+Nothing is lost, duplicated, or out of order.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,10 @@ def test_a_full_disk_is_reported_with_its_folder(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Path]:
-    """Two sources, with conversations that are split, dropped, and packed several times."""
+    """Pack a corpus of two sources.
+
+    Some conversations are split, dropped, or packed several times.
+    """
     root = tmp_path_factory.mktemp("corpus")
     (root / "other.jsonl").write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in conversations(12, seed=1)))
     sources = [{"path": "chat.jsonl", "weight": 2.5}, {"path": "other.jsonl", "limit": 5}]
@@ -96,7 +102,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Path]:
 
 
 def shuffled(folder: Path, order: random.Random, folder_of_copy: Path) -> pa.Table:
-    """Write a copy of the index with its entries in any order, and return it."""
+    """Write a copy of the index with its entries in random order, and return it."""
     with pa.OSFile(str(folder / "index.arrow")) as file:
         index = pa.ipc.open_stream(file).read_all()
     index = index.take(pa.array(order.sample(range(len(index)), len(index))))
@@ -124,7 +130,7 @@ def test_an_index_in_any_order_and_any_blocks_has_the_same_conversations(
             assert found.placed == len(index) - index["row"].null_count
             assert found.trained.sum() == sum(source.trained_tokens for source in manifest.sources)
     rows = index.to_pylist()
-    # Pieces of each shard, and records of each source, as plain Python finds them.
+    # The pieces of each shard, found in plain Python.
     wanted = [
         [tuple(row[name] for name in PIECE.names or ()) for row in rows if (row["split"], row["shard"]) == (split, n)]
         for split, facts in manifest.splits.items()
@@ -142,10 +148,13 @@ def test_an_index_in_any_order_and_any_blocks_has_the_same_conversations(
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=50))
 def test_ranges_ascend_and_no_conversation_is_in_two(keys: list[tuple[int, int]]) -> None:
-    """Whatever the numbers of a damaged index are."""
+    """Ranges ascend, and no conversation is in two ranges.
+
+    The entries of a damaged index may have any numbers.
+    """
     entries = np.zeros(len(keys), ENTRY)
     entries["source"], entries["record"] = zip(*keys, strict=True)
-    known = 3  # source 3 is one that the manifest does not have
+    known = 3  # the manifest does not have source 3
     records = [[record for source, record in keys if source == number] for number in range(known + 1)]
     totals = read_index.Totals(
         trained=np.zeros(known + 1, np.int64),

@@ -1,4 +1,7 @@
-"""repair: what was damaged comes back to the byte and nothing else is touched; or the reason, and nothing is harmed."""
+"""Repair restores exactly the damaged files, or reports the reason.
+
+Files are restored byte for byte. If a repair fails, no file is changed.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def shards_of_8000_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Copy:
-    """A project that may be damaged, and the original state of its corpus."""
+    """A copy is a project to damage, with the original state of its corpus."""
 
     def __init__(self, made: Path, root: Path):
         shutil.copytree(made.parent.parent, root)
@@ -79,7 +82,7 @@ class Copy:
         self.before = self.files()
 
     def files(self) -> dict[Path, tuple[bytes, int, int]]:
-        """Return content, inode, and time of every file of the corpus, and of both manifests."""
+        """Return content, inode, and time of each corpus file and of both manifests."""
         found = [*sorted(self.folder.rglob("*")), self.path]
         return {p: (p.read_bytes(), p.stat().st_ino, p.stat().st_mtime_ns) for p in found if p.is_file()}
 
@@ -87,13 +90,16 @@ class Copy:
         shutil.rmtree(self.root / "data" / "plans")
 
     def publish(self, values: dict[str, Any]) -> None:
-        """Write both manifests, with the digest of their values."""
+        """Write both manifests with the digest of their values."""
         values["digest"] = manifest_digest(values)
         for path in (self.path, self.folder / "manifest.json"):
             path.write_bytes(to_json(values))
 
     def repair(self, *damaged: Path, path: Path | None = None) -> list[str]:
-        """Return the origin of each file; the corpus must be as before, with only the damaged files written."""
+        """Repair the corpus, and return the origin of each file.
+
+        The corpus must be as before the damage, and only the damaged files may be written.
+        """
         restored = list(repair(path or self.path))
         assert sorted(m.path for m in restored) == sorted(damaged)
         after = self.files()
@@ -123,7 +129,7 @@ def copy(made: dict[str, Path], tmp_path: Path) -> Copy:
     return Copy(made["packed"], tmp_path / "copy")
 
 
-# -- what comes back -------------------------------------------------------------------------------------------------
+# -- restored files --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -218,7 +224,10 @@ def test_a_damaged_plan_is_not_used(copy: Copy) -> None:
 
 
 def test_cached_files_that_give_other_bytes_are_not_published(copy: Copy) -> None:
-    """A wrong receipt gives another index; then no cached file is used."""
+    """Cached files that give other bytes are not published.
+
+    A changed receipt gives another index, so no cached file is used.
+    """
     copy.without_plans()
     for receipt in (copy.root / "data" / "tokens").rglob("*.json"):
         values = read_receipt(receipt)
@@ -236,7 +245,7 @@ def test_cached_files_that_give_other_bytes_are_not_published(copy: Copy) -> Non
 
 
 def test_a_wrong_plan_is_not_published(copy: Copy) -> None:
-    """Its checksums are right, but its rows are wrong."""
+    """A plan with correct checksums but wrong rows is not published."""
     [plan] = (copy.root / "data" / "plans").glob("*/plan.json")
     values = read_receipt(plan)
     values["token_files"].reverse()
@@ -262,7 +271,7 @@ def test_a_copy_in_another_corpus_is_found_without_the_config(copy: Copy) -> Non
     assert copy.repair(tokenizer) == ["a copy"]
 
 
-# -- what cannot be repaired -----------------------------------------------------------------------------------------
+# -- damage that cannot be repaired ----------------------------------------------------------------------------------
 
 
 def test_changed_sources_are_named_and_nothing_is_written(copy: Copy) -> None:
@@ -310,7 +319,7 @@ def test_a_file_that_is_recorded_with_an_impossible_size_is_refused(lost: bool, 
     if lost:
         shard.unlink()
     else:
-        flip(copy.folder / "tokenizer" / "tiny.model")  # which comes first, and is not restored either
+        flip(copy.folder / "tokenizer" / "tiny.model")  # this file comes first, and is not restored either
     assert copy.refused().endswith(
         f"{shard}: the content with the recorded SHA-256 has {size:,} bytes, but {size + 1:,} are recorded: the "
         "manifest was edited and its digest recomputed; the file was not changed; pack the corpus again"
@@ -488,7 +497,10 @@ def test_a_corpus_that_differs_after_rebuilding_is_reported_by_its_first_file(co
 
 
 def as_before_texts_had_a_version(copy: Copy) -> None:
-    """Reword reject messages and the dataset card, and write the manifest of that version."""
+    """Change the corpus to one of a version before `texts_version`.
+
+    Reject messages and the dataset card have other texts, and the manifest has the keys of that version.
+    """
     values = orjson.loads(copy.path.read_bytes())
     del values["texts_version"]
     compared = {"texts": 100, "bytes": 2000, "differs": None, "reason": None}
@@ -563,7 +575,7 @@ def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     done = command(copy.root, tool, "verify", "--config", "corpus.yaml", manifest)
     assert (done.returncode, done.stderr.splitlines()[0]) == (64, "E101 error: --config requires --rebuild")
     done = command(copy.root, tool, "verify", "--rebuild", "--config", "nosuch.yaml", manifest)
-    assert (done.returncode, done.stderr[:12]) == (66, "E102 error: ")  # which is not a verdict on the corpus
+    assert (done.returncode, done.stderr[:12]) == (66, "E102 error: ")  # not the exit code for a corpus that differs
     (copy.root / "chat.jsonl").write_bytes(b'{"messages": []}\n')
     done = command(copy.root, tool, "verify", "--rebuild", manifest)
     assert done.returncode == 104

@@ -1,6 +1,6 @@
-"""verify accepts a valid corpus, and for each invariant refuses a corpus that breaks only that one.
+"""`verify` accepts a valid corpus and refuses each broken invariant.
 
-A corpus is tampered with and its manifest re-signed, so that only the check in question can notice.
+Each test breaks only one invariant and signs the manifest again, so that only the check in question can find the error.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A corpus of each kind, in several batches and shards."""
+    """Pack a corpus of each kind, in several batches and shards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "BATCH_TOKENS", 5 * LENGTH)
         patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 3000)
@@ -73,7 +73,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(autouse=True)
 def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read every index in many blocks and partitions, so that each damage is also found across their boundaries."""
+    """Read every index in many blocks and partitions.
+
+    Each error must also be found across their boundaries.
+    """
     monkeypatch.setattr(read_index, "BLOCK", 3)
     monkeypatch.setattr(read_index, "RANGE", 5)
     monkeypatch.setattr(check_contents, "RANGE", 5)
@@ -82,7 +85,11 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Tampered:
-    """A copy of a corpus. Columns of the first shard are int64[R, L] and may be changed; `sign` writes all back."""
+    """A copy of a corpus can be changed and signed again.
+
+    `rows` are the columns of the first shard, int64[R, L]. `write_rows` and `write_index` write changes, and `sign`
+    updates the manifest.
+    """
 
     path: Path
     manifest: dict[str, Any]
@@ -98,7 +105,7 @@ class Tampered:
         return self.folder / self.manifest["splits"]["train"]["shards"][0]["path"]
 
     def pieces(self, row: int | None = None) -> list[dict[str, Any]]:
-        """The index's entries of the first shard, by row and start."""
+        """Return the index entries of the first shard, by row and start."""
         own = [r for r in self.index if (r["split"], r["shard"]) == ("train", 0) and row in (None, r["row"])]
         return sorted(own, key=lambda r: (r["row"], r["start"]))
 
@@ -119,7 +126,7 @@ class Tampered:
             writer.write_table(pa.Table.from_pylist(self.index, schema=schema))
 
     def sign(self) -> None:
-        """Update the manifest: the size and checksum of every file as it is now, and its own digest."""
+        """Update the size and checksum of every file in the manifest, and its own digest."""
         listed = [shard for split in self.manifest["splits"].values() for shard in split["shards"]]
         for entry in (*listed, *self.manifest["files"]):
             where = self.folder / entry["path"]
@@ -155,7 +162,7 @@ def truncated(made: dict[str, Path], tmp_path: Path) -> Tampered:
     return copy_of(made, "truncate", tmp_path)
 
 
-# -- what holds ------------------------------------------------------------------------------------------------------
+# -- valid corpora ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,7 +188,7 @@ def test_a_corpus_is_accepted(kind: str, made: dict[str, Path], tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_re_signing_an_unchanged_corpus_is_accepted(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
-    """The tool of these tests breaks nothing by itself."""
+    """Rewriting and signing an unchanged corpus breaks nothing."""
     copy = copy_of(made, kind, tmp_path)
     copy.write_index()
     if copy.rows:
@@ -207,7 +214,7 @@ def with_pads(t: Tampered) -> int:
 
 
 def second(t: Tampered) -> tuple[int, int]:
-    """(row, start) of a piece that does not open its row."""
+    """Return (row, start) of a piece that is not the first of its row."""
     piece = next(p for p in t.pieces() if p["start"] > 0)
     return piece["row"], piece["start"]
 
@@ -323,7 +330,10 @@ def test_a_row_that_breaks_one_invariant(tamper: Callable[[Tampered], None], sai
 
 
 def gap(t: Tampered) -> tuple[int, int, int]:
-    """(row, start, end) of padding of two tokens or more that another piece follows."""
+    """Return (row, start, end) of padding before another piece.
+
+    The padding has two or more tokens.
+    """
     for piece, following in pairwise(t.pieces()):
         end = piece["start"] + piece["length"]
         if piece["row"] == following["row"] and end + 1 < following["start"]:
@@ -389,7 +399,10 @@ def test_an_index_with_pieces_beside_the_multiples(made: dict[str, Path], tmp_pa
 
 
 def test_a_piece_beyond_the_end_of_its_row(made: dict[str, Path], tmp_path: Path) -> None:
-    """As many tokens as in the row, but its first piece takes one multiple more, and its last one goes too far."""
+    """A piece beyond the end of its row is refused, even if token counts are correct.
+
+    The first piece takes one more multiple, and the last piece extends beyond the end.
+    """
     t = copy_of(made, "aligned", tmp_path)
     for row in sorted({piece["row"] for piece in t.pieces()}):
         first, *others = t.pieces(row)
@@ -617,7 +630,7 @@ def of_split(t: Tampered, split: str | None) -> list[dict[str, Any]]:
 
 
 def one_conversation(t: Tampered, entry: dict[str, Any], **changes: Any) -> None:
-    """Change what all entries of a conversation say."""
+    """Change all entries of a conversation."""
     for other in t.index:
         if other["record"] == entry["record"]:
             other |= changes
@@ -696,7 +709,7 @@ def test_rows_of_format_2_are_counted(made: dict[str, Path], tmp_path: Path) -> 
 
 # -- the ledger ------------------------------------------------------------------------------------------------------
 
-# Numbers that cannot be derived from the rest of a corpus folder.
+# Numbers that cannot be derived from the rest of the corpus folder.
 NOT_RECOUNTED = {
     "digest", "noticed", "sources.bytes", "ledger.pieces.dropped", "ledger.tokens.rejected",
     "ledger.conversations.split", "texts_version",
@@ -894,7 +907,7 @@ def test_a_folder_that_is_a_link(truncated: Tampered, tmp_path: Path) -> None:
 
 
 def test_all_wrong_files_are_reported_at_once(truncated: Tampered) -> None:
-    """None hides another, and their contents are not read."""
+    """All wrong files are reported at once, and their contents are not checked."""
     t = truncated
     lost, stray, copy = t.folder / "index.arrow", t.folder / "mine.txt", t.folder / "manifest.json"
     flip(t.shard)

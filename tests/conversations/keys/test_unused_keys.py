@@ -1,4 +1,7 @@
-"""Every key is used or counted, whatever the order and the parts; flags and other data are recognized."""
+"""Every key is used or counted, regardless of order and parts.
+
+Training flags and other data are recognized.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ RICH = {
 
 
 def more(random: Random, value: Any) -> Any:
-    """The same value; objects in it have more keys, or other values under them."""
+    """Return a copy of a value whose objects have more keys or other values."""
     if isinstance(value, list):
         return [more(random, item) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,7 @@
-"""Conversations are composed of placeholders and pieces only if the template would write the same."""
+"""Composed conversations equal their renderings.
+
+Placeholders and pieces are used only if the template would write the same text.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ from tasks.tokenization.frames import Filling
 KIND = "hf_byte_level"
 START = "{% set ns = namespace(name='', any=false) %}"
 END = "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
-# Arguments are read one by one, and so are tools, by a loop and by a macro.
+# A loop reads the arguments one by one. A loop and a macro read the tools one by one.
 ARGUMENTS = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments | items %}"
     "<{{ k }}>{{ v if v is string else v | tojson }}</{{ k }}>{% endfor %}</tool_call>{% endfor %}"
@@ -59,7 +62,7 @@ TEMPLATES = {
     "tools in a macro, control tokens between": DECLARED + LOOP + ARGUMENTS + END,
     "one macro for each": "{% macro all(tools) %}{% for t in tools %}{{ t.function }}{% endfor %}{% endmacro %}"
     "{{ all(tools or []) }}" + LOOP + ARGUMENTS + END,
-    # Namespaces: a flag, a name that is written later, and one that only some calls set.
+    # Namespaces: a flag, a name that is set later, and names that only some calls set.
     "flag": START + LOOP + "{% set ns.any = false %}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
     "{% for k in c.function.arguments %}{{ ', ' if ns.any }}{{ k }}{% set ns.any = true %}{% endfor %}{% endfor %}"
     "{{ 'some' if ns.any else 'none' }}" + END,
@@ -71,7 +74,8 @@ TEMPLATES = {
     + LOOP
     + "{% for c in m.tool_calls or [] %}{% if c.function.arguments | length > 1 %}"
     "{% set ns.name = c.function.name %}{% endif %}{% endfor %}{{ ns.name or 'short' }}" + ARGUMENTS + END,
-    # Texts are changed, so that control strings could come of them, or stripped, or end in a part of one.
+    # These templates change texts, which could create control strings, strip them, or end them in a part of a control
+    # string.
     "lower": LOOP
     + "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% for k, v in c.function.arguments | items %}"
     "<|eot_id|>{{ v | string | lower }}{% endfor %}{% endfor %}" + END,
@@ -84,14 +88,14 @@ TEMPLATES = {
     "{% endfor %}" + END,
     "eos in arguments": LOOP + "{% for c in m.tool_calls or [] %}{% for k in c.function.arguments %}"
     "{{ k }}{{ eos_token }}{% endfor %}{% endfor %}" + END,
-    # Each turn is a sample of its own.
+    # Each turn has its own sample.
     "reasoning stripped": LOOP + ARGUMENTS + "{% if loop.last %}{{ m.reasoning_content }}{% endif %}" + END,
     "a block around the answer": LOOP
     + ARGUMENTS
     + "{% set c = '<think></think>' ~ m.content if m.role == 'assistant' else m.content %}"
     "{% if '<think>' in c and '</think>' in c and not loop.last %}{% set c = c.split('</think>')[-1] %}{% endif %}"
     "{{ c }}<|im_end|>\n{% endfor %}" + PROMPT,
-    # A turn without a content starts with what the loop writes, of which the prompt has the line end.
+    # In a turn without content, the prompt contains the line end that the loop writes first.
     "a line end before each call": "{% for m in messages %}<|im_start|>{{ m.role }}{{ '\n' ~ m.content if m.content }}"
     "{% for c in m.tool_calls or [] %}{{ '\n' ~ c.function.name }}{% for k, v in c.function.arguments | items %}"
     "<{{ k }}>{{ v }}{% endfor %}{% endfor %}<|im_end|>{{ '\n' }}{% endfor %}" + PROMPT,
@@ -109,14 +113,14 @@ TEMPLATES = {
 
 @contextmanager
 def ways(compose: bool) -> Iterator[None]:
-    """Fill nothing in, so that conversations are composed or rendered."""
+    """Compose or render conversations, but fill in nothing."""
 
     def no(*_: Any) -> Iterator[None]:
         yield from ()
 
     nothing = {"fill": lambda *_: None, "fill_values": lambda *_: None}
     way = mock.patch.object(Composer, "compose", Composer.compose if compose else no)
-    least = mock.patch.object(blocks, "LEAST", 0)  # in the child, too, which is forked from here
+    least = mock.patch.object(blocks, "LEAST", 0)  # The child is forked from here and inherits this value.
     with mock.patch.multiple(Filling, **nothing), mock.patch.object(composer, "COMPARED", 1 << 70), way, least:
         yield
 
@@ -128,7 +132,7 @@ def template_of(name: str, turns: Any = "auto") -> JinjaTemplate:
 
 
 def record_of(arguments: list[Any], tools: list[Any], contents: list[str], reasoning: str = "") -> dict[str, Any]:
-    """A conversation with a call for each of the arguments."""
+    """Return a conversation in which each answer calls with the next arguments."""
     messages: list[dict[str, Any]] = []
     for number, content in enumerate(contents):
         messages.append({"role": "user", "content": content})
@@ -193,14 +197,17 @@ def test_composed_conversations_are_what_is_rendered(name: str, turns: Any, reco
         assert rows_of(records * 3, template) == expected
 
 
-# A piece has a part of a control string, or the EOS token, or it fails, or a name of it means something else in macros;
-# a piece depends on what another one has set.
+# Pieces of these templates contain a part of a control string or the EOS token, fail, depend on a value that another
+# piece sets, or use a name with another meaning in macros.
 NEVER = {"ends open", "eos in arguments", "fails", "name", "a name that macros have"}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_conversations_are_composed(name: str) -> None:
-    """Else the test above would compare renderings with themselves."""
+    """The templates outside NEVER compose conversations.
+
+    Otherwise the test above would compare renderings with themselves.
+    """
     found = []
     plain = Composer.compose
 
@@ -216,7 +223,10 @@ def test_conversations_are_composed(name: str) -> None:
 
 
 def test_a_piece_is_written_once_for_its_shape() -> None:
-    """Placeholders are rendered for each turn, with its prompt and without, and tools are declared in each of these."""
+    """A piece is written once, although many renderings contain it.
+
+    Placeholders are rendered for each turn, with its prompt and without it, and each rendering declares the tools.
+    """
     name = "tools in a macro, control tokens between"
     most = RawValue("i", 0)  # shared with the child
     plain, counts = Writer.write, Counter[str]()
@@ -243,7 +253,10 @@ def test_loops_that_cannot_be_macros_keep_no_other_from_being_written() -> None:
 
 
 class FakeRenderer:
-    """Writes each piece as a text, and ends at "loops", as a child that is killed."""
+    """Write each piece as a text, and fail at the piece "loops".
+
+    All requests that follow also fail, as if the child was killed.
+    """
 
     def __init__(self) -> None:
         self.requests: list[list[str]] = []
@@ -262,7 +275,7 @@ def test_pieces_of_many_conversations_are_one_request() -> None:
     asked: list[Any] = [Pieces(["a", "b"], 4), Pieces(["c"], 1), Pieces(["d"], lockstep.CALL), Pieces(["e"], 2)]
     expected = [[("<a>", []), ("<b>", [])], [("<c>", [])], [("<d>", [])], [("<e>", [])]]
     assert [*lockstep._written(asked, renderer)] == expected
-    assert renderer.requests == [["a", "b", "c", "d"], ["e"]]  # a long one is the last of its request
+    assert renderer.requests == [["a", "b", "c", "d"], ["e"]]  # a long request is the last of its call
     assert [*lockstep._written([], renderer)] == []
 
 
@@ -271,7 +284,7 @@ def test_a_problem_with_pieces_is_one_of_their_conversation() -> None:
     asked: list[Any] = [Pieces(["a"], 4), Pieces(["loops"], 1), Pieces(["b"], lockstep.CALL), Pieces(["c"], 1)]
     first, *problems, last = lockstep._written(asked, renderer)
     assert (first, last) == ([("<a>", [])], [("<c>", [])])
-    assert [str(problem) for problem in problems] == ["['loops']"] * 2  # the run ends at the first one
+    assert [str(problem) for problem in problems] == ["['loops']"] * 2  # the run ends at the first problem
     assert renderer.requests == [["a", "loops", "b"], ["a"], ["loops"], ["b"], ["c"]]
 
 
@@ -317,7 +330,7 @@ def test_texts_with_the_same_start_are_cut_as_if_each_were_the_first(texts: list
 @example(["§", "\ue000", "\ue000"], True)
 def test_control_strings_are_marked_as_they_are_found(pieces: list[str], alone: bool) -> None:
     encoder = open_kind(KIND)
-    controls = {**encoder.controls, **({"§": 0} if alone else {})}  # of one character
+    controls = {**encoder.controls, **({"§": 0} if alone else {})}  # a control string of one character
     pattern = re.compile("|".join(map(re.escape, sorted(controls, key=len, reverse=True))))
     found = {"controls": controls, "control_pattern": pattern, "written_pattern": pattern}
     splitter = Splitter(SimpleNamespace(strips_left=(), strips_right=(), **found))  # type: ignore[arg-type]
@@ -354,4 +367,4 @@ def test_arguments_that_are_rarely_the_same_are_rarely_looked_at() -> None:
         assert 64 < looked_at.count(Reads.ARGUMENTS) < 100
         looked_at.clear()
         rows_of([*new, *new[:1] * 400], template_of("arguments"))
-        assert looked_at.count(Reads.ARGUMENTS) > 200  # once they are the same, they are looked at again
+        assert looked_at.count(Reads.ARGUMENTS) > 200  # arguments that repeat are looked at again

@@ -1,4 +1,7 @@
-"""Jinja templates: the tokens and labels of transformers, and no control token that the template did not write."""
+"""Jinja templates produce the tokens and labels of transformers.
+
+Control tokens come only from the template.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def spans_of(template: JinjaTemplate, record: dict[str, Any], train_on: TrainOn 
 
 
 def its_own(row: Row) -> list[int]:
-    """The ids of the row without the separator."""
+    """Return the ids of the row without the separator."""
     return row.ids.tolist()[: len(row.ids) - row.separator]
 
 
@@ -95,8 +98,11 @@ def starts(row: Row) -> list[int]:
 @pytest.mark.parametrize("kind", HF)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_tokens_and_labels_are_those_of_transformers(name: str, kind: str) -> None:
-    """On conversations without control text. Answers begin with a letter: an answer is encoded from its own start,
-    and transformers would join white space at its beginning with the line end before it."""
+    """Tokens and labels equal those of transformers, without control text in contents.
+
+    Answers begin with a letter. packcorpus encodes an answer from its own start, but transformers would join leading
+    white space with the line end before it.
+    """
     source, library = TEMPLATES[name], reference(kind)
     render = functools.partial(library.apply_chat_template, chat_template=source, return_dict=False)
     _compile_jinja_template(source).environment.globals["strftime_now"] = datetime(2026, 1, 1).strftime
@@ -176,7 +182,10 @@ def test_white_space_behind_the_stop_token_is_not_trained_and_no_separator_follo
     ("end", "after"), [*product(("<|eot_id|>", "<|im_end|>"), ("", "\n")), ("</tool_call>", "")], ids=str
 )
 def test_the_separator_follows_the_end_token_of_a_turn_unless_that_is_eos(end: str, after: str) -> None:
-    """The EOS token is <|im_end|>. A separator is trained on, as for a runtime that stops at EOS alone."""
+    """A separator follows unless the turn ends with EOS, here <|im_end|>.
+
+    The separator is trained on, because some runtimes stop only at EOS.
+    """
     source = (
         "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}" + end + "{% endfor %}"
         "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{% else %}{{ after }}{% endif %}"
@@ -207,7 +216,7 @@ FORM |= {"arguments", "parameters", "k", "weight"}
 
 
 def harmless(value: Any, known: bool = False) -> Any:
-    """The same record with an x for every string that it holds."""
+    """Replace every string of a record with x, except known keys, roles, and types."""
     if isinstance(value, str):
         return value if known else "x"
     if isinstance(value, dict):
@@ -224,9 +233,9 @@ def controls_of(row: Row, encoder: Encoder) -> list[str]:
 @pytest.mark.parametrize("kind", HF)
 @pytest.mark.parametrize("name", ["chatml", "chatml_marked", "llama3", "tools", "joined"])
 def test_the_control_tokens_are_those_that_the_template_writes(name: str, kind: str) -> None:
-    """They are the same as for a conversation of the same form that says nothing but x."""
+    """The control tokens equal those of the same record with x for every text."""
     encoder, source = open_kind(kind), {**TEMPLATES, "joined": JOINED}[name]
-    # Apart, an answer that begins with white space would have a sample of its own.
+    # With `apart`, an answer that begins with white space would have its own sample.
     template = jinja(source, kind, "last" if name == "joined" else "assistant", turns="together")
     strings = control_strings(kind)
     given_records = [everywhere(text) for text in (*strings, "".join(strings), " ".join(strings))]
@@ -236,11 +245,11 @@ def test_the_control_tokens_are_those_that_the_template_writes(name: str, kind: 
     def check(found: list[dict[str, Any]]) -> None:
         for record in found:
             for message in record["messages"]:
-                if name not in ("tools", "joined"):  # these write calls
+                if name not in ("tools", "joined"):  # these templates write calls
                     message.pop("tool_calls", None)
             record["messages"][-1]["content"] = record["messages"][-1]["content"] or "x"
         rows, _ = tokenize(found, encoder, template)
-        # Most are the same conversation then: each is tokenized once.
+        # With x for every text, most records are equal. Each is tokenized once.
         keys = [json.dumps(harmless(found[row.record])) for row in rows]
         forms = list(dict.fromkeys(keys))
         plain, _ = tokenize([json.loads(form) for form in forms], encoder, template)
@@ -275,7 +284,7 @@ def test_a_control_string_that_the_template_joins_from_adjacent_fields_is_text(s
 
 @pytest.mark.parametrize("name", ["chatml", "chatml_marked", "llama3", "llama2", "tools", "joined"])
 def test_what_is_written_is_what_transformers_renders_whatever_is_said(name: str) -> None:
-    """No character of the content is lost, added or moved by keeping control strings apart."""
+    """Breaking control strings in contents neither loses, adds, nor moves a character."""
     source, library = {**TEMPLATES, "joined": JOINED}[name], reference("hf_byte_level")
     template = jinja(source, "hf_byte_level", "all")
 
@@ -316,7 +325,10 @@ def test_rows_are_what_the_spans_say(name: str, kind: str) -> None:
 
 @functools.cache
 def odd() -> tuple[Encoder, Any]:
-    """Control strings of one character, within one another, and such that swallow the white space beside them."""
+    """Return a tokenizer with odd control strings.
+
+    Some have one character, some contain other control strings, and some absorb the white space next to them.
+    """
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -376,7 +388,10 @@ def test_a_conversation_that_uses_private_characters_keeps_them() -> None:
 @pytest.mark.parametrize("private", ["\ue000", "\U000f0000"])
 @pytest.mark.parametrize("cut", [1, 2, 3, 5, -1])
 def test_texts_that_follow_each_other_are_no_escaped_private_character(private: str, cut: int) -> None:
-    """The escaped form of the character that breaks control strings is removed from a rendering."""
+    """Contents that together spell an escaped private character are kept.
+
+    A control string is broken by a private character, whose escaped form is removed from a rendering.
+    """
     form = json.dumps(private)[1:-1]
     others = "".join(chr(code) for code in range(0xE000, ord(private)) if _is_private(code))
     template = jinja(
@@ -482,13 +497,16 @@ def test_a_conversation_that_a_template_cannot_write_is_rejected(source: str, co
     ["{% if messages[0].role == 'system' %}{% endif %}" + CHATML_JINJA, CHATML_JINJA + "{{ '' if messages else 'a' }}"],
 )
 def test_a_greeting_without_a_prompt_is_context(source: str, turns: Turns) -> None:
-    """No model is asked for the first message: transformers refuses to write a prompt without any."""
+    """An answer before the first message of the user is not trained on.
+
+    No model generates it: transformers refuses to write a prompt without messages.
+    """
     template = jinja(source, "hf_byte_level", turns=turns)
     first = {"role": "assistant", "content": "Hello!"}
     records = [{"messages": [one, *TWO_ANSWERS["messages"]]} for one in (first, first | {"train": False}, first)]
     records.append({"messages": [first]})
     if source.startswith(CHATML_JINJA):
-        records.pop()  # the answer does not continue what the template writes: E417
+        records.pop()  # E417: the answer does not continue the text that the template writes
     rows, receipt = tokenize(records, open_kind("hf_byte_level"), template)
     found = [(row.ids.tolist(), row.trained.tolist()) for row in rows]
     count = len(found) // 3

@@ -1,10 +1,11 @@
-"""Fields side by side keep their text and forge no control token, whatever private characters anyone knows.
+"""Adjacent fields keep their text and forge no control token.
 
     a template of fields and text ─▶ Jinja, broken and cut, and tokens ─▶ bytes and control tokens of each row
        └─ Python joins the same fields ─────────────────────────────────▶ the same
 
-Control strings in contents are broken by a private character, which is removed later, also where a template has escaped
-it. The tokenizers here know private characters, and contents consist of pieces of them and of their escaped forms.
+Control strings in contents are broken by a private character. It is removed later, even if a template has escaped it.
+The tokenizers here know private characters. Contents consist of pieces of private characters and of their escaped
+forms.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from tasks.templates.jinja.template import JinjaTemplate
 
 KINDS = ("hf_byte_level", "sp_bpe_chatml")
 PRIVATE = ("\ue000", "\ue001", "\ue002", "\U000f0000")
-EVERY_PRIVATE = "".join(map(chr, range(0xE000, 0xF900)))  # of the first area: the breaker is one of the next
-# Tokens that are added to a tokenizer, control tokens or others.
+EVERY_PRIVATE = "".join(map(chr, range(0xE000, 0xF900)))  # all of the first area: the breaker is in the next one
+# Tokens that are added to a tokenizer, as control tokens or as other tokens.
 TOKENS = ("\ue000", "\ue001", "\\ue000", "\\ue001", "<\ue000>", "\ue000\ue001", "\U000f0000", "ue001", "[\ue001")
 FIELDS = ("content", "name", "first")  # first: the content of the first message
 FORMS = ("plain", "trim", "json", "ascii")
@@ -40,27 +41,30 @@ START, END = "<|im_start|>", "<|im_end|>"
 
 
 class Part(NamedTuple):
-    """What a template writes: a text, or a field in one of FORMS."""
+    """A template writes this part: a text, or a field in one of FORMS."""
 
     what: str
     form: str = "text"
 
 
-CONTENT = Part("content", "plain")  # in every template: what is trained on
+CONTENT = Part("content", "plain")  # Every template has this part, because it is trained on.
 
 
 class Case(NamedTuple):
-    """A tokenizer and what is added to it, a template, and the texts (content and name) of each conversation."""
+    """A case has a tokenizer with added tokens, a template, and conversations.
+
+    Each conversation has pairs of texts: content and name.
+    """
 
     kind: str
     control: tuple[str, ...]
     other: tuple[str, ...]
     parts: tuple[Part, ...]
     conversations: tuple[tuple[tuple[str, str], ...], ...]
-    every: bool = False  # whether the first text has all private characters of the first area
+    every: bool = False  # whether the first text contains all private characters of the first area
 
 
-# -- what is drawn ----------------------------------------------------------------------------------------------------
+# -- generated cases --------------------------------------------------------------------------------------------------
 
 
 def _pieces() -> tuple[str, ...]:
@@ -83,7 +87,7 @@ PARTS = st.one_of(
 
 @st.composite
 def neighbors(draw: st.DrawFn) -> tuple[str, str]:
-    """Draw a content and a name, of which one may end as a string begins and the other begins as it ends."""
+    """Draw a content and a name that may be two halves of one string."""
     content, name = draw(TEXTS), draw(TEXTS)
     if draw(st.booleans()):
         escapes = st.sampled_from([json.dumps(private)[1:-1] for private in PRIVATE])
@@ -101,7 +105,7 @@ def cases(draw: st.DrawFn) -> Case:
     tokens = draw(st.lists(st.sampled_from(TOKENS), max_size=3, unique=True))
     cut = draw(st.integers(0, len(tokens)))
     name = Part("name", draw(st.sampled_from(["plain", "plain", "trim"])))
-    joined = st.permutations([CONTENT, name])  # they are next to each other in half of the templates
+    joined = st.permutations([CONTENT, name])  # adjacent in half of the templates
     parts = [*draw(st.lists(PARTS, max_size=2)), *draw(joined | st.just([CONTENT])), *draw(st.lists(PARTS, max_size=2))]
     some = st.lists(neighbors(), min_size=2, max_size=2).map(tuple)
     conversations = draw(st.lists(some, min_size=1, max_size=8).map(tuple))
@@ -123,7 +127,7 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 @functools.lru_cache(64)
 def tokenizer(kind: str, control: tuple[str, ...], other: tuple[str, ...]) -> Encoder:
-    """Return a tokenizer to which control tokens and others are added."""
+    """Return a tokenizer with added control tokens and other added tokens."""
     source, path = kind_path(kind), _place() / kind_path(kind).name
     if source.is_dir():
         shutil.copytree(source, path, dirs_exist_ok=True)
@@ -161,7 +165,7 @@ def source_of(parts: tuple[Part, ...]) -> str:
 
 
 def messages_of(case: Case, texts: tuple[tuple[str, str], ...]) -> list[dict[str, str]]:
-    """Return a conversation; its roles are user and assistant, in turn."""
+    """Return a conversation of a user and an assistant."""
     messages = [
         {"role": role, "content": content if content.strip() else f"{content}z", "name": name}
         for role, (content, name) in zip(("user", "assistant"), texts, strict=True)
@@ -175,7 +179,7 @@ def messages_of(case: Case, texts: tuple[tuple[str, str], ...]) -> list[dict[str
 
 
 def expected(case: Case, encoder: Encoder, messages: list[dict[str, str]]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text of a row, and the place in it and the id of each control token."""
+    """Return the text of a row, and the place and id of each control token."""
     text, controls = "", list[tuple[int, int]]()
     pattern = re.compile("|".join(map(re.escape, sorted(encoder.controls, key=len, reverse=True))))
 
@@ -186,7 +190,7 @@ def expected(case: Case, encoder: Encoder, messages: list[dict[str, str]]) -> tu
 
     for message in messages:
         template_writes(f"{START}{message['role']}\n")
-        # Texts next to each other may spell a control string together: the template wrote it.
+        # Adjacent literals may spell a control string together. The template writes it, so it is a control token.
         for is_literal, group in itertools.groupby(case.parts, key=lambda part: part.form == "text"):
             parts = list(group)
             if is_literal:
@@ -205,7 +209,7 @@ def _field(part: Part, message: dict[str, str], messages: list[dict[str, str]]) 
 
 
 def check(case: Case) -> str:
-    """Check the rows of conversations; what became of them."""
+    """Check the rows of a case, and return the outcome."""
     encoder = tokenizer(case.kind, case.control, case.other)
     conversations = [messages_of(case, texts) for texts in case.conversations]
     try:

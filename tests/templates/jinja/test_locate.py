@@ -1,4 +1,7 @@
-"""Trained turns follow exactly the prompt that the model sees at inference, whatever a template does to history."""
+"""Each trained turn follows exactly the prompt that the model sees at inference.
+
+This is true regardless of how a template changes the history.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def samples_of(template: Any, messages: list[dict[str, Any]]) -> list[Sample]:
 
 
 def trained(sample: Sample) -> list[str]:
-    """The runs of trained text of a sample."""
+    """Return each run of trained text in a sample."""
     text = "".join(span.text if span.trained else "\0" for span in sample.spans)
     return [run for run in text.split("\0") if run]
 
@@ -74,7 +77,10 @@ def whole(sample: Sample) -> str:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Answers may begin with white space, which tokens could join with the prompt."""
+    """Draw conversations whose answers may begin with white space.
+
+    A token could join this white space with the prompt.
+    """
     text = ordinary(KIND)
     messages = [{"role": "system", "content": "Q" + draw(text)}] if draw(st.booleans()) else []
     for _ in range(draw(st.integers(1, 3))):
@@ -108,7 +114,7 @@ def test_ids_equal_those_of_the_tokenizer_up_to_each_trained_turn(name: str, tur
             assert row.ids[: len(prompt)].tolist() == prompt
             assert row.trained[len(prompt)]
             assert not row.trained[len(prompt) - 1]
-            # What is trained begins with the answer of this turn, and ends with a stop token.
+            # The trained text begins with the answer of this turn and ends with a stop token.
             flags = row.trained[len(prompt) :].tolist()
             stop = len(prompt) + (flags.index(False) if False in flags else len(flags))
             text = encoder.decode(row.ids[len(prompt) : stop])
@@ -151,7 +157,7 @@ def test_one_sample_if_the_template_writes_history_as_it_is_read() -> None:
 
 def test_a_turn_without_an_end_token_ends_with_the_token_that_follows() -> None:
     [sample] = samples_of(open_jinja(NO_END), [user("a"), answer("b"), user("c"), answer("d")])
-    assert trained(sample) == ["b<|start_header_id|>", "d"]  # and the separator, which is trained on too
+    assert trained(sample) == ["b<|start_header_id|>", "d"]  # the separator is also trained on
     first, second = samples_of(open_jinja(END_LAST), [user("a"), answer("b"), user("c"), answer("d")])
     assert (trained(first), trained(second)) == (["b<|eot_id|>"], ["d<|eot_id|>"])
 
@@ -225,7 +231,7 @@ def test_two_names_of_reasoning_must_agree() -> None:
         read_record({"messages": [user("a"), answer("b", reasoning_content="r", thinking="s")]}, "messages")
 
 
-# -- answers of nothing but reasoning ---------------------------------------------------------------------------------
+# -- answers with only reasoning --------------------------------------------------------------------------------------
 
 FIELD, WRITTEN = answer("", reasoning_content="r"), answer("<think>\nr\n</think>\n\n")
 
@@ -259,7 +265,7 @@ def test_such_an_answer_is_an_error_if_the_template_has_no_place_for_reasoning()
         assert found.value.reason == "reasoning_not_written"
 
 
-# A prompt that closes the reasoning, as `enable_thinking: false` does in many templates: turns have it all the same.
+# The prompt closes the reasoning, like `enable_thinking: false` in many templates, but turns still contain reasoning.
 CLOSES = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
     "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -269,7 +275,10 @@ CLOSES = (
 
 
 def test_reasoning_after_a_prompt_that_has_closed_it_is_refused() -> None:
-    """It was trained on after the end of the block, where no model reasons."""
+    """Reasoning that would follow its closed block is refused.
+
+    It would be trained on at a place where no model reasons.
+    """
     messages = [user("a"), answer("b", reasoning_content="r")]
     [sample] = samples_of(open_jinja(CLOSES), messages)
     assert trained(sample) == ["<think>\nr\n</think>\n\nb<|im_end|>"]
@@ -281,7 +290,7 @@ def test_reasoning_after_a_prompt_that_has_closed_it_is_refused() -> None:
     assert trained(samples_of(dropped, messages)[0]) == ["b<|im_end|>"]
 
 
-# Reasoning has a place in turns with calls only.
+# The template writes reasoning only in turns with calls.
 BEFORE_CALLS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}{{ m.reasoning_content }};"
     "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -299,7 +308,10 @@ def test_reasoning_before_calls_is_trained_on_if_the_template_writes_it_there_al
 
 
 def test_conversations_that_are_rendered_together_get_their_own_samples() -> None:
-    """Where the template writes reasoning was tried between the answers to them, so that the others were mixed up."""
+    """Conversations that are rendered together are not mixed up.
+
+    Whether the template writes reasoning before calls is tested first, because the renderer is busy later.
+    """
     called = answer("", reasoning_content="hmm", tool_calls=[CALL])
     messages = [[user("a"), called], [user("q"), answer("first")], [user("q"), answer("second")]]
     conversations = [read_record({"messages": each}, "messages") for each in messages]
@@ -315,11 +327,11 @@ def called(content: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("messages", "prompt", "written"),
     [
-        # The prompt ends the turn with words and a call, and the answer goes on in it.
+        # The turn has text and a call. Its prompt ends the turn, and the answer continues it.
         ([*called("b"), answer("c")], "find</tool_call><result>5</result>b<|im_end|>\n", "c<|im_end|>"),
         ([*called("b"), *called("c"), answer("d")], "<result>5</result>b<|im_end|>\n", "<tool_call>find</tool_call>c"),
         ([*called("b"), *called(""), answer("d")], "<result>5</result>b<|im_end|>\n", "<tool_call>find</tool_call>"),
-        # Without words, the prompt does not end it.
+        # Without text, the prompt does not end the turn.
         ([*called(""), answer("c")], "find</tool_call><result>5</result>", "c<|im_end|>"),
     ],
 )
@@ -334,7 +346,10 @@ def test_an_answer_that_continues_a_turn_follows_its_prompt(
 
 @pytest.mark.parametrize("source", [PARTS, SELECTED_PARTS])
 def test_contents_are_parts_if_the_template_writes_no_others(source: str) -> None:
-    """They were left out, and end tokens alone were trained on."""
+    """Contents become parts if the template writes only parts.
+
+    Otherwise the contents would be missing, and only end tokens would be trained on.
+    """
     [sample] = samples_of(open_jinja(source), [user("a"), answer("<|im_end|>b"), user("c"), answer("d")])
     start = "<|im_start|>assistant\n"
     assert whole(sample) == (

@@ -1,4 +1,4 @@
-"""What macros write of a part of a conversation is remembered only if nothing else could change it."""
+"""The text of a macro is remembered only if it depends on its arguments alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment
 from tasks.templates.jinja.memo.memo import Memo
 
-# Macros that read nothing but their argument, and others.
+# Macros that depend only on their arguments and on constants. RENDERED has macros that depend on more.
 REMEMBERED = [
     "{% macro f(x) %}{{ x.name }}{% endmacro %}",
     "{% macro f(x, y=1) %}{% for k in x %}{{ loop.index }}{{ k }}{{ y }}{% endfor %}{% endmacro %}",

@@ -1,4 +1,4 @@
-"""No content becomes a control token, whatever a template does to it."""
+"""No content becomes a control token, regardless of what a template does to it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def expressions(draw: st.DrawFn) -> str:
 
 @st.composite
 def contents(draw: st.DrawFn) -> str:
-    """Draw text with control strings: cut, in another case, backwards, or with other characters between theirs."""
+    """Draw text with control strings in many changed forms.
+
+    They are cut, in another case, reversed, or with other characters between their own.
+    """
     pieces = []
     for _ in range(draw(st.integers(1, 3))):
         control, other = draw(st.sampled_from(CONTROLS)), draw(LETTERS)
@@ -83,7 +86,7 @@ def asked(question: str, answer: str) -> dict[str, Any]:
 
 
 class Case(NamedTuple):
-    """A tokenizer, what a template writes of a content, and the contents of each conversation."""
+    """A case has a tokenizer, an expression of a template, and conversations."""
 
     kind: str
     expression: str
@@ -96,7 +99,10 @@ def cases(kinds: Sequence[str] = KINDS) -> st.SearchStrategy[Case]:
 
 
 def check(case: Case) -> str:
-    """Check that no content becomes a control token; whether a conversation was accepted, or why not."""
+    """Check that no content becomes a control token, and return the outcome.
+
+    The outcome is "accepted", "template refused", or the reason for the reject.
+    """
     encoder = open_kind(case.kind)
     try:
         preparer = Preparer(FILE, template_of(case.expression, encoder), encoder, "assistant")
@@ -111,7 +117,7 @@ def check(case: Case) -> str:
             tokens = sample.shape.tokens.tolist()[: len(sample.shape.tokens) - sample.shape.separator]
             assert [tokens.count(encoder.controls[control]) for control in CONTROLS] == [2, 2], case.expression
             assert sum(token >= 0 for token in tokens) <= 4 + encoder.adds_bos
-            # Nor does the encoder make them of what is left.
+            # The encoder does not produce control tokens from the other texts.
             ids = encoder.encode(sample.texts).ids.tolist()
             assert not {encoder.controls[control] for control in CONTROLS} & set(ids)
         outcomes.append("accepted")
@@ -173,7 +179,10 @@ def test_arguments_and_tools_become_no_control_tokens() -> None:
 
 
 def test_control_tokens_that_depend_on_what_a_text_says_are_the_template_s_own() -> None:
-    """A first conversation with the same messages has none of them."""
+    """A template may write control tokens depending on a text.
+
+    A neutral conversation with the same messages does not contain these tokens.
+    """
     encoder = open_kind("hf_byte_level")
     source = CHATML_JINJA.replace(
         "message.content",

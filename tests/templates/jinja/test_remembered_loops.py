@@ -1,4 +1,4 @@
-"""Loops that are remembered write and set what they would if they were executed, whatever a template does with them."""
+"""A remembered loop writes and sets the same values as an executed loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 TOOLS = [{"name": "f", "parameters": {"a": {"type": "string"}}}, {"name": "g"}]
 
-# What remembered loops may read, and what makes it impossible to remember them, or is another variable at times.
+# Values that remembered loops may read, values that prevent remembering, and names that are sometimes other variables.
 KNOWN = [
     *("m.role", "m.content", "m['content']", "m.tool_calls", "m.x", "m.nothing", "ns.a", "ns.b", "ns.nothing"),
     *(
@@ -63,7 +63,7 @@ LISTS = st.sampled_from(
     ]
 )
 EXPRESSIONS = expressions(KNOWN + OF_LOOPS)
-# A variable that is joined with itself in loops would double until the memory is full.
+# In loops, a variable that is joined with itself would double until memory is full.
 SHORT = expressions(KNOWN + OF_LOOPS, "({} ~ {})[:20]")
 CONDITIONS = EXPRESSIONS | st.sampled_from(["m.role == 'user'", "not ns.a", "loop.first or loop.previtem.x"])
 
@@ -135,7 +135,7 @@ NESTED = LOOP("part", "m.tool_calls", "{{ part.function.name }}{{ loop.index }}{
 def test_every_rendering_is_that_of_plain_jinja(source: str, counts: list[int]) -> None:
     try:
         plain = template_of(source, False)
-    except Exception:  # a break outside of loops, and the like
+    except Exception:  # for example a break outside of loops
         return
     remembering = template_of(source, True)
     for conversation in range(2):
@@ -153,7 +153,7 @@ REMEMBERED = [
     (START + LOOP("m", "messages", "{% set ns.a = m.x %}"), Messages),
     (START + MACROS + LOOP("m", "messages", "{{ g(m) }}"), Messages),
     (START + "{% macro i() %}{{ items }}{% endmacro %}" + LOOP("m", "messages", "{{ i() }}"), None),
-    (START + LOOP("m", "messages", "{{ ns }}"), Messages),  # never known
+    (START + LOOP("m", "messages", "{{ ns }}"), Messages),  # its value is never known
     (LOOP("m", "messages", "{{ messages | length }}"), None),
     (LOOP("m", "messages", "{{ loop.length }}"), None),
     (LOOP("m", "messages", "{{ loop }}"), None),

@@ -1,4 +1,4 @@
-"""A template in Jinja ends, whatever it does: each hostile one with one message, in bounded time and memory."""
+"""Each hostile Jinja template ends with one message, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ def render(source: str) -> Rendering:
 
 
 def children() -> set[int]:
-    """Processes whose parent this one is, zombies too."""
+    """Return the children of this process, including zombies."""
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
     return {pid for pid in map(int, listed.split()) if Path(f"/proc/{pid}").exists()}
 
 
 def test_a_child_finds_the_compiler_ready() -> None:
-    """Else each child makes the lexer of Jinja again."""
+    """The compiler is prepared before the child is forked.
+
+    Otherwise each child would create the lexer of Jinja again.
+    """
     prepare_compiler.cache_clear()
     renderer = open_renderer(SAY)
     assert prepare_compiler.cache_info().currsize == 1
@@ -95,7 +98,8 @@ FAN = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endma
 def test_a_hostile_template_ends_with_one_message(
     source: str, error: type[Exception] | None, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The system takes 0.2 s of CPU time for 1. What runs out of memory gets the usual time: a busy machine is slow.
+    # The system rounds 0.2 s of CPU time up to 1 s. Templates that run out of memory keep the usual limit, because a
+    # busy machine is slow.
     if "memory" not in problem:
         monkeypatch.setattr(limits, "SECONDS", 0.2)
     before = children()
@@ -114,7 +118,7 @@ def test_a_hostile_template_ends_with_one_message(
         if isinstance(raised, PackError):
             assert str(raised).startswith("template odd.jinja: ")
     assert sum(os.times()[:4]) - sum(start[:4]) < 3
-    # An earlier test's child may end meanwhile; none may be new.
+    # A child of an earlier test may end meanwhile, but there must not be a new child.
     assert children() <= before, "the process that rendered is still there"
 
 
@@ -153,7 +157,7 @@ def test_many_conversations_are_rendered_at_once(call: int, monkeypatch: pytest.
         found = list(renderer.render_all(list(map(job, ["a", "no", fault, "b", "no"]))))
         assert [type(each) for each in found] == [Rendering, Reject, *[DataError] * 3]
         assert all(problem in str(each) for each in found[2:])
-        # It goes on with the next call, and no answer belongs to an earlier one.
+        # The renderer continues with the next call, and does not return answers of an earlier call.
         assert [each.text for each in renderer.render_all(list(map(job, works)))] == works  # type: ignore[union-attr]
 
 
@@ -179,7 +183,10 @@ def test_chance_is_the_same_every_time() -> None:
 
 
 def test_memory_is_bounded_by_the_system() -> None:
-    """Of the child, as the system counts it, with a template that takes all it can get."""
+    """The child of a template that allocates without end stays below the memory limit.
+
+    The system measures the memory.
+    """
     program = f"""
         import resource, sys
         sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(Path(__file__).parent)!r}]
@@ -234,7 +241,7 @@ def test_the_child_ends_when_its_parent_is_killed_and_takes_no_lock_with_it(tmp_
     parent.kill()
     parent.communicate()
     deadline = time.monotonic() + 300
-    with suppress(FileNotFoundError, ProcessLookupError):  # it is gone
+    with suppress(FileNotFoundError, ProcessLookupError):  # the process is gone
         while Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
             assert time.monotonic() < deadline, "it lives on"
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Strings that need no change are found from the JSON of a conversation: exactly those, whatever they hold."""
+"""Exactly the strings that need a change are found in the JSON of a conversation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.templates.jinja.strings import Unchanged
 
 KEYS, ROLES = ("role", "content"), ("user", "tool")
 
-# Of characters that JSON escapes, and of what stands around strings in it.
+# Characters that JSON escapes, and text that surrounds strings in JSON.
 text = st.lists(
     st.sampled_from(
         ['"', "\\", "\\u0041", "\n", "\x00", "é", "\ud7ff", "!", "a", "role", "user", '":"', "{}", ",", ":"]
@@ -27,7 +27,7 @@ values = st.recursive(
 
 
 def strings_of(value: Any) -> list[str]:
-    """Return all strings, and keys that are not ours; a known role is not one of them."""
+    """Return all strings and unknown keys, except known roles."""
     if isinstance(value, list):
         return [string for item in value for string in strings_of(item)]
     if not isinstance(value, dict):
@@ -47,13 +47,13 @@ def strings_of(value: Any) -> list[str]:
 @example([{"role": "user!"}, {"role": ["user", "!"]}])
 def test_all_strings_are_looked_at(found: list[Any]) -> None:
     unchanged = Unchanged(lambda string: re.sub("[!\n]", "", string), KEYS, ROLES)
-    for value in found * 2:  # what is known of one value is used for the next one
+    for value in found * 2:  # results for one value are reused for the next
         expected = not any(re.search("[!\n]", string) for string in strings_of(value))
         assert unchanged.has_all(orjson.dumps(value).decode()) is expected, value
 
 
 def without_marks(value: Any) -> Any:
-    """Remove `!` from all strings but known roles, and from keys that are not ours."""
+    """Remove `!` from all strings and unknown keys, except known roles."""
     if isinstance(value, list):
         return [without_marks(item) for item in value]
     if not isinstance(value, dict):
@@ -73,5 +73,5 @@ def test_strings_are_changed_where_they_are(found: list[Any]) -> None:
     unchanged = Unchanged(lambda string: string.replace("!", ""), KEYS, ROLES)
     for value in found * 2:
         changed = unchanged.changed(orjson.dumps(value).decode(), lambda string: string.replace("!", ""))
-        if len(set(strings_of(without_marks(value)))) == len(set(strings_of(value))):  # no keys became the same
+        if len(set(strings_of(without_marks(value)))) == len(set(strings_of(value))):  # no two keys became equal
             assert orjson.loads(changed) == without_marks(value)

@@ -1,4 +1,4 @@
-"""Boundaries that are looked at together, or again, are those of each pair of texts by itself."""
+"""Checking boundaries together, or again, equals checking each pair separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Contents are filled into the rendering of placeholders only if the template would write the same."""
+"""Conversations that are filled in equal their renderings.
+
+Contents are filled into the rendering of placeholders only if the template would write the same text.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from tasks.tokenization.frames import MOST_WRONG, Filling, rendering_of
 from tasks.tokenization.prepare import Preparer
 
 KIND = "hf_byte_level"
-# Every template has examples of its own.
+# For each template separately.
 FEW = settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MACRO = (
     "{% macro written(c) %}{{ c | trim }}{% endmacro %}"
@@ -44,7 +47,7 @@ AS_JSON = (
     "<|im_end|>\n"
     "{% endfor %}{{ tools | tojson }}{% for tool in tools or [] %}{{ tool | tojson(indent=2) }}{% endfor %}" + PROMPT
 )
-# What tools and arguments have is read one by one.
+# The template reads tools and arguments one by one.
 FIELDS = "{% for tool in tools or [] %}{{ tool.function.name }} {{ tool.function.parameters | tojson }}\n{% endfor %}"
 ITEMS = (
     FIELDS + LOOP + "{% if m.content is iterable and m.content | trim | length > 0 %}{{ m.content }}{% endif %}"
@@ -52,12 +55,12 @@ ITEMS = (
     "<{{ k }}>{{ v if v is string else v | tojson }}</{{ k }}>{% endfor %}</tool_call>{% endfor %}<|im_end|>\n"
     "{% endfor %}" + PROMPT
 )
-# The prompt ends and the answer begins with a line end, which tokens may join.
+# The prompt ends and the answer begins with a line end. A token may join both.
 LINE_ENDS = (
     LOOP + "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
-# Values are used in ways that cannot be traced, which nearly always changes nothing.
+# These uses of values cannot be traced, but they rarely change the text.
 GUESSED = {
     "cut": LOOP + "{{ m.content[:1000] }}<|im_end|>\n{% endfor %}" + PROMPT,
     "by length": LOOP
@@ -101,7 +104,7 @@ def rendering_all() -> Iterator[None]:
 
 
 def not_composed(*_: Any) -> Iterator[None]:
-    """Yield nothing: the steps of a conversation go on without a rendering."""
+    """Yield nothing, so that the steps of a conversation continue without a rendering."""
     yield from ()
 
 
@@ -138,7 +141,10 @@ def test_filled_conversations_are_what_is_rendered(name: str, contents: list[str
 
 @st.composite
 def modern(draw: st.DrawFn) -> dict[str, Any]:
-    """A conversation with reasoning, calls, results, and tools; half of them have only short words."""
+    """Draw a conversation with reasoning, calls, results, and tools.
+
+    Half of the conversations contain only short words.
+    """
     odd = st.sampled_from(
         ["</think>", "<think>a</think>b", "secret", "\nb", " b ", "b\n\n", 'é\u2028"\\', "<|im_end|>"]
     )
@@ -183,12 +189,12 @@ def test_modern_conversations_are_what_is_rendered(name: str, turns: Any, record
 
 
 def compare_with_rendered(record: dict[str, Any], template: JinjaTemplate) -> None:
-    """Compare the rows and the receipt of a conversation that is filled in with those of one that is rendered."""
+    """Compare the rows and receipt of a filled-in conversation with a rendered one."""
     results = []
     for rendered in (False, True):
         with rendering_all() if rendered else nullcontext():
             try:
-                # If arguments are read one by one, it is filled in the second time; if tools are, the third time.
+                # If arguments are read one by one, the second record is filled in. If tools are, the third record is.
                 rows, receipt = tokenize([record] * 3, open_kind(KIND), template)
                 results.append(([(row.ids.tolist(), row.trained.tolist()) for row in rows], receipt))
             except DataError as error:
@@ -203,7 +209,7 @@ THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "t"}
 
 
 def rendered(samples: mock.Mock) -> int:
-    """Return how many conversations a template was asked to render."""
+    """Return the number of conversations that a template rendered."""
     return sum(len(call.args[0]) for call in samples.call_args_list)
 
 
@@ -224,7 +230,10 @@ def rendered(samples: mock.Mock) -> int:
     ],
 )
 def test_modern_conversations_are_filled(name: str, messages: list[Any], tools: Any) -> None:
-    """Else the tests above would compare renderings with themselves."""
+    """Modern conversations are filled in.
+
+    Otherwise the tests above would compare renderings with themselves.
+    """
     template = JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01")
     record = {"messages": messages} | ({"tools": tools} if tools else {})
     with mock.patch.object(template, "all_samples", side_effect=template.all_samples) as samples:
@@ -234,7 +243,10 @@ def test_modern_conversations_are_filled(name: str, messages: list[Any], tools: 
 
 
 def test_ordinary_conversations_are_filled() -> None:
-    """Else the test above would compare renderings with themselves."""
+    """Ordinary conversations are filled in.
+
+    Otherwise the test above would compare renderings with themselves.
+    """
     for name in ("chatml", "llama3", "marked", "macro", "default system message", "reasoning stripped from history"):
         template = JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01")
         with mock.patch.object(template, "all_samples", side_effect=template.all_samples) as samples:
@@ -307,7 +319,7 @@ def test_a_guess_that_is_nearly_always_wrong_is_given_up() -> None:
         ("(m.content ~ 'a') | tojson", None),
         ("m.content | urlencode", None),
         ("m.content | safe", [[], [], [], [], []]),
-        ("'a' + m.content | safe", None),  # a would be escaped
+        ("'a' + m.content | safe", None),  # the template would escape a
         ("m.content | safe + 'a'", None),
         ("('a' | safe) + m.content", None),
         ("m.content + ('a' | safe)", None),
@@ -326,14 +338,18 @@ def test_a_trace_knows_what_was_done(expression: str, expected: list[list[str]] 
 
 
 def test_a_blank_block_of_reasoning_is_rendered() -> None:
-    """A template may ask whether the reasoning is defined."""
+    """An empty block of reasoning is rendered, because templates may test for it."""
     template = JinjaTemplate("test.jinja", AS_JSON, open_kind(KIND), "assistant", "2026-01-01")
     compare_with_rendered({"messages": written("a", "<think>\n\n</think>\n\nb")}, template)
 
 
 @pytest.mark.parametrize("answer", [" b ", "\tb", "\n\nb"])
 def test_an_answer_after_opened_reasoning_is_stripped_in_each_way(answer: str) -> None:
-    """The prompt opens reasoning that the turn does not have, so its end and two line ends come before the answer."""
+    """An answer after an opened block of reasoning equals its rendering.
+
+    The prompt opens reasoning that the turn does not have, so the end of the block and two line ends come before the
+    answer.
+    """
     source = (
         LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
     )
