@@ -169,7 +169,9 @@ def test_a_file_without_a_usable_record_is_left_out(here: Path) -> None:
     write(here / "b.jsonl", [{"messages": [{"speaker": "user", "utterance": "a"}]}] * 3)
     found, config, _ = draft(here, "a.jsonl", "b.jsonl")
     assert [source.path for source in config.sources] == ["a.jsonl"]
-    problem = "none of its first 3 records can be used; the first problem: messages[0].role is missing; the keys found are: "
+    problem = (
+        "none of its first 3 records can be used; the first problem: messages[0].role is missing; the keys found are: "
+    )
     assert f"left out: {here / 'b.jsonl'}: {problem}speaker, utterance; " in "\n".join(found.summary())
     with pytest.raises(DataError, match=r"b\.jsonl: none of its first 3 records can be used"):
         draft(here, "b.jsonl", overwrite=True)
@@ -275,7 +277,11 @@ def test_format_and_columns_that_are_wrong(here: Path) -> None:
         ({"ignore": ["image_"]}, UsageError, "--ignore: .*\n.* does not need to be ignored; did you mean image"),
         ({"columns": ["frage=instruction"]}, UsageError, "packcorpus names go on the left"),
         ({"columns": ["instruction=frage"]}, DataError, "columns: instruction: no key `frage`; keys found: "),
-        ({"format": "messages"}, DataError, "none of its first 60 records can be used; the first problem: messages is missing"),
+        (
+            {"format": "messages"},
+            DataError,
+            "none of its first 60 records can be used; the first problem: messages is missing",
+        ),
     ):
         with pytest.raises(error, match=message):
             draft(here, "a.jsonl", **options)

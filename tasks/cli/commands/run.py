@@ -59,10 +59,10 @@ def part(
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
-    """Run one share of the work of `pack`, on one of several machines with shared files.
+    """Run one share of the work of `pack`, on one of several machines.
 
-    For Slurm arrays, Kubernetes jobs, and xargs. Run --stage tokenize for every share, then --stage pack for every
-    share, and then `packcorpus pack`, which publishes the corpus.
+    The machines share files. For Slurm arrays, Kubernetes jobs, and xargs: run --stage tokenize for every share, then
+    --stage pack for every share, and then `packcorpus pack`, which publishes the corpus.
     """
     from tasks.cli.shares import run_part
 

@@ -43,10 +43,10 @@ def show_dry_run(run: DryRun, console: Console) -> None:
     for failure in run.failures:
         indented(console, single(Text(printable(failure), "bold yellow")))
     tokenizer = run.tokenizer
-    name = "trained on the sources (in this dry run, on the sample)" if tokenizer.trained_here else tokenizer.name
+    name = "trained on the sample (a run trains it on all sources)" if tokenizer.trained_here else tokenizer.name
     facts = [
         ("config", str(run.config)),
-        ("tokenizer", f"{name} ({tokenizer.kind}, {tokenizer.vocab_size:,} tokens), engine {run.engine}"),
+        ("tokenizer", f"{name}, {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, engine {run.engine}"),
         ("template", run.settings["template"]),
         ("trained on", TRAINED_TURNS[run.settings["train_on"]]),
         ("overlong", run.settings["overlong"]),
