@@ -82,7 +82,7 @@ def test_other_data_stops_the_run_at_its_first_record_and_ignored_it_is_counted(
     manifest = load_manifest(pack_corpus(decided))
     assert manifest.unused_keys == {"chat.jsonl": {"id": 60, "score": 60, "images": 1, "kto_tag": 1}}
     assert manifest.ledger.conversations.packed == 60
-    assert "identical" in rebuild(decided.published)
+    assert ": identical" in rebuild(decided.published)
     assert predict(decided.config, decided.folder, tmp_path).unused_keys == manifest.unused_keys
 
 

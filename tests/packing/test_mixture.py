@@ -133,7 +133,7 @@ def test_a_limit_is_a_seeded_choice_and_one_above_the_source_takes_all(tmp_path:
     [
         ("once", "copies do not match weight 3"),
         ("validation", "is in the validation split twice"),
-        ("limit", "6 are taken, but others are dropped by limit: 12"),
+        ("limit", "only 6 conversations are taken, but others are dropped by limit: 12"),
         ("share", "have an additional copy"),
     ],
 )

@@ -499,7 +499,7 @@ def test_another_manifest_is_never_replaced(tmp_path: Path, root: str, expected:
     card = next(key for key in expected if key.endswith("README.md"))
     store.put(card, b"of the other run")
     for _ in range(2):
-        with pytest.raises(Busy, match="another manifest") as found:
+        with pytest.raises(Busy, match="published a different manifest for this corpus, and it was kept") as found:
             pack_corpus(recipe)
         assert found.value.exit_code == 75
         assert (store.get(key), store.get(card)) == (b"{}", b"of the other run"), "nothing is replaced"

@@ -330,7 +330,7 @@ def test_an_overlong_answer_and_question_among_300_neither_end_a_run_nor_disappe
     cut, length = facts["ledger"]["tokens"]["truncated"], facts["sequence_length"]
     assert cut > 5000
     assert f"overlong: 1 conversation truncated to {length:,} tokens, which drops {cut:,} tokens (" in done.stderr
-    assert " % of all; to keep them, raise sequence_length or set overlong: split\n" in done.stderr
+    assert " % of all); to keep them, raise sequence_length or set overlong: split\n" in done.stderr
     set_config(folder, **wide, overlong="drop")
     done = luigi(folder, "--config", "corpus.yaml")
     assert f"overlong: 2 conversations longer than {length:,} tokens dropped; to keep them, " in done.stderr

@@ -235,7 +235,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     names = {"UTF8": "utf-8", "utf-8-sig": "utf-8", "cp1252": "windows-1252", "latin-1": "iso8859-1", "u16": "utf-16"}
     assert {name: check_encoding(name) for name in names} == names
     for value in ("", ";;", "a", '"', "\n", "ä"):
-        with pytest.raises(ValidationError, match="is not a delimiter; use one character"):
+        with pytest.raises(ValidationError, match="is not a delimiter; use `tab` or a single character"):
             Source(path="a.csv", delimiter=value)
     for value in ("utf-9", "rot13", "idna", "base64", "utf-7", "unicode_escape", "../x", "\0", ""):
         with pytest.raises(ValidationError, match=r"is not a known encoding; (did you mean|typical are) "):

@@ -825,7 +825,7 @@ def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
         UsageError, match=r"is the same file as a\.jsonl, .* differently: as text and as alpaca; remove"
     ):
         find_parts([Source(path="a.jsonl"), Source(path="*.jsonl", format="alpaca")], tmp_path, 100)
-    with pytest.raises(UsageError, match=r"this one as text with columns \{text: text\}"):
+    with pytest.raises(UsageError, match=r"as text and as text with columns \{text: text\}"):
         find_parts([Source(path="a.jsonl"), Source(path="a.jsonl", columns={"text": "text"})], tmp_path, 100)
     named = Source(path="a.jsonl", roles={"user": ["Kunde", "gast"]}, ignore=["images"])
     with pytest.raises(UsageError, match=r"as text with roles \{user: \[Kunde, gast\]\}, ignore \[images\]; remove"):
@@ -853,7 +853,7 @@ def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
             DataError,
             f"known are {' '.join(extension for one in CONTAINERS for extension in one.extensions)}, text files also",
         ),
-        ("https://example.org/a.jsonl", UsageError, "https:// is not supported; known are s3://"),
+        ("https://example.org/a.jsonl", UsageError, "https:// is not supported; use one of s3://"),
         ("s3://bucket/a.jsonl", UsageError, "only local files can be read"),
     ],
 )

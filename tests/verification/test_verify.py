@@ -459,8 +459,8 @@ LISTS = [
     (other_length, "seq_lens differ from the index"),
     (other_longest, "max_seqlen is not the longest of seq_lens"),
     (fewer_labels, "a row has more or fewer labels than input_ids"),
-    (too_long, f"tokens, not 1 to {LENGTH}"),
-    (no_tokens, f"tokens, not 1 to {LENGTH}"),
+    (too_long, f"tokens, expected 1 to {LENGTH}"),
+    (no_tokens, f"tokens, expected 1 to {LENGTH}"),
     (joined_positions, "position_ids do not restart at 0 at every conversation"),
 ]
 

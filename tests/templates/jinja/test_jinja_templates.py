@@ -515,7 +515,7 @@ def test_a_greeting_without_a_prompt_is_context(source: str, turns: Turns) -> No
     assert receipt["unusual_order"] == 3
     for index, code, message in receipt["rejects"]:
         assert (index, code) == (3, "template_refused")
-        assert "has no element 0; it writes no prompt before messages[0], the only turn to train on" in message
+        assert "has no element 0; it writes no prompt before messages[0], which is the only turn to train on" in message
     assert len(receipt["rejects"]) == len(records) - 3
 
 
