@@ -76,7 +76,7 @@ def test_a_healthy_machine_has_nothing_to_fix(monkeypatch: pytest.MonkeyPatch) -
         ({"no_nf4_reason": lambda kind: "it is broken"}, "problem NF4 it is broken", "--quantization none"),
         ({"gpus": [GPU, GPU], "has_nccl": lambda: False}, "problem processes 2 GPUs", "--gpus 1"),
         ({"compiler": lambda: None}, "warning compiler no C++", "apt-get install g++"),
-        ({"is_wsl": lambda: True}, "warning WSL Windows below", ".wslconfig"),
+        ({"is_wsl": lambda: True}, "warning WSL Linux inside Windows", ".wslconfig"),
         ({"free_memory": lambda: 3 << 30}, "warning memory 3.0 GiB free", "close other programs"),
         ({"free_disk": lambda path: 2 << 30}, "warning disk 2.0 GiB free", "free some space"),
     ],

@@ -108,7 +108,7 @@ def test_shards_of_two_corpora_are_rejected(kind: str, tmp_path: Path) -> None:
         write_rows(tmp_path / f"train-0000{number}-of-00002.arrow", random_rows(3, size), metadata)
     message = rejected(tmp_path)
     assert "train-00001-of-00002.arrow" in message
-    assert "another corpus" in message
+    assert "belongs to a different corpus" in message
 
 
 @pytest.mark.parametrize(

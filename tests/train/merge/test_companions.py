@@ -110,7 +110,7 @@ def template_of(folder: Path) -> str | None:
             None,
             "none: .*chatml.*; the template of the tokenizer renders differently and was left out",
         ),
-        ("built-in", "{{ raise_exception('no') }}", None, "none: .*chatml.*left out here"),
+        ("built-in", "{{ raise_exception('no') }}", None, "none: .*chatml.*differently and was left out"),
         ("built-in", None, None, "none: .*chatml.*, and the tokenizer has none"),
         ("jinja", OTHER, CHATML, r"the Jinja template of the corpus \(mine.jinja\), rendered with {'shout': True}"),
         ("jinja", None, CHATML, "the Jinja template of the corpus"),
