@@ -42,9 +42,10 @@ class PlainRecords:
             return decode_block(lines)
         records: list[Any] = []
         others: list[int] = []
-        for line in lines:
+        decoded = map(self._decode, lines)
+        while len(records) < len(lines):
             try:
-                records.append(self._decode(line))
+                records.extend(decoded)  # until a record is not plain; the next call continues after it
             except (DecodeError, UnicodeDecodeError, RecursionError):
                 if not records:  # if the first record is not plain, most records are not
                     return decode_block(lines)
