@@ -24,10 +24,14 @@ class Needles:
         self._needles = tuple(filter(None, needles))
         self._first = sorted({needle[0] for needle in self._needles})
         self._longest = max(map(len, self._needles), default=0)
-        self._pairs = np.zeros(1 << 16, bool)  # by the first byte and 256 times the second
+        # By the first byte and 256 times the second.
+        self._starting: dict[int, tuple[bytes, ...]] = {}
         for needle in self._needles:
-            second = range(256) if len(needle) == 1 else needle[1:2]
-            self._pairs[[needle[0] | other << 8 for other in second]] = True
+            for second in range(256) if len(needle) == 1 else needle[1:2]:
+                pair = needle[0] | second << 8
+                self._starting[pair] = (*self._starting.get(pair, ()), needle)
+        self._pairs = np.zeros(1 << 16, bool)
+        self._pairs[[*self._starting]] = True
 
     def occur(self, text: bytes) -> bool:
         """Return whether `text` contains any of the strings."""
@@ -44,5 +48,7 @@ class Needles:
                 is_first |= window == first
             places = np.flatnonzero(is_first) + start
             pairs = whole[places].astype(np.uint16) | whole[places + 1].astype(np.uint16) << np.uint16(8)
-            likely = places[self._pairs[pairs]].tolist()
-            yield from (place for place in likely if text.startswith(self._needles, place))
+            is_likely = self._pairs[pairs]
+            for place, pair in zip(places[is_likely].tolist(), pairs[is_likely].tolist(), strict=True):
+                if text.startswith(self._starting[pair], place):
+                    yield place
