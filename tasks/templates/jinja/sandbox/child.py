@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import mmap
 import os
 import re
 import resource
@@ -39,7 +38,7 @@ _OUT_OF_MEMORY = orjson.dumps(["memory", ""])
 
 
 class _Problem(Exception):
-    """A problem to send to the parent, as a kind of `Renderer._fail` and a text."""
+    """A problem to send to the parent, as a kind of `Renderer._value_of` and a text."""
 
 
 def run_in_child(pipe: Connection, serve: Callable[[Connection], None], masked: set[int | signal.Signals]) -> NoReturn:
@@ -72,13 +71,10 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def serve(
-    pipe: Connection, done: mmap.mmap, source: str, constants: Mapping[str, Any], today: datetime, ends: str
-) -> None:
+def serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: datetime, ends: str) -> None:
     """Compile a template, then answer lists of requests until the pipe is closed.
 
-    The replies to several requests are one message. `done` is memory that the parent reads, too: the number of replies
-    to the last list of requests, which shows the request that ended this process.
+    A message has the replies to one or several requests, as lines of JSON.
     """
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     child: _Child | None = None
@@ -101,13 +97,12 @@ def serve(
         except MemoryError:
             reply = _OUT_OF_MEMORY
         replies.append(reply)
-        done[:8] = (int.from_bytes(done[:8]) + 1).to_bytes(8)
         requests.pop()
         size += len(reply)
         value = reply = None  # type: ignore[assignment]
         if requests and size < REPLIES and time.monotonic() < since + PAUSE:
             continue
-        pipe.send_bytes(b"[%s]" % b",".join(replies))
+        pipe.send_bytes(b"\n".join(replies))  # a single reply, which may be large, is not copied
         if child is None:
             return
         replies.clear()

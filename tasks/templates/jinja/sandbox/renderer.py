@@ -3,11 +3,12 @@
 The child has limited time and memory, a fixed date, and no randomness.
 
     Renderer.render_all(jobs) ──JSON──▶ forked child: compile once, render, locate turns
-      Rendering or problem ◀──JSON, each── text, marks, samples │ the problem
+      Rendering or problem ◀──lines of JSON── text, marks, samples │ the problem
 
 A template is distributed with a tokenizer by a third party and is treated as untrusted data. The operating system
 limits the memory and CPU time of the child that renders it. The child writes no files and replies in JSON. A fork takes
-10 ms. Many conversations are sent at once and answered one by one, so that each problem belongs to one conversation.
+10 ms. Many conversations are sent at once, and the child sends some replies together. If it ends, the conversations
+that it has not answered are sent again, one at a time, so that each problem belongs to one conversation.
 
 When the parent exits, the child exits, too, because it reads the end of its pipe or reaches its CPU time limit.
 """
@@ -15,7 +16,6 @@ When the parent exits, the child exits, too, because it reads the end of its pip
 from __future__ import annotations
 
 import contextlib
-import mmap
 import multiprocessing
 import os
 import select
@@ -50,9 +50,7 @@ class Renderer:
 
     def __init__(self, name: str, source: str, constants: Mapping[str, Any], today: datetime, ends: str = r"(?!)"):
         self.name = name
-        # Memory shared with the child, which counts its answers there.
-        done = self._done = mmap.mmap(-1, mmap.PAGESIZE)
-        self._serve: Callable[[Connection], None] = lambda pipe: serve(pipe, done, source, constants, today, ends)
+        self._serve: Callable[[Connection], None] = lambda pipe: serve(pipe, source, constants, today, ends)
         self._owner = 0
         self._end: Any = None
         self._is_used = False  # answers are pending
@@ -134,24 +132,25 @@ class Renderer:
         self._value_of(*reply)
 
     def _answers(self, requests: Sequence[bytes]) -> Iterator[Answer | Reject]:
-        """Send requests, and yield each answer as it arrives.
+        """Send requests, and yield the answers.
 
         Raises DataError if the template must not be used.
         """
+        if not requests:
+            return
         assert not self._is_used, "the next answers are those to other requests"
         if self._owner != os.getpid():
             self._start()
-        self._is_used, taken, problem = True, 0, None
+        self._is_used, taken = True, 0
         try:
-            if requests:
-                self._done[:8] = bytes(8)
-                self._send(b"[%s]" % b",".join(requests))
-            while taken < len(requests) and not problem:
+            self._send(b"[%s]" % b",".join(requests))
+            while taken < len(requests):
                 try:
                     replies = self._replies("rendering one conversation")
-                except DataError as error:
-                    problem = error
-                    continue
+                except DataError:
+                    if len(requests) == 1:
+                        raise
+                    break
                 for kind, value in replies:
                     taken += 1
                     yield self._answer(kind, value)
@@ -159,10 +158,9 @@ class Renderer:
             self._is_used = False
             if taken < len(requests):  # the next replies would answer these requests
                 self.close()
-        if problem:
-            # The child held some replies when a request ended it: that request has the problem.
-            yield from self._answers(requests[taken : int.from_bytes(self._done[:8])])
-            raise problem
+        # One of the others ended the child, which may have held replies to those before it.
+        for request in requests[taken:]:
+            yield from self._answers([request])
 
     def _answer(self, kind: str, value: Any) -> Answer | Reject:
         """Return the answer that a reply contains.
@@ -190,7 +188,7 @@ class Renderer:
             late = not self._poll.poll(limits.SECONDS * limits.PATIENCE * 1000)
             if late:
                 raise EOFError
-            replies = orjson.loads(self._pipe.recv_bytes())
+            replies = [orjson.loads(reply) for reply in self._pipe.recv_bytes().split(b"\n")]
         except (EOFError, OSError):
             how = self._status()
             if not late and how != "SIGXCPU":
@@ -203,7 +201,7 @@ class Renderer:
         finally:
             if replies is None:  # on any error: the next reply would answer this request
                 self.close()
-        return list(replies)
+        return replies
 
     def _status(self) -> str:
         """Wait for the child and describe how it ended."""
