@@ -121,7 +121,8 @@ class Template(Protocol):
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
         """Return the samples of a conversation of placeholders.
 
-        Return None if the text around the placeholders may depend on the contents.
+        If the text around the placeholders may depend on the contents, the samples are a guess (`Outline.is_guess`), or
+        the result is None.
         """
         ...
 

@@ -163,7 +163,7 @@ class Filling:
     def confirm(self, is_right: bool) -> None:
         """Note whether a rendering had the samples of a guess.
 
-        A guess that is nearly always wrong is given up.
+        A guess is given up if it has been wrong MOST_WRONG times more often than right.
         """
         self._wrong = max(0, self._wrong + (-1 if is_right else 1))
         self.is_given_up = self._wrong > MOST_WRONG
@@ -244,7 +244,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
     def start_part(self) -> None:
         """Prepare for the conversations of another part.
 
-        Forgets all failures, and all shapes if there is no space for more.
+        Forgets all failures, except guesses that were given up, and all shapes if there is no space for more.
         """
         self._failures = dict.fromkeys(Reads, 0)  # number of shapes without a filling, until a shape has one
         self._misses = dict.fromkeys(Reads, 0)  # conversations that were not filled in, minus HIT for each that was
@@ -351,12 +351,16 @@ class Frames(dict[tuple[str, ...], Filling | None]):
                 found = shape_of_sample(segments, turns, turn, layout_of(turns) if has_all else "")
                 frames.append(_Frame(found, parts, places))
         self._pieces += pieces
+        unusual = outline.unusual
+        if 1 in spaces:  # a control token absorbs the white space on one side of a value
+            unusual = _or_has_outer_space(unusual)
+            spaces = {2 if space == 1 else space for space in spaces}
         if not frames or len(spaces) > 1 or pieces > PIECES_OF_SHAPE or self._pieces > PIECES_OF_ALL:
             return None
         if outline.unusual is None and not frames[0].shape.layout:
             return None  # a built-in template leaves a message out
-        strips = spaces != {True}
-        return Filling(frames, layout_of(turns), strips, outline.unusual, objects, outline.formats, outline.is_guess)
+        strips = spaces != {2}
+        return Filling(frames, layout_of(turns), strips, unusual, objects, outline.formats, outline.is_guess)
 
 
 def rendering_of(sample: Prepared, encoder: Encoder) -> Rendered:
@@ -398,21 +402,32 @@ def _frames_once(template: Template, train_on: TrainOn, roles: tuple[tuple[str, 
     return Frames(template, train_on, dict(roles))
 
 
-def _cut(texts: Sequence[str]) -> tuple[list[str], list[tuple[int, int, bool]]]:
+def _or_has_outer_space(unusual: Callable[[Sequence[str]], bool] | None) -> Callable[[Sequence[str]], bool]:
+    """Return a test that also finds values that begin or end with white space."""
+
+    def is_unusual(values: Sequence[str]) -> bool:
+        if any(value[0].isspace() or value[-1].isspace() for value in values):
+            return True
+        return unusual is not None and unusual(values)
+
+    return is_unusual
+
+
+def _cut(texts: Sequence[str]) -> tuple[list[str], list[tuple[int, int, int]]]:
     """Cut texts at their gaps, and return the pieces and the gaps.
 
     The texts are joined with NUL. Every second piece is empty, and stands for a gap. A gap is the number of its value,
-    the number of its JSON format or -1, and whether white space around the value is kept.
+    the number of its JSON format or -1, and the number of its sides on which white space around the value is kept.
     """
     parts = [""]
-    gaps: list[tuple[int, int, bool]] = []
+    gaps: list[tuple[int, int, int]] = []
     for number, text in enumerate(texts):
         parts[-1] += "\0" * (number > 0)
         end = 0
         for gap in GAP.finditer(text):
             parts[-1] += text[end : gap.start()]
             parts += ["", ""]
-            gaps.append((int(gap[1]), int(gap[2] or -1), "\v" in gap[0]))
+            gaps.append((int(gap[1]), int(gap[2] or -1), gap[0].count("\v")))
             end = gap.end()
         parts[-1] += text[end:]
     return parts, gaps

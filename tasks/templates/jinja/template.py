@@ -294,7 +294,8 @@ class JinjaTemplate(Template):
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
         """Return the samples of a conversation of placeholders.
 
-        Return None if the template does more with the placeholders than write and test them.
+        If the template does more with the placeholders than write and test them, the samples are a guess. Return None
+        if there is no guess.
         """
         if self._all or conversation.messages[0].role == "text":
             return None

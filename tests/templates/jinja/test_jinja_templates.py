@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 from support.templates.jinja_sources import (
@@ -360,17 +360,32 @@ def test_odd_control_strings_in_content_are_text() -> None:
         assert "".join(s.text for s in spans if s.token == TEXT and not s.trained) == f"user{text}assistant"
 
 
-def test_control_tokens_swallow_the_white_space_that_they_swallow_in_transformers() -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        "\n\n{{ m.content }} <mask>",
+        "\n\n{{ m.content }}",
+        "\n\n{{ m.content }}x<mask>",
+        "\n\n{{ m.content[:1000] }}",
+        "{{ m.content[:1000] }}",
+        "x{{ m.content[:1000] }}<mask>",
+    ],
+)
+def test_control_tokens_swallow_the_white_space_that_they_swallow_in_transformers(content: str) -> None:
+    """This includes a token that swallows white space on one side of a content."""
     encoder, library = odd()
-    template = JinjaTemplate("odd", ODD, encoder, "assistant", "2026-01-01")
+    source = ODD.replace("<|end|>\n\n{{ m.content }} <mask>", "<|end|>" + content)
+    template = JinjaTemplate("odd", source, encoder, "assistant", "2026-01-01")
 
     @FEW
+    @example(" a ", "b ")
+    @example("\n\na", "b\n")
     @given(ordinary("hf_byte_level"), ordinary("hf_byte_level"))
     def check(first: str, second: str) -> None:
         messages = [{"role": "user", "content": first}, {"role": "assistant", "content": "Z" + second}]
         [row], _ = tokenize([{"messages": messages}], encoder, template)
         assert its_own(row) == library.apply_chat_template(
-            messages, chat_template=ODD, tokenize=True, return_dict=False
+            messages, chat_template=source, tokenize=True, return_dict=False
         )
 
     check()
