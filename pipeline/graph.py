@@ -280,13 +280,16 @@ class PackCorpus(_Sized):
     def requires(self) -> list[luigi.Task]:
         with guard.reporting():
             stages.claim(self.recipe)
-            if self._prepared != guard.run:  # once, before the workers are forked
+            is_first = self._prepared != guard.run
+            if is_first:  # once, before the workers are forked
                 self.stage.prepare()
-                prepare(self.on)
                 self._prepared = guard.run
-            events.announce(self.recipe)
+            events.announce(self.recipe)  # starts the process of a template, before a cluster's threads exist here
+            required = super().requires()
+            if is_first and is_remote(self.on) and not all(task.complete() for task in required):
+                prepare(self.on)
             events.proven(stages.open_encoder(self.recipe))
-            return super().requires()
+            return required
 
     def work(self) -> dict[str, Any]:
         leave()  # the following tasks, perhaps hours of training, need no engine
