@@ -76,8 +76,10 @@ inspect: .venv/.setup  ## show the latest corpus
 quick: .venv/.test  ## run the quick tests in parallel: under a minute on two cores
 	$(PYTEST)
 
+# In two parts: processes that have loaded torch take longer to fork.
 test: .venv/.test  ## run all tests in parallel, also without Chromium, strace, and ../shared
-	$(PYTEST) -m "" --hypothesis-profile=ci --durations=5
+	$(PYTEST) -m "not training" --hypothesis-profile=ci --durations=5
+	$(PYTEST) -m training --hypothesis-profile=ci --durations=5
 
 check: .venv/.test  ## lint, types, layers, words, documentation, and all tests: what CI runs
 	$(BIN)/ruff check .

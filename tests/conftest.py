@@ -2,7 +2,7 @@
 
     pytest                   the quick tests (`make quick` runs them in parallel)
     pytest tests/pipeline    all tests of that folder, slow ones too
-    pytest -m ""             all tests (`make test` runs them in parallel)
+    pytest -m ""             all tests (`make test` runs them in parallel, in two parts)
 
 By default, property tests draw a quarter of their examples, at most 25. With --hypothesis-profile=ci, as in
 `make test`, they draw all. Both profiles draw the same examples each time. --hypothesis-profile=fresh, as in
@@ -17,6 +17,7 @@ import shutil
 import signal
 import tempfile
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -93,13 +94,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out whole files that are not quick: importing torch alone takes seconds."""
+    """Leave out whole files before they are imported."""
+    if config.option.markexpr == "training":
+        return None if collection_path.is_dir() or is_in(collection_path, TRAINING) else True
     left_out = (SLOW if "not slow" in config.option.markexpr else ()) + (
         TRAINING if "not training" in config.option.markexpr else ()
     )
     return True if is_in(collection_path, left_out) else None
 
 
+@lru_cache(None)
 def is_in(path: Path, places: tuple[str, ...]) -> bool:
     return any(path.is_relative_to(TESTS / place) for place in places)
 
