@@ -160,8 +160,7 @@ def _complete(incomplete: str, wanted: Callable[[str], bool]) -> Iterator[str]:
     found += [Path(path).stem for path in paths if incomplete and Path(path).stem.startswith(incomplete)]
     others = [path for path in sorted(glob.glob(f"{glob.escape(incomplete)}*")) if wanted(path)]
     yield from found
-    if not found or wanted("."):
-        yield from (path for path in others if path not in found)
+    yield from (path for path in others if path not in found)
 
 
 def _manifests(root: Path) -> list[Path]:

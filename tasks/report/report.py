@@ -3,8 +3,8 @@
     manifest, index, rejects ─figures, plots─┐
     20 rows, chosen by the key ─rows─────────┴─▶ report.html.jinja + report.css ─▶ NAME-KEY.html
 
-The file has at most MOST_BYTES, runs no script, and requests nothing. Equal corpora give equal bytes. Text from files
-is escaped twice: control characters here (`printable`), and HTML by Jinja.
+The file runs no script and requests nothing. It has at most MOST_BYTES, unless the figures alone take more. Equal
+corpora give equal bytes. Text from files is escaped twice: control characters here (`printable`), and HTML by Jinja.
 """
 
 from __future__ import annotations
@@ -82,12 +82,18 @@ def write_report(path: Path, output: Path | None, hidden_size: int = HIDDEN_SIZE
             "cannot_write", f"{output}: folder {output.parent} does not exist; create it, or choose another path"
         )
     raise_all(changed_files(folder, manifest.listed()), folder)  # damaged text must not be shown as data
-    page = next(page for page in _pages(manifest, folder, hidden_size) if len(page) <= MOST_BYTES)
+    page = b""
+    for page in _pages(manifest, folder, hidden_size):
+        if len(page) <= MOST_BYTES:
+            break
     return output, write_bytes(output, page)["bytes"]
 
 
 def _pages(manifest: Manifest, folder: Path, hidden_size: int) -> Iterator[bytes]:
-    """Yield the page repeatedly, each time with less text of the sampled rows."""
+    """Yield the page repeatedly, each time with less text of the sampled rows.
+
+    The last page has no text of them.
+    """
     render = _template()
     rows = sum(split.rows for split in manifest.splits.values())
     figures = read_figures(manifest, folder, choose(manifest.key, rows, ROWS))

@@ -413,7 +413,7 @@ SHAPES: dict[str, tuple[dict[str, Any], list[str]]] = {
             "if there are enough other conversations of their length (company: apart)",
             "Optimizer steps per epoch, by rows of 128 tokens per step",
             "h3: Loss weights",
-            "a weight in the loss: equal for all conversations.",
+            "a weight in the loss: the same total for every conversation.",
         ],
     ),
     "shape": (
@@ -435,7 +435,8 @@ SHAPES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"balance": {"ranks": 2}, "company": "similar", "epochs": 2},
         [
             "the ranks of a step have about the same work: for 2 ranks with 1 row each (balance)",
-            "p: Conversations of equal length that are about the same topic share a row (company: similar).",
+            "p: If conversations of equal length can trade places, each is in a row with others about its topic "
+            "(company: similar).",
             "the rows are ordered for 2 ranks, or any divisor of it.",
         ],
     ),
@@ -526,6 +527,8 @@ def test_a_page_that_is_too_large_shows_less_text(made: dict[str, Path], tmp_pat
     monkeypatch.setattr(report, "BUDGETS", (15_000,))
     bare = write_report(made["truncate"], tmp_path / "bare.html")[0].read_text()
     assert "too large for this page" in bare
+    monkeypatch.setattr(report, "MOST_BYTES", 1000)
+    assert write_report(made["truncate"], tmp_path / "figures.html")[0].read_text() == bare
 
 
 @needs_shared
