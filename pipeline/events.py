@@ -360,7 +360,7 @@ def _show_reused() -> None:
     """
     reused = counters.each("TokenizePart", "reused")
     if 0 < reused.sum() < len(reused):
-        display.show(f"reused {int(reused.sum()):,} of {len(reused):,} parts, tokenized by earlier runs")
+        display.show(f"reused {int(reused.sum()):,} of {len(reused):,} parts from earlier runs")
 
 
 def _reused(name: str, stage: Stage) -> None:

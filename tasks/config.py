@@ -140,8 +140,9 @@ class Config(BaseModel):
     loss_weight: Literal["none", "data", "conversation", "both"] = Field(
         "none",
         description="Weight of a trained token in the loss. none: all tokens have the same weight; data: the "
-        "`loss_weight` of the record or message; conversation: all conversations have the same weight, regardless of "
-        "length; both: the product of data and conversation. The weights are in the column `loss_weight` of the rows.",
+        "`loss_weight` of the record or message; conversation: all conversations have the same total weight, "
+        "regardless of length; both: the product of data and conversation. The weights are in the column `loss_weight` "
+        "of the rows.",
     )
     overlong: Literal["truncate", "drop", "split", "error"] = Field(
         "truncate", description="Policy for a conversation that is longer than a row."
@@ -214,16 +215,18 @@ class Config(BaseModel):
     )
     engine: Literal["auto", "gigatoken", "reference"] = Field(
         "auto",
-        description="Encoder. auto: gigatoken, if its result equals the reference on texts of this corpus; gigatoken: "
-        "like auto, but an error if gigatoken cannot read the tokenizer; reference: the tokenizer's own library.",
+        description="Encoder. auto: gigatoken, if it gives the same tokens as the reference on texts of this corpus; "
+        "gigatoken: like auto, but an error if gigatoken cannot read the tokenizer; reference: the tokenizer's own "
+        "library.",
     )
     part_size: int = Field(4 << 20, ge=1 << 10, description="Bytes of a source file that one step tokenizes.")
     plan_group: int = Field(
         1_000_000,
         ge=1,
         description="Larger corpora are planned in groups of about this many conversations. Each group is a mix of all "
-        "sources and has at least one shard. 512 bytes of the sources count as at most one conversation. This has no "
-        "effect with duplicates: drop, token_share, limits, and fractional weights, which need one plan.",
+        "sources and has at least one shard. 512 bytes of the sources count as at most one conversation. The "
+        "setting has no effect with duplicates: drop, token_share, limits, and fractional weights, which need one "
+        "plan.",
     )
     plan_chunk: int = Field(
         1000,

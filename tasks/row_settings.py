@@ -26,7 +26,7 @@ WITHOUT_PACKING = {
 
 # Settings that exclude several lengths of rows, and the reason.
 NOT_WITH_LENGTHS = {
-    "align": "rows are chosen by their number of tokens, not by multiples",
+    "align": "the row of a conversation is chosen by its number of tokens, without alignment",
     "balance": "all rows of a balanced step have one length",
     "padding": "rows without padding have no length",
 }

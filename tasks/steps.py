@@ -132,8 +132,9 @@ class Tokenize(Step):
         if recipe.tokens_key(self.part) != self.key:
             raise DataError(
                 "input_changed",
-                f"{self.part.file.name}: the tokenizer, the template, or packcorpus itself is not the same as on the "
-                "machine that started the run; use the same files and the same version everywhere",
+                f"{self.part.file.name}: the tokenizer, the template, or packcorpus itself has changed since the run "
+                "started, or differs from the machine that started it; use the same files and the same version "
+                "everywhere",
             )
         encoder = encoder_named(self.engine, recipe.encoder)
         part = with_digests(with_copy(self.part, layout.remote()), layout.digests())

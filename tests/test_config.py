@@ -168,7 +168,10 @@ def test_several_lengths(tmp_path: Path) -> None:
         ("sequence_length: [512, '1024']", "'1024' in [512, '1024'] must be an integer"),
         ("sequence_length: [512, 1024]\npacking: false", "sequence_length: [512, 1024] requires packing: true"),
         ("mix: blocks", "mix: blocks requires several lengths"),
-        ("sequence_length: [512, 1024]\nalign: 8", "[512, 1024] and align cannot be combined: rows are chosen by"),
+        (
+            "sequence_length: [512, 1024]\nalign: 8",
+            "[512, 1024] and align cannot be combined: the row of a conversation is chosen by",
+        ),
         ("sequence_length: [512, 1024]\nbalance: {ranks: 8}", "balance, or keep one length"),
     ):
         assert problem in refusal(tmp_path, f"sources: x.jsonl\n{line}\n"), line

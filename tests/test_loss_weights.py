@@ -485,7 +485,7 @@ def test_the_card_the_row_and_the_overview_name_weights(tmp_path: Path, monkeypa
     assert f"weight {least:.4g}" in shown
     assert "loss weight" in packcorpus(tmp_path, "inspect", path).stdout
     check = packcorpus(tmp_path, "check", tmp_path / "corpus.yaml").stdout
-    assert "equal for all conversations" in check
+    assert "the same total for every conversation" in check
 
 
 def test_check_predicts_rejects_of_weights(tmp_path: Path) -> None:
@@ -508,7 +508,7 @@ def test_check_names_data_without_weights(mode: str, instead: str, tmp_path: Pat
         make_recipe(tmp_path, records, loss_weight=mode, **(settings_of_source if instead else {}))
         said = " ".join(packcorpus(tmp_path, "check", "corpus.yaml").stdout.split())
         assert (f"loss_weight: {mode}: no record of the sample has a weight other than 1" in said) == warns
-        assert (f"it has the same effect as {instead};" in said) == warns
+        assert (f"the setting has the same effect as loss_weight: {instead};" in said) == warns
 
 
 @given(st.lists(st.floats(0, 1e6, width=32), max_size=50))

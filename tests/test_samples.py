@@ -188,7 +188,7 @@ def test_a_text_of_a_repeated_prompt_is_found_in_each_sample(tmp_path: Path) -> 
 def test_a_sample_that_is_cut_off_is_explained(tmp_path: Path) -> None:
     long = [{"role": role, "content": "the train leaves"} for role in ("user", "assistant") * 2]
     path = pack_corpus(make_recipe(tmp_path, [{"messages": long}], turns="apart", sequence_length=24))
-    assert "turn 3 dropped: no token of this turn is within the first 24 tokens" in shown(path, at="chat.jsonl:1")
+    assert "turn 3 dropped: this turn has no trained token in a row of 24 tokens" in shown(path, at="chat.jsonl:1")
     assert "1 of 2 samples packed (1 no token to train on)" in shown(path)
     verify(path)
 

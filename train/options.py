@@ -64,8 +64,8 @@ def _local_root(text: str) -> Path:
     if is_url(text) and check_url(text) != "file":
         raise UsageError(
             "url_not_supported",
-            f"--root {text}: training writes to a local folder; pass a folder as --root, and the URL only as "
-            "--manifest",
+            f"--root {text}: training writes to a local folder; pass a local folder as --root, and the URL of "
+            "the manifest as --manifest",
         )
     return root_of(text)
 

@@ -83,8 +83,8 @@ _ALL = [
     Code("E205", "bad_content", DATA, "The content of a message is not text.",
          "null without tool calls, a number, or a part that is not text", "write it as a string or as text parts"),
     Code("E206", "bad_weight", DATA, "A message has an invalid weight or training flag.",
-         "a fractional weight, a flag that is neither true nor false, two flags that disagree, or a loss_weight that "
-         "is negative or not a number",
+         "a fractional weight, a flag that is neither true nor false, two flags that disagree, or a loss_weight "
+         "that is neither 0 nor a number from 1e-6 to 1,000,000",
          "write weight as 0 or 1, train or training as true or false, and keep one; loss_weight is for fractions"),
     Code("E207", "bad_role", DATA, "The role of a message is unknown.",
          "it is mistyped, or another tool's name for a role",
@@ -206,7 +206,7 @@ _ALL = [
          "an array has to fit in memory", "write one record per line"),
     Code("E316", "unknown_format", DATA, "The format of the records is unknown.",
          "their keys match no known format", "set `format`, or map the keys with `columns`"),
-    Code("E317", "bad_csv_file", DATA, "A CSV or TSV file is malformed.",
+    Code("E317", "bad_csv_file", DATA, "A CSV or TSV file cannot be parsed.",
          "a quote is not closed, two columns have the same name, or the delimiter is not clear",
          "fix the line in the message, or set delimiter"),
     Code("E318", "too_long_line", DATA, "A line of a CSV or TSV file is longer than max_record_bytes.",

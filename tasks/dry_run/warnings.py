@@ -78,8 +78,9 @@ def _weighs_alike(found: Prediction) -> list[str]:
         return []
     instead = "none" if found.config.loss_weight == "data" else "conversation"
     return [
-        f"loss_weight: {found.config.loss_weight}: no record of the sample has a weight other than 1, so it has the "
-        f"same effect as {instead}; if the key has another name, map it with columns: {{loss_weight: KEY}}"
+        f"loss_weight: {found.config.loss_weight}: no record of the sample has a weight other than 1, so the "
+        f"setting has the same effect as loss_weight: {instead}; if the key has another name, map it "
+        "with columns: {loss_weight: KEY}"
     ]
 
 

@@ -23,7 +23,6 @@ class Needles:
     def __init__(self, needles: Iterable[bytes]):
         self._needles = tuple(filter(None, needles))
         self._first = sorted({needle[0] for needle in self._needles})
-        self._longest = max(map(len, self._needles), default=0)
         # By the first byte and 256 times the second.
         self._starting: dict[int, tuple[bytes, ...]] = {}
         for needle in self._needles:

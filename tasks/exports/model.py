@@ -169,7 +169,7 @@ def note_on_order(manifest: Manifest, format: ExportFormat) -> list[Note]:
     if format.rows_kept:
         text = (
             f"rows are ordered for {ranks} ranks, or a divisor of {ranks}: the trainer must not shuffle them and must "
-            "deal them to the ranks one by one; otherwise, ranks wait as long as in random order"
+            "deal them to the ranks in turn, one row at a time; otherwise, ranks wait as long as in random order"
         )
     return [Note("balance", text)]
 

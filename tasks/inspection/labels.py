@@ -12,8 +12,8 @@ from tasks.storage.facts.ledger import SampleFacts
 
 WEIGHTED = {
     "data": "as in the data, by conversation or turn",
-    "conversation": "equal for all conversations",
-    "both": "equal for all conversations, times the weight in the data",
+    "conversation": "the same total for every conversation",
+    "both": "the same total for every conversation, times the weight in the data",
 }
 
 # Numbers of rows per optimizer step to show steps for.
@@ -31,7 +31,7 @@ NOTICED = {
         "conversation",
         "with an unusual order of roles (not system, user, assistant, user, …), which is kept",
     ),
-    "without_embedding": ("conversation", "without an embedding: `company` does not affect its row"),
+    "without_embedding": ("conversation", "without an embedding, which `company` cannot compare"),
 }
 
 # Maximum number of content tokens to list.

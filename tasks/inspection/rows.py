@@ -176,7 +176,7 @@ def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
         weight = f"{printable(entry.path)}: {entry.weight:g}, weighting: {config.get('weighting')}"
         return f"left out by the weight of its source ({weight}), chosen by the seed"
     if reason == "no_trained_tokens":
-        return f"no token of this turn is within the first {manifest.sequence_length:,} tokens"
+        return f"this turn has no trained token in a row of {manifest.sequence_length:,} tokens"
     return DROPPED.get(reason, printable(str(reason)))
 
 

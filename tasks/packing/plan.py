@@ -213,7 +213,7 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
     config = recipe.config
     check_count(tokens.edges[-1], f"{config.name}: a plan can have")
     if config.view_of_all:
-        check_count(tokens.edges[-1], f"{config.name}: {config.view_of_all} can compare", MOST_COMPARED)
+        check_count(tokens.edges[-1], f"{config.name}: {config.view_of_all} can handle", MOST_COMPARED)
     accepted = read_columns(tokens, config.validation)
     filter_conversations(accepted, tokens, config)
     pieces = cut_overlong(accepted, tokens, recipe)

@@ -7,7 +7,8 @@ from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.manifest import Manifest
 
 COMPANY = {
-    "similar": "Conversations of equal length that are about the same topic share a row (company: similar).",
+    "similar": "If conversations of equal length can trade places, each is in a row with others about its topic "
+    "(company: similar).",
     "apart": "Near-duplicates do not share a row if there are enough other conversations of their length (company: "
     "apart).",
 }

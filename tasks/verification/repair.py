@@ -185,7 +185,7 @@ class _Origins:
             "a copy": self._copied,
             "the plan and its token files": self._planned,
             "the sources": lambda file: self._content(self._rebuilt, file),
-            "the sources, from scratch": lambda file: self._content(self._rebuilt_from_nothing, file),
+            "the sources (rebuilt from scratch)": lambda file: self._content(self._rebuilt_from_nothing, file),
         }
         self.of_card: dict[str, Callable[[Listed], Content | None]] = {
             "a copy": self._copied,

@@ -168,7 +168,7 @@ def test_preference_data_without_a_format_is_named_and_its_fix_works(
 
 def test_ignore_names_only_what_would_stop_the_run(tmp_path: Path) -> None:
     for names, message in (
-        (["system"], "unused keys do not stop a run, except these: image, "),
+        (["system"], "only these keys and content parts can be: image, "),
         (["imagse"], "did you mean image"),
     ):
         with pytest.raises(UsageError, match=message):

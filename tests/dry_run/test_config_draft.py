@@ -274,7 +274,7 @@ def test_format_and_columns_that_are_wrong(here: Path) -> None:
         ({"columns": ["instruction"]}, UsageError, "--columns instruction: expected OURS=YOURS, such as"),
         ({"roles": ["kunde=user"]}, UsageError, "--roles: invalid config\n  roles.kunde"),
         ({"roles": ["user"]}, UsageError, "--roles user: expected OURS=YOURS, such as --roles user=customer"),
-        ({"ignore": ["image_"]}, UsageError, "--ignore: .*\n.* does not need to be ignored; did you mean image"),
+        ({"ignore": ["image_"]}, UsageError, "--ignore: .*\n.* cannot be ignored; did you mean image"),
         ({"columns": ["frage=instruction"]}, UsageError, "packcorpus names go on the left"),
         ({"columns": ["instruction=frage"]}, DataError, "columns: instruction: no key `frage`; keys found: "),
         (

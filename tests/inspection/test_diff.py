@@ -110,7 +110,7 @@ def test_a_difference_that_is_not_listed_is_counted(base: tuple[Path, list[Any]]
     before, records = base
     page = shown(compare(before, made(tmp_path, records[30:]), 25))
     assert "30 removed, 0 added" in page
-    assert "… 10 lines more; --json lists 25 of them (see --limit)" in page
+    assert "… 10 lines more; --json lists 25 in total (see --limit)" in page
     assert "… 10 lines more; --json lists all" in shown(compare(before, made(tmp_path, records[30:])))
 
 

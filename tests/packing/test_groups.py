@@ -291,21 +291,21 @@ def test_the_corpora_of_a_config_are_found_whether_or_not_they_are_groups(
             plan_module,
             "MOST_COMPARED",
             {"duplicates": "drop"},
-            r"small: duplicates: drop can compare at most 100 .* 240; .*, or remove the setting",
+            r"small: duplicates: drop can handle at most 100 .* 240; .*, or remove the setting",
         ),
         (
             plan_module,
             "MOST_COMPARED",
             {"sources": [{"path": "chat.jsonl", "limit": 5}]},
-            r"0\].limit: 5 can compare",
+            r"0\].limit: 5 can handle",
         ),
         (
             plan_module,
             "MOST_COMPARED",
             {"sources": [{"path": "chat.jsonl", "weight": 2.5}]},
-            r"0\].weight: 2.5 can comp",
+            r"0\].weight: 2.5 can handle",
         ),
-        (plan_module, "MOST_COMPARED", {"weighting": "token_share"}, "weighting: token_share can compare at most 100"),
+        (plan_module, "MOST_COMPARED", {"weighting": "token_share"}, "weighting: token_share can handle at most 100"),
     ],
 )
 def test_more_conversations_than_can_be_counted_are_refused(

@@ -235,7 +235,7 @@ def test_cached_files_that_give_other_bytes_are_not_published(copy: Copy) -> Non
         write_receipt(receipt, values)
     index = copy.folder / "index.arrow"
     flip(index)
-    assert copy.repair(index) == ["the sources, from scratch"]
+    assert copy.repair(index) == ["the sources (rebuilt from scratch)"]
     shutil.rmtree(copy.root / "data" / "plans")
     for receipt in (copy.root / "data" / "tokens").rglob("*.json"):
         write_receipt(receipt, {"bytes": receipt.with_suffix(".arrow").stat().st_size})

@@ -76,8 +76,8 @@ class StreamedRows(torch.utils.data.IterableDataset):
             raise UsageError(
                 "cannot_divide",
                 f"{counted(ranks, 'rank')} cannot divide steps of {counted(rows_per_step, 'row')}, which are streamed "
-                f"to {self._streams} ranks or to a divisor of {self._streams}; start such a number of ranks, or set "
-                "tokens_per_step",
+                f"to {self._streams} ranks or to a divisor of {self._streams}; use one of these numbers of ranks, or "
+                "set tokens_per_step",
             )
         self.rows = corpus.rows(self._splits[0])
         facts = (STREAM_VERSION, corpus.key, self._splits, seed, rows_per_step)

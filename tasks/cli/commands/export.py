@@ -77,7 +77,7 @@ def push(
     """Push a corpus to a dataset on the Hugging Face Hub.
 
     Uploads the data first, then the dataset card and the manifest. Files that are already on the Hub are not uploaded
-    again. Uses the token of HF_TOKEN or `hf auth login`.
+    again. Uses the token from HF_TOKEN or `hf auth login`.
     """
     from tasks.corpus.push import Push, push_corpus
 

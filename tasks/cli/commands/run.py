@@ -88,8 +88,8 @@ def train(context: typer.Context) -> None:
     """Train a QLoRA adapter on a corpus.
 
     CORPUS is a manifest (file, name, or key) or a corpus folder. The default is the corpus of the latest run. All
-    options are passed to `python -m train`. `packcorpus train doctor` reports how this machine can train, and
-    `packcorpus train merge RUN` merges an adapter into its base model.
+    options are passed to `python -m train`. `packcorpus train doctor` reports what this machine can use for training,
+    and `packcorpus train merge RUN` merges an adapter into its base model.
     """
     from tasks.cli import start
 

@@ -167,7 +167,7 @@ def _print_conversations(found: ConversationChanges, console: Console) -> None:
             table.add_row(Text(sign, color), printable(f"{one.source}:{one.record}"), text)
         if moved:
             indented(console, table)
-            listed = "all" if count == len(moved) else f"{len(moved):,} of them (see --limit)"
+            listed = "all" if count == len(moved) else f"{len(moved):,} in total (see --limit)"
             _print_rest(count - min(SHOWN, len(moved)), console, listed)
 
 

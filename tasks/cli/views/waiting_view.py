@@ -25,7 +25,7 @@ def print_waiting(
     if not balance:
         indented(console, single(Text(waiting_line(waiting, hidden_size), "dim")))
         return
-    heading(console, "Waiting", "time that ranks wait for the slowest rank of each step, in percent")
+    heading(console, "Waiting", "for the slowest rank of each step, in percent of the time of all ranks")
     table = plain_table()
     for name in ("ranks", "rows per rank", "random order", "with balance"):
         table.add_column(name, justify="right", no_wrap=True)

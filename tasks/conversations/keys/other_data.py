@@ -137,8 +137,8 @@ def check_ignored(names: Sequence[str]) -> None:
     for name in names:
         if name not in IGNORABLE:
             hint = suggest(name, IGNORABLE)
-            known = f"; unused keys do not stop a run, except these: {', '.join(IGNORABLE)}"
-            raise ValueError(f"{name!r} does not need to be ignored{hint or known}")
+            known = f"; only these keys and content parts can be: {', '.join(IGNORABLE)}"
+            raise ValueError(f"{name!r} cannot be ignored{hint or known}")
 
 
 def _and(names: Sequence[str]) -> str:

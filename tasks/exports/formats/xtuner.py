@@ -83,7 +83,11 @@ class Xtuner(ExportFormat):
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
         return [
-            Note("paths", "paths.json has the paths of the files in this folder; if you move the folder, export again"),
+            Note(
+                "paths",
+                "paths.json has the paths of the files, relative if the path of this folder was: start XTuner in the "
+                "same working directory, and export again if you move the folder",
+            ),
             Note("last_step", "XTuner leaves out the last rows of order.npy that do not fill a global batch"),
         ]
 

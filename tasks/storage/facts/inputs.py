@@ -43,7 +43,8 @@ class TemplateFacts(Facts):
     markers_as_text: list[str]
     leading_space: str = Field(
         description="Where the tokenizer adds a space before text: nowhere (none), at the very start (first), or at "
-        "the start and after each control token (each). template: the template decides."
+        "the start and after each control token (each). template: at the start, and after a control token if the "
+        "template asks for it."
     )
 
 

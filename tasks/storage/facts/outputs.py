@@ -27,9 +27,9 @@ class PackingMetadata(Facts):
     places: int | None = Field(None, description="Tokens and padding of all rows. Only if rows have several lengths.")
     lower_bound_places: int | None = Field(
         None,
-        description="Number of places that any packing needs; `above_lower_bound_percent` refers to it. Only if rows "
-        "have several lengths. In this case, `lower_bound_rows` is the sum of the bounds for the conversations chosen "
-        "for each length.",
+        description="Minimum number of places that any packing needs; `above_lower_bound_percent` refers to it. Only "
+        "if rows have several lengths. In this case, `lower_bound_rows` is the sum of the bounds for the conversations "
+        "chosen for each length.",
     )
 
     @model_serializer(mode="wrap")
