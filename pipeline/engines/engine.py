@@ -79,14 +79,13 @@ def is_remote(on: str) -> bool:
 
 
 def prepare(on: str) -> None:
-    """Connect to a remote engine before it is used, if `on` names one.
+    """Connect to the remote engine that `on` names, before it is used.
 
     Its workers start while the run does other work.
     """
-    if is_remote(on):
-        from pipeline.engines import on_ray
+    from pipeline.engines import on_ray
 
-        on_ray.join(on)
+    on_ray.join(on)
 
 
 def leave() -> None:

@@ -37,8 +37,8 @@ _joined = ""
 def join(on: str) -> Any:
     """Join a cluster, unless this process has joined it, and return the ray library.
 
-    The cluster starts a worker for each CPU and loads our modules there, while this process continues: that takes
-    seconds. Raises PartMissing if Ray is not installed, and InputMissing if no cluster answers.
+    The cluster gets a task for each CPU that loads our modules, so workers start while this process continues. That
+    takes seconds. Raises PartMissing if Ray is not installed, and InputMissing if no cluster answers.
     """
     global _joined
     # Otherwise, Ray would print a native stack trace at every SIGTERM, before our message.
@@ -60,7 +60,7 @@ def join(on: str) -> Any:
         raise InputMissing("no_cluster", f"--on {on}: no Ray cluster answers: {_first_line(error)}") from None
     _joined = on
     load = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(load_modules)
-    for _ in range(int(ray.cluster_resources().get("CPU", 1))):
+    for _ in range(_cpus_of(ray)):
         load.remote()
     return ray
 
@@ -131,7 +131,7 @@ class OnRay:
 
     def _cpus_now(self) -> int:
         if time.monotonic() - self._asked >= REFRESH:
-            self._cpus = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+            self._cpus = _cpus_of(self._ray)
             self._asked = time.monotonic()
         return self._cpus
 
@@ -141,6 +141,11 @@ class OnRay:
             return found
         except self._ray.exceptions.RayError as error:
             raise lost(step, _first_line(error)) from None
+
+
+def _cpus_of(ray: Any) -> int:
+    """Return the number of CPUs of the cluster, at least one."""
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 @contextmanager

@@ -234,6 +234,11 @@ def can_be_filled(
     return not (unusual and unusual(seen))
 
 
+def has_outer_space(values: Sequence[str]) -> bool:
+    """Return whether one of these values begins or ends with white space."""
+    return any(value[:1].isspace() or value[-1:].isspace() for value in values)
+
+
 def as_json(text: str, is_object: bool, form: Sequence[Any]) -> str:
     """Return a value as `tojson` writes it with the arguments `form`."""
     return _encoder(*form[:2], *(form[2] or (None, None)), form[3]).encode(orjson.loads(text) if is_object else text)

@@ -41,6 +41,7 @@ from tasks.templates.placeholders import (
     as_json,
     blank,
     can_be_filled,
+    has_outer_space,
     has_tools,
     is_plain,
     shape_of,
@@ -149,7 +150,7 @@ class Filling:
         formats: Sequence[Sequence[Any]],
         is_guess: bool = False,
     ):
-        self.is_guess, self.is_given_up, self._wrong = is_guess, False, 0
+        self.is_guess, self._wrong = is_guess, 0
         self._frames, self._layout, self._strips, self.unusual = frames, layout + "\0", strips, unusual
         self._objects, self._formats = objects, formats
         # Nearly always, there is one sample, which has every content once.
@@ -166,7 +167,10 @@ class Filling:
         A guess is given up if it has been wrong MOST_WRONG times more often than right.
         """
         self._wrong = max(0, self._wrong + (-1 if is_right else 1))
-        self.is_given_up = self._wrong > MOST_WRONG
+
+    @property
+    def is_given_up(self) -> bool:
+        return self._wrong > MOST_WRONG
 
     def fill(self, contents: list[str]) -> list[Prepared] | None:
         """Return the samples of a plain conversation with these contents.
@@ -351,15 +355,14 @@ class Frames(dict[tuple[str, ...], Filling | None]):
                 found = shape_of_sample(segments, turns, turn, layout_of(turns) if has_all else "")
                 frames.append(_Frame(found, parts, places))
         self._pieces += pieces
-        unusual = outline.unusual
-        if 1 in spaces:  # a control token absorbs the white space on one side of a value
-            unusual = _or_has_outer_space(unusual)
-            spaces = {2 if space == 1 else space for space in spaces}
-        if not frames or len(spaces) > 1 or pieces > PIECES_OF_SHAPE or self._pieces > PIECES_OF_ALL:
+        strips = spaces <= {0}
+        if not frames or (0 in spaces and not strips) or pieces > PIECES_OF_SHAPE or self._pieces > PIECES_OF_ALL:
             return None
         if outline.unusual is None and not frames[0].shape.layout:
             return None  # a built-in template leaves a message out
-        strips = spaces != {2}
+        unusual = outline.unusual
+        if 1 in spaces:  # a control token absorbs the white space on one side of a value
+            unusual = _or_has_outer_space(unusual)
         return Filling(frames, layout_of(turns), strips, unusual, objects, outline.formats, outline.is_guess)
 
 
@@ -406,9 +409,7 @@ def _or_has_outer_space(unusual: Callable[[Sequence[str]], bool] | None) -> Call
     """Return a test that also finds values that begin or end with white space."""
 
     def is_unusual(values: Sequence[str]) -> bool:
-        if any(value[0].isspace() or value[-1].isspace() for value in values):
-            return True
-        return unusual is not None and unusual(values)
+        return has_outer_space(values) or (unusual is not None and unusual(values))
 
     return is_unusual
 

@@ -115,7 +115,7 @@ class Preparer:
             names, contents = plain.turns()
             filling = self._frames[names]
             if filling and not filling.is_given_up and (found := filling.fill(contents)):
-                if filling.unusual is None or not filling.is_compared(found):
+                if not filling.is_compared(found):
                     return found
                 conversation = self._file.conversation(as_dict(record))
                 return Pending(conversation, trained_turns(conversation, self._train_on), found, filling)

@@ -86,10 +86,13 @@ class Batch:
         self.encoder = encoder
         self.receipt = receipt
         self.characters = 0  # to be encoded
-        self.is_full = False
         self.records: list[int] = []
         self.rejects: list[tuple[int, Reject]] = []
         self._conversations: list[Prepared] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.characters >= BATCH_CHARACTERS
 
     def add(self, record: int, samples: Sequence[Prepared]) -> None:
         """Add the samples of the conversation of record number `record`."""
@@ -97,7 +100,6 @@ class Batch:
             self.records.append(record)
             self._conversations.append(prepared)
             self.characters += prepared.characters
-        self.is_full = self.characters >= BATCH_CHARACTERS
 
     def encode(self, schema: pa.Schema) -> pa.RecordBatch | None:
         """Return the whole batch as one record batch of the token file.

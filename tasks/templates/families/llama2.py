@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tasks.conversations.model import full_text
 from tasks.templates.families.hermes import respond, write_tools
+from tasks.templates.placeholders import has_outer_space
 from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Unusual, Writer, requests
 
 
@@ -57,11 +58,7 @@ def _write_request(w: Writer, request: Turns) -> None:
 
 
 def _unusual(roles: Sequence[str]) -> Unusual | None:
-    return _has_outer_space if "system" in roles else None
-
-
-def _has_outer_space(contents: Sequence[str]) -> bool:
-    return any(content[:1].isspace() or content[-1:].isspace() for content in contents)
+    return has_outer_space if "system" in roles else None
 
 
 TEMPLATE = Family("llama2", TOOL_CALL_MARKERS, write, unusual=_unusual)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tasks.templates.jinja.locate import MARKER
 from tasks.templates.jinja.token_boundary import TokenBoundary
-from tasks.templates.placeholders import GAP
+from tasks.templates.placeholders import GAP, has_outer_space
 
 # First characters of the markers around reasoning.
 _FIRST = "<["
@@ -88,7 +88,7 @@ class Unusual:
             (content[0] in _FIRST or content[0].isspace()) and MARKER.match(content) for content in contents
         ):
             return True
-        if self._strips and any(content[0].isspace() or content[-1].isspace() for content in contents):
+        if self._strips and has_outer_space(contents):
             return True
         if self._starts and any(content[0] in self._starts for content in contents):
             return True
