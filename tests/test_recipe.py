@@ -27,6 +27,7 @@ from tasks.config import NOT_IN_KEY, Config
 from tasks.conversations.model import Conversation, Message, ToolCall
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.encoders.encoder import Encoded, Encoder
+from tasks.encoders.texts import Texts
 from tasks.recipe import Recipe, resolve
 from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
@@ -545,8 +546,8 @@ class Bytes(Encoder):
     bos_id, eos_id, pad_id, unk_id = 260, 261, 0, None
     adds_bos, leading_space, underline_is_space = True, "template", False
 
-    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
-        data = [text.encode() for text in texts]
+    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
+        data = [text.encode() for text in texts.strings]
         ids = np.frombuffer(b"".join(data), np.uint8).astype(np.int32)
         return Encoded(ids, np.cumsum([0, *map(len, data)]).astype(np.int64))
 

@@ -34,7 +34,7 @@ from tasks.storage.manifest import load_manifest
 from tasks.templates.spans import trained_turns
 from tasks.tokenization.engine_check import encoder_of
 from tasks.tokenization.segments import segments_of
-from tasks.tokenization.token_batch import BATCH_CHARACTERS
+from tasks.tokenization.token_batch import BATCH_BYTES
 
 
 def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:
@@ -53,7 +53,7 @@ def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:
         lines.append(orjson.dumps(record))
         texts += segments.texts
         characters += sum(map(len, segments.texts))
-        if characters >= BATCH_CHARACTERS:
+        if characters >= BATCH_BYTES:
             yield lines, texts
             lines, texts, characters = [], [], 0
     yield lines, texts

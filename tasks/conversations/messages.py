@@ -5,8 +5,6 @@ OpenAI and most chat templates use this form.
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from msgspec import Struct
 
 from tasks.conversations.chat import ROLE_NAMES, messages_of, tools_of
@@ -24,15 +22,16 @@ class Turn(Struct, gc=False, forbid_unknown_fields=True):
     content: str
 
 
-_role, _content = attrgetter("role"), attrgetter("content")  # runs in C, in half the time of a comprehension
-
-
 class Plain(PlainRecord, gc=False):
     messages: list[Turn]
     tools: Nothing = None
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
-        return tuple(map(_role, self.messages)), list(map(_content, self.messages))
+        names, contents = [], []
+        for turn in self.messages:  # faster than two comprehensions
+            names.append(turn.role)
+            contents.append(turn.content)
+        return tuple(names), contents
 
 
 MESSAGES = Format(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from operator import attrgetter
 
 from msgspec import Struct, field
 
@@ -39,16 +38,17 @@ class Turn(Struct, gc=False, forbid_unknown_fields=True):
     value: str
 
 
-_role, _value = attrgetter("role"), attrgetter("value")  # runs in C, in half the time of a comprehension
-
-
 class Plain(PlainRecord, gc=False):
     conversations: list[Turn]
     system: Nothing = None
     tools: Nothing = None
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
-        return tuple(map(_role, self.conversations)), list(map(_value, self.conversations))
+        names, contents = [], []
+        for turn in self.conversations:  # faster than two comprehensions
+            names.append(turn.role)
+            contents.append(turn.value)
+        return tuple(names), contents
 
 
 SHAREGPT = Format(

@@ -31,6 +31,7 @@ from tasks.core.errors import Reject, UsageError
 from tasks.core.printable import shown
 from tasks.encoders.added_tokens import is_blank
 from tasks.encoders.string_search import Needles
+from tasks.encoders.texts import UNDERLINE, Texts
 from tasks.storage.arrow import offsets_of
 
 # Where the tokenizer itself puts a dummy prefix: nowhere, before a text at the very start, or before each text at the
@@ -100,7 +101,7 @@ class Encoder(ABC):
     every_byte: bool = False
 
     @abstractmethod
-    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
+    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
         """Encode without checking for control ids.
 
         Raises Unencodable.
@@ -114,12 +115,13 @@ class Encoder(ABC):
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token represents; for a control token, its string."""
 
-    def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
+    def encode(self, texts: Sequence[str] | Texts, holding: Sequence[int] | None = None) -> Encoded:
         """Encode each text separately.
 
         `holding` is the result of the method `holding`, if it is already known. Raises Unencodable for all texts on
         which the library fails, or that can only be represented with a control token.
         """
+        texts = Texts.of(texts)
         encoded = self._encode(texts, holding)
         # Control ids are close together, so this filter leaves few other ids for the slow table lookup.
         first, last = self._suspects
@@ -130,7 +132,7 @@ class Encoder(ABC):
         affected = {
             index
             for index, at in zip((np.searchsorted(encoded.offsets, hits, side="right") - 1).tolist(), hits, strict=True)
-            if encoded.ids[at] != self.unk_id or self.control_strings[int(encoded.ids[at])] in texts[index]
+            if encoded.ids[at] != self.unk_id or self.control_strings[int(encoded.ids[at])] in texts.strings[index]
         }
         if not affected:
             return encoded
@@ -138,20 +140,20 @@ class Encoder(ABC):
         problems: dict[str, str] = {}
         for index in sorted(affected):
             try:
-                pieces[index] = self._encode_around(texts[index])
+                pieces[index] = self._encode_around(texts.strings[index])
             except Unencodable as error:
                 problems |= error.problems
         if problems:
             raise Unencodable(problems)
         return Encoded(np.concatenate(pieces), offsets_of(list(map(len, pieces))))
 
-    def holding(self, texts: Sequence[str]) -> list[int]:
+    def holding(self, texts: Sequence[str] | Texts) -> list[int]:
         """Return the indexes of texts with a control string or an irregular content token."""
-        return _found(self._matched, texts)
+        return _found(self._matched, Texts.of(texts))
 
     @cached_property
     def _matched(self) -> Needles:
-        return Needles(_searched([*self.controls, *self.irregular]))
+        return _needles([*self.controls, *self.irregular])
 
     def count_content_tokens(self, texts: Sequence[str]) -> list[tuple[int, str]]:
         """Return (index of the text, string) for each content token in the encoded texts.
@@ -173,11 +175,11 @@ class Encoder(ABC):
 
     def holding_content_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the indexes of texts with a content token that is not white space."""
-        return _found(self._counted, texts)
+        return _found(self._counted, Texts.of(texts))
 
     @cached_property
     def _counted(self) -> Needles:
-        return Needles(_searched([text for text in self.content_tokens if not is_blank(text)]))
+        return _needles([text for text in self.content_tokens if not is_blank(text)])
 
     def places_of_content_tokens(self, ids: np.ndarray) -> np.ndarray:
         """Return the indexes of the ids that are content tokens, except white space."""
@@ -228,7 +230,7 @@ class Encoder(ABC):
         Equal pieces are encoded only once, because a hostile text can have millions of them.
         """
         numbers = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-        encoded = self._encode(list(numbers))
+        encoded = self._encode(Texts.of(list(numbers)))
         arrays = np.split(encoded.ids, encoded.offsets[1:-1])
         return np.concatenate([arrays[numbers[piece]] for piece in pieces])
 
@@ -307,23 +309,19 @@ def _range_of(table: np.ndarray) -> tuple[np.uint32, np.uint32]:
     return (np.uint32(ids[0]), np.uint32(ids[-1])) if ids.size else (np.uint32(len(table)),) * 2
 
 
-def _searched(texts: Sequence[str]) -> list[bytes]:
-    """Return texts as bytes in which strings are searched.
+def _needles(strings: Sequence[str]) -> Needles:
+    return Needles(string.replace(UNDERLINE, " ").encode() for string in strings)
 
-    U+2581 becomes a space, because some models treat both alike.
+
+def _found(needles: Needles, texts: Texts) -> list[int]:
+    """Return the indexes of the texts that contain one of the strings.
+
+    Some models treat U+2581 and a space alike, so both are searched as a space.
     """
-    # Encode each text separately: a single wide character would make a joined string wide, and slow.
-    return [text.encode() if text.isascii() else text.replace("▁", " ").encode() for text in texts]
-
-
-def _found(needles: Needles, texts: Sequence[str]) -> list[int]:
-    """Return the indexes of the texts that contain one of the strings."""
-    searched = _searched(texts)
-    places = list(needles.places(b"\0".join(searched)))  # no searched string contains NUL
-    if not places:
-        return []
-    ends = np.cumsum(np.fromiter(map(len, searched), np.int64, len(searched)) + 1)
-    return sorted(set(np.searchsorted(ends, places, side="right").tolist()))
+    if texts.with_underline:
+        texts = Texts.of([text.replace(UNDERLINE, " ") for text in texts.strings])
+    places = list(needles.places(texts.joined))  # no searched string contains NUL
+    return sorted(set(np.searchsorted(texts.ends, places).tolist())) if places else []
 
 
 def token_name(token: Any) -> str | None:

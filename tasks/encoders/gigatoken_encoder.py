@@ -28,17 +28,17 @@ from tasks.encoders.encoder import Encoded, Encoder
 from tasks.encoders.gigatoken_model import Unsupported, json_of_sentencepiece
 from tasks.encoders.huggingface_encoder import is_placeholder
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
+from tasks.encoders.texts import SEPARATOR, Texts
 from tasks.storage.arrow import offsets_of
 
 # gigatoken caches every word: 40 MB for the first 25 MB of chats, 8 MB for each MB of random numbers. Reloading the
 # model (0.04 s) clears the cache.
 MOST_MEMORY = 128 << 20
 
-# Separates texts that are encoded in one call; conversations rarely contain it. It is added as a control token after
-# the last token of the vocabulary, so that the texts on both sides are encoded independently.
-_SEPARATOR = "\0"
+# The separator is added as a control token after the last token of the vocabulary, so that the texts on both sides are
+# encoded independently.
 _ADDED = {
-    "content": _SEPARATOR, "special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False,
+    "content": SEPARATOR, "special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False,
 }  # fmt: skip
 
 
@@ -75,27 +75,21 @@ class GigatokenEncoder(Encoder):
         with _delayed_interrupts():
             self._backend.encode("")
 
-    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
+    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
         if _memory() - self._memory > MOST_MEMORY:
             self._load()
         others = self.holding(texts) if holding is None else holding
+        others = sorted({*others, *texts.with_separator})
         encoded = self._joined(texts, others)
-        if encoded is None:
-            others = sorted({*others, *(place for place, text in enumerate(texts) if _SEPARATOR in text)})
-            encoded = self._joined(texts, others)
         return self.reference.encode(texts) if encoded is None else encoded
 
-    def _joined(self, texts: Sequence[str], others: Sequence[int]) -> Encoded | None:
+    def _joined(self, texts: Texts, others: Sequence[int]) -> Encoded | None:
         """Encode all texts in one call.
 
         One call per text would take half as long again. The reference encodes the texts at the indexes `others`.
-        Returns None if another text contains the separator.
+        Returns None if the library does not find the separators.
         """
-        fast = list(texts)
-        for place in others:
-            fast[place] = ""
-        # Join bytes, not strings: a single wide character would make the whole string wide.
-        ids = self._backend.encode(_SEPARATOR.encode().join(map(str.encode, fast))).view(np.int32)
+        ids = self._backend.encode(texts.without(others)).view(np.int32)
         kept = ids != self._separator
         ends = np.flatnonzero(~kept)
         if len(ends) != len(texts) - 1:
@@ -103,7 +97,7 @@ class GigatokenEncoder(Encoder):
         ids = ids[kept]
         lengths = np.diff(ends, prepend=-1, append=len(ids) + len(ends)) - 1
         if others:
-            given = self.reference.encode([texts[place] for place in others])
+            given = self.reference.encode([texts.strings[place] for place in others])
             lengths[others] = own = np.diff(given.offsets)
             ends = offsets_of(lengths)[others]
             ids = np.insert(ids, np.repeat(ends - offsets_of(own)[:-1], own), given.ids)
@@ -135,7 +129,7 @@ def _opener(reference: Encoder) -> tuple[Callable[[], Any], int]:
             raise Unsupported("the model has unused pieces")
         if reference.nul_id is not None:  # also separates texts, and is a fifth faster
             return partial(Tokenizer.from_json, json_of_sentencepiece(reference.model())), reference.nul_id
-        model = json_of_sentencepiece(reference.model(), [_SEPARATOR])
+        model = json_of_sentencepiece(reference.model(), [SEPARATOR])
         return partial(Tokenizer.from_json, model), reference.vocab_size
     model = orjson.loads(reference.model())
     # gigatoken uses the ids in the file, so it needs no placeholders. They could match a text and its separators.

@@ -17,6 +17,7 @@ from tasks.core.printable import shown
 from tasks.core.process import suppress_stderr
 from tasks.encoders.added_tokens import content_tokens_of
 from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, Unencodable, special_id, token_name
+from tasks.encoders.texts import Texts
 from tasks.storage.arrow import offsets_of
 
 # Characters passed to the tokenizers library per call.
@@ -165,16 +166,16 @@ class HuggingFaceEncoder(Encoder):
             self.space_follows = tuple(sorted(kept))
             self.irregular = frozenset(kept)
 
-    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
+    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
         lengths = np.zeros(len(texts), np.int64)
         arrays = [np.empty(0, np.int32)]
         problems: dict[str, str] = {}
-        for owners, pieces in _groups(texts):
+        for owners, pieces in _groups(texts.strings):
             try:
                 lists = self._ids(pieces)
             except Unencodable as error:
                 failed = zip(owners, map(error.problems.get, pieces), strict=True)
-                problems |= {texts[owner]: problem for owner, problem in failed if problem}
+                problems |= {texts.strings[owner]: problem for owner, problem in failed if problem}
                 continue
             counts = list(map(len, lists))
             np.add.at(lengths, owners, counts)

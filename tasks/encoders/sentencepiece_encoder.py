@@ -10,6 +10,7 @@ import numpy as np
 from tasks.core.errors import DataError
 from tasks.encoders.added_tokens import content_tokens_of
 from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, special_id
+from tasks.encoders.texts import Texts
 from tasks.storage.arrow import offsets_of
 
 
@@ -86,8 +87,8 @@ class SentencePieceEncoder(Encoder):
         pad = self._processor.pad_id()
         self.pad_id = special_id("pad_token", pad_token, pad if pad >= 0 else self.eos_id, named, path)
 
-    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
-        arrays = self._processor.encode_as_numpy(list(texts)) if texts else []
+    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
+        arrays = self._processor.encode_as_numpy(list(texts.strings)) if len(texts) else []
         ids = np.concatenate(arrays).astype(np.int32, copy=False) if arrays else np.empty(0, np.int32)
         return Encoded(ids, offsets_of(list(map(len, arrays))))
 

@@ -10,6 +10,7 @@ import orjson
 
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
+from tasks.readers.byte_search import contains
 from tasks.readers.lines import BOM
 
 _NINETEEN = b"0" * 19
@@ -130,7 +131,7 @@ def same_strings(text: bytes, rewritten: bytes) -> bool:
     equal keys takes five times as long. Inside a string, encoders write a quotation mark as \\", which counts on both
     sides. A text that may write it as \\u0022 cannot be compared, so the result is False.
     """
-    return text == rewritten or (b"u0022" not in text and _quotes(text) == _quotes(rewritten))
+    return text == rewritten or (not contains(text, b"u0022") and _quotes(text) == _quotes(rewritten))
 
 
 def as_array(texts: list[bytes]) -> bytes:

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from tasks.conversations.model import ROLES
 from tasks.encoders.added_tokens import is_blank
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.texts import SEPARATOR
 from tasks.tokenization.frames import Prepared
 
 Counts = dict[str, dict[str, int]]
@@ -44,7 +45,7 @@ def count_content_tokens(encoder: Encoder, conversations: Iterable[Sequence[Prep
         layout, said = (filled, prepared.strings) if filled else (prepared.strings[0], prepared.strings[1:])
         owners = _roles(layout, len(said))
         if not filled:
-            written = _Written("\0".join(text for sample in samples for text in sample.texts))
+            written = _Written(SEPARATOR.join(sample.joined.decode() for sample in samples))
             pairs = [
                 (part, role)
                 for text, role in zip(said, owners, strict=True)

@@ -33,6 +33,7 @@ from tasks.conversations.model import (
 )
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.texts import SEPARATOR
 from tasks.templates.placeholders import (
     COMPARED,
     GAP,
@@ -115,13 +116,17 @@ class Prepared(Struct, gc=False):
     """
 
     shape: Shape
-    texts: list[str]  # to be encoded, in the order of the segments of `shape`
-    characters: int  # to be encoded, with at most one additional character per text
+    joined: bytes  # the texts to be encoded, in the order of the segments of `shape`, separated by NUL
     strings: Sequence[str]  # all strings of the conversation, after its layout unless the shape has it
     digest: int  # its content_digest
     row: tuple[str, str | None, str] | None = None  # messages, tools, text: further columns of format 2.0
     weights: Sequence[tuple[int, float]] = ()  # weights of the data, each with its first segment
     sketch: Sketch | None = None  # of the embedding of the conversation
+    separate: list[str] | None = None  # the texts, if `joined` cannot be split into them: if one contains NUL, or none
+
+    @property
+    def texts(self) -> list[str]:
+        return self.joined.decode().split(SEPARATOR) if self.separate is None else self.separate
 
 
 class _Frame(NamedTuple):
@@ -155,7 +160,6 @@ class Filling:
         self._objects, self._formats = objects, formats
         # Nearly always, there is one sample, which has every content once.
         self._only = frames[0] if frames[0].shape.layout else None
-        self._texts = 1 + sum(part.count("\0") for part in frames[0].parts)
 
     def is_compared(self, found: Sequence[Prepared]) -> bool:
         """Return whether a conversation is also rendered and compared with `found`."""
@@ -176,10 +180,11 @@ class Filling:
         """Return the samples of a plain conversation with these contents.
 
         Returns None if a content is blank, because then a template may write something else, and the turn is not
-        trained on. Also returns None if a content is unusual, or if it is not valid text.
+        trained on. Also returns None if a content is unusual, contains NUL, or is not valid text.
         """
-        if not all(contents) or True in map(str.isspace, contents):
-            return None
+        for content in contents:
+            if not content or content.isspace() or SEPARATOR in content:
+                return None
         if self.unusual and self.unusual(contents):
             return None
         whole = self._layout + "\0".join(contents)
@@ -188,16 +193,11 @@ class Filling:
         except UnicodeEncodeError:  # a lone surrogate
             return None
         if self._only is None:
-            strings = whole.split("\0")
-            return self._filled(contents, strings, digest) if len(strings) == 1 + len(contents) else None
+            return self._filled(contents, whole.split(SEPARATOR), digest)
         shape, parts, _ = self._only
         parts = parts.copy()
         parts[1::2] = map(str.strip, contents) if self._strips else contents
-        joined = "".join(parts)
-        texts = joined.split("\0")
-        if len(texts) > self._texts:  # a content contains NUL
-            return None
-        return [Prepared(shape, texts, len(joined), contents, digest)]
+        return [Prepared(shape, "".join(parts).encode(), contents, digest)]
 
     def fill_values(self, values: list[str], conversation: Conversation) -> list[Prepared] | None:
         """Return the samples of any conversation with these values.
@@ -224,8 +224,7 @@ class Filling:
         for shape, parts, gaps in self._frames:
             parts = parts.copy()
             parts[1::2] = map(written.__getitem__, gaps)
-            joined = "".join(parts)
-            found.append(Prepared(shape, joined.split("\0"), len(joined), strings, digest))
+            found.append(Prepared(shape, "".join(parts).encode(), strings, digest))
         return found
 
 
@@ -346,6 +345,8 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         frames, spaces, pieces = [], set(), 0
         for spans, turn in outline.samples:
             segments = segments_of(spans, self._encoder)
+            if not segments.texts:  # only control tokens
+                return None
             parts, gaps = _cut(segments.texts)
             pieces += len(parts)
             spaces |= {space for number, form, space in gaps if form < 0 or number not in objects}
@@ -423,7 +424,7 @@ def _cut(texts: Sequence[str]) -> tuple[list[str], list[tuple[int, int, int]]]:
     parts = [""]
     gaps: list[tuple[int, int, int]] = []
     for number, text in enumerate(texts):
-        parts[-1] += "\0" * (number > 0)
+        parts[-1] += SEPARATOR * (number > 0)
         end = 0
         for gap in GAP.finditer(text):
             parts[-1] += text[end : gap.start()]

@@ -9,7 +9,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from tasks.conversations.openai import tools_json, turns_json
 from tasks.core.errors import PackError, Reject
 from tasks.core.printable import counted
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.texts import SEPARATOR
 from tasks.recipe import Recipe
 from tasks.sources.model import SourceFile
 from tasks.templates.spans import Sample, Span, Template, ToRender, TrainOn, trained_turns, up_to
@@ -83,8 +84,8 @@ class Preparer:
             return found
         raise found
 
-    def prepare_all(self, records: Iterable[object]) -> Iterator[list[Prepared] | Reject | PackError]:
-        """Yield the prepared samples of each record, or the error of `prepare`.
+    def prepare_all(self, records: Iterable[object]) -> list[list[Prepared] | Reject | PackError]:
+        """Return the prepared samples of each record, or the error of `prepare`.
 
         A PackError may be the last result, even if there are more records.
         """
@@ -99,8 +100,7 @@ class Preparer:
                 break
         waiting = [self._to_render(each) for each in found if isinstance(each, Pending)]
         samples = iter(self._template.all_samples(waiting))
-        for each in found:
-            yield self.prepared(each, next(samples)) if isinstance(each, Pending) else each
+        return [self.prepared(each, next(samples)) if isinstance(each, Pending) else each for each in found]
 
     def _to_render(self, pending: Pending) -> ToRender:
         expected = None
@@ -273,8 +273,10 @@ def prepare_spans(
     """
     segments = segments_of(spans, encoder)
     shape = shape_of_sample(segments, conversation, turn)
-    characters = sum(map(len, segments.texts)) + len(segments.texts) - 1
-    return Prepared(shape, segments.texts, characters, *(strings or strings_of(conversation)))
+    prepared = Prepared(shape, SEPARATOR.join(segments.texts).encode(), *(strings or strings_of(conversation)))
+    if prepared.texts != segments.texts:
+        prepared.separate = segments.texts
+    return prepared
 
 
 def texts_of(records: Iterable[object], file: SourceFile, recipe: Recipe) -> list[str]:

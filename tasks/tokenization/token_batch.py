@@ -9,7 +9,6 @@ shapes of its conversations.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow as pa
 from tasks.conversations.keys.embeddings import Sketch
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoded, Encoder, Unencodable
+from tasks.encoders.texts import SEPARATOR, Texts
 from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.storage.schemas import AXES, SKETCH
 from tasks.templates.spans import TEXT
@@ -25,8 +25,8 @@ from tasks.tokenization.content_tokens import count_content_tokens, merged
 from tasks.tokenization.embedding_sizes import note_embeddings
 from tasks.tokenization.frames import Prepared, Shape
 
-# Characters gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
-BATCH_CHARACTERS = 1 << 21
+# Bytes gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
+BATCH_BYTES = 1 << 21
 
 # Cases that are handled, but that a user may want to know of: conversations with a control string as text,
 # conversations with a character that decodes to another character, unknown tokens, and conversations whose turns are in
@@ -53,26 +53,24 @@ class _Shapes:
     """
 
     def __init__(self, shapes: Sequence[Shape]):
-        keys = list(map(id, shapes))
-        self._distinct = dict(zip(keys, shapes, strict=True))
-        numbers = dict(zip(self._distinct, range(len(self._distinct)), strict=True))
-        self.which = np.fromiter(map(numbers.__getitem__, keys), np.int64, len(keys))
+        numbers = {shape: number for number, shape in enumerate(dict.fromkeys(shapes))}
+        self.distinct = list(numbers)
+        self.which = np.fromiter(map(numbers.__getitem__, shapes), np.int64, len(shapes))
 
     def of_each(self, name: str, dtype: type) -> np.ndarray:
         """Return a field of each conversation's shape."""
-        return np.array([getattr(shape, name) for shape in self._distinct.values()], dtype)[self.which]
+        return np.array([getattr(shape, name) for shape in self.distinct], dtype)[self.which]
 
     def segments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the tokens, the flags, and the offsets of all segments.
 
         The offsets divide the segments into conversations.
         """
-        distinct = self._distinct.values()
-        begins = offsets_of([len(shape.tokens) for shape in distinct])
+        begins = offsets_of([len(shape.tokens) for shape in self.distinct])
         ends = offsets_of(np.diff(begins)[self.which])
         places = np.arange(ends[-1]) + np.repeat(begins[self.which] - ends[:-1], np.diff(ends))
-        tokens = np.concatenate([shape.tokens for shape in distinct])[places]
-        return tokens, np.concatenate([shape.trained for shape in distinct])[places], ends
+        tokens = np.concatenate([shape.tokens for shape in self.distinct])[places]
+        return tokens, np.concatenate([shape.trained for shape in self.distinct])[places], ends
 
 
 class Batch:
@@ -85,21 +83,23 @@ class Batch:
     def __init__(self, encoder: Encoder, receipt: dict[str, Any]):
         self.encoder = encoder
         self.receipt = receipt
-        self.characters = 0  # to be encoded
+        self._size = 0  # bytes to be encoded
         self.records: list[int] = []
         self.rejects: list[tuple[int, Reject]] = []
         self._conversations: list[Prepared] = []
+        self._is_joined = True  # no text contains NUL
 
     @property
     def is_full(self) -> bool:
-        return self.characters >= BATCH_CHARACTERS
+        return self._size >= BATCH_BYTES
 
     def add(self, record: int, samples: Sequence[Prepared]) -> None:
         """Add the samples of the conversation of record number `record`."""
         for prepared in samples:
             self.records.append(record)
             self._conversations.append(prepared)
-            self.characters += prepared.characters
+            self._size += len(prepared.joined)
+            self._is_joined &= prepared.separate is None
 
     def encode(self, schema: pa.Schema) -> pa.RecordBatch | None:
         """Return the whole batch as one record batch of the token file.
@@ -107,16 +107,15 @@ class Batch:
         Returns None if no conversation can be encoded.
         """
         try:
-            texts, holding, encoded = self._encoded()
+            shapes, texts, holding, encoded = self._encoded()
         except Unencodable as error:
             self._reject(error)
             if not self.records:
                 return None
-            texts, holding, encoded = self._encoded()
-        shapes = _Shapes([prepared.shape for prepared in self._conversations])
+            shapes, texts, holding, encoded = self._encoded()
         tokens, trained, segments = shapes.segments()
         values, offsets, counts, ends = _labelled(encoded, tokens, trained, segments)
-        self._notice(encoded, texts, holding, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
+        self._notice(encoded, shapes, texts, holding, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
         records = np.array(self.records, np.int64)
         is_first = np.append(True, records[1:] != records[:-1])  # whether a sample is the first of its conversation
         self.receipt["unusual_order"] += int(np.count_nonzero(is_first & ~shapes.of_each("usual", bool)))
@@ -161,12 +160,17 @@ class Batch:
         values = np.array([weight for _, weight in runs], np.float32)
         return [pa.ListArray.from_arrays(offsets, to_arrow(each)) for each in (tokens, values)]
 
-    def _encoded(self) -> tuple[list[str], list[int], Encoded]:
-        texts = [text for prepared in self._conversations for text in prepared.texts]
-        if any(prepared.shape.turn >= 0 for prepared in self._conversations):
-            return texts, *encode_repeated(self.encoder, texts)
+    def _encoded(self) -> tuple[_Shapes, Texts, list[int], Encoded]:
+        shapes, texts = _Shapes([prepared.shape for prepared in self._conversations]), self._texts()
+        if any(shape.turn >= 0 for shape in shapes.distinct):
+            return shapes, texts, *encode_repeated(self.encoder, texts.strings)
         holding = self.encoder.holding(texts)
-        return texts, holding, self.encoder.encode(texts, holding)
+        return shapes, texts, holding, self.encoder.encode(texts, holding)
+
+    def _texts(self) -> Texts:
+        if self._is_joined:
+            return Texts(SEPARATOR.encode().join([prepared.joined for prepared in self._conversations]))
+        return Texts.of([text for prepared in self._conversations for text in prepared.texts])
 
     def _reject(self, error: Unencodable) -> None:
         """Remove the conversations with texts that cannot be encoded."""
@@ -180,7 +184,7 @@ class Batch:
         self.records = [self.records[n] for n in kept]
         self._conversations = [self._conversations[n] for n in kept]
 
-    def _notice(self, encoded: Encoded, texts: list[str], holding: list[int], offsets: np.ndarray) -> None:
+    def _notice(self, encoded: Encoded, shapes: _Shapes, texts: Texts, holding: list[int], offsets: np.ndarray) -> None:
         """Count the cases that a user may want to know of.
 
         `holding` are the numbers of the texts with a control string or an irregular content token. `offsets` are the
@@ -190,13 +194,12 @@ class Batch:
         if encoder.unk_id is not None:
             receipt["unknown_tokens"] += int(np.count_nonzero(encoded.ids == encoder.unk_id))
         if encoder.underline_is_space:
-            underlined = np.fromiter(map(str.__contains__, texts, repeat("▁")), bool, len(texts))
-            samples = np.searchsorted(offsets, np.flatnonzero(underlined), "right") - 1
+            samples = np.searchsorted(offsets, texts.with_underline, "right") - 1
             receipt["not_round_trip"] += len({self.records[n] for n in samples.tolist()})
         # Only the strings of the conversation count, because a marker that the template writes as text is intended. If
         # the texts contain all strings, the shape has their layout.
         found = set((np.searchsorted(offsets, holding, side="right") - 1).tolist())
-        others = [n for n, prepared in enumerate(self._conversations) if not prepared.shape.layout]
+        others = np.flatnonzero(np.array([not shape.layout for shape in shapes.distinct])[shapes.which]).tolist()
         strings = ["\0".join(self._conversations[n].strings) for n in others]
         found |= {others[n] for n in encoder.holding(strings)}
         # All samples of a conversation have its strings.

@@ -37,6 +37,7 @@ import tasks.encoders.huggingface_encoder
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.encoders.encoder import Encoder, Unencodable
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
+from tasks.encoders.texts import Texts
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 
 FEW = settings(max_examples=examples(60), deadline=None)
@@ -139,13 +140,13 @@ def test_the_model_itself_has_no_control_string_to_match(kind: str) -> None:
     This is the first of two guards. The second guard checks every id that the library returns.
     """
     encoder = open_kind(kind)
-    assert written_as_text(encoder, encoder._encode(control_strings(kind)).ids)
+    assert written_as_text(encoder, encoder._encode(Texts.of(control_strings(kind))).ids)
 
 
 def test_a_unigram_model_would_match_its_special_tokens_in_text() -> None:
     """Without the check of the encoder, this model returns control ids for text."""
     encoder = open_kind("hf_unigram")
-    raw = encoder._encode(["x</s>y<unk>"]).ids.tolist()
+    raw = encoder._encode(Texts.of(["x</s>y<unk>"])).ids.tolist()
     assert encoder.eos_id in raw
     assert encoder.unk_id in raw
     assert encoder.decode(encoder.encode(["x</s>y<unk>"]).ids) == "x</s>y<unk>"
@@ -164,7 +165,7 @@ def test_a_control_string_that_a_normalizer_makes_is_text(tmp_path: Path) -> Non
     spec = json.loads((kind_path("hf_unigram") / "tokenizer.json").read_bytes())
     spec["normalizer"] = {"type": "NFKC"}
     encoder = open_encoder(find_tokenizer(_changed(tmp_path, spec, "hf_unigram")))
-    assert encoder.eos_id in encoder._encode(["＜/s＞"]).ids
+    assert encoder.eos_id in encoder._encode(Texts.of(["＜/s＞"])).ids
     ids = encoder.encode(["a", "x ＜/s＞ y", "b"]).ids
     assert written_as_text(encoder, ids)
     assert encoder.decode(ids) == "ax </s> yb"

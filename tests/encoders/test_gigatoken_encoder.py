@@ -20,6 +20,7 @@ from tasks.encoders import gigatoken_encoder
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
+from tasks.encoders.texts import Texts
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.tokenization.engine_check import HARD
 
@@ -156,14 +157,14 @@ def test_removed_tokens_do_not_match_a_text_between_separators() -> None:
     reference = open_kind("hf_byte_level")
     assert "\\u00003\\u0000" in reference.model().decode()
     fast = GigatokenEncoder(reference)
-    assert fast._joined(["a", *"0123456789", "<think>"], []) is not None
+    assert fast._joined(Texts.of(["a", *"0123456789", "<think>"]), []) is not None
 
 
 def test_content_tokens_are_gigatokens() -> None:
     reference = open_kind("hf_byte_level")
     fast = GigatokenEncoder(reference)
     assert fast.holding(["a<think>b</think>", "<|im_end|>"]) == [1]
-    assert reference.content_tokens["<think>"] in fast._joined(["a", "a<think>b"], []).ids.tolist()
+    assert reference.content_tokens["<think>"] in fast._joined(Texts.of(["a", "a<think>b"]), []).ids.tolist()
 
 
 def test_user_defined_white_space_is_the_references() -> None:

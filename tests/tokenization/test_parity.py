@@ -25,6 +25,7 @@ from pipeline import events
 from tasks.core.errors import UsageError
 from tasks.encoders.encoder import Encoded, Encoder, Unencodable
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
+from tasks.encoders.texts import Texts
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.recipe import Recipe
 from tasks.stages import TokenizePart
@@ -50,8 +51,8 @@ def encoded_by(recipe: Recipe, place: Path) -> list[str]:
     seen: list[str] = []
 
     class Listening(Fake):
-        def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
-            seen.extend(texts)
+        def encode(self, texts: Sequence[str] | Texts, holding: Sequence[int] | None = None) -> Encoded:
+            seen.extend(Texts.of(texts).strings)
             return self.reference.encode(texts)
 
         def count_content_tokens(self, texts: Sequence[str]) -> list[tuple[int, str]]:
@@ -73,15 +74,15 @@ class Fake(Encoder):
             setattr(self, name, getattr(reference, name))
         self.reference, self.wrong = reference, wrong
 
-    def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
+    def encode(self, texts: Sequence[str] | Texts, holding: Sequence[int] | None = None) -> Encoded:
         encoded = self.reference.encode(texts)
         ids = encoded.ids.copy()
-        for text, stop in zip(texts, encoded.offsets[1:].tolist(), strict=True):
+        for text, stop in zip(Texts.of(texts).strings, encoded.offsets[1:].tolist(), strict=True):
             if self.wrong(text):
                 ids[stop - 1] ^= 1
         return Encoded(ids, encoded.offsets)
 
-    def _encode(self, texts: Sequence[str]) -> Encoded:
+    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
         return self.encode(texts)
 
     def token_bytes(self, token: int) -> bytes:

@@ -34,6 +34,7 @@ from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation, content_digest, whole_text
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.encoders.encoder import Encoded, Encoder, Unencodable
+from tasks.encoders.texts import Texts
 from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
 from tasks.storage.files import read_receipt
@@ -253,7 +254,7 @@ def test_many_batches_give_the_same_rows_as_one(monkeypatch: pytest.MonkeyPatch,
     part = part_of(tmp_path, [line_of(GOOD), b"[", line_of({"messages": [GOOD["messages"][0]]}), line_of(GOOD)] * 5)
     one = run(tmp_path, part)
     rows = read_rows(tmp_path / "tokens.arrow")
-    monkeypatch.setattr(tasks.tokenization.token_batch, "BATCH_CHARACTERS", 1)
+    monkeypatch.setattr(tasks.tokenization.token_batch, "BATCH_BYTES", 1)
     reported: list[tuple[int, int, int, float]] = []
     encoder, config = open_kind("sp_bpe_chatml"), Config(sources=[Source(path="part.jsonl")])
     template = BuiltIn("chatml", encoder, "assistant")
@@ -415,8 +416,8 @@ def test_a_conversation_that_cannot_be_encoded_is_rejected_and_no_other(monkeypa
     encoder = open_kind("sp_bpe_chatml")
     encode = type(encoder)._encode
 
-    def failing(self: Encoder, texts: list[str], holding: list[int] | None = None) -> Encoded:
-        if problems := {text: f"no encoding of {text}" for text in texts if "§" in text}:
+    def failing(self: Encoder, texts: Texts, holding: list[int] | None = None) -> Encoded:
+        if problems := {text: f"no encoding of {text}" for text in texts.strings if "§" in text}:
             raise Unencodable(problems)
         return encode(self, texts, holding)
 
@@ -436,7 +437,7 @@ def test_a_conversation_that_cannot_be_encoded_is_rejected_and_no_other(monkeypa
         bad = [number for number, flag in enumerate(odd) if flag] + [len(odd)]
         given_records.append({"messages": 3})  # rejected before encoding
         with monkeypatch.context() as patch:
-            patch.setattr(tasks.tokenization.token_batch, "BATCH_CHARACTERS", batch)
+            patch.setattr(tasks.tokenization.token_batch, "BATCH_BYTES", batch)
             good = [record for number, record in enumerate(given_records) if number not in bad]
             template = BuiltIn("chatml", encoder, "assistant", turns)
             expected, counted = tokenize(good, encoder, template) if good else ([], dict.fromkeys(COUNTS, 0))

@@ -155,7 +155,7 @@ def test_every_turn_of_its_own_equals_format_3(kind: str, template: str, tmp_pat
 
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])
 def test_the_bundled_sample_equals_format_3(overlong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.tokenization.token_batch.BATCH_CHARACTERS", 2000)  # several batches
+    monkeypatch.setattr("tasks.tokenization.token_batch.BATCH_BYTES", 2000)  # several batches
     counts = check_equal(*pack_both(tmp_path, [], sources=SAMPLE, sequence_length=256, overlong=overlong))
     assert counts.rows > 40
     assert bool(counts.truncated) == (overlong == "truncate")

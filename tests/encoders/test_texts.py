@@ -1,0 +1,37 @@
+"""Texts in one string of bytes are the texts of a list."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.encoders.texts import SEPARATOR, UNDERLINE, Texts
+
+texts = st.lists(st.text(st.sampled_from([*"ab é漢🎉", SEPARATOR, UNDERLINE]), max_size=6), max_size=8)
+
+
+@given(texts)
+def test_texts_are_those_of_a_list(strings: list[str]) -> None:
+    found = Texts.of(strings)
+    assert len(found) == len(strings)
+    assert list(found.strings) == strings
+    assert found.with_separator == [number for number, text in enumerate(strings) if SEPARATOR in text]
+    assert found.with_underline == [number for number, text in enumerate(strings) if UNDERLINE in text]
+    starts = [0, *(found.ends + 1)]
+    assert [found.joined[start:end].decode() for start, end in zip(starts, found.ends, strict=False)] == strings
+
+
+@given(texts.filter(bool))
+def test_joined_texts_need_no_list_if_none_contains_the_separator(strings: list[str]) -> None:
+    strings = [text.replace(SEPARATOR, "") for text in strings]
+    found = Texts(SEPARATOR.join(strings).encode())
+    assert found.strings == strings
+    assert found.ends.tolist() == Texts.of(strings).ends.tolist()
+    assert found.with_separator == []
+
+
+@given(texts.filter(bool), st.data())
+def test_some_texts_are_replaced_by_empty_ones(strings: list[str], data: st.DataObject) -> None:
+    left_out = data.draw(st.sets(st.integers(0, len(strings) - 1)))
+    kept = ["" if number in left_out else text for number, text in enumerate(strings)]
+    assert Texts.of(strings).without(sorted(left_out)) == SEPARATOR.join(kept).encode()
