@@ -31,7 +31,7 @@ import tasks.tokenization.token_batch
 import tasks.tokenization.tokenize_part
 from tasks.config import Config
 from tasks.conversations.formats import read_record
-from tasks.conversations.model import Conversation, content_digest, whole_text
+from tasks.conversations.model import Conversation, Message, content_digest, whole_text
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.encoders.encoder import Encoded, Encoder, Unencodable
 from tasks.encoders.texts import Texts
@@ -43,6 +43,7 @@ from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, Turns, trained_turns
+from tasks.tokenization.prepare import prepare_spans
 from tasks.tokenization.tokenize_part import COUNTS, tokenize_part
 
 FEW = settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -479,6 +480,29 @@ def test_ordinary_conversations_are_all_accepted() -> None:
         assert receipt["rejects"] == []
 
     check()
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["Hi", "a\0b", "\0", "▁é", "<|im_start|>"]), max_size=3), min_size=1, max_size=5)
+)
+def test_texts_may_contain_the_separator_of_texts_and_samples_may_have_no_text(samples: list[list[str]]) -> None:
+    """No content contains NUL, but a template may write it."""
+    encoder = open_kind("sp_bpe_chatml")
+    end = Span("<|im_end|>", encoder.controls["<|im_end|>"], True, "assistant")
+    conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
+    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0))
+    for number, texts in enumerate(samples):
+        spans = [end, *(span for text in texts for span in (Span(text, TEXT, True, "assistant"), end))]
+        prepared = prepare_spans(conversation, spans, encoder)
+        assert prepared.texts == texts
+        batch.add(number, [prepared])
+    found = batch.encode(TOKENS_SCHEMA)
+    assert found
+    rows = [[max(i, ~i) for i in row] for row in found.column("tokens").to_pylist()]
+    assert rows == [
+        [end.token, *(i for text in texts for i in (*encoder.encode([text]).ids.tolist(), end.token)), encoder.eos_id]
+        for texts in samples
+    ]
 
 
 # -- samples of a conversation ---------------------------------------------------------------------------------------
