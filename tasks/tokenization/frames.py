@@ -345,8 +345,6 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         frames, spaces, pieces = [], set(), 0
         for spans, turn in outline.samples:
             segments = segments_of(spans, self._encoder)
-            if not segments.texts:  # only control tokens
-                return None
             parts, gaps = _cut(segments.texts)
             pieces += len(parts)
             spaces |= {space for number, form, space in gaps if form < 0 or number not in objects}
