@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -546,7 +545,7 @@ class Bytes(Encoder):
     bos_id, eos_id, pad_id, unk_id = 260, 261, 0, None
     adds_bos, leading_space, underline_is_space = True, "template", False
 
-    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
+    def _encode(self, texts: Texts) -> Encoded:
         data = [text.encode() for text in texts.strings]
         ids = np.frombuffer(b"".join(data), np.uint8).astype(np.int32)
         return Encoded(ids, np.cumsum([0, *map(len, data)]).astype(np.int64))

@@ -56,6 +56,13 @@ class Encoded:
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[numbers] - offsets[:-1], lengths)
         return Encoded(self.ids[places], offsets)
 
+    def replaced(self, numbers: Sequence[int], others: Encoded) -> Encoded:
+        """Return the texts with `others` in place of the texts with these numbers."""
+        which = np.arange(len(self.offsets) - 1)
+        which[list(numbers)] = len(which) + np.arange(len(numbers))
+        offsets = np.concatenate([self.offsets, self.offsets[-1] + others.offsets[1:]])
+        return Encoded(np.concatenate([self.ids, others.ids]), offsets).at(which)
+
 
 class Unencodable(Reject):
     """Some texts have no encoding.
@@ -101,7 +108,7 @@ class Encoder(ABC):
     every_byte: bool = False
 
     @abstractmethod
-    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
+    def _encode(self, texts: Texts) -> Encoded:
         """Encode without checking for control ids.
 
         Raises Unencodable.
@@ -115,14 +122,14 @@ class Encoder(ABC):
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token represents; for a control token, its string."""
 
-    def encode(self, texts: Sequence[str] | Texts, holding: Sequence[int] | None = None) -> Encoded:
+    def encode(self, texts: Sequence[str] | Texts) -> Encoded:
         """Encode each text separately.
 
-        `holding` is the result of the method `holding`, if it is already known. Raises Unencodable for all texts on
-        which the library fails, or that can only be represented with a control token.
+        Raises Unencodable for all texts on which the library fails, or that can only be represented with a control
+        token.
         """
         texts = Texts.of(texts)
-        encoded = self._encode(texts, holding)
+        encoded = self._encode(texts)
         # Control ids are close together, so this filter leaves few other ids for the slow table lookup.
         first, last = self._suspects
         hits = np.flatnonzero(encoded.ids.view(np.uint32) - first <= last - first)
@@ -136,24 +143,16 @@ class Encoder(ABC):
         }
         if not affected:
             return encoded
-        pieces = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]] for i in range(len(texts))]
-        problems: dict[str, str] = {}
-        for index in sorted(affected):
-            try:
-                pieces[index] = self._encode_around(texts.strings[index])
-            except Unencodable as error:
-                problems |= error.problems
-        if problems:
-            raise Unencodable(problems)
-        return Encoded(np.concatenate(pieces), offsets_of(list(map(len, pieces))))
+        numbers = sorted(affected)
+        return encoded.replaced(numbers, self._encode_as_text([texts.strings[number] for number in numbers]))
 
     def holding(self, texts: Sequence[str] | Texts) -> list[int]:
-        """Return the indexes of texts with a control string or an irregular content token."""
-        return _found(self._matched, Texts.of(texts))
+        """Return the indexes of texts with a control string."""
+        return find(self._control_needles, Texts.of(texts))
 
     @cached_property
-    def _matched(self) -> Needles:
-        return _needles([*self.controls, *self.irregular])
+    def _control_needles(self) -> Needles:
+        return needles_of([*self.controls])
 
     def count_content_tokens(self, texts: Sequence[str]) -> list[tuple[int, str]]:
         """Return (index of the text, string) for each content token in the encoded texts.
@@ -175,11 +174,11 @@ class Encoder(ABC):
 
     def holding_content_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the indexes of texts with a content token that is not white space."""
-        return _found(self._counted, Texts.of(texts))
+        return find(self._counted, Texts.of(texts))
 
     @cached_property
     def _counted(self) -> Needles:
-        return _needles([text for text in self.content_tokens if not is_blank(text)])
+        return needles_of([text for text in self.content_tokens if not is_blank(text)])
 
     def places_of_content_tokens(self, ids: np.ndarray) -> np.ndarray:
         """Return the indexes of the ids that are content tokens, except white space."""
@@ -196,6 +195,18 @@ class Encoder(ABC):
         table = np.zeros(self.vocab_size, bool)
         table[[token for string, token in self.content_tokens.items() if not is_blank(string)]] = True
         return table
+
+    def _encode_as_text(self, texts: Sequence[str]) -> Encoded:
+        """Encode texts with control strings that `_encode` has matched."""
+        found, problems = [], dict[str, str]()
+        for text in texts:
+            try:
+                found.append(self._encode_around(text))
+            except Unencodable as error:
+                problems |= error.problems
+        if problems:
+            raise Unencodable(problems)
+        return Encoded(np.concatenate(found), offsets_of(list(map(len, found))))
 
     def _encode_around(self, text: str) -> np.ndarray:
         """Encode a text in pieces that split its control strings.
@@ -309,11 +320,12 @@ def _range_of(table: np.ndarray) -> tuple[np.uint32, np.uint32]:
     return (np.uint32(ids[0]), np.uint32(ids[-1])) if ids.size else (np.uint32(len(table)),) * 2
 
 
-def _needles(strings: Sequence[str]) -> Needles:
+def needles_of(strings: Sequence[str]) -> Needles:
+    """Return strings to be searched with `find`."""
     return Needles(string.replace(UNDERLINE, " ").encode() for string in strings)
 
 
-def _found(needles: Needles, texts: Texts) -> list[int]:
+def find(needles: Needles, texts: Texts) -> list[int]:
     """Return the indexes of the texts that contain one of the strings.
 
     Some models treat U+2581 and a space alike, so both are searched as a space.

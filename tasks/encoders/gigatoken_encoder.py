@@ -1,12 +1,13 @@
 """Encode with gigatoken, falling back to the reference encoder.
 
-    texts ─┬─ without control strings and irregular content tokens ─▶ gigatoken ─┬─▶ ids, equal to the reference's
-           └─ all others ───────────────────────────────────────────▶ reference ─┘
+    texts ─┬─▶ gigatoken ─┬──────────────────────────────────▶ ids, equal to the reference's
+           │              └─ with a control token ─▶ reference ─┤
+           └─ with an irregular content token ─────▶ reference ─┘
 
-gigatoken loads the same model as the reference, without its control strings. It encodes 60 to 90 MB/s of chats on one
-core; SentencePiece encodes 5 MB/s, and tokenizers 1.4 MB/s. `engine_check` checks that both encoders return the same
-ids. gigatoken matches control tokens in plain text, so the reference encodes every text with a control string, and
-every text for which gigatoken still returned a control id. Both encoders match content tokens in text, such as <think>.
+gigatoken loads the same model as the reference. It encodes 60 to 90 MB/s of chats on one core; SentencePiece encodes
+5 MB/s, and tokenizers 1.4 MB/s. `engine_check` checks that both encoders return the same ids. In a SentencePiece model,
+gigatoken matches control tokens in plain text, so the reference encodes every text for which gigatoken returned a
+control id. Both encoders match content tokens in text, such as <think>.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 import orjson
 
 from tasks.core.process import peak_memory
-from tasks.encoders.encoder import Encoded, Encoder
+from tasks.encoders.encoder import Encoded, Encoder, find, needles_of
 from tasks.encoders.gigatoken_model import Unsupported, json_of_sentencepiece
 from tasks.encoders.huggingface_encoder import is_placeholder
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
@@ -55,6 +56,7 @@ class GigatokenEncoder(Encoder):
             if name != "engine":
                 setattr(self, name, getattr(reference, name))
         self.reference = reference
+        self._irregular = needles_of([*reference.irregular])
         self._open, self._separator = _opener(reference)
         self._load()
 
@@ -75,19 +77,21 @@ class GigatokenEncoder(Encoder):
         with _delayed_interrupts():
             self._backend.encode("")
 
-    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
+    def _encode(self, texts: Texts) -> Encoded:
         if _memory() - self._memory > MOST_MEMORY:
             self._load()
-        others = self.holding(texts) if holding is None else holding
-        others = sorted({*others, *texts.with_separator})
+        others = sorted({*find(self._irregular, texts), *texts.with_separator})
         encoded = self._joined(texts, others)
-        return self.reference.encode(texts) if encoded is None else encoded
+        if encoded is None:
+            return self.reference.encode(texts)
+        if others:
+            encoded = encoded.replaced(others, self._encode_as_text([texts.strings[number] for number in others]))
+        return encoded
 
-    def _joined(self, texts: Texts, others: Sequence[int]) -> Encoded | None:
-        """Encode all texts in one call.
+    def _joined(self, texts: Texts, others: Sequence[int] = ()) -> Encoded | None:
+        """Encode all texts in one call, the texts with the numbers `others` as if they were empty.
 
-        One call per text would take half as long again. The reference encodes the texts at the indexes `others`.
-        Returns None if the library does not find the separators.
+        One call per text would take half as long again. Returns None if the library does not find the separators.
         """
         ids = self._backend.encode(texts.without(others)).view(np.int32)
         kept = ids != self._separator
@@ -95,16 +99,10 @@ class GigatokenEncoder(Encoder):
         if len(ends) != len(texts) - 1:
             return None
         ids = ids[kept]
-        lengths = np.diff(ends, prepend=-1, append=len(ids) + len(ends)) - 1
-        if others:
-            given = self.reference.encode([texts.strings[place] for place in others])
-            lengths[others] = own = np.diff(given.offsets)
-            ends = offsets_of(lengths)[others]
-            ids = np.insert(ids, np.repeat(ends - offsets_of(own)[:-1], own), given.ids)
-        return Encoded(ids, offsets_of(lengths))
+        return Encoded(ids, offsets_of(np.diff(ends, prepend=-1, append=len(ids) + len(ends)) - 1))
 
-    def _encode_around(self, text: str) -> np.ndarray:
-        return self.reference.encode([text]).ids
+    def _encode_as_text(self, texts: Sequence[str]) -> Encoded:
+        return self.reference.encode(texts)
 
     def token_bytes(self, token: int) -> bytes:
         return self.reference.token_bytes(token)

@@ -166,7 +166,7 @@ class HuggingFaceEncoder(Encoder):
             self.space_follows = tuple(sorted(kept))
             self.irregular = frozenset(kept)
 
-    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
+    def _encode(self, texts: Texts) -> Encoded:
         lengths = np.zeros(len(texts), np.int64)
         arrays = [np.empty(0, np.int32)]
         problems: dict[str, str] = {}

@@ -87,7 +87,7 @@ class SentencePieceEncoder(Encoder):
         pad = self._processor.pad_id()
         self.pad_id = special_id("pad_token", pad_token, pad if pad >= 0 else self.eos_id, named, path)
 
-    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
+    def _encode(self, texts: Texts) -> Encoded:
         arrays = self._processor.encode_as_numpy(list(texts.strings)) if len(texts) else []
         ids = np.concatenate(arrays).astype(np.int32, copy=False) if arrays else np.empty(0, np.int32)
         return Encoded(ids, offsets_of(list(map(len, arrays))))

@@ -40,7 +40,7 @@ TEXTS = 1500  # minimum number of texts to compare, if the corpus has as many
 BUDGET = 1 << 20  # bytes of sources to read; if the sources are smaller, all texts are compared
 MOST_BYTES = 1 << 24  # the budget for sources with few, long texts
 MOST_FILES = 16  # maximum number of files to read
-MOST_TOKENS = 100  # maximum number of content tokens to compare
+MOST_TOKENS = 100  # maximum number of content tokens, and of control strings, to compare
 LONGEST = 2048  # characters; a longer text is cut to as many characters from a random place
 THREADS = 4  # threads that encode with the reference
 
@@ -178,11 +178,11 @@ def _prove(recipe: Recipe) -> Verdict:
 
 
 def hard_tokens(encoder: Encoder) -> list[str]:
-    """Return texts with content tokens of the tokenizer.
+    """Return texts with content tokens and control strings of the tokenizer.
 
-    The tokens are whole, cut, repeated, and next to other text.
+    They are whole, cut, repeated, and next to other text.
     """
-    tokens = sorted(encoder.content_tokens)[:MOST_TOKENS]
+    tokens = sorted(encoder.content_tokens)[:MOST_TOKENS] + sorted(encoder.controls)[:MOST_TOKENS]
     return [
         text
         for token in tokens

@@ -107,17 +107,17 @@ class Batch:
         Returns None if no conversation can be encoded.
         """
         try:
-            shapes, texts, holding, encoded = self._encoded()
+            shapes, texts, encoded = self._encoded()
         except Unencodable as error:
             self._reject(error)
             if not self.records:
                 return None
-            shapes, texts, holding, encoded = self._encoded()
+            shapes, texts, encoded = self._encoded()
         tokens, trained, segments = shapes.segments()
         values, offsets, counts, ends = _labelled(encoded, tokens, trained, segments)
-        self._notice(encoded, shapes, texts, holding, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
         records = np.array(self.records, np.int64)
         is_first = np.append(True, records[1:] != records[:-1])  # whether a sample is the first of its conversation
+        self._notice(encoded, shapes, texts, is_first, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
         self.receipt["unusual_order"] += int(np.count_nonzero(is_first & ~shapes.of_each("usual", bool)))
         self.receipt["accepted"] += int(np.count_nonzero(is_first))
         separators = shapes.of_each("separator", bool)
@@ -160,12 +160,11 @@ class Batch:
         values = np.array([weight for _, weight in runs], np.float32)
         return [pa.ListArray.from_arrays(offsets, to_arrow(each)) for each in (tokens, values)]
 
-    def _encoded(self) -> tuple[_Shapes, Texts, list[int], Encoded]:
+    def _encoded(self) -> tuple[_Shapes, Texts, Encoded]:
         shapes, texts = _Shapes([prepared.shape for prepared in self._conversations]), self._texts()
         if any(shape.turn >= 0 for shape in shapes.distinct):
-            return shapes, texts, *encode_repeated(self.encoder, texts.strings)
-        holding = self.encoder.holding(texts)
-        return shapes, texts, holding, self.encoder.encode(texts, holding)
+            return shapes, texts, encode_repeated(self.encoder, texts.strings)
+        return shapes, texts, self.encoder.encode(texts)
 
     def _texts(self) -> Texts:
         if self._is_joined:
@@ -184,11 +183,12 @@ class Batch:
         self.records = [self.records[n] for n in kept]
         self._conversations = [self._conversations[n] for n in kept]
 
-    def _notice(self, encoded: Encoded, shapes: _Shapes, texts: Texts, holding: list[int], offsets: np.ndarray) -> None:
+    def _notice(
+        self, encoded: Encoded, shapes: _Shapes, texts: Texts, is_first: np.ndarray, offsets: np.ndarray
+    ) -> None:
         """Count the cases that a user may want to know of.
 
-        `holding` are the numbers of the texts with a control string or an irregular content token. `offsets` are the
-        offsets of the samples in `texts`.
+        `is_first` marks the first sample of each conversation. `offsets` are the offsets of the samples in `texts`.
         """
         receipt, encoder = self.receipt, self.encoder
         if encoder.unk_id is not None:
@@ -197,14 +197,14 @@ class Batch:
             samples = np.searchsorted(offsets, texts.with_underline, "right") - 1
             receipt["not_round_trip"] += len({self.records[n] for n in samples.tolist()})
         # Only the strings of the conversation count, because a marker that the template writes as text is intended. If
-        # the texts contain all strings, the shape has their layout.
-        found = set((np.searchsorted(offsets, holding, side="right") - 1).tolist())
-        others = np.flatnonzero(np.array([not shape.layout for shape in shapes.distinct])[shapes.which]).tolist()
-        strings = ["\0".join(self._conversations[n].strings) for n in others]
-        found |= {others[n] for n in encoder.holding(strings)}
-        # All samples of a conversation have its strings.
-        strings_of = {self.records[n]: self._conversations[n].strings for n in found}
-        receipt["control_text_seen"] += sum(encoder.count_controls(each) > 0 for each in strings_of.values())
+        # the texts contain all strings, the shape has their layout. All samples of a conversation have its strings.
+        has_all = np.array([bool(shape.layout) for shape in shapes.distinct])[shapes.which]
+        others = np.flatnonzero(is_first & ~has_all).tolist()
+        found = {others[n] for n in encoder.holding([SEPARATOR.join(self._conversations[n].strings) for n in others])}
+        if has_all.any():
+            samples = np.searchsorted(offsets, encoder.holding(texts), "right") - 1
+            found |= set(samples[has_all[samples]].tolist())
+        receipt["control_text_seen"] += sum(encoder.count_controls(self._conversations[n].strings) > 0 for n in found)
         if encoder.content_tokens:
             places = encoder.places_of_content_tokens(encoded.ids)
             owners = np.searchsorted(encoded.offsets, places, side="right") - 1  # texts
@@ -219,16 +219,14 @@ class Batch:
                 receipt["content_tokens"] = merged([receipt.get("content_tokens", {}), counts])
 
 
-def encode_repeated(encoder: Encoder, texts: Sequence[str]) -> tuple[list[int], Encoded]:
+def encode_repeated(encoder: Encoder, texts: Sequence[str]) -> Encoded:
     """Encode texts, of which many are equal, and encode each distinct text once.
 
-    Equal texts are common because the samples of a conversation repeat its beginning. Returns the numbers of the texts
-    with a control string or an irregular content token, and all encoded texts.
+    Equal texts are common because the samples of a conversation repeat its beginning.
     """
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     which = np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
-    holding = encoder.holding([*numbers])
-    return np.flatnonzero(np.isin(which, holding)).tolist(), encoder.encode([*numbers], holding).at(which)
+    return encoder.encode([*numbers]).at(which)
 
 
 def _labelled(

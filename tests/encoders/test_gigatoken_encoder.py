@@ -78,7 +78,7 @@ def test_texts_are_joined_and_come_apart(kind: str, monkeypatch: pytest.MonkeyPa
     whole: list[list[int]] = []
     joined = fast._joined
 
-    def listening(texts: list[str], others: list[int]) -> Any:
+    def listening(texts: Texts, others: list[int]) -> Any:
         whole.append(others)
         return joined(texts, others)
 
@@ -128,17 +128,16 @@ def test_gigatoken_by_itself_would_match_control_tokens(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sp_bpe_chatml", "mistral_v3"])
-def test_what_comes_back_with_a_control_id_goes_to_the_reference(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_come_back_with_a_control_id_go_to_the_reference(kind: str) -> None:
     reference = open_kind(kind)
     fast = GigatokenEncoder(reference)
-    monkeypatch.setattr(fast, "holding", lambda texts: [])
     check_same(fast, reference, ["a", "b</s>c", "so </s></s>\n it", "x</s></a>", "d"])
 
 
 @pytest.mark.parametrize("kind", FAST)
-def test_texts_that_hold_a_string_that_is_matched_as_a_whole_are_found(kind: str) -> None:
+def test_texts_with_a_control_string_are_found(kind: str) -> None:
     fast = GigatokenEncoder(open_kind(kind))
-    strings = [string.replace("▁", " ") for string in (*fast.controls, *fast.irregular)]
+    strings = [string.replace("▁", " ") for string in fast.controls]
 
     @FEW
     @given(st.lists(st.one_of(hostile(kind), odd), max_size=12))
@@ -157,22 +156,37 @@ def test_removed_tokens_do_not_match_a_text_between_separators() -> None:
     reference = open_kind("hf_byte_level")
     assert "\\u00003\\u0000" in reference.model().decode()
     fast = GigatokenEncoder(reference)
-    assert fast._joined(Texts.of(["a", *"0123456789", "<think>"]), []) is not None
+    assert fast._joined(Texts.of(["a", *"0123456789", "<think>"])) is not None
 
 
 def test_content_tokens_are_gigatokens() -> None:
     reference = open_kind("hf_byte_level")
     fast = GigatokenEncoder(reference)
-    assert fast.holding(["a<think>b</think>", "<|im_end|>"]) == [1]
-    assert reference.content_tokens["<think>"] in fast._joined(Texts.of(["a", "a<think>b"]), []).ids.tolist()
+    assert reference.content_tokens["<think>"] in fast._joined(Texts.of(["a", "a<think>b"])).ids.tolist()
 
 
-def test_user_defined_white_space_is_the_references() -> None:
-    reference = open_kind("sp_bpe_user_defined")
-    fast = GigatokenEncoder(reference)
+def left_to_reference(fast: GigatokenEncoder, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the texts that the reference encodes."""
+    found: list[str] = []
+    encode = fast._encode_as_text
+    monkeypatch.setattr(fast, "_encode_as_text", lambda some: found.extend(some) or encode(some))
+    check_same(fast, fast.reference, texts)
+    return found
+
+
+def test_user_defined_white_space_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = GigatokenEncoder(open_kind("sp_bpe_user_defined"))
     texts = ["one two", "a  b", "c", "▁ ", "   "]
-    assert fast.holding(texts) == [1, 3, 4]
-    check_same(fast, reference, texts)
+    assert left_to_reference(fast, texts, monkeypatch) == ["a  b", "▁ ", "   "]
+
+
+@pytest.mark.parametrize("kind", ["hf_byte_level", "hf_metaspace", "hf_legacy"])
+def test_gigatoken_encodes_control_strings_that_its_model_does_not_have(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = GigatokenEncoder(open_kind(kind))
+    texts = [text for string in fast.controls for text in (string, f"so{string}it {string}{string}")]
+    assert left_to_reference(fast, texts, monkeypatch) == []
 
 
 @pytest.mark.parametrize("kind", FAST)

@@ -213,7 +213,7 @@ def test_they_are_shown(tmp_path: Path) -> None:
     assert re.search(line.format(""), html.unescape((tmp_path / "r.html").read_text()))
 
 
-def test_the_engine_check_has_texts_with_content_tokens() -> None:
+def test_the_engine_check_has_texts_with_content_tokens_and_control_strings() -> None:
     texts = hard_tokens(open_kind("hf_byte_level"))
-    assert {"<think>", "a<think>b", "<think", "<think><think>\n\n"} <= set(texts)
-    assert hard_tokens(open_kind("sp_bpe_chatml")) == []
+    assert {"<think>", "a<think>b", "<think", "<think><think>\n\n", "<|im_end|>", "a<|im_end|>b"} <= set(texts)
+    assert "<|im_end|>" in hard_tokens(open_kind("sp_bpe_chatml"))

@@ -51,7 +51,7 @@ def encoded_by(recipe: Recipe, place: Path) -> list[str]:
     seen: list[str] = []
 
     class Listening(Fake):
-        def encode(self, texts: Sequence[str] | Texts, holding: Sequence[int] | None = None) -> Encoded:
+        def encode(self, texts: Sequence[str] | Texts) -> Encoded:
             seen.extend(Texts.of(texts).strings)
             return self.reference.encode(texts)
 
@@ -74,7 +74,7 @@ class Fake(Encoder):
             setattr(self, name, getattr(reference, name))
         self.reference, self.wrong = reference, wrong
 
-    def encode(self, texts: Sequence[str] | Texts, holding: Sequence[int] | None = None) -> Encoded:
+    def encode(self, texts: Sequence[str] | Texts) -> Encoded:
         encoded = self.reference.encode(texts)
         ids = encoded.ids.copy()
         for text, stop in zip(Texts.of(texts).strings, encoded.offsets[1:].tolist(), strict=True):
@@ -82,7 +82,7 @@ class Fake(Encoder):
                 ids[stop - 1] ^= 1
         return Encoded(ids, encoded.offsets)
 
-    def _encode(self, texts: Texts, holding: Sequence[int] | None = None) -> Encoded:
+    def _encode(self, texts: Texts) -> Encoded:
         return self.encode(texts)
 
     def token_bytes(self, token: int) -> bytes:
@@ -228,8 +228,8 @@ def test_a_single_differing_text_is_found_and_shown() -> None:
 
 def test_texts_without_an_encoding_are_left_out_of_the_comparison() -> None:
     class Failing(Fake):
-        def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
-            if problems := {text: "it fails" for text in texts if "bad" in text}:
+        def encode(self, texts: Sequence[str] | Texts) -> Encoded:
+            if problems := {text: "it fails" for text in Texts.of(texts).strings if "bad" in text}:
                 raise Unencodable(problems)
             return super().encode(texts)
 

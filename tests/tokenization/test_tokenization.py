@@ -417,10 +417,10 @@ def test_a_conversation_that_cannot_be_encoded_is_rejected_and_no_other(monkeypa
     encoder = open_kind("sp_bpe_chatml")
     encode = type(encoder)._encode
 
-    def failing(self: Encoder, texts: Texts, holding: list[int] | None = None) -> Encoded:
+    def failing(self: Encoder, texts: Texts) -> Encoded:
         if problems := {text: f"no encoding of {text}" for text in texts.strings if "§" in text}:
             raise Unencodable(problems)
-        return encode(self, texts, holding)
+        return encode(self, texts)
 
     def said(text: str, odd: bool) -> dict[str, Any]:
         turns = [{"role": "user", "content": f"{text}?"}, {"role": "assistant", "content": text}]
@@ -516,10 +516,9 @@ def test_repeated_texts_are_encoded_once_and_as_if_each_were(texts: list[str]) -
     with pytest.MonkeyPatch.context() as patch:
         asked: list[str] = []
         encode = encoder.encode
-        patch.setattr(encoder, "encode", lambda distinct, holding: asked.extend(distinct) or encode(distinct, holding))
-        holding, encoded = tasks.tokenization.token_batch.encode_repeated(encoder, texts)
+        patch.setattr(encoder, "encode", lambda distinct: asked.extend(distinct) or encode(distinct))
+        encoded = tasks.tokenization.token_batch.encode_repeated(encoder, texts)
     assert sorted(asked) == sorted({*texts})
-    assert holding == encoder.holding(texts)
     expected = encoder.encode(texts)
     assert encoded.ids.tolist() == expected.ids.tolist()
     assert encoded.offsets.tolist() == expected.offsets.tolist()
