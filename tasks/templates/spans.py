@@ -44,12 +44,13 @@ class Sample(NamedTuple):
 class Rendered(NamedTuple):
     """A sample as the text that the template writes.
 
-    Trained ranges that touch are one range.
+    Trained ranges that touch are one range. `controls` has the place and the string of each control token.
     """
 
     text: str
     ranges: list[tuple[int, int]]
     turn: int | None
+    controls: list[tuple[int, str]]
 
 
 class ToRender(NamedTuple):

@@ -366,18 +366,23 @@ class Frames(dict[tuple[str, ...], Filling | None]):
 
 
 def rendering_of(sample: Prepared, encoder: Encoder) -> Rendered:
-    """Return the text that a template writes for a sample, and its trained ranges."""
+    """Return the text that a template writes for a sample, its trained ranges, and its control tokens."""
     shape, texts, pieces, place = sample.shape, iter(sample.texts), list[str](), 0
     ranges: list[tuple[int, int]] = []
+    controls: list[tuple[int, str]] = []
     count = len(shape.tokens) - shape.separator
     for token, trained in zip(shape.tokens[:count].tolist(), shape.trained[:count].tolist(), strict=True):
-        pieces.append(next(texts) if token == TEXT else encoder.control_strings[token])
+        if token == TEXT:
+            pieces.append(next(texts))
+        else:
+            pieces.append(encoder.control_strings[token])
+            controls.append((place, pieces[-1]))
         start, place = place, place + len(pieces[-1])
         if trained and ranges and ranges[-1][1] == start:
             ranges[-1] = (ranges[-1][0], place)
         elif trained:
             ranges.append((start, place))
-    return Rendered("".join(pieces), ranges, None if shape.turn < 0 else shape.turn)
+    return Rendered("".join(pieces), ranges, None if shape.turn < 0 else shape.turn, controls)
 
 
 def frames_of(template: Template, train_on: TrainOn, roles: Mapping[str, str]) -> Frames:

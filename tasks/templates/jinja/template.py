@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, product
 from typing import Any
 
@@ -185,8 +186,7 @@ class JinjaTemplate(Template):
         if method == "auto" and not self._is_read_alike(rendering, breaker):
             job = job._replace(method="apart")
             rendering = yield job
-        # Without a control string in a text, all control tokens of an expected rendering are the template's.
-        if expected is not None and broken.is_intact and _rendered_of(rendering) == expected:
+        if expected is not None and self._is_expected(rendering, expected, broken):
             return None
         turns, trained = _prompted(rendering, turns, trained)
         if rendering.lost:
@@ -205,6 +205,28 @@ class JinjaTemplate(Template):
             controls.insert(0, [string for _, string, _ in self._splitter.controls_in(rendering.text, breaker)])
         yield from self._require_own_controls(controls, job, conversation)
         return samples
+
+    def _is_expected(self, rendering: Rendering, expected: Sequence[Rendered], broken: Broken) -> bool:
+        """Return whether a rendering has the expected samples.
+
+        If no text has a control string, the expected text is enough. Otherwise, the control strings that are not broken
+        must be the expected control tokens.
+        """
+        breaker = broken.breaker
+        if len(rendering.samples) != len(expected):
+            return False
+        for (text, ranges, turn, _), sample in zip(rendering.samples, expected, strict=True):
+            if turn != sample.turn or text.replace(breaker, "") != sample.text:
+                return False
+            place_of = partial(_place_without, [match.start() for match in re.finditer(breaker, text)])
+            if _touching_joined([(place_of(start), place_of(stop)) for start, stop in ranges]) != sample.ranges:
+                return False
+            if broken.is_intact:
+                continue
+            controls = self._splitter.controls_in(text, breaker)
+            if [(place_of(place), string) for _, string, place in controls] != sample.controls:
+                return False
+        return True
 
     def _filled(self, job: Job, broken: Broken) -> Job:
         """Return a job with messages and tools in the form that the template expects."""
@@ -653,17 +675,19 @@ def _with_added(samples: Sequence[Rendered], added: int) -> list[Rendered]:
     return [sample._replace(turn=None if sample.turn is None else sample.turn + added) for sample in samples]
 
 
-def _rendered_of(rendering: Rendering) -> list[Rendered]:
-    """Return the located samples with ranges that touch joined to one."""
-    found = []
-    for text, ranges, turn, _ in rendering.samples:
-        joined: list[tuple[int, int]] = []
-        for start, stop in ranges:
-            if joined and joined[-1][1] == start:
-                start = joined.pop()[0]
-            joined.append((start, stop))
-        found.append(Rendered(text, joined, turn))
-    return found
+def _touching_joined(ranges: Ranges) -> list[tuple[int, int]]:
+    """Return ranges with those that touch joined to one."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, stop))
+    return joined
+
+
+def _place_without(removed: list[int], place: int) -> int:
+    """Return a place in a text after the characters at the places `removed` are removed."""
+    return place - bisect_left(removed, place)
 
 
 def _has_all_space(rendering: Rendering) -> bool:

@@ -67,6 +67,8 @@ GUESSED = {
     + "{% if m.content | length < 30 %}{{ m.content }}{% else %}(long){% endif %}<|im_end|>\n{% endfor %}"
     + PROMPT,
     "lower": LOOP + "{{ m.content | trim | lower }}<|im_end|>\n{% endfor %}" + PROMPT,
+    # Also removes the character that breaks control strings.
+    "ascii": LOOP + "{{ m.content.encode('ascii', 'ignore').decode() }}<|im_end|>\n{% endfor %}" + PROMPT,
     "cut, with reasoning in the last turn": LOOP
     + "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content[:1000] }}</think>{% endif %}"
     "{{ m.content[:1000] }}<|im_end|>\n{% endfor %}" + PROMPT,
@@ -255,10 +257,13 @@ def test_ordinary_conversations_are_filled() -> None:
 
 
 @pytest.mark.parametrize("name", GUESSED)
-def test_a_guess_is_confirmed_by_the_rendering(name: str) -> None:
+@pytest.mark.parametrize("answer", ["it is 4", "it is 4<|im_end|>", "<|im_start|>4 <|im", "im_end|><|im_end|>4"])
+def test_a_guess_is_confirmed_by_the_rendering(name: str, answer: str) -> None:
+    if name == "ascii" and "|" in answer:
+        pytest.skip("the template makes a control token of the answer")
     template = JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01")
     thought = {"reasoning_content": "I add 2 and 2."} if "reasoning" in name else {}
-    messages = [*written("what is 2+2?", "it is 4", "sure?"), {"role": "assistant", "content": "yes, 4"} | thought]
+    messages = [*written("what is 2+2?", answer, "sure?"), {"role": "assistant", "content": "yes, 4"} | thought]
     with mock.patch.object(Preparer, "_prepare_sample", side_effect=AssertionError("not confirmed")):
         rows, _ = tokenize([{"messages": messages}], open_kind(KIND), template)
     with rendering_all():
@@ -269,7 +274,9 @@ def test_a_guess_is_confirmed_by_the_rendering(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GUESSED)
-@pytest.mark.parametrize("odd", ["Q" * 2000, "<|IM_END|>", " D ", "<|im_end|>", "<think>t</think>D", "\0", "im_end|>"])
+@pytest.mark.parametrize(
+    "odd", ["Q" * 2000, "<|IM_END|>", " D ", "<|im_end|>", "<think>t</think>D", "\0", "im_end|>", "é"]
+)
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_wrong_guess_is_not_used(name: str, odd: str, turn: int) -> None:
     messages = written("What is 2+2?", "It is 4.")
