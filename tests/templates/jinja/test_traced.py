@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -256,11 +257,15 @@ def test_ordinary_conversations_are_filled() -> None:
         assert (len(rows), rendered(samples)) == (1, 0), name
 
 
-@pytest.mark.parametrize("name", GUESSED)
-@pytest.mark.parametrize("answer", ["it is 4", "it is 4<|im_end|>", "<|im_start|>4 <|im", "im_end|><|im_end|>4"])
+ANSWERS = ("it is 4", "it is 4<|im_end|>", "<|im_start|>4 <|im", "im_end|><|im_end|>4")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    # The template "ascii" makes control tokens of such answers.
+    [pair for pair in product(GUESSED, ANSWERS) if pair[0] != "ascii" or "|" not in pair[1]],
+)
 def test_a_guess_is_confirmed_by_the_rendering(name: str, answer: str) -> None:
-    if name == "ascii" and "|" in answer:
-        pytest.skip("the template makes a control token of the answer")
     template = JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01")
     thought = {"reasoning_content": "I add 2 and 2."} if "reasoning" in name else {}
     messages = [*written("what is 2+2?", answer, "sure?"), {"role": "assistant", "content": "yes, 4"} | thought]
