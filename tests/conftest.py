@@ -11,8 +11,10 @@ By default, property tests draw a quarter of their examples, at most 25. With --
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import resource
 import shutil
 import signal
 import tempfile
@@ -54,7 +56,8 @@ SLOW = (
     "test_loss_weights.py",
     "verification/test_repair.py",
 )
-TRAINING = ("train", "pipeline/test_train_adapter.py", "test_recipes.py")
+# All tests that load torch into this process, because a process with torch takes longer to fork.
+TRAINING = ("train", "pipeline/test_train_adapter.py", "properties/test_damage.py", "test_recipes.py")
 
 # The longest first, so that no worker is left with one of them at the end. One worker runs all of them, because they
 # share one process that has loaded torch (support/servers/command_server.py). The other workers run the other tests.
@@ -125,6 +128,33 @@ def pytest_collection_finish() -> None:
     """
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+MUCH = 64 << 20  # bytes
+STATM = Path("/proc/self/statm")
+TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
+kept = 0  # bytes that were in use after the last collection of garbage
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures of the file
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Return free memory to the system after each file: it makes forks slow.
+
+    A fork copies the table of all pages of its parent, and every page that one of the two writes to afterwards. A
+    collection of garbage looks at all objects, so it runs only after the process has grown.
+    """
+    global kept
+    if TRIM is None or not STATM.exists() or nextitem is None or nextitem.path == item.path:
+        return
+    TRIM(0)
+    if resident() > kept + MUCH:
+        gc.collect()
+        TRIM(0)
+        kept = resident()
+
+
+def resident() -> int:
+    return int(STATM.read_text().split()[1]) * resource.getpagesize()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
