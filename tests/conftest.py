@@ -43,8 +43,6 @@ SLOW = (
     "packing/test_groups.py",
     "packing/test_several_lengths.py",
     "pipeline",
-    "project/test_docs.py",
-    "project/test_imports.py",
     "properties",
     "readers/test_bounded.py",
     "report",
@@ -56,8 +54,16 @@ SLOW = (
     "test_loss_weights.py",
     "verification/test_repair.py",
 )
-# All tests that load torch into this process, because a process with torch takes longer to fork.
-TRAINING = ("train", "pipeline/test_train_adapter.py", "properties/test_damage.py", "test_recipes.py")
+# All tests that load torch into their process or into a command server (support/servers/command_server.py): that takes
+# seconds, and a process with torch takes longer to fork.
+TRAINING = (
+    "pipeline/test_train_adapter.py",
+    "project/test_docs.py",
+    "project/test_imports.py",
+    "properties/test_damage.py",
+    "test_recipes.py",
+    "train",
+)
 
 # The longest first, so that no worker is left with one of them at the end. One worker runs all of them, because they
 # share one process that has loaded torch (support/servers/command_server.py). The other workers run the other tests.
