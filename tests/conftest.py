@@ -54,7 +54,7 @@ SLOW = (
     "test_loss_weights.py",
     "verification/test_repair.py",
 )
-# All tests that load torch into their process or into a command server (support/servers/command_server.py): that takes
+# All tests that load torch, in their process or in a command server (support/servers/command_server.py): that takes
 # seconds, and a process with torch takes longer to fork.
 TRAINING = (
     "pipeline/test_train_adapter.py",

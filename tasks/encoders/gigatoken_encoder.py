@@ -89,9 +89,10 @@ class GigatokenEncoder(Encoder):
         return encoded
 
     def _joined(self, texts: Texts, others: Sequence[int] = ()) -> Encoded | None:
-        """Encode all texts in one call, the texts with the numbers `others` as if they were empty.
+        """Encode all texts in one call.
 
-        One call per text would take half as long again. Returns None if the library does not find the separators.
+        One call per text would take half as long again. The texts with the numbers `others` are encoded as empty texts.
+        Returns None if the library does not find the separators.
         """
         ids = self._backend.encode(texts.without(others)).view(np.int32)
         kept = ids != self._separator

@@ -60,7 +60,7 @@ class Texts:
 
     @cached_property
     def with_underline(self) -> list[int]:
-        """Return the numbers of the texts that contain U+2581, which some models treat like a space."""
+        """Return the numbers of the texts with U+2581, which is a space in some models."""
         return self._containing(UNDERLINE) if contains(self.joined, UNDERLINE.encode()) else []
 
     @property
@@ -72,7 +72,10 @@ class Texts:
         return [number for number, text in enumerate(self.strings) if part in text]
 
     def without(self, numbers: Iterable[int]) -> bytes:
-        """Return `joined` with an empty text in place of each of these texts, whose numbers ascend."""
+        """Return `joined` with these texts empty.
+
+        The numbers are in ascending order.
+        """
         parts, end = [], 0
         for number in numbers:
             parts.append(self.joined[end : self.ends[number - 1] + 1 if number else 0])

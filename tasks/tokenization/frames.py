@@ -366,7 +366,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
 
 
 def rendering_of(sample: Prepared, encoder: Encoder) -> Rendered:
-    """Return the text that a template writes for a sample, its trained ranges, and its control tokens."""
+    """Return what a template writes for a sample."""
     shape, texts, pieces, place = sample.shape, iter(sample.texts), list[str](), 0
     ranges: list[tuple[int, int]] = []
     controls: list[tuple[int, str]] = []

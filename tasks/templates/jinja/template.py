@@ -686,7 +686,7 @@ def _touching_joined(ranges: Ranges) -> list[tuple[int, int]]:
 
 
 def _place_without(removed: list[int], place: int) -> int:
-    """Return a place in a text after the characters at the places `removed` are removed."""
+    """Return a place in a text without the characters at the places `removed`."""
     return place - bisect_left(removed, place)
 
 
