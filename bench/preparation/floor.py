@@ -41,7 +41,7 @@ def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:
     """Group records (as JSON lines) and their texts into encoder batches."""
     lines: list[bytes] = []
     texts: list[str] = []
-    characters = 0
+    size = 0
     for record, conversation in conversations_of(recipe.parts):
         try:
             if isinstance(conversation, Reject):
@@ -52,10 +52,10 @@ def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:
             continue
         lines.append(orjson.dumps(record))
         texts += segments.texts
-        characters += sum(map(len, segments.texts))
-        if characters >= BATCH_BYTES:
+        size += sum(len(text.encode()) for text in segments.texts)
+        if size >= BATCH_BYTES:
             yield lines, texts
-            lines, texts, characters = [], [], 0
+            lines, texts, size = [], [], 0
     yield lines, texts
 
 

@@ -4,10 +4,10 @@
                                   └── decode(ids)   ─▶ text, byte for byte if the model can represent it
 
 Control tokens are the tokens that the tokenizer marks as special (see `added_tokens`). Two mechanisms keep them out of
-text. First, the model is loaded without their strings, so it has nothing to match. Second, every id that it returns is
-checked: a text that still produces a control id is encoded again, in pieces that split the control string. All other
-added tokens, such as <think>, are ordinary vocabulary: the tokenizer's own library matches them, both in content and in
-the text of a template.
+text. First, the tokenizer's own library loads the model without their strings, so it has nothing to match. Second,
+every id is checked: a text that still produces a control id is encoded again, in pieces that split the control string.
+All other added tokens, such as <think>, are ordinary vocabulary: the tokenizer's own library matches them, both in
+content and in the text of a template.
 
 No encoder here adds a dummy prefix (SentencePiece's leading space). Whether a space belongs there depends on the
 preceding text, which the encoder cannot see. `leading_space` describes the tokenizer's own rule; the caller adds the
@@ -125,8 +125,8 @@ class Encoder(ABC):
     def encode(self, texts: Sequence[str] | Texts) -> Encoded:
         """Encode each text separately.
 
-        Raises Unencodable for all texts on which the library fails, or that can only be represented with a control
-        token.
+        Raises Unencodable for texts on which the library fails, or that can only be represented with a control token.
+        Without these texts, the next call may raise it for others.
         """
         texts = Texts.of(texts)
         encoded = self._encode(texts)
@@ -159,14 +159,14 @@ class Encoder(ABC):
 
         Content tokens that are white space are left out, and so are texts that have no encoding.
         """
-        held = self.holding_content_tokens(texts)
-        if not held:
+        held, encoded = self.holding_content_tokens(texts), None
+        while held and encoded is None:
+            try:
+                encoded = self.encode([texts[index] for index in held])
+            except Unencodable as error:
+                held = [index for index in held if texts[index] not in error.problems]
+        if encoded is None:
             return []
-        try:
-            encoded = self.encode([texts[index] for index in held])
-        except Unencodable as error:
-            held = [index for index in held if texts[index] not in error.problems]
-            encoded = self.encode([texts[index] for index in held])
         places = self.places_of_content_tokens(encoded.ids)
         owners = np.searchsorted(encoded.offsets, places, side="right") - 1
         names = {token: string for string, token in self.content_tokens.items()}
@@ -197,7 +197,7 @@ class Encoder(ABC):
         return table
 
     def _encode_as_text(self, texts: Sequence[str]) -> Encoded:
-        """Encode texts with control strings that `_encode` has matched."""
+        """Encode texts whose control strings `_encode` would match."""
         found, problems = [], dict[str, str]()
         for text in texts:
             try:

@@ -2,8 +2,8 @@
 
     ["2+2?", "4"]  ─▶  joined b"2+2?\\0" b"4", ends [4, 6]
 
-NUL separates the texts. To split, encode, and join the texts one by one would take half as long as to encode them with
-gigatoken.
+NUL separates the texts. To split, encode, and join the texts one by one would take a third of the time in which
+gigatoken encodes them.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from tasks.core.printable import shown
 from tasks.encoders.encoder import Encoded, Encoder, Unencodable
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
+from tasks.encoders.texts import UNDERLINE
 from tasks.recipe import Recipe
 from tasks.sources.sampling.sample_files import sample_files
 from tasks.storage.files import read_receipt, write_receipt
@@ -183,11 +184,12 @@ def hard_tokens(encoder: Encoder) -> list[str]:
     They are whole, cut, repeated, and next to other text.
     """
     tokens = sorted(encoder.content_tokens)[:MOST_TOKENS] + sorted(encoder.controls)[:MOST_TOKENS]
-    return [
-        text
-        for token in tokens
-        for text in (token, f"a{token}b", f" {token} ", f"{token}{token}\n\n", token[:-1], f"{token[:-1]}{token}")
-    ]
+    found: list[str] = []
+    for token in tokens:
+        found += [token, f"a{token}b", f" {token} ", f"{token}{token}\n\n", token[:-1], f"{token[:-1]}{token}"]
+        if UNDERLINE in token:
+            found += [f"a{token.replace(UNDERLINE, ' ')}b"]
+    return found
 
 
 def difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str | None:

@@ -346,6 +346,8 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         for spans, turn in outline.samples:
             segments = segments_of(spans, self._encoder)
             parts, gaps = _cut(segments.texts)
+            if sum(part.count(SEPARATOR) for part in parts) >= len(segments.texts):  # the template writes NUL
+                return None
             pieces += len(parts)
             spaces |= {space for number, form, space in gaps if form < 0 or number not in objects}
             places = [gap[:2] for gap in gaps]

@@ -106,13 +106,14 @@ class Batch:
 
         Returns None if no conversation can be encoded.
         """
-        try:
-            shapes, texts, encoded = self._encoded()
-        except Unencodable as error:
-            self._reject(error)
-            if not self.records:
-                return None
-            shapes, texts, encoded = self._encoded()
+        while True:
+            try:
+                shapes, texts, encoded = self._encoded()
+                break
+            except Unencodable as error:
+                self._reject(error)
+                if not self.records:
+                    return None
         tokens, trained, segments = shapes.segments()
         values, offsets, counts, ends = _labelled(encoded, tokens, trained, segments)
         records = np.array(self.records, np.int64)

@@ -22,7 +22,7 @@ from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
 from tasks.encoders.texts import Texts
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.tokenization.engine_check import HARD
+from tasks.tokenization.engine_check import HARD, hard_tokens
 
 FAST = ("sp_bpe_chatml", "sp_bpe_user_defined", "hf_byte_level", "hf_metaspace", "hf_legacy", "mistral_v3")
 FEW = settings(max_examples=examples(60), deadline=None)
@@ -122,9 +122,18 @@ def test_a_control_string_stays_text_wherever_it_stands(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sp_bpe_chatml", "mistral_v3"])
 def test_gigatoken_by_itself_would_match_control_tokens(kind: str) -> None:
-    """Without the search for control strings, gigatoken would match them."""
+    """Without the check of ids, control strings in text would be control tokens."""
     fast = GigatokenEncoder(open_kind(kind))
     assert fast.eos_id in fast._backend.encode("a</s>b").tolist()
+
+
+@pytest.mark.parametrize(("piece", "text"), [("▁hei", " height"), ("▁0.", " 0.9")])
+def test_a_control_token_that_begins_with_a_space_is_never_merged(piece: str, text: str) -> None:
+    reference = open_encoder(find_tokenizer(kind_path("sp_bpe_chatml")), pad_token=piece)
+    assert reference.controls[piece] == reference.pad_id
+    fast = GigatokenEncoder(reference)
+    check_same(fast, reference, [text, f"{text} {text}", "plain"])
+    assert any(piece.replace("▁", " ") in hard for hard in hard_tokens(reference))
 
 
 @pytest.mark.parametrize("kind", ["sp_bpe_chatml", "mistral_v3"])

@@ -34,6 +34,7 @@ from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation, Message, content_digest, whole_text
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.encoders.encoder import Encoded, Encoder, Unencodable
+from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.texts import Texts
 from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
@@ -503,6 +504,29 @@ def test_texts_may_contain_the_separator_of_texts_and_samples_may_have_no_text(s
         [end.token, *(i for text in texts for i in (*encoder.encode([text]).ids.tolist(), end.token)), encoder.eos_id]
         for texts in samples
     ]
+
+
+def test_texts_are_rejected_in_two_stages() -> None:
+    """The reference encodes texts with NUL first, then texts with control tokens."""
+    reference = open_kind("sp_bpe_chatml")
+    encoder = GigatokenEncoder(reference)
+    conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
+    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0))
+    texts = ["a\0§", "§<|im_end|>", "ok", "§\0"]
+    for number, text in enumerate(texts):
+        batch.add(number, [prepare_spans(conversation, [Span(text, TEXT, True, "assistant")], encoder)])
+
+    def encode(some: list[str]) -> Encoded:
+        if problems := {text: f"no encoding of {text!r}" for text in some if "§" in text}:
+            raise Unencodable(problems)
+        return reference.encode(some)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "_encode_as_text", encode)
+        found = batch.encode(TOKENS_SCHEMA)
+    assert found
+    assert found.column("record").to_pylist() == [2]
+    assert sorted(number for number, _ in batch.rejects) == [0, 1, 3]
 
 
 # -- samples of a conversation ---------------------------------------------------------------------------------------

@@ -90,6 +90,7 @@ TEMPLATES = (
         "text arguments": TEXT_ARGUMENTS,
         "no calls": NO_CALLS,
         "everything as JSON": AS_JSON,
+        "NUL": LOOP + "{{ '\\0' }}{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT,
         "items": ITEMS,
         "fields and text arguments": FIELDS + TEXT_ARGUMENTS,
         "line ends meet": LINE_ENDS,
