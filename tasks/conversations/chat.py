@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Iterable, Mapping
+from typing import NoReturn, Protocol
 
 from tasks.conversations.fields import json_of, list_of, missing, parsed, text_of
 from tasks.conversations.keys.training_flags import weight_of
@@ -27,6 +27,22 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 SHAREGPT_ROLE_NAMES = {**ROLE_NAMES, "function_call": "function_call"}
+
+
+class PlainTurn(Protocol):
+    """A turn of a plain record."""
+
+    role: str
+    content: str
+
+
+def names_and_contents(turns: Iterable[PlainTurn]) -> tuple[tuple[str, ...], list[str]]:
+    """Return the names of the roles of plain turns, and their contents."""
+    names, contents = [], []
+    for turn in turns:  # faster than two comprehensions
+        names.append(turn.role)
+        contents.append(turn.content)
+    return tuple(names), contents
 
 
 def messages_of(value: object, where: str, roles: Mapping[str, str]) -> list[Message]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from tasks.conversations.chat import ROLE_NAMES, messages_of, tools_of
+from tasks.conversations.chat import ROLE_NAMES, messages_of, names_and_contents, tools_of
 from tasks.conversations.fields import required
 from tasks.conversations.keys.objects import objects_in_messages
 from tasks.conversations.model import Conversation, Format, Nothing, PlainRecord, Record
@@ -27,11 +27,7 @@ class Plain(PlainRecord, gc=False):
     tools: Nothing = None
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
-        names, contents = [], []
-        for turn in self.messages:  # faster than two comprehensions
-            names.append(turn.role)
-            contents.append(turn.content)
-        return tuple(names), contents
+        return names_and_contents(self.messages)
 
 
 MESSAGES = Format(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from msgspec import Struct, field
 
-from tasks.conversations.chat import SHAREGPT_ROLE_NAMES, messages_of, tools_of
+from tasks.conversations.chat import SHAREGPT_ROLE_NAMES, messages_of, names_and_contents, tools_of
 from tasks.conversations.fields import optional_text, required
 from tasks.conversations.keys.objects import Object, objects_in_messages
 from tasks.conversations.model import ROLES, Conversation, Format, Message, Nothing, PlainRecord, Record
@@ -35,7 +35,7 @@ def _objects(record: Record, columns: Mapping[str, str]) -> Iterator[Object]:
 
 class Turn(Struct, gc=False, forbid_unknown_fields=True):
     role: str = field(name="from")
-    value: str
+    content: str = field(name="value")
 
 
 class Plain(PlainRecord, gc=False):
@@ -44,11 +44,7 @@ class Plain(PlainRecord, gc=False):
     tools: Nothing = None
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
-        names, contents = [], []
-        for turn in self.conversations:  # faster than two comprehensions
-            names.append(turn.role)
-            contents.append(turn.value)
-        return tuple(names), contents
+        return names_and_contents(self.conversations)
 
 
 SHAREGPT = Format(

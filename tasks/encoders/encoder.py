@@ -56,10 +56,10 @@ class Encoded:
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[numbers] - offsets[:-1], lengths)
         return Encoded(self.ids[places], offsets)
 
-    def replaced(self, numbers: Sequence[int], others: Encoded) -> Encoded:
+    def replaced(self, numbers: list[int], others: Encoded) -> Encoded:
         """Return the texts with `others` in place of the texts with these numbers."""
         which = np.arange(len(self.offsets) - 1)
-        which[list(numbers)] = len(which) + np.arange(len(numbers))
+        which[numbers] = len(which) + np.arange(len(numbers))
         offsets = np.concatenate([self.offsets, self.offsets[-1] + others.offsets[1:]])
         return Encoded(np.concatenate([self.ids, others.ids]), offsets).at(which)
 
@@ -330,10 +330,8 @@ def find(needles: Needles, texts: Texts) -> list[int]:
 
     Some models treat U+2581 and a space alike, so both are searched as a space.
     """
-    if texts.with_underline:
-        texts = Texts.of([text.replace(UNDERLINE, " ") for text in texts.strings])
-    places = list(needles.places(texts.joined))  # no searched string contains NUL
-    return sorted(set(np.searchsorted(texts.ends, places).tolist())) if places else []
+    places = list(needles.places(texts.spaced.joined))
+    return sorted(set(np.searchsorted(texts.spaced.ends, places).tolist())) if places else []
 
 
 def token_name(token: Any) -> str | None:

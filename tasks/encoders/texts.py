@@ -22,8 +22,8 @@ UNDERLINE = "▁"
 class Texts:
     """Texts to encode.
 
-    `joined` has all texts as UTF-8. `strings` has the texts; it is needed if a text contains the separator, or if
-    there is no text.
+    `joined` has all texts as UTF-8. Pass them as `strings`, too, if one of them contains the separator, or if the list
+    is empty.
     """
 
     def __init__(self, joined: bytes, strings: Sequence[str] | None = None):
@@ -62,6 +62,11 @@ class Texts:
     def with_underline(self) -> list[int]:
         """Return the numbers of the texts with U+2581, which is a space in some models."""
         return self._containing(UNDERLINE) if contains(self.joined, UNDERLINE.encode()) else []
+
+    @cached_property
+    def spaced(self) -> Texts:
+        """Return the texts with a space for each U+2581."""
+        return Texts.of([text.replace(UNDERLINE, " ") for text in self.strings]) if self.with_underline else self
 
     @property
     def with_separator(self) -> list[int]:

@@ -247,7 +247,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
     def start_part(self) -> None:
         """Prepare for the conversations of another part.
 
-        Forgets all failures, except guesses that were given up, and all shapes if there is no space for more.
+        Forgets all failures, but keeps the guesses that were given up. Also forgets all shapes if a limit is reached.
         """
         self._failures = dict.fromkeys(Reads, 0)  # number of shapes without a filling, until a shape has one
         self._misses = dict.fromkeys(Reads, 0)  # conversations that were not filled in, minus HIT for each that was

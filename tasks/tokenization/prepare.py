@@ -272,11 +272,10 @@ def prepare_spans(
     Raises Reject if there are no spans.
     """
     segments = segments_of(spans, encoder)
-    shape = shape_of_sample(segments, conversation, turn)
-    prepared = Prepared(shape, SEPARATOR.join(segments.texts).encode(), *(strings or strings_of(conversation)))
-    if prepared.texts != segments.texts:
-        prepared.separate = segments.texts
-    return prepared
+    shape, texts = shape_of_sample(segments, conversation, turn), segments.texts
+    separate = texts if not texts or any(SEPARATOR in text for text in texts) else None
+    known = strings or strings_of(conversation)
+    return Prepared(shape, SEPARATOR.join(texts).encode(), *known, separate=separate)
 
 
 def texts_of(records: Iterable[object], file: SourceFile, recipe: Recipe) -> list[str]:

@@ -87,7 +87,6 @@ class Batch:
         self.records: list[int] = []
         self.rejects: list[tuple[int, Reject]] = []
         self._conversations: list[Prepared] = []
-        self._is_joined = True  # no text contains NUL
 
     @property
     def is_full(self) -> bool:
@@ -99,7 +98,6 @@ class Batch:
             self.records.append(record)
             self._conversations.append(prepared)
             self._size += len(prepared.joined)
-            self._is_joined &= prepared.separate is None
 
     def encode(self, schema: pa.Schema) -> pa.RecordBatch | None:
         """Return the whole batch as one record batch of the token file.
@@ -168,9 +166,9 @@ class Batch:
         return shapes, texts, self.encoder.encode(texts)
 
     def _texts(self) -> Texts:
-        if self._is_joined:
-            return Texts(SEPARATOR.encode().join([prepared.joined for prepared in self._conversations]))
-        return Texts.of([text for prepared in self._conversations for text in prepared.texts])
+        if any(prepared.separate is not None for prepared in self._conversations):
+            return Texts.of([text for prepared in self._conversations for text in prepared.texts])
+        return Texts(SEPARATOR.encode().join([prepared.joined for prepared in self._conversations]))
 
     def _reject(self, error: Unencodable) -> None:
         """Remove the conversations with texts that cannot be encoded."""

@@ -317,7 +317,7 @@ class JinjaTemplate(Template):
         """Return the samples of a conversation of placeholders.
 
         If the template does more with the placeholders than write and test them, the samples are a guess. Return None
-        if there is no guess.
+        if they cannot be guessed.
         """
         if self._all or conversation.messages[0].role == "text":
             return None
