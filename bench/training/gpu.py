@@ -33,7 +33,8 @@ def build_model(folder: Path, vocab_size: int, layers: int, hidden: int, positio
             num_key_value_heads=max(1, hidden // 512), max_position_embeddings=positions,
         )  # fmt: skip
         torch.set_default_dtype(torch.bfloat16)
-        LlamaForCausalLM(config).save_pretrained(path)
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            LlamaForCausalLM(config).save_pretrained(path)
     return path
 
 

@@ -377,7 +377,7 @@ _ALL = [
          "use one folder for all or one for each; copy the newest to the machines that lack it"),
 
     Code("E631", "no_attention", PART, "An attention backend cannot be used here.",
-         "the machine, the model, or a library does not support it", "attention: sdpa"),
+         "the machine, the model, or a library does not support it", "attention: sdpa, or eager if sdpa fails, too"),
     Code("E632", "out_of_memory", PART, "A row, a batch, or the model does not fit into the memory of the device.",
          "rows are too long, or the model is too large", "pack shorter rows, or use a smaller model"),
     Code("E633", "no_nf4", PART, "The model cannot be quantized to NF4.",

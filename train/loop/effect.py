@@ -115,7 +115,7 @@ def figures(run: Run, steps: Steps) -> dict[str, float]:
     return found
 
 
-def advice_of(result: dict[str, Any], speeds: Sequence[RankSpeed]) -> list[Advice]:
+def advice_of(result: dict[str, Any], speeds: Sequence[RankSpeed], config: TrainingConfig) -> list[Advice]:
     """Return advice from the measurements of a run, some of which exist only on a GPU.
 
     All ranks wait for the rank whose batches are late, so the advice about data is about that rank.
@@ -124,7 +124,12 @@ def advice_of(result: dict[str, Any], speeds: Sequence[RankSpeed]) -> list[Advic
     found = {"data": late.data_wait, "optimizer": result["phases"]["optimizer"]}
     if "gpu_share" in result:
         memory = result["memory_share"]
-        found |= {"gpu": result["gpu_share"], "memory_high": memory, "memory_low": memory}
+        found |= {"gpu": result["gpu_share"], "memory_high": memory}
+        # A measured micro-batch leaves memory free if larger ones are not faster.
+        if config.activation_checkpointing:
+            found["checkpointed"] = memory
+        elif config.micro_batch != "auto":
+            found["small_batch"] = memory
     return advise(found, {"data": f" by rank {late.rank} ({late.host})"} if len(speeds) > 1 else {})
 
 

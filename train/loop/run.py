@@ -101,7 +101,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         samples, *_ = ranks.gather(samples_of(folder.path, decided["kept_step"]) if state.is_main_process else [])
     result = record.summary(log) | decided
     # All other advice was printed as warnings before the first step.
-    measured = effect.advice_of(result, speeds)
+    measured = effect.advice_of(result, speeds, config)
     advice = [*advise(effect.figures(run, steps)), *measured]
     with ranks.together():
         if run.disk.writes:

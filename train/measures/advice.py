@@ -63,12 +63,13 @@ RULES = (
          at_most=0.03),
     Rule("memory_high", "memory of the GPU", "little is left: one longer batch may not fit; halve micro_batch, or set "
          "fused_loss: true", at_most=0.95),
-    Rule("memory_low", "memory of the GPU", "raise micro_batch, or set activation_checkpointing: false, which is "
-         "faster", at_least=0.70),
+    Rule("checkpointed", "memory of the GPU", "set activation_checkpointing: false, which is faster if it fits",
+         at_least=0.70),
+    Rule("small_batch", "memory of the GPU", "raise micro_batch, or set it to auto", at_least=0.70),
     Rule("steps", "optimizer steps", "a model learns little in so few steps; raise max_steps or epochs, or "
          "lower tokens_per_step", at_least=100, is_share=False),
     Rule("share_in_4_bits", "frozen weights in 4 bits", "the other weights, such as experts and embeddings, take "
-         "four times the memory; if they do not fit, use a model without experts", at_least=0.80),
+         "four times the memory", at_least=0.80),
     Rule("wsl", "Linux inside Windows (WSL)", "keep corpora in the Linux file system (~), not below "
          "/mnt/c, and give WSL more memory in .wslconfig",
          at_most=0, is_share=False),

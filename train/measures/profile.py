@@ -2,7 +2,8 @@
 
     steps 1 and 2: not traced ─▶ steps 3 … N + 2 ─▶ trace.json.gz, for ui.perfetto.dev or chrome://tracing
 
-The first steps allocate memory and choose kernels. Tracing slows down the steps that it covers.
+The first steps allocate memory and choose kernels. Tracing slows down the steps that it covers. Writing the trace takes
+seconds, so this happens between two steps and counts as part of neither.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class Profile(TrainerCallback):
         )
         self._profile.start()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._profile.step()
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        if "loss" in (logs or {}):  # after the measurements of a step, and not of an evaluation
+            self._profile.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._profile.stop()

@@ -111,7 +111,7 @@ def run(request: dict[str, Any], folder: Path) -> Trial:
     rows = [{name: torch.tensor(row[name], dtype=kind) for name, kind in kinds.items()} for row in request["rows"]]
     try:
         loaded_with, _ = backend_to_load(read_config(base), "auto")
-        if device.type == "cuda":
+        if device.index is not None:  # one of several GPUs; torch refuses "cuda" here
             torch.cuda.set_device(device)  # Triton kernels run on the current device
         model = load_model(base, config, device, dtype, loaded_with)
         (folder / LOADED).touch()

@@ -41,11 +41,31 @@ def warned(manifest: Path, model: Any, device: str = "cpu", **settings: Any) -> 
 def test_the_rank_whose_batches_are_late_is_named_and_not_one_that_waits_for_it() -> None:
     result = {"phases": {"data": 0.3, "optimizer": 0.01}}
     ranks = [RankSpeed(rank, f"host{rank}", "CPU", 9, 1.0, 1.0, wait) for rank, wait in enumerate((0.001, 0.3))]
-    (late,) = advice_of(result, ranks)
+    (late,) = advice_of(result, ranks, TrainingConfig())
     assert str(late).startswith("time spent waiting for data by rank 1 (host1): 30 %, should be 5 % or less; set load")
-    assert advice_of(result, ranks[:1]) == [], "other ranks, and the sum of their tokens, take time, too"
-    (late,) = advice_of(result, ranks[1:])
+    assert advice_of(result, ranks[:1], TrainingConfig()) == [], (
+        "other ranks, and the sum of their tokens, take time, too"
+    )
+    (late,) = advice_of(result, ranks[1:], TrainingConfig())
     assert late.name == "time spent waiting for data"
+
+
+@pytest.mark.parametrize(
+    ("settings", "actions"),
+    [
+        ({}, ["set activation_checkpointing: false"]),
+        ({"micro_batch": 2}, ["set activation_checkpointing: false"]),
+        ({"micro_batch": 2, "activation_checkpointing": False}, ["raise micro_batch"]),
+        # Larger passes were measured, and are not faster.
+        ({"activation_checkpointing": False}, []),
+    ],
+)
+def test_free_memory_of_a_gpu_is_a_reason_for_what_makes_steps_faster(
+    settings: dict[str, Any], actions: list[str]
+) -> None:
+    result = {"phases": {"data": 0.0, "optimizer": 0.01}, "gpu_share": 0.99, "memory_share": 0.1}
+    found = advice_of(result, [RankSpeed(0, "host", "H200", 9, 1.0, 1.0, 0.0)], TrainingConfig(**settings))
+    assert [(one.found, one.action.partition(",")[0]) for one in found] == [("10 %", action) for action in actions]
 
 
 def test_what_experts_cannot_have_is_a_warning(manifest: Path) -> None:

@@ -12,8 +12,8 @@ from support.commands import ROOT
 
 from train.measures.advice import RULES, advise
 
-FIGURES = {"data": 0.01, "gpu": 0.9, "optimizer": 0.02, "padding": 0.001, "memory_high": 0.8, "memory_low": 0.8,
-           "steps": 500, "share_in_4_bits": 0.95, "wsl": 0, "workers": 0}  # fmt: skip
+FIGURES = {"data": 0.01, "gpu": 0.9, "optimizer": 0.02, "padding": 0.001, "memory_high": 0.8, "checkpointed": 0.8,
+           "small_batch": 0.8, "steps": 500, "share_in_4_bits": 0.95, "wsl": 0, "workers": 0}  # fmt: skip
 
 
 def test_good_figures_need_no_advice_and_each_rule_has_one() -> None:
@@ -29,7 +29,8 @@ def test_good_figures_need_no_advice_and_each_rule_has_one() -> None:
         ("optimizer", 0.2, "20 %", "10 % or less"),
         ("padding", 0.038, "3.8 %", "3 % or less"),
         ("memory_high", 0.97, "97 %", "95 % or less"),
-        ("memory_low", 0.2, "20 %", "70 % or more"),
+        ("checkpointed", 0.2, "20 %", "70 % or more"),
+        ("small_batch", 0.2, "20 %", "70 % or more"),
         ("steps", 42, "42", "100 or more"),
         ("share_in_4_bits", 0.06, "6 %", "80 % or more"),
         ("wsl", 1, "1", "0 or less"),

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from support.training.tiny_training import packed_rows, tiny_model
 from transformers import TrainingArguments, default_data_collator
@@ -20,6 +22,13 @@ from train.measures.profile import TRACE, UNTRACED, Profile
 
 
 def trained(folder: Path, *callbacks: Any, steps: int = 5) -> dict[str, torch.Tensor]:
+    return {
+        name: weights.detach().clone()
+        for name, weights in train(folder, *callbacks, steps=steps).model.named_parameters()
+    }
+
+
+def train(folder: Path, *callbacks: Any, steps: int) -> PackedTrainer:
     given = arguments(TrainingConfig(max_steps=steps, save_every=100), str(folder), 1, 1, "cpu", False)
     trainer = PackedTrainer(
         model=tiny_model(),
@@ -31,7 +40,7 @@ def trained(folder: Path, *callbacks: Any, steps: int = 5) -> dict[str, torch.Te
     for callback in callbacks:
         trainer.add_callback(callback)
     trainer.train()
-    return {name: weights.detach().clone() for name, weights in trainer.model.named_parameters()}
+    return trainer
 
 
 def traced_steps(folder: Path) -> int:
@@ -48,3 +57,17 @@ def test_a_trace_covers_its_steps_and_changes_no_weight(tmp_path: Path) -> None:
 def test_a_run_shorter_than_its_trace_is_traced_from_the_start(tmp_path: Path) -> None:
     trained(tmp_path, Profile(9, tmp_path), steps=3)
     assert traced_steps(tmp_path) == 3
+
+
+def test_writing_the_trace_counts_as_part_of_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Profile._write
+
+    def write_slowly(self: Profile, found: Any) -> None:
+        time.sleep(2)
+        write(self, found)
+
+    monkeypatch.setattr(Profile, "_write", write_slowly)
+    started = time.perf_counter()
+    log = train(tmp_path, Profile(1, tmp_path), steps=5).state.log_history
+    assert time.perf_counter() - started > 2
+    assert max(step["step_seconds"] for step in log if "loss" in step) < 2

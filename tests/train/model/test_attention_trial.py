@@ -19,6 +19,7 @@ import torch
 from support.commands import ROOT, in_fork_with_torch
 from support.training.tiny_training import packed_rows, tiny_model
 
+from tasks.core.errors import PartMissing
 from train.config import TrainingConfig
 from train.model import attention, attention_trial, isolation
 from train.model.attention_trial import LOADED, in_process, run, try_apart
@@ -91,6 +92,19 @@ def test_the_check_fails_there_as_here(base: Path, monkeypatch: pytest.MonkeyPat
     assert run(request, tmp_path) == Trial("sdpa", 0.0, "CUDA out of memory. Tried to allocate")
 
 
+@pytest.mark.parametrize(("device", "chosen"), [("cuda", []), ("cuda:1", [torch.device("cuda:1")])])
+def test_one_of_several_gpus_is_made_the_current_one(
+    device: str, chosen: list[torch.device], base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The only GPU has no number, and torch.cuda.set_device refuses a device without one."""
+    (request,) = requests(monkeypatch, base, "sdpa")
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(attention_trial, "load_model", fail_with(PartMissing("no_attention", "enough")))
+    assert run(request | {"device": device}, tmp_path).reason == "enough"
+    assert current == chosen
+
+
 def fail_with(error: Exception) -> Any:
     def fail(*_: Any, **__: Any) -> None:
         raise error
@@ -153,3 +167,13 @@ def test_the_fastest_is_chosen_from_here_and_there(monkeypatch: pytest.MonkeyPat
         ("sdpa", 0.0, "llama models lack it"),
         ("eager", 5.0, ""),
     ]
+
+
+@pytest.mark.parametrize(("eager", "chosen"), [(102.0, "sdpa"), (104.0, "eager")])
+def test_of_two_that_are_nearly_as_fast_the_first_is_chosen(
+    eager: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = {"sdpa": 100.0, "eager": eager}
+    monkeypatch.setattr(isolation, "use_attention", lambda *_: None)
+    known = [Trial(name, speeds.get(name, 0.0)) for name in attention.BACKENDS]
+    assert fastest(tiny_model(), packed_rows(), 2, seed=1, tried=known)[0] == chosen
