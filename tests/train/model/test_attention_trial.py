@@ -96,7 +96,7 @@ def test_the_check_fails_there_as_here(base: Path, monkeypatch: pytest.MonkeyPat
 def test_one_of_several_gpus_is_made_the_current_one(
     device: str, chosen: list[torch.device], base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The only GPU has no number, and torch.cuda.set_device refuses a device without one."""
+    """A single GPU has no number, and set_device refuses a device without one."""
     (request,) = requests(monkeypatch, base, "sdpa")
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
