@@ -5,8 +5,8 @@
     pytest -m ""             all tests (`make test` runs them in parallel, in two parts)
 
 By default, property tests draw a quarter of their examples, at most 25. With --hypothesis-profile=ci, as in
-`make test`, they draw all. Both profiles draw the same examples each time. --hypothesis-profile=fresh, as in
-`make fuzz`, draws new examples.
+`make test`, they draw half. Both profiles draw the same examples each time. --hypothesis-profile=fresh, as in
+`make fuzz`, draws all, and new ones each time.
 """
 
 from __future__ import annotations

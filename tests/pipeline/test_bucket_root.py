@@ -213,7 +213,7 @@ def test_runs_that_start_together_make_once_what_takes_one_machine(
     def slowly(make: Callable[..., Any], *args: Any) -> Any:
         with made.open("a") as out:
             out.write(f"{make.__name__}\n")
-        time.sleep(2)
+        time.sleep(0.5)  # the other driver looks for it meanwhile
         return make(*args)
 
     for module, name in makers:

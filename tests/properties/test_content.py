@@ -44,7 +44,7 @@ JINJA = {
 TEMPLATES = (*BUILT_IN, *JINJA)
 BATCH = 25
 # For each pair of the 8 tokenizers and 13 templates.
-EXAMPLES, CONVERSATIONS = 2, 125
+EXAMPLES, CONVERSATIONS = 4, 125
 
 
 @cache

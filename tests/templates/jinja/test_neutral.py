@@ -128,14 +128,14 @@ def check(case: Case) -> str:
 def test_whatever_a_template_does_to_contents_they_are_no_control_tokens() -> None:
     seen: Counter[tuple[str, str]] = Counter()
 
-    @settings(max_examples=examples(160), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(320), deadline=None, suppress_health_check=list(HealthCheck))
     @given(cases())
     def find(case: Case) -> None:
         seen[case.kind, check(case)] += 1
 
     find()
-    assert all(seen[kind, "accepted"] > 20 for kind in KINDS), seen
-    assert any(seen[kind, "forged_token"] for kind in KINDS), seen
+    assert all(seen[kind, "accepted"] > sum(seen.values()) / 8 for kind in KINDS), seen
+    assert any(seen[kind, "forged_token"] for kind in KINDS) or sum(seen.values()) < 160, seen
 
 
 @pytest.mark.parametrize(
