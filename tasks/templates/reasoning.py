@@ -36,17 +36,22 @@ def without_reasoning(message: Message) -> Message:
     return Message(**fields | {"content": content, "reasoning": ""})
 
 
+def is_ambiguous(content: str) -> bool:
+    """Return whether a content begins with reasoning that may end at several tags."""
+    return content.count("</think>") > 1 and bool(_INLINE.match(content))
+
+
 def separated(conversation: Conversation) -> Conversation | None:
     """Return a conversation with its reasoning in the field instead of the content.
 
-    Return None if the reasoning in a content is blank, or if the message also has a context.
+    Return None if the reasoning in a content is blank or ambiguous, or if the message also has a context.
     """
     messages = []
     for message in conversation.messages:
         found = None
         if message.role == "assistant" and not message.reasoning and "<think>" in message.content:
             found = _INLINE.match(message.content)
-        if found and (message.context or not found[1].strip()):
+        if found and (message.context or not found[1].strip() or is_ambiguous(message.content)):
             return None
         if found:
             fields = {name: getattr(message, name) for name in message.__slots__}

@@ -48,7 +48,7 @@ from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.jinja.traced import GAP_OF_PIECE
 from tasks.templates.jinja.unusual import Edges, Head, Unusual
 from tasks.templates.placeholders import GAP, is_placeholder
-from tasks.templates.reasoning import ReasoningForm, reasoning_of, separated, with_reasoning
+from tasks.templates.reasoning import ReasoningForm, is_ambiguous, reasoning_of, separated, with_reasoning
 from tasks.templates.spans import TEXT, Outline, Rendered, Sample, Span, Template, ToRender, TrainOn, Turns
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -469,7 +469,8 @@ class JinjaTemplate(Template):
     def _as_expected(self, message: Message) -> dict[str, Any]:
         found = as_openai(message)
         if message.role == "assistant":
-            found = with_reasoning(found, self._reasoning_form)
+            if not (is_ambiguous(message.content) and self._separates_inline):
+                found = with_reasoning(found, self._reasoning_form)
             if message.tool_calls and self._call_form is not None:
                 null_content, text_arguments = self._call_form
                 if null_content and not found["content"]:
@@ -506,6 +507,15 @@ class JinjaTemplate(Template):
                 return form
         # Some prompts open the reasoning, and the template leaves the reasoning out of the turn (see `locate`).
         return ReasoningForm.FIELD if _READS_INLINE.search(self._source) else ReasoningForm.NONE
+
+    @cached_property
+    def _separates_inline(self) -> bool:
+        """Return whether the template treats reasoning in the content like reasoning in the field."""
+        answer = {"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}
+        field, inline = (
+            self._trial(with_reasoning(answer, form)) for form in (ReasoningForm.FIELD, ReasoningForm.INLINE)
+        )
+        return field == inline
 
     @cached_property
     def _call_form(self) -> tuple[bool, bool] | None:

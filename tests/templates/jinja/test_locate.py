@@ -24,6 +24,7 @@ from support.templates.modern_templates import (
     OPENED,
     OPTIONAL,
     PARTS,
+    PROMPT,
     QUESTIONS,
     SELECTED_PARTS,
     STRIPPED,
@@ -143,6 +144,30 @@ def test_reasoning_reaches_the_template_in_its_own_form_whatever_form_it_has(
         message.pop("reasoning_content", None)
     for messages in (TWO, inline, other):
         assert [trained(sample) for sample in samples_of(open_jinja(source), messages)] == expected
+
+
+# Separates reasoning in a content as Qwen3 does, and writes it in the last turn only.
+SEPARATES = (
+    "{% for m in messages %}{% set c, r = m.content, m.reasoning_content or '' %}"
+    "{% if m.role == 'assistant' and not r and '</think>' in c %}"
+    "{% set r = c.split('</think>')[0].split('<think>')[-1].strip() %}"
+    "{% set c = c.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "<|im_start|>{{ m.role }}\n"
+    "{% if r and loop.last %}<think>\n{{ r }}\n</think>\n\n{% endif %}{{ c }}<|im_end|>\n{% endfor %}" + PROMPT
+)
+
+
+@pytest.mark.parametrize("content", ["<think>a</think>b</think>c", "<think>a</think><think>b</think>c"])
+def test_a_template_that_separates_reasoning_reads_a_second_tag_itself(content: str) -> None:
+    messages = [user("q"), answer(content), user("p"), answer("d")]
+    rows, receipt = tokenize([{"messages": messages}], open_kind(KIND), open_jinja(SEPARATES))
+    assert receipt["rejects"] == []
+    for row, k in zip(rows, (1, 3), strict=True):
+        prompt = reference(KIND).apply_chat_template(
+            messages[:k], chat_template=SEPARATES, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        assert row.ids[: len(prompt)].tolist() == prompt
+        assert row.trained[len(prompt)]
 
 
 def test_one_sample_if_the_template_writes_history_as_it_is_read() -> None:
