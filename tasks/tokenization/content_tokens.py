@@ -49,7 +49,7 @@ def count_content_tokens(encoder: Encoder, conversations: Iterable[Sequence[Prep
             pairs = [
                 (part, role)
                 for text, role in zip(said, owners, strict=True)
-                for part in written.parts_of(text, _tokens(encoder))
+                for part in written.parts_of(text, _tokens(encoder), encoder.control_pattern)
             ]
             said, owners = [part for part, _ in pairs], [role for _, role in pairs]
         texts += said
@@ -63,21 +63,30 @@ class _Written:
     def __init__(self, text: str):
         self._text = text
 
-    def parts_of(self, text: str, tokens: re.Pattern[str]) -> list[str]:
+    def parts_of(self, text: str, tokens: re.Pattern[str], controls: re.Pattern[str]) -> list[str]:
         """Return the parts of a string that are written.
 
         This is the whole string, or else all its content tokens that have the same text around them. White space is
         ignored, because a template may strip a content, write its reasoning elsewhere, or format the JSON of a call.
+        A control string next to them may be one that the template writes, which is not in the text.
         """
         if text in self._text:
             return [text]
-        bare = _bare(text)
-        places = [match.span() for match in tokens.finditer(bare)]
-        return [bare[start:end] for start, end in places if bare[max(0, start - _NEAR) : end + _NEAR] in self._bare]
+        plain, cut = _contexts(_bare(text), tokens), _contexts(_bare(controls.sub(SEPARATOR, text)), tokens)
+        if len(plain) != len(cut):  # a token holds a control string
+            cut = plain
+        pairs = zip(plain, cut, strict=True)
+        return [token for (token, one), (_, other) in pairs if one in self._bare or other in self._bare]
 
     @cached_property
     def _bare(self) -> str:
         return _bare(self._text)
+
+
+def _contexts(bare: str, tokens: re.Pattern[str]) -> list[tuple[str, str]]:
+    """Return each content token of a text without white space, and the text around it."""
+    places = (match.span() for match in tokens.finditer(bare))
+    return [(bare[start:end], bare[max(0, start - _NEAR) : end + _NEAR]) for start, end in places]
 
 
 def _bare(text: str) -> str:

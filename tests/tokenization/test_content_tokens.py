@@ -22,6 +22,7 @@ from support.tokenizer_kinds import CHATML_JINJA, everywhere, kind_path, open_ki
 from typer.testing import CliRunner
 
 from tasks.cli.app import app
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.recipe import resolve
 from tasks.storage.manifest import load_manifest
 from tasks.templates.jinja.template import JinjaTemplate
@@ -155,6 +156,18 @@ def test_what_a_template_leaves_out_is_not_counted(train_on: Any, count: int) ->
             "</think>": {"assistant": count},
             "<think>": {"assistant": count, "user": 1},
         }
+
+
+def test_a_token_next_to_a_control_token_that_the_template_writes_is_counted() -> None:
+    """`<think>` is taken from the content tokens, and the template writes it itself."""
+    path = find_tokenizer(kind_path("hf_byte_level"))
+    encoder = open_encoder(path, content_tokens=["-<think>"])
+    template = JinjaTemplate("test.jinja", STRIPPED, encoder, "assistant", "2026-01-01")
+    messages = [
+        {"role": "user", "content": "q"}, {"role": "assistant", "content": "<think>\nx\n</think>\n\na <tool_call> b"}
+    ]  # fmt: skip
+    _, receipt = tokenize([{"messages": messages}], encoder, template)
+    assert receipt["content_tokens"] == {"</think>": {"assistant": 1}, "<tool_call>": {"assistant": 1}}
 
 
 ANSWER = {"role": "assistant", "content": "b <think"}

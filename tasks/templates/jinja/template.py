@@ -510,7 +510,7 @@ class JinjaTemplate(Template):
 
     @cached_property
     def _separates_inline(self) -> bool:
-        """Return whether the template treats reasoning in the content like reasoning in the field."""
+        """Return whether the template reads reasoning in the content as in the field."""
         answer = {"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}
         field, inline = (
             self._trial(with_reasoning(answer, form)) for form in (ReasoningForm.FIELD, ReasoningForm.INLINE)
