@@ -19,6 +19,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     ModelWrapValidatorHandler,
     PrivateAttr,
     SerializerFunctionWrapHandler,
@@ -67,6 +68,10 @@ def _or_paths(schema: dict[str, Any]) -> None:
     path = {"type": "string", "minLength": 1}
     entries["items"] = {"anyOf": [path, entries["items"]]}
     schema.update(anyOf=[path, {key: entries.pop(key) for key in ("type", "items", "minItems")}], **entries)
+
+
+# Variables of a template that packcorpus sets itself.
+GIVEN_TO_TEMPLATES = ("messages", "tools", "add_generation_prompt")
 
 
 class Config(BaseModel):
@@ -131,7 +136,7 @@ class Config(BaseModel):
         description="Reasoning of answers (`reasoning_content`, `reasoning`, `thinking`, or <think> at the start). "
         "keep: the template must write it, or the run fails; drop: it is removed.",
     )
-    template_options: dict[str, bool | int | float | str | None] = Field(
+    template_options: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="Variables of a Jinja template, such as {enable_thinking: false}. Other tools call them "
         "chat_template_kwargs.",
@@ -292,6 +297,14 @@ class Config(BaseModel):
         except ValueError:  # its message depends on the version of Python
             raise ValueError("must be a valid date") from None
         return value
+
+    @field_validator("template_options")
+    @classmethod
+    def _check_options(cls, values: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for name in GIVEN_TO_TEMPLATES:
+            if name in values:
+                raise ValueError(f"{name} comes from the conversations and cannot be an option; remove it")
+        return values
 
     @model_validator(mode="after")
     def _check_together(self) -> Config:

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from tasks.core.errors import DataError
 from tasks.core.suggest import suggest
 
-# Keys of a record.
-_MEDIA_KEYS = ("image", "images", "audio", "audios", "video", "videos")
+# Keys of a record or a message.
+MEDIA_KEYS = ("image", "images", "audio", "audios", "video", "videos")
 
 _PAIRS = tuple((f"chosen{what}", f"rejected{what}") for what in ("", "_response", "_messages"))
 
@@ -31,8 +31,8 @@ MEDIA_PARTS = frozenset(
 _KINDS = {"image": "images", "audio": "audio", "video": "video"}
 
 # The keys of a record that can mean other data, and all names that `ignore` may contain.
-OTHER_KEYS = frozenset((*_MEDIA_KEYS, *_PREFERENCE_KEYS))
-IGNORABLE = (*_MEDIA_KEYS, *_PREFERENCE_KEYS, *sorted(MEDIA_PARTS.difference(_MEDIA_KEYS)))
+OTHER_KEYS = frozenset((*MEDIA_KEYS, *_PREFERENCE_KEYS))
+IGNORABLE = (*MEDIA_KEYS, *_PREFERENCE_KEYS, *sorted(MEDIA_PARTS.difference(MEDIA_KEYS)))
 
 
 def is_other_data(key: str, value: object, format: str) -> bool:
@@ -52,7 +52,7 @@ def other_data(found: Sequence[str], place: str, parts: Sequence[str] = ()) -> D
 
     `parts` are the types of its content parts that are other data.
     """
-    keys = [name for name in found if name in _MEDIA_KEYS]
+    keys = [name for name in found if name in MEDIA_KEYS]
     media = list(dict.fromkeys((*keys, *parts)))
     names = media or list(found)  # ask for one decision at a time
     fix = f"ignore: [{', '.join(names)}]  to its entry of sources"

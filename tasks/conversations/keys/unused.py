@@ -15,7 +15,7 @@ from typing import Any
 
 from tasks.conversations.formats import FORMAT_OF
 from tasks.conversations.keys.objects import PART
-from tasks.conversations.keys.other_data import OTHER_KEYS, is_other_data, other_data, part_of_other_data
+from tasks.conversations.keys.other_data import MEDIA_KEYS, OTHER_KEYS, is_other_data, other_data, part_of_other_data
 from tasks.conversations.keys.renaming import MESSAGE_KEYS, rename
 from tasks.conversations.model import PlainRecord, Record
 from tasks.core.printable import printable
@@ -190,13 +190,16 @@ class UnusedKeys:
                 part = part_of_other_data(value) if key == "" and isinstance(value, dict) else ""
                 if part and part not in self._ignore:
                     parts.append(part)
+                # Some data sets keep the media of a message next to its content.
+                if key in MEDIA_KEYS and path.count("[]") == 1 and path != "tools[]" and self._is_other(key, value):
+                    other.append(key)
                 self._counts.add(f"{path}.{part or _safe(key)}", 1)
             else:
                 if self._is_other(key, value):
                     other.append(key)
                 self._counts.add(_safe(key), 1)
         if other or parts:
-            raise other_data(sorted(other), place(number), sorted(set(parts)))
+            raise other_data(sorted(set(other)), place(number), sorted(set(parts)))
 
     def unused(self, record: Record) -> Iterator[tuple[str, str, object]]:
         """Yield (path of the object, key, value) for each unused key of a record.
