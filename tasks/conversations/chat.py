@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NoReturn, Protocol
 
-from tasks.conversations.fields import json_of, list_of, missing, parsed, text_of
+from tasks.conversations.fields import json_of, list_of, missing, optional_text, parsed, text_of
 from tasks.conversations.keys.training_flags import weight_of
-from tasks.conversations.model import ROLES, Message, ToolCall, role_named
+from tasks.conversations.model import ROLES, Message, Record, ToolCall, role_named
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 from tasks.core.suggest import closest
@@ -22,7 +22,7 @@ ROLE_NAMES = {
 }
 
 
-# Names of a message's reasoning in published data.
+# Names of the reasoning of an answer in published data.
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -43,6 +43,14 @@ def names_and_contents(turns: Iterable[PlainTurn]) -> tuple[tuple[str, ...], lis
         names.append(turn.role)
         contents.append(turn.content)
     return tuple(names), contents
+
+
+def with_system(record: Record, messages: list[Message]) -> tuple[Message, ...]:
+    """Return messages after the system message of their record, unless they begin with it."""
+    system = optional_text(record, "system")
+    if system and not (messages and messages[0].role == "system" and messages[0].content == system):
+        return Message("system", system), *messages
+    return tuple(messages)
 
 
 def messages_of(value: object, where: str, roles: Mapping[str, str]) -> list[Message]:
@@ -97,7 +105,7 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
             "bad_tool_call", f"{where}.tool_calls: only assistant messages may have tool calls, but the role is {role}"
         )
     name, call_id = item.get("name"), item.get("tool_call_id")
-    reasoning = _reasoning(item, where)
+    reasoning = reasoning_in(item, f"{where}.")
     if reasoning and role != "assistant":
         raise Reject("bad_content", f"{where}: only assistant messages may have reasoning, but the role is {role}")
     return Message(
@@ -112,15 +120,15 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
     )
 
 
-def _reasoning(item: dict[str, object], where: str) -> str:
-    """Return the reasoning of a message, or "".
+def reasoning_in(item: dict[str, object], where: str = "") -> str:
+    """Return the reasoning in a message, or in a record with one answer; "" if there is none.
 
-    Any of REASONING_KEYS may hold it.
+    Any of REASONING_KEYS may hold it. `where` is the place of the keys.
     """
     found = {key: item[key] for key in REASONING_KEYS if item.get(key) not in (None, "")}
-    texts = {text_of(value, f"{where}.{key}") for key, value in found.items()}
+    texts = {text_of(value, where + key) for key, value in found.items()}
     if len(texts) > 1:
-        raise Reject("bad_content", f"{where}: {' and '.join(found)} differ; keep one")
+        raise Reject("bad_content", f"{where.rstrip('.') or 'the record'}: {' and '.join(found)} differ; keep one")
     return texts.pop() if texts else ""
 
 

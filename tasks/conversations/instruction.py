@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from tasks.conversations.chat import REASONING_KEYS, reasoning_in
 from tasks.conversations.fields import list_of, optional_text, required_text, system_of, text_of
 from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
 from tasks.core.errors import Reject
@@ -27,7 +28,7 @@ def read_alpaca(record: Record) -> Conversation:
             messages.append(Message("assistant", text_of(turns[1], f"{where}[1]")))
     context = optional_text(record, "input") or optional_text(record, "context")
     messages.append(Message("user", required_text(record, "instruction"), context))
-    messages.append(Message("assistant", required_text(record, _answer_key(record))))
+    messages.append(Message("assistant", required_text(record, _answer_key(record)), reasoning=reasoning_in(record)))
     return Conversation(tuple(messages))
 
 
@@ -37,14 +38,14 @@ def _answer_key(record: Record) -> str:
 
 def _used_of_alpaca(record: Record) -> Collection[str]:
     context = "context" if record.get("input") in (None, "") else "input"
-    return "system", "history", "instruction", context, _answer_key(record)
+    return "system", "history", "instruction", context, _answer_key(record), *REASONING_KEYS
 
 
 def read_dolly(record: Record) -> Conversation:
     messages = system_of(record)
     instruction = required_text(record, "instruction")
     messages.append(Message("user", instruction, optional_text(record, "context")))
-    messages.append(Message("assistant", required_text(record, "response")))
+    messages.append(Message("assistant", required_text(record, "response"), reasoning=reasoning_in(record)))
     return Conversation(tuple(messages))
 
 
@@ -56,6 +57,9 @@ class PlainAlpaca(PlainRecord, gc=False):
     context: Nothing = None
     system: Nothing = None
     history: Nothing = None
+    reasoning_content: Nothing = None
+    reasoning: Nothing = None
+    thinking: Nothing = None
 
     @property
     def answer(self) -> str | None:
@@ -74,6 +78,9 @@ class PlainDolly(PlainRecord, gc=False):
     response: str
     context: Nothing = None
     system: Nothing = None
+    reasoning_content: Nothing = None
+    reasoning: Nothing = None
+    thinking: Nothing = None
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
         return USER_ASSISTANT, [self.instruction, self.response]
@@ -89,12 +96,13 @@ def _is_dolly(record: Mapping[str, object]) -> bool:
 
 ALPACA = Format(
     name="alpaca",
-    keys=("instruction", "input", "context", "output", "response", "system", "history"),
+    keys=("instruction", "input", "context", "output", "response", "system", "history", *REASONING_KEYS),
     matches=lambda record: (
         _has_instruction(record) and ("output" in record or "response" in record) and not _is_dolly(record)
     ),
     read=read_alpaca,
-    summary="`instruction` and `output` (or `response`); optionally `input` (or `context`), `system`, `history`",
+    summary="`instruction` and `output` (or `response`); optionally `input` (or `context`), `system`, "
+    "`history`, `reasoning_content` (or `reasoning`, `thinking`)",
     example='{"instruction": "Add the numbers.", "input": "2 and 2", "output": "4"}',
     plain=PlainAlpaca,
     used=_used_of_alpaca,
@@ -102,10 +110,11 @@ ALPACA = Format(
 
 DOLLY = Format(
     name="dolly",
-    keys=("instruction", "context", "response", "system"),
+    keys=("instruction", "context", "response", "system", *REASONING_KEYS),
     matches=_is_dolly,
     read=read_dolly,
-    summary="`instruction`, `context`, and `response`; optionally `system`",
+    summary="`instruction`, `context`, and `response`; optionally `system`, `reasoning_content` (or `reasoning`, "
+    "`thinking`)",
     example='{"instruction": "Who wrote it?", "context": "Faust is a play by Goethe.", "response": "Goethe."}',
     plain=PlainDolly,
 )

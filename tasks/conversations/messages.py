@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from tasks.conversations.chat import ROLE_NAMES, messages_of, names_and_contents, tools_of
+from tasks.conversations.chat import ROLE_NAMES, messages_of, names_and_contents, tools_of, with_system
 from tasks.conversations.fields import required
 from tasks.conversations.keys.objects import objects_in_messages
 from tasks.conversations.model import Conversation, Format, Nothing, PlainRecord, Record
 
 
 def read(record: Record) -> Conversation:
-    return Conversation(tuple(messages_of(required(record, "messages"), "messages", ROLE_NAMES)), tools_of(record))
+    messages = messages_of(required(record, "messages"), "messages", ROLE_NAMES)
+    return Conversation(with_system(record, messages), tools_of(record))
 
 
 class Turn(Struct, gc=False, forbid_unknown_fields=True):
@@ -24,6 +25,7 @@ class Turn(Struct, gc=False, forbid_unknown_fields=True):
 
 class Plain(PlainRecord, gc=False):
     messages: list[Turn]
+    system: Nothing = None
     tools: Nothing = None
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
@@ -32,10 +34,10 @@ class Plain(PlainRecord, gc=False):
 
 MESSAGES = Format(
     name="messages",
-    keys=("messages", "tools"),
+    keys=("messages", "system", "tools"),
     matches=lambda record: "messages" in record,
     read=read,
-    summary="`messages`, a list of turns with `role` and `content`; optionally `tools`",
+    summary="`messages`, a list of turns with `role` and `content`; optionally `system`, `tools`",
     example='{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}',
     plain=Plain,
     objects=lambda record, columns: objects_in_messages(record, "messages", columns),

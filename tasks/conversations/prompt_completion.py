@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
-from tasks.conversations.chat import ROLE_NAMES, messages_of, tools_of
+from tasks.conversations.chat import REASONING_KEYS, ROLE_NAMES, messages_of, reasoning_in, tools_of
 from tasks.conversations.fields import required, system_of, text_of
 from tasks.conversations.keys.objects import Object, objects_in_messages
 from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
@@ -18,8 +18,11 @@ def read(record: Record) -> Conversation:
     prompt, completion = required(record, ask), required(record, answer)
     messages = system_of(record)
     if isinstance(prompt, str) and isinstance(completion, str):
-        messages += (Message("user", text_of(prompt, ask)), Message("assistant", text_of(completion, answer)))
+        said = Message("assistant", text_of(completion, answer), reasoning=reasoning_in(record))
+        messages += (Message("user", text_of(prompt, ask)), said)
     elif isinstance(prompt, list) and isinstance(completion, list):
+        if reasoning_in(record):
+            raise Reject("bad_content", f"the record has reasoning next to lists of messages; move it into {answer}")
         messages += messages_of(prompt, ask, ROLE_NAMES)
         messages += messages_of(completion, answer, ROLE_NAMES)
     else:
@@ -36,7 +39,7 @@ def _sides(record: Record) -> tuple[str, str]:
 
 
 def _used(record: Record) -> Collection[str]:
-    return *_sides(record), "system", "tools"
+    return *_sides(record), "system", "tools", *REASONING_KEYS
 
 
 def _objects(record: Record, columns: Mapping[str, str]) -> Iterator[Object]:
@@ -51,6 +54,9 @@ class Plain(PlainRecord, gc=False):
     response: str | None = None
     system: Nothing = None
     tools: Nothing = None
+    reasoning_content: Nothing = None
+    reasoning: Nothing = None
+    thinking: Nothing = None
 
     def __post_init__(self) -> None:
         sides = (self.prompt, self.question, self.completion, self.answer, self.response)
@@ -73,11 +79,11 @@ def matches(record: Mapping[str, object]) -> bool:
 
 PROMPT_COMPLETION = Format(
     name="prompt_completion",
-    keys=("prompt", "completion", "question", "answer", "response", "system", "tools"),
+    keys=("prompt", "completion", "question", "answer", "response", "system", "tools", *REASONING_KEYS),
     matches=matches,
     read=read,
     summary="`prompt` and `completion` (or `response`), or `question` and `answer` (or `response`); "
-    "optionally `system`, `tools`",
+    "optionally `system`, `tools`, `reasoning_content` (or `reasoning`, `thinking`)",
     example='{"prompt": "2+2?", "completion": "4"}',
     plain=Plain,
     used=_used,

@@ -6,19 +6,16 @@ from collections.abc import Collection, Iterator, Mapping
 
 from msgspec import Struct, field
 
-from tasks.conversations.chat import SHAREGPT_ROLE_NAMES, messages_of, names_and_contents, tools_of
-from tasks.conversations.fields import optional_text, required
+from tasks.conversations.chat import SHAREGPT_ROLE_NAMES, messages_of, names_and_contents, tools_of, with_system
+from tasks.conversations.fields import required
 from tasks.conversations.keys.objects import Object, objects_in_messages
-from tasks.conversations.model import ROLES, Conversation, Format, Message, Nothing, PlainRecord, Record
+from tasks.conversations.model import ROLES, Conversation, Format, Nothing, PlainRecord, Record
 
 
 def read(record: Record) -> Conversation:
     key = _turns_key(record)
     messages = messages_of(required(record, key), key, SHAREGPT_ROLE_NAMES)
-    system = optional_text(record, "system")
-    if system and not (messages and messages[0].role == "system" and messages[0].content == system):
-        messages.insert(0, Message("system", system))
-    return Conversation(tuple(messages), tools_of(record))
+    return Conversation(with_system(record, messages), tools_of(record))
 
 
 def _turns_key(record: Record) -> str:

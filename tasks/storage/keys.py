@@ -30,7 +30,7 @@ import orjson
 # adjusted: replaces `corpus` and `groups` for format 2.0 with `reasoning: drop` or `default_system`, because they
 # change the messages as well as the text.
 VERSIONS = {
-    "tokenizer": 1, "tokens": 9, "jinja": 3, "texts": 5, "engine": 4, "plan": 6,
+    "tokenizer": 1, "tokens": 10, "jinja": 3, "texts": 5, "engine": 4, "plan": 6,
     "corpus": 8, "groups": 9, "adjusted": 10,
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ from tasks.conversations.model import ROLES, Conversation, Message, ToolCall, co
 from tasks.core.errors import Reject
 
 SYSTEM, USER, ASSISTANT = Message("system", "Be brief."), Message("user", "2+2?"), Message("assistant", "4")
+REASONED = Message("assistant", "4", reasoning="Two more than two.")
 WEATHER = '{"type":"function","function":{"name":"weather","parameters":{"type":"object"}}}'
 
 # format, record, conversation
@@ -81,6 +82,21 @@ GOLDEN: list[tuple[str, dict[str, object], Conversation]] = [
             "text": None,
         },
         Conversation((USER,)),
+    ),
+    (
+        "messages",
+        {"system": "Be brief.", "messages": [{"role": "user", "content": "2+2?"}]},
+        Conversation((SYSTEM, USER)),
+    ),
+    *(
+        (format, {**record, key: "Two more than two."}, Conversation((USER, REASONED)))
+        for key in ("reasoning_content", "reasoning", "thinking")
+        for format, record in (
+            ("alpaca", {"instruction": "2+2?", "output": "4"}),
+            ("dolly", {"instruction": "2+2?", "context": "", "response": "4"}),
+            ("prompt_completion", {"prompt": "2+2?", "completion": "4"}),
+            ("prompt_completion", {"question": "2+2?", "answer": "4"}),
+        )
     ),
     (
         "sharegpt",
@@ -320,6 +336,22 @@ BAD: list[tuple[str, object, str, str]] = [
         {"messages": [{"role": None, "content": "a"}]},
         "missing_key",
         "messages[0].role is null",
+    ),
+    (
+        "prompt_completion",
+        {
+            "prompt": [{"role": "user", "content": "a"}],
+            "completion": [{"role": "assistant", "content": "b"}],
+            "thinking": "c",
+        },
+        "bad_content",
+        "the record has reasoning next to lists of messages; move it into completion",
+    ),
+    (
+        "alpaca",
+        {"instruction": "a", "output": "b", "thinking": "c", "reasoning": "d"},
+        "bad_content",
+        "the record: reasoning and thinking differ; keep one",
     ),
     ("messages", _message(role="text"), "bad_role", 'messages[1].role "text" is not a role; map it to'),
     ("messages", _message(role="\x1b[2Jx\x9b\ud800"), "bad_role", '"\\u001b[2Jx\\u009b\\ud800" is not a role'),
@@ -684,3 +716,8 @@ def test_an_integer_in_a_json_text_within_a_record_is_not_rounded(place: dict[st
     with pytest.raises(Reject, match="36893488147419103232 does not fit in 64 bits") as reject:
         read_record(record(str(2**65)), "messages")
     assert reject.value.reason == "big_integer"
+
+
+def test_the_key_of_the_reasoning_can_be_mapped() -> None:
+    record = {"instruction": "2+2?", "output": "4", "cot": "Two more than two."}
+    assert read_record(record, "alpaca", {"reasoning": "cot"}).messages == (USER, REASONED)

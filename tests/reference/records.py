@@ -44,15 +44,12 @@ def read(record: Any, format: str) -> tuple[Messages, list[Any]]:
 
 
 def messages(record: Record) -> tuple[Messages, list[Any]]:
-    return turns(record.get("messages")), tools_of(record)
+    return after_system(record, turns(record.get("messages"))), tools_of(record)
 
 
 def sharegpt(record: Record) -> tuple[Messages, list[Any]]:
     found = turns(record["conversations"] if "conversations" in record else record.get("conversation"), "sharegpt")
-    system = text(record.get("system", ""))
-    if system and [(m["role"], m["content"]) for m in found[:1]] != [("system", system)]:
-        found.insert(0, {"role": "system", "content": system})
-    return found, tools_of(record)
+    return after_system(record, found), tools_of(record)
 
 
 def alpaca(record: Record) -> tuple[Messages, list[Any]]:
@@ -127,6 +124,12 @@ FORMATS: dict[str, Callable[[Record], tuple[Messages, list[Any]]]] = {
 def exchange(asked: Any, answer: Any, context: str = "") -> Messages:
     user = {"role": "user", "content": text(asked)} | ({"context": context} if context else {})
     return [user, {"role": "assistant", "content": text(answer)}]
+
+
+def after_system(record: Record, found: Messages) -> Messages:
+    system = text(record.get("system", ""))
+    given = [(message["role"], message["content"]) for message in found[:1]]
+    return found if not system or given == [("system", system)] else [{"role": "system", "content": system}, *found]
 
 
 def system_of(record: Record) -> Messages:

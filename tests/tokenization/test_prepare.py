@@ -21,7 +21,7 @@ from support.tokenizer_kinds import BUILT, CHATML_JINJA, open_kind, read_rows
 from tasks.config import Config
 from tasks.conversations.formats import FORMATS
 from tasks.conversations.model import Format, PlainRecord
-from tasks.core.errors import PackError, Reject
+from tasks.core.errors import DataError, PackError, Reject
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
@@ -151,8 +151,12 @@ def test_both_ways_write_the_same_token_file(format: Format, tmp_path: Path, mon
                 if careful:
                     with_care(patch)
                 written = BuiltIn(template, encoder, train_on)
-                receipt = tokenize_part(part, encoder, written, config, tmp_path / "tokens", tmp_path / "receipt")
-                found.append((receipt, (tmp_path / "tokens").read_bytes()))
+                try:
+                    receipt = tokenize_part(part, encoder, written, config, tmp_path / "tokens", tmp_path / "receipt")
+                    found.append((receipt, (tmp_path / "tokens").read_bytes()))
+                except DataError as error:  # reasoning, which no built-in template writes
+                    found.append((str(error), b""))
+                    receipt = {"accepted": 0, "rejects": []}
         assert found[0] == found[1]
         seen[template] += receipt["accepted"]
         seen["rejected"] += len(receipt["rejects"])

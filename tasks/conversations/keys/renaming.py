@@ -15,7 +15,7 @@ from tasks.conversations.model import role_named
 MESSAGE_KEYS: tuple[str, ...] = ("role", "content", "reasoning", "train", "loss_weight")
 
 # The names of MESSAGE_KEYS that a record may have, too.
-OF_BOTH: tuple[str, ...] = ("loss_weight",)
+OF_BOTH: tuple[str, ...] = ("reasoning", "loss_weight")
 
 # Other names that formats use for these keys.
 _SAME = {"from": "role", "value": "content", "text": "content"}

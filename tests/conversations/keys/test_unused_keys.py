@@ -322,6 +322,18 @@ def test_remarks_are_not_other_data(format: str, record: dict[str, Any]) -> None
     UnusedKeys(format, {}, ()).add([0], [record], str)
 
 
+def test_media_next_to_the_content_of_a_message_are_other_data() -> None:
+    record = {"messages": [{"role": "user", "content": "a", "images": ["x.png"]}, TURNS["messages"][1]]}
+    with pytest.raises(DataError, match=r"3: the record has images: .*ignore: \[images\]") as caught:
+        UnusedKeys("messages", {}, ()).add([3], [record], str)
+    assert caught.value.reason == "media_data"
+    unused = UnusedKeys("messages", {}, ("images",))
+    unused.add([3], [record], str)
+    assert unused.found() == {"messages[].images": 1}
+    described = {"messages": TURNS["messages"], "tools": [{"name": "f", "images": ["icon.png"]}]}
+    UnusedKeys("messages", {}, ()).add([3], [described], str)
+
+
 def test_a_mapped_key_is_used() -> None:
     columns = {"prompt": "prompt", "completion": "chosen"}
     unused = UnusedKeys("prompt_completion", columns, ("rejected",))
