@@ -1,6 +1,6 @@
 """Render Jinja templates in a sandboxed child process.
 
-The child has limited time and memory, a fixed date, and no randomness.
+The child has limited time and memory, a fixed date, and seeded random numbers.
 
     Renderer.render_all(jobs) ──JSON──▶ forked child: compile once, render, locate turns
       Rendering or problem ◀──lines of JSON── text, marks, samples │ the problem
