@@ -288,19 +288,33 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
 
 
 def _overlong(manifest: Manifest) -> Iterator[str]:
-    """Describe the outcome of conversations longer than a row, however few they are."""
-    conversations, tokens = manifest.ledger.conversations, manifest.ledger.tokens
-    length, of_all = f"{manifest.sequence_length:,} tokens", max(1, tokens.encoded + tokens.rejected)
+    """Describe what became of conversations and samples longer than a row."""
+    ledger, policy, length = manifest.ledger, manifest.config.get("overlong"), f"{manifest.sequence_length:,} tokens"
+    conversations, tokens, samples = ledger.conversations, ledger.tokens, ledger.samples
+    dropped, noun = (samples.dropped, "sample") if samples else (conversations.dropped, "conversation")
+    keep = f"to keep them, raise sequence_length{' or set overlong: split' * (policy != 'split')}"
+
+    def lost(count: int) -> str:
+        of_all = 100 * count / max(1, tokens.encoded + tokens.rejected)
+        return f", which drops {count:,} tokens ({of_all:.2g} % of all); {keep}"
+
     if conversations.truncated:
-        lost = f"{tokens.truncated:,} tokens ({100 * tokens.truncated / of_all:.2g} % of all)"
+        cut = counted(conversations.truncated, "conversation")
+        yield f"overlong: {cut} truncated to {length}{lost(tokens.truncated)}"
+    if conversations.split:
+        once = not samples and not tokens.repeated  # only then is each piece counted once
+        pieces = f" into {ledger.pieces.packed - conversations.packed + conversations.split:,} pieces" * once
+        gone = ledger.pieces.dropped
+        without = f"; {counted(gone, 'more piece')} dropped, without a token to train on" * bool(gone)
+        cut = counted(conversations.split, "conversation")
+        yield f"overlong: {cut} longer than {length} split{pieces}{without}; to keep them whole, raise sequence_length"
+    if too_long := dropped.get("too_long"):
+        yield f"overlong: {counted(too_long, noun)} longer than {length} dropped; {keep}"
+    if policy in ("truncate", "split") and (untrained := dropped.get("no_trained_tokens")):
+        alone = policy == "truncate" and sum(dropped.values()) == untrained  # only then are all dropped tokens theirs
         yield (
-            f"overlong: {counted(conversations.truncated, 'conversation')} truncated to {length}, which drops {lost}; "
-            "to keep them, raise sequence_length or set overlong: split"
-        )
-    if dropped := conversations.dropped.get("too_long"):
-        yield (
-            f"overlong: {counted(dropped, 'conversation')} longer than {length} dropped; to keep them, raise "
-            "sequence_length or set overlong: split"
+            f"overlong: {counted(untrained, noun)} dropped, without a token to train on within {length}"
+            f"{lost(tokens.dropped) if alone else f'; {keep}'}"
         )
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 from support.commands import BIN, ROOT, luigi, write_chats
-from support.small_corpus import conversations, write_project
+from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from support.tokenizer_kinds import kind_path
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -32,6 +32,7 @@ from screenshots import on_terminal
 from pipeline import events
 from pipeline.progress import counters, display
 from pipeline.progress.state import Stage, State
+from tasks.storage.manifest import load_manifest
 
 CONFIG = "name: chats\nsources: [chats.jsonl]\nsequence_length: 128\nvocab_size: 400\npart_size: 20000\n"
 HOSTILE = "\x1b[31m[bold]a[/bold]\x07<b>&\u202e"
@@ -171,6 +172,56 @@ def test_a_terminal_keeps_the_messages_and_no_progress_display(folder: Path, wor
     assert screen[4].startswith("overlong: 69 conversations truncated to 128 tokens, which drops 912 tokens (2.6 % ")
     assert screen[5].startswith("manifests/chats-")
     assert not any(screen[6:]), screen
+
+
+@pytest.mark.parametrize(
+    ("settings", "lines"),
+    [
+        (
+            {"turns": "apart"},
+            [
+                "overlong: 1 sample dropped, without a token to train on within 40 tokens, which drops {dropped} "
+                "tokens ({share} % of all); to keep them, raise sequence_length or set overlong: split"
+            ],
+        ),
+        (
+            {"turns": "apart", "overlong": "drop"},
+            [
+                "overlong: 1 sample longer than 40 tokens dropped; to keep them, raise sequence_length or set "
+                "overlong: split"
+            ],
+        ),
+        (
+            {"overlong": "split"},
+            [
+                "overlong: 1 conversation longer than 40 tokens split into {pieces} pieces; to keep them whole, raise "
+                "sequence_length"
+            ],
+        ),
+        (
+            {"overlong": "split", "sequence_length": 8},
+            [
+                "overlong: 1 conversation longer than 8 tokens split into {pieces} pieces; {gone} more pieces dropped, "
+                "without a token to train on; to keep them whole, raise sequence_length"
+            ],
+        ),
+        (
+            {"overlong": "split", "epochs": 2},  # the pieces are not counted once
+            ["overlong: 1 conversation longer than 40 tokens split; to keep them whole, raise sequence_length"],
+        ),
+        ({"sequence_length": 512}, []),
+    ],
+)
+def test_samples_and_conversations_that_are_too_long_are_reported(
+    tmp_path: Path, settings: dict[str, Any], lines: list[str]
+) -> None:
+    long = [{"role": role, "content": "the train leaves"} for role in ("user", "assistant") * 2]
+    recipe = make_recipe(tmp_path, [{"messages": long}], **{"sequence_length": 40} | settings)
+    manifest = load_manifest(pack_corpus(recipe))
+    ledger = manifest.ledger
+    share = f"{100 * ledger.tokens.dropped / ledger.tokens.encoded:.2g}"
+    facts = {"dropped": ledger.tokens.dropped, "pieces": ledger.pieces.packed, "gone": ledger.pieces.dropped}
+    assert list(events._overlong(manifest)) == [line.format(share=share, **facts) for line in lines]
 
 
 def test_a_note_is_called_one_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
