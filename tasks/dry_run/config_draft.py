@@ -54,6 +54,14 @@ OF_YOUR_MODEL = "make sure that it is the tokenizer of your model"
 # Control tokens that show that a tokenizer was made for a template.
 TYPICAL = {name: markers[:2] for name, markers in MARKERS.items() if not markers[0].startswith("<tool")}
 
+NO_REASONING = (
+    "the template does not write all reasoning, so keep would fail; to train on it, set the tokenizer of a model for "
+    "reasoning, template: tokenizer, and reasoning: keep"
+)
+
+# Settings of a source in a message, which `init` has options for.
+_SETTINGS = re.compile(r"(columns|ignore): [{\[](.*?)[}\]]")
+
 # Mistral's templates write system messages with this token from version 7 on. Version 3 does not.
 LATER_MISTRAL = "[SYSTEM_PROMPT]"
 
@@ -89,6 +97,8 @@ class Draft:
         lines += [f"left out: {one_line(str(entry.path))}: {entry.problem}" for entry in self.entries if entry.problem]
         guesses = {one_line(from_here(str(entry.path))): entry.roles for entry in self.entries if entry.roles}
         lines += [f"{path}: guessed roles: {_yaml(roles)}" for path, roles in guesses.items()]
+        if "reasoning" in self.values:
+            lines.append(f"reasoning: {self.values['reasoning']}: {NO_REASONING}")
         if "max_rejects" in self.values:
             why = "; ".join([_cut_off(self.found)] * bool(self.found.cut_off.looked_at) + _broken(self.found)[:1])
             lines.append(f"max_rejects: {self.values['max_rejects']:g} instead of {MAX_REJECTS:g}: {why}")
@@ -124,12 +134,29 @@ def write_draft(
     for ours, theirs in _pairs(roles, "--roles user=customer"):
         names.setdefault(ours, []).append(theirs)
     given = {"columns": dict(_pairs(columns, "--columns instruction=frage")), "roles": names, "ignore": list(ignore)}
-    draft, text = make_draft(paths, output, format, {key: value for key, value in given.items() if value})
+    try:
+        draft, text = make_draft(paths, output, format, {key: value for key, value in given.items() if value})
+    except DataError as error:
+        error.message = _with_options(error.message)
+        raise
     # The text must be a valid config before it replaces a file.
     check_settings(Config, parse_settings(text, str(output)), str(output))
     write_bytes(output, text.encode())
     load_config(output)
     return draft
+
+
+def _with_options(message: str) -> str:
+    """Return a message with options of `init` in place of settings of a source."""
+    before, advice, settings = message.rpartition(", add  ")
+    if not settings.endswith("  to its entry of sources"):
+        return message
+    found = (
+        f"--{name} {item.replace(': ', '=')}"
+        for name, items in _SETTINGS.findall(settings)
+        for item in items.split(", ")
+    )
+    return f"{before}{advice}{' '.join(found)}"
 
 
 def _pairs(mappings: Sequence[str], example: str) -> list[tuple[str, str]]:
@@ -175,6 +202,8 @@ def make_draft(
     if tokenizer:
         values["tokenizer"] = _path_in(folder, tokenizer)
     values["template"] = template
+    if found.config.reasoning == "drop":
+        values["reasoning"] = "drop"
     if found.failures:
         problem = next(iter(_broken(found)[1:]), found.failures[0])
         raise DataError("nothing_to_draft", f"{', '.join(map(str, paths))}: no conversation can be packed: {problem}")
@@ -237,7 +266,14 @@ def _built_in(encoder: Encoder) -> tuple[str, str]:
 
 
 def _predict(values: dict[str, Any]) -> Prediction:
-    return predict(Config.model_validate(values | {"max_rejects": 1.0}), Path(), Path(), budget=BUDGET)
+    """Return the prediction, without the reasoning if the template does not write it."""
+    config = Config.model_validate(values | {"max_rejects": 1.0})
+    try:
+        return predict(config, Path(), Path(), budget=BUDGET)
+    except DataError as error:
+        if error.reason != "reasoning_not_written":
+            raise
+    return predict(config.model_copy(update={"reasoning": "drop"}), Path(), Path(), budget=BUDGET)
 
 
 def _lines(draft: Draft, output: Path) -> Iterator[str]:
@@ -302,6 +338,8 @@ def _note(name: str, draft: Draft) -> str:
         return f"Found: {encoder.kind}, {encoder.vocab_size:,} tokens{others}. {OF_YOUR_MODEL.capitalize()}."
     if name == "template":
         return f"Chosen: {draft.template_note}."
+    if name == "reasoning" and name in draft.values:
+        return f"Chosen: {NO_REASONING}."
     if name == "sequence_length":
         share = 100 * found.too_long / max(found.packed + found.dropped["too_long"], 1)
         return f"{share:.1f} % of the sampled conversations are longer."

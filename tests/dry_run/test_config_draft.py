@@ -221,6 +221,7 @@ def test_roles_and_ignored_keys_are_used_for_all_files(here: Path) -> None:
     with pytest.raises(DataError, match=r"a\.jsonl:1: the record has images") as refused:
         draft(here, "a.jsonl")
     assert refused.value.reason == "media_data"
+    assert str(refused.value).endswith("to train on its text alone, add  --ignore images")
     with pytest.raises(DataError, match=r'dialog\[0\]\.speaker "Kunde" is not a role; map it to .*\[Kunde\]'):
         draft(here, "a.jsonl", ignore=["images"])
     _, config, _ = draft(here, "a.jsonl", ignore=["images"], roles=["user=Kunde", "assistant=Agent", "user=Gast"])
@@ -228,6 +229,16 @@ def test_roles_and_ignored_keys_are_used_for_all_files(here: Path) -> None:
     assert (source.roles, source.ignore) == ({"user": ["Kunde", "Gast"], "assistant": ["Agent"]}, ["images"])
     assert source.columns == {"messages": "dialog", "role": "speaker", "content": "text"}, "guessed"
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
+
+
+def test_the_options_for_preference_data_are_named(here: Path) -> None:
+    pair = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
+    write(here / "dpo" / "a.jsonl", [pair] * 30)
+    write(here / "dpo" / "b.jsonl", [pair] * 30)
+    options = "--columns prompt=prompt --columns completion=chosen --ignore rejected"
+    with pytest.raises(DataError, match=f"nonetheless, add  {options}$"):
+        draft(here, "dpo")
+    draft(here, "dpo", columns=["prompt=prompt", "completion=chosen"], ignore=["rejected"])
 
 
 def test_roles_are_guessed_by_their_names(here: Path) -> None:
@@ -395,6 +406,22 @@ def test_a_tokenizer_of_a_later_mistral_is_named(here: Path, more: list[str]) ->
     assert config.template == "mistral"
     said = " ".join(text.replace("#", " ").split())
     assert ("[SYSTEM_PROMPT] belongs to later versions; use the model's own template" in said) == bool(more)
+
+
+@pytest.mark.parametrize("has_template", [False, True])
+def test_reasoning_that_the_template_does_not_write_is_dropped_and_reported(here: Path, has_template: bool) -> None:
+    answer = {"role": "assistant", "content": "4", "reasoning_content": "Two and two."}
+    write(here / "a.jsonl", [{"messages": [{"role": "user", "content": "2+2?"}, answer]}] * 30)
+    if has_template:
+        shutil.copytree(kind_path("hf_byte_level"), here / "model")
+        settings = json.loads((here / "model" / "tokenizer_config.json").read_text())
+        (here / "model" / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": CHATML_JINJA}))
+    found, config, text = draft(here, "a.jsonl")
+    assert (config.template, config.reasoning) == ("tokenizer" if has_template else "chatml", "drop")
+    reason = "the template does not write all reasoning, so keep would fail; to train on it, set the tokenizer of a "
+    assert f"reasoning: drop: {reason}model for reasoning" in "\n".join(found.summary())
+    assert f"Chosen: {reason}" in " ".join(text.replace("#", " ").split())
+    run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
 
 def test_the_nearest_tokenizer_is_found_and_its_template(here: Path) -> None:
