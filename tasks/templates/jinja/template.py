@@ -494,10 +494,10 @@ class JinjaTemplate(Template):
         return "a-n-s-w-e-r" in self._text_of(in_parts(_QUESTION), in_parts(answer))
 
     @cached_property
-    def _reasoning_form(self) -> ReasoningForm:
-        """Return the form in which the template reads reasoning.
+    def _written_form(self) -> ReasoningForm | None:
+        """Return the form in which the template writes reasoning after a question.
 
-        The template is rendered with each form, and must write the reasoning.
+        The template is rendered with each form, and must write the reasoning. Return None if it does not.
         """
         for form in (ReasoningForm.FIELD, ReasoningForm.INLINE):
             if form is ReasoningForm.INLINE and not _READS_INLINE.search(self._source):
@@ -505,8 +505,14 @@ class JinjaTemplate(Template):
             answer = with_reasoning({"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}, form)
             if "r-e-a-s-o-n" in self._trial(answer):
                 return form
+        return None
+
+    @cached_property
+    def _reasoning_form(self) -> ReasoningForm:
+        """Return the form in which the template reads reasoning."""
         # Some prompts open the reasoning, and the template leaves the reasoning out of the turn (see `locate`).
-        return ReasoningForm.FIELD if _READS_INLINE.search(self._source) else ReasoningForm.NONE
+        guess = ReasoningForm.FIELD if _READS_INLINE.search(self._source) else ReasoningForm.NONE
+        return self._written_form or guess
 
     @cached_property
     def _separates_inline(self) -> bool:
@@ -624,6 +630,12 @@ class JinjaTemplate(Template):
             later += [(value, gaps) for value in needed if not is_written(value, answer)]
             return
         if reasoning and (never or not is_written(reasoning, answer)):
+            if self._written_form:
+                raise Reject(
+                    "reasoning_left_out",
+                    f"messages[{k}] has reasoning, but the template {self.name} does not write it here, although it "
+                    "writes reasoning elsewhere; remove it, set `train: false` in the message, or `reasoning: drop`",
+                )
             raise DataError(
                 "reasoning_not_written",
                 f"template {self.name}: messages[{k}] has reasoning, but the template does not write it; set "

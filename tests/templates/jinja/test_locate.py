@@ -332,6 +332,29 @@ def test_reasoning_before_calls_is_trained_on_if_the_template_writes_it_there_al
     assert found.value.reason == "reasoning_not_written"
 
 
+# The template writes reasoning only after a user message.
+ONCE_ASKED = (
+    "{% set ns = namespace(asked=false) %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'user' %}{% set ns.asked = true %}{% endif %}{% if ns.asked and m.reasoning_content %}<think>\n"
+    "{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_conversation_with_reasoning_that_is_left_out_is_rejected_alone() -> None:
+    template = open_jinja(ONCE_ASKED)
+    greeted = [{"role": "system", "content": "s"}, answer("b", reasoning_content="r"), *TWO]
+    with pytest.raises(Reject, match=r"messages\[1\] has reasoning, but .* does not write it here, although") as found:
+        samples_of(template, greeted)
+    assert found.value.reason == "reasoning_left_out"
+    records = [{"messages": messages} for messages in (TWO, greeted, TWO, greeted, TWO)]
+    rows, receipt = tokenize(records, open_kind(KIND), open_jinja(ONCE_ASKED))
+    assert (len(rows), [reason for _, reason, *_ in receipt["rejects"]]) == (3, ["reasoning_left_out"] * 2)
+    greeted[1]["train"] = False
+    [sample] = samples_of(template, greeted)
+    assert trained(sample) == ["<think>\nr\n</think>\n\nb<|im_end|>", "<think>\ns\n</think>\n\nd<|im_end|>"]
+
+
 def test_conversations_that_are_rendered_together_get_their_own_samples() -> None:
     """Conversations that are rendered together are not mixed up.
 
