@@ -124,7 +124,11 @@ class Config(BaseModel):
         description="row: rows are filled up to sequence_length; none: rows end after their last conversation, for "
         "trainers without padding.",
     )
-    train_on: Literal["assistant", "all", "last"] = Field("assistant", description="Turns that are trained on.")
+    train_on: Literal["assistant", "all", "last"] = Field(
+        "assistant",
+        description="Turns that are trained on. A flag in a message (`train`, `training`, or `weight`) can exclude one "
+        "of them, but not add another turn.",
+    )
     turns: Literal["auto", "together", "apart"] = Field(
         "auto",
         description="together: one sample for each conversation; apart: one sample for each trained turn, after the "

@@ -24,6 +24,7 @@ from tasks.conversations.keys.other_data import IGNORABLE, without_parts
 from tasks.conversations.keys.unused import LONGEST_KEY, MOST_PATHS, OTHERS, UnusedKeys, is_absent, sum_counts
 from tasks.conversations.model import Format, Message
 from tasks.core.errors import DataError, Reject
+from tasks.templates.spans import trained_turns
 from tasks.tokenization.plain_records import PlainRecords
 
 VALUES = (
@@ -253,6 +254,14 @@ def test_flags_decide_whether_a_message_is_trained_on(flags: dict[str, Any], wei
     assert read_record(record, "messages").messages[1] == Message("assistant", "b", weight=weight)
     turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"} | flags]
     assert read_record({"conversations": turns}, "sharegpt").messages[1].weight == weight
+
+
+@pytest.mark.parametrize("flag", [{"train": True}, {"training": True}, {"weight": 1}])
+def test_a_flag_adds_no_turn_that_train_on_leaves_out(flag: dict[str, Any]) -> None:
+    turns = [{"role": role, "content": "a"} | flag for role in ("system", "user", "assistant")]
+    conversation = read_record({"messages": turns}, "messages")
+    assert trained_turns(conversation, "assistant") == [False, False, True]
+    assert trained_turns(conversation, "all") == [True, True, True]
 
 
 # -- other data -------------------------------------------------------------------------------------------------------
