@@ -46,7 +46,10 @@ def names_and_contents(turns: Iterable[PlainTurn]) -> tuple[tuple[str, ...], lis
 
 
 def with_system(record: Record, messages: list[Message]) -> tuple[Message, ...]:
-    """Return messages after the system message of their record, unless they begin with it."""
+    """Return messages after the `system` of their record.
+
+    It is left out if the messages begin with it.
+    """
     system = optional_text(record, "system")
     if system and not (messages and messages[0].role == "system" and messages[0].content == system):
         return Message("system", system), *messages
@@ -121,9 +124,9 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
 
 
 def reasoning_in(item: dict[str, object], where: str = "") -> str:
-    """Return the reasoning in a message, or in a record with one answer; "" if there is none.
+    """Return the reasoning in a message, or in a record with one answer.
 
-    Any of REASONING_KEYS may hold it. `where` is the place of the keys.
+    Any of REASONING_KEYS may hold it. It is "" if there is none. `where` is the place of the keys.
     """
     found = {key: item[key] for key in REASONING_KEYS if item.get(key) not in (None, "")}
     texts = {text_of(value, where + key) for key, value in found.items()}

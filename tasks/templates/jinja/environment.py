@@ -3,7 +3,7 @@
 Published templates are written for `apply_chat_template` of transformers. This module reproduces that environment
 without the library: a sandbox that cannot change its inputs, `{% generation %}` blocks, `break` and `continue`, and the
 filters and functions. A test renders templates in both environments and compares the results. Two functions differ on
-purpose: the date is fixed, and `random` is seeded for every rendering.
+purpose: the date is fixed, and random numbers are the same at every call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from functools import cache
+from functools import cache, wraps
 from typing import Any, NoReturn
 
 from jinja2 import Environment, Template, nodes, pass_eval_context
@@ -190,11 +190,24 @@ def to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def _seeded(draw: Any) -> Callable[..., Any]:
+    """Make a function that draws random numbers depend on its arguments alone."""
+
+    @wraps(draw)  # also keeps the mark of a function that gets the context
+    def seeded(*args: Any, **named: Any) -> Any:
+        random.seed(0)
+        return draw(*args, **named)
+
+    return seeded
+
+
 def chat_environment(today: datetime) -> Environment:
     """Return an environment for chat templates, with `today` as its date."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension])
     memo = environment.memo
     environment.filters["tojson"] = lambda *args, **named: memo.of("|tojson", to_json, args, named)
+    environment.filters["random"] = _seeded(environment.filters["random"])
+    environment.globals["lipsum"] = _seeded(environment.globals["lipsum"])
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": today.strftime,
@@ -231,10 +244,9 @@ class ChatTemplate:
     """
 
     def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any], remembers: bool = True):
-        self._is_random = "random" in source or "lipsum" in source  # a filter and a function of Jinja
         self._memo: Memo = environment.memo  # type: ignore[attr-defined]
         program: str | nodes.Template = source
-        if remembers and not self._is_random:
+        if remembers:
             tree = SyntaxTree(environment, source, constants)
             environment.remembered = Marker(environment, self._memo, tree).found  # type: ignore[attr-defined]
             self._memo.macros = tree.pure_macros
@@ -256,7 +268,5 @@ class ChatTemplate:
 
         `prompt` adds the generation prompt.
         """
-        if self._is_random:
-            random.seed(0)
         values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
         return self._render(self._template, self._constants | values, marks)

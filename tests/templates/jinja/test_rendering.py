@@ -178,8 +178,8 @@ def test_a_child_that_is_killed_is_reported_and_replaced() -> None:
 
 
 def test_chance_is_the_same_every_time() -> None:
-    source = "{{ range(99999) | random }} {{ lipsum(n=1) }}"
-    assert render(source) == render(source)
+    for source in ("{{ range(99999) | random }} {{ lipsum(n=1) }}", "{{ [range(99999)] | map('ran' ~ 'dom') | list }}"):
+        assert render(source) == render(source)
 
 
 def test_memory_is_bounded_by_the_system() -> None:
