@@ -75,19 +75,22 @@ def test_there_are_30000_real_conversations() -> None:
 
 @pytest.mark.parametrize("train_on", ["assistant", "all"])
 def test_records_of_every_format_are_read_and_rejected_as_the_reference_does(train_on: Any) -> None:
-    records = [(format, record) for format, record, _ in GOLDEN]
-    records += [(format, record) for format, record, *_ in BAD if in_json(record)]
+    # Reasoning, which a built-in template does not write, ends the run.
+    golden = [(format, record) for format, record, said in GOLDEN if not any(turn.reasoning for turn in said.messages)]
+    records = golden + [(format, record) for format, record, *_ in BAD if in_json(record)]
     tally = compare(records, "chatml", "sp_bpe_chatml", train_on)
     assert not tally.wrong, tally.wrong[0]
     assert tally.rejected > 60
-    assert tally.conversations - tally.rejected >= len(GOLDEN) - 1  # one has no answer
+    assert tally.conversations - tally.rejected >= len(golden) - 2  # two have no answer
 
 
 def in_json(record: Any) -> bool:
     """Return whether a JSONL file can have this record without failing the run.
 
-    A record with an image fails the whole run.
+    A record with an image or with reasoning fails the whole run.
     """
+    if isinstance(record, dict) and {"reasoning", "thinking"}.intersection(record):
+        return False
     try:
         return "image" not in json.dumps(record, ensure_ascii=False).encode().decode()
     except (TypeError, UnicodeEncodeError):

@@ -172,8 +172,8 @@ def file_of(format: Format, columns: tuple[tuple[str, str], ...] = ()) -> Source
 def outcome(preparer: Preparer, record: object) -> Any:
     try:
         [prepared] = preparer.prepare(record)
-    except Reject as reject:
-        return reject.reason, reject.message
+    except (Reject, DataError) as error:  # DataError: reasoning, which no built-in template writes
+        return error.reason, str(error)
     shape = prepared.shape
     facts = (shape.tokens.tolist(), shape.trained.tolist(), shape.separator, shape.usual, shape.turns)
     return facts, prepared.texts, prepared.digest
