@@ -134,6 +134,7 @@ def pytest_collection_finish() -> None:
     """
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    os.register_at_fork(after_in_child=gc.freeze)  # a collection would write to all objects of the parent
 
 
 MUCH = 64 << 20  # bytes
