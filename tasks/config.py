@@ -30,7 +30,7 @@ from pydantic import (
 
 from tasks.conversations.keys.role_names import Roles, with_roles
 from tasks.core.errors import UsageError
-from tasks.core.yaml_settings import check_settings, defaults_of, read_settings
+from tasks.core.yaml_settings import canonical_json, check_settings, defaults_of, read_settings
 from tasks.readers.containers import container_by_extension
 from tasks.row_settings import (
     LONGEST_ROW,
@@ -308,7 +308,8 @@ class Config(BaseModel):
         for name in GIVEN_TO_TEMPLATES:
             if name in values:
                 raise ValueError(f"{name} comes from the conversations and cannot be an option; remove it")
-        return values
+        options: dict[str, JsonValue] = canonical_json(values)
+        return options
 
     @model_validator(mode="after")
     def _check_together(self) -> Config:

@@ -246,6 +246,10 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         ("name: ''", "name: "),
         ("tokenizer: ''", "tokenizer: "),
         ("template: 5", "template: must be a string, found 5"),
+        ("template_options: {messages: 1}", "messages comes from the conversations and cannot be an option"),
+        ("template_options: {a: [.inf]}", "inf is not a JSON number"),
+        ("template_options: {a: {b: 123456789012345678901234567890}}", "cannot be written as JSON"),
+        ('template_options: {a: "\\ud800"}', "cannot be written as JSON"),
         ("template_date: 2026-02-30", "template_date: must be a valid date, found '2026-02-30'"),
         ("template_date: tomorrow", "template_date: "),
         ("engine: fast", "engine: must be 'auto', 'gigatoken' or 'reference', found 'fast'"),
@@ -450,3 +454,9 @@ def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
         text = f"sources: [{{path: x.jsonl}}]\n{name}: {value}\n"
         load(tmp_path, text)
         assert re.search(rf"{name}(: \w+)? requires packing: true", refusal(tmp_path, f"{text}packing: false\n"))
+
+
+def test_options_of_a_template_are_json_with_sorted_keys() -> None:
+    given: Any = {"b": [{"d": 1, "c": None}], "a": {"z": 1.5, "y": True}}
+    config = Config(sources=[Source(path="x")], template_options=given)
+    assert str(config.template_options) == "{'a': {'y': True, 'z': 1.5}, 'b': [{'c': None, 'd': 1}]}"

@@ -48,9 +48,10 @@ def names_and_contents(turns: Iterable[PlainTurn]) -> tuple[tuple[str, ...], lis
 def with_system(record: Record, messages: list[Message]) -> tuple[Message, ...]:
     """Return messages after the `system` of their record.
 
-    It is left out if the messages begin with it.
+    It is a text or a list of text parts, and left out if the messages begin with it.
     """
-    system = optional_text(record, "system")
+    value = record.get("system")
+    system = _content(value, "system") if isinstance(value, list) else optional_text(record, "system")
     if system and not (messages and messages[0].role == "system" and messages[0].content == system):
         return Message("system", system), *messages
     return tuple(messages)
@@ -124,7 +125,7 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
 
 
 def reasoning_in(item: dict[str, object], where: str = "") -> str:
-    """Return the reasoning in a message, or in a record with one answer.
+    """Return the reasoning in an object.
 
     Any of REASONING_KEYS may hold it. It is "" if there is none. `where` is the place of the keys.
     """
@@ -133,6 +134,19 @@ def reasoning_in(item: dict[str, object], where: str = "") -> str:
     if len(texts) > 1:
         raise Reject("bad_content", f"{where.rstrip('.') or 'the record'}: {' and '.join(found)} differ; keep one")
     return texts.pop() if texts else ""
+
+
+def reasoning_keys(record: Record) -> list[str]:
+    """Return the keys of a record with one answer that hold its reasoning.
+
+    A flag, a number, or a list under one of these names is a remark.
+    """
+    return [key for key in REASONING_KEYS if isinstance(record.get(key), str)]
+
+
+def reasoning_of_record(record: Record) -> str:
+    """Return the reasoning of a record with one answer, or ""."""
+    return reasoning_in({key: record[key] for key in reasoning_keys(record)})
 
 
 def _content(value: object, where: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tasks.conversations.chat import REASONING_KEYS, reasoning_in
+from tasks.conversations.chat import REASONING_KEYS, reasoning_keys, reasoning_of_record
 from tasks.conversations.fields import list_of, optional_text, required_text, system_of, text_of
 from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
 from tasks.core.errors import Reject
@@ -28,7 +28,9 @@ def read_alpaca(record: Record) -> Conversation:
             messages.append(Message("assistant", text_of(turns[1], f"{where}[1]")))
     context = optional_text(record, "input") or optional_text(record, "context")
     messages.append(Message("user", required_text(record, "instruction"), context))
-    messages.append(Message("assistant", required_text(record, _answer_key(record)), reasoning=reasoning_in(record)))
+    messages.append(
+        Message("assistant", required_text(record, _answer_key(record)), reasoning=reasoning_of_record(record))
+    )
     return Conversation(tuple(messages))
 
 
@@ -38,14 +40,18 @@ def _answer_key(record: Record) -> str:
 
 def _used_of_alpaca(record: Record) -> Collection[str]:
     context = "context" if record.get("input") in (None, "") else "input"
-    return "system", "history", "instruction", context, _answer_key(record), *REASONING_KEYS
+    return "system", "history", "instruction", context, _answer_key(record), *reasoning_keys(record)
+
+
+def _used_of_dolly(record: Record) -> Collection[str]:
+    return "system", "instruction", "context", "response", *reasoning_keys(record)
 
 
 def read_dolly(record: Record) -> Conversation:
     messages = system_of(record)
     instruction = required_text(record, "instruction")
     messages.append(Message("user", instruction, optional_text(record, "context")))
-    messages.append(Message("assistant", required_text(record, "response"), reasoning=reasoning_in(record)))
+    messages.append(Message("assistant", required_text(record, "response"), reasoning=reasoning_of_record(record)))
     return Conversation(tuple(messages))
 
 
@@ -117,4 +123,5 @@ DOLLY = Format(
     "`thinking`)",
     example='{"instruction": "Who wrote it?", "context": "Faust is a play by Goethe.", "response": "Goethe."}',
     plain=PlainDolly,
+    used=_used_of_dolly,
 )

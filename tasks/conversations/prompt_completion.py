@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
-from tasks.conversations.chat import REASONING_KEYS, ROLE_NAMES, messages_of, reasoning_in, tools_of
+from tasks.conversations.chat import (
+    REASONING_KEYS,
+    ROLE_NAMES,
+    messages_of,
+    reasoning_keys,
+    reasoning_of_record,
+    tools_of,
+)
 from tasks.conversations.fields import required, system_of, text_of
 from tasks.conversations.keys.objects import Object, objects_in_messages
 from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
@@ -18,10 +25,10 @@ def read(record: Record) -> Conversation:
     prompt, completion = required(record, ask), required(record, answer)
     messages = system_of(record)
     if isinstance(prompt, str) and isinstance(completion, str):
-        said = Message("assistant", text_of(completion, answer), reasoning=reasoning_in(record))
+        said = Message("assistant", text_of(completion, answer), reasoning=reasoning_of_record(record))
         messages += (Message("user", text_of(prompt, ask)), said)
     elif isinstance(prompt, list) and isinstance(completion, list):
-        if reasoning_in(record):
+        if reasoning_of_record(record):
             raise Reject("bad_content", f"the record has reasoning next to lists of messages; move it into {answer}")
         messages += messages_of(prompt, ask, ROLE_NAMES)
         messages += messages_of(completion, answer, ROLE_NAMES)
@@ -39,7 +46,7 @@ def _sides(record: Record) -> tuple[str, str]:
 
 
 def _used(record: Record) -> Collection[str]:
-    return *_sides(record), "system", "tools", *REASONING_KEYS
+    return *_sides(record), "system", "tools", *reasoning_keys(record)
 
 
 def _objects(record: Record, columns: Mapping[str, str]) -> Iterator[Object]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
+import orjson
 import yaml
 from pydantic import BaseModel, ValidationError
 
@@ -211,3 +213,22 @@ def _follow(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[st
         elif keyed:
             names.append(part)
     return names, model
+
+
+def canonical_json(value: Any) -> Any:
+    """Return a JSON value with the keys of all its objects in order.
+
+    Raises ValueError for numbers and texts that JSON does not keep: infinite or not a number, integers of more than 64
+    bits, and parts of surrogate pairs.
+    """
+    if isinstance(value, dict):
+        return {key: canonical_json(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [canonical_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a JSON number")
+    try:
+        orjson.dumps(value)
+    except (TypeError, orjson.JSONEncodeError) as error:
+        raise ValueError(f"{value!a} cannot be written as JSON ({error})") from None
+    return value

@@ -88,6 +88,14 @@ GOLDEN: list[tuple[str, dict[str, object], Conversation]] = [
         {"system": "Be brief.", "messages": [{"role": "user", "content": "2+2?"}]},
         Conversation((SYSTEM, USER)),
     ),
+    (
+        "messages",
+        {
+            "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
+            "messages": [{"role": "user", "content": "2+2?"}],
+        },
+        Conversation((SYSTEM, USER)),
+    ),
     *(
         (format, {**record, key: "Two more than two."}, Conversation((USER, REASONED)))
         for key in ("reasoning_content", "reasoning", "thinking")

@@ -81,7 +81,7 @@ def test_records_of_every_format_are_read_and_rejected_as_the_reference_does(tra
     tally = compare(records, "chatml", "sp_bpe_chatml", train_on)
     assert not tally.wrong, tally.wrong[0]
     assert tally.rejected > 60
-    assert tally.conversations - tally.rejected >= len(golden) - 2  # two have no answer
+    assert tally.conversations - tally.rejected >= len(golden) - 3  # three have no answer
 
 
 def in_json(record: Any) -> bool:

@@ -127,9 +127,10 @@ def exchange(asked: Any, answer: Any, context: str = "") -> Messages:
 
 
 def after_system(record: Record, found: Messages) -> Messages:
-    system = text(record.get("system", ""))
-    given = [(message["role"], message["content"]) for message in found[:1]]
-    return found if not system or given == [("system", system)] else [{"role": "system", "content": system}, *found]
+    given = record.get("system", "")
+    system = content_of(given) if isinstance(given, list) else text(given)
+    first = [(message["role"], message["content"]) for message in found[:1]]
+    return found if not system or first == [("system", system)] else [{"role": "system", "content": system}, *found]
 
 
 def system_of(record: Record) -> Messages:

@@ -13,6 +13,7 @@ from itertools import chain, repeat
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from tasks.conversations.chat import REASONING_KEYS
 from tasks.conversations.formats import FORMAT_OF
 from tasks.conversations.keys.objects import PART
 from tasks.conversations.keys.other_data import MEDIA_KEYS, OTHER_KEYS, is_other_data, other_data, part_of_other_data
@@ -163,7 +164,7 @@ class UnusedKeys:
             named: Record = dict.fromkeys(shape, "x")
             used = {*self._format.used(named), *self._further} if self._format.used else self._keys
             unused = tuple(key for key in shape if key not in used)
-            depends = self._columns or not self._keys.isdisjoint(unused)
+            depends = self._columns or not self._keys.isdisjoint(unused) or not used.isdisjoint(REASONING_KEYS)
             if len(self._shapes) > MOST_SHAPES:
                 self._shapes.clear()
             self._shapes[shape] = None if depends else unused
@@ -182,6 +183,13 @@ class UnusedKeys:
             return False
         return is_other_data(key, value, self._format.name)
 
+    def _is_message(self, path: str) -> bool:
+        """Return whether the object at a path of a record is a message.
+
+        In the format oasst, all objects are nodes of a tree of messages.
+        """
+        return self._format.name == "oasst" or (path.endswith("[]") and path.count("[]") == 1 and path != "tools[]")
+
     def _add_record(self, record: Record, number: int, place: Callable[[int], str]) -> None:
         other: list[str] = []
         parts: list[str] = []
@@ -191,7 +199,7 @@ class UnusedKeys:
                 if part and part not in self._ignore:
                     parts.append(part)
                 # Some data sets keep the media of a message next to its content.
-                if key in MEDIA_KEYS and path.count("[]") == 1 and path != "tools[]" and self._is_other(key, value):
+                if key in MEDIA_KEYS and self._is_message(path) and self._is_other(key, value):
                     other.append(key)
                 self._counts.add(f"{path}.{part or _safe(key)}", 1)
             else:

@@ -48,7 +48,14 @@ from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.jinja.traced import GAP_OF_PIECE
 from tasks.templates.jinja.unusual import Edges, Head, Unusual
 from tasks.templates.placeholders import GAP, is_placeholder
-from tasks.templates.reasoning import ReasoningForm, is_ambiguous, reasoning_of, separated, with_reasoning
+from tasks.templates.reasoning import (
+    ReasoningForm,
+    is_ambiguous,
+    reasoning_of,
+    separated,
+    with_reasoning,
+    without_reasoning,
+)
 from tasks.templates.spans import TEXT, Outline, Rendered, Sample, Span, Template, ToRender, TrainOn, Turns
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -629,7 +636,11 @@ class JinjaTemplate(Template):
             needed = filter(None, (content, reasoning, *names))
             later += [(value, gaps) for value in needed if not is_written(value, answer)]
             return
-        if reasoning and (never or not is_written(reasoning, answer)):
+        # The content may have the same words as the reasoning.
+        content = without_reasoning(message).content.strip()
+        head, found, tail = answer.rpartition(content) if content else (answer, "", "")
+        others = [head + "\0" + tail, answer.replace(content, "\0", 1)] if found else [answer]
+        if reasoning and (never or not any(is_written(reasoning, other) for other in others)):
             if self._written_form:
                 raise Reject(
                     "reasoning_left_out",

@@ -339,8 +339,24 @@ def test_media_next_to_the_content_of_a_message_are_other_data() -> None:
     unused = UnusedKeys("messages", {}, ("images",))
     unused.add([3], [record], str)
     assert unused.found() == {"messages[].images": 1}
+    root = {"text": "q", "role": "prompter", "images": ["x"], "replies": [{"text": "a", "role": "assistant"}]}
+    with pytest.raises(DataError, match="the record has images"):
+        UnusedKeys("oasst", {}, ()).add([3], [{"message_tree_id": "x", "prompt": root}], str)
+    call = {"role": "assistant", "content": "a", "function_call": {"name": "f", "arguments": "{}", "image": "x"}}
+    UnusedKeys("messages", {}, ()).add([3], [{"messages": [call]}], str)
     described = {"messages": TURNS["messages"], "tools": [{"name": "f", "images": ["icon.png"]}]}
     UnusedKeys("messages", {}, ()).add([3], [described], str)
+
+
+@pytest.mark.parametrize("format", ["alpaca", "dolly", "prompt_completion"])
+def test_a_flag_is_no_reasoning_and_is_counted(format: str) -> None:
+    plain = json.loads(FORMAT_OF[format].example)
+    records = [plain | {"thinking": value} for value in (False, True, 7, ["a"], {"a": 1}, "", None, "why", [])]
+    unused = UnusedKeys(format, {}, ())
+    unused.add(range(9), records, str)
+    assert unused.found() == {"thinking": 5}
+    answers = [read_record(record, format).messages[-1].reasoning for record in records]
+    assert answers == [""] * 7 + ["why", ""]
 
 
 def test_a_mapped_key_is_used() -> None:

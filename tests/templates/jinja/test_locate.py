@@ -347,6 +347,9 @@ def test_a_conversation_with_reasoning_that_is_left_out_is_rejected_alone() -> N
     with pytest.raises(Reject, match=r"messages\[1\] has reasoning, but .* does not write it here, although") as found:
         samples_of(template, greeted)
     assert found.value.reason == "reasoning_left_out"
+    alike = [greeted[0], answer("b or r", reasoning_content="r"), *TWO]  # "r" is written, but not as the reasoning
+    with pytest.raises(Reject, match="does not write it here"):
+        samples_of(template, alike)
     records = [{"messages": messages} for messages in (TWO, greeted, TWO, greeted, TWO)]
     rows, receipt = tokenize(records, open_kind(KIND), open_jinja(ONCE_ASKED))
     assert (len(rows), [reason for _, reason, *_ in receipt["rejects"]]) == (3, ["reasoning_left_out"] * 2)
