@@ -201,6 +201,9 @@ class JinjaTemplate(Template):
         marked = None if self._all else self._marked_turns(rendering, conversation, trained)
         if self._all:
             self._require_located(rendering, conversation, "the rendering of the messages before it", breaker)
+            for k, message in enumerate(conversation.messages):
+                if message.role == "assistant" and reasoning_of(message):
+                    self._require_reasoning(message, k, rendering.text.replace(breaker, ""))
             samples = [Sample(self._splitter.split(rendering.text, self._without(rendering), breaker))]
         elif rendering.lost and marked and self._turns != "apart":
             samples = [Sample(self._splitter.split(rendering.text, marked, breaker))]
@@ -636,6 +639,20 @@ class JinjaTemplate(Template):
             needed = filter(None, (content, reasoning, *names))
             later += [(value, gaps) for value in needed if not is_written(value, answer)]
             return
+        self._require_reasoning(message, k, answer, never)
+        for name in names:
+            if self._call_form is None or not is_written(name, answer):
+                raise Reject(
+                    "calls_not_written",
+                    f"messages[{k}] calls {name!r}, but the template {self.name} does not write tool calls",
+                )
+
+    def _require_reasoning(self, message: Message, k: int, answer: str, never: bool = False) -> None:
+        """Check that a text has the reasoning of a message.
+
+        If `never`, the template does not write it. Raises Reject or DataError.
+        """
+        reasoning = reasoning_of(message)
         # The content may have the same words as the reasoning.
         content = without_reasoning(message).content.strip()
         head, found, tail = answer.rpartition(content) if content else (answer, "", "")
@@ -652,12 +669,6 @@ class JinjaTemplate(Template):
                 f"template {self.name}: messages[{k}] has reasoning, but the template does not write it; set "
                 "`reasoning: drop`, or use a template that writes reasoning",
             )
-        for name in names:
-            if self._call_form is None or not is_written(name, answer):
-                raise Reject(
-                    "calls_not_written",
-                    f"messages[{k}] calls {name!r}, but the template {self.name} does not write tool calls",
-                )
 
     def _has_text(self, answer: str) -> bool:
         """Return whether an answer has text other than white space and controls."""

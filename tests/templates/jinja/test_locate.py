@@ -37,7 +37,7 @@ from tasks.core.errors import DataError, Reject
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import Sample, ToRender, Turns, trained_turns
+from tasks.templates.spans import Sample, ToRender, TrainOn, Turns, trained_turns
 
 pytest.importorskip("transformers", reason="transformers is the reference and is not installed")
 
@@ -45,8 +45,8 @@ KIND = "hf_byte_level"
 FEW = settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def open_jinja(source: str, turns: Turns = "auto", **settings: Any) -> JinjaTemplate:
-    return JinjaTemplate("test.jinja", source, open_kind(KIND), "assistant", "2026-01-01", turns, **settings)
+def open_jinja(source: str, turns: Turns = "auto", train_on: TrainOn = "assistant", **settings: Any) -> JinjaTemplate:
+    return JinjaTemplate("test.jinja", source, open_kind(KIND), train_on, "2026-01-01", turns, **settings)
 
 
 def user(content: str) -> dict[str, Any]:
@@ -416,3 +416,13 @@ def test_an_answer_that_the_template_does_not_write_is_rejected() -> None:
     ) as found:
         samples_of(open_jinja(QUESTIONS), [user("a"), answer("b")])
     assert found.value.reason == "answer_not_written"
+
+
+def test_what_a_template_leaves_out_is_no_secret_if_all_is_trained_on() -> None:
+    """With `train_on: all`, a sample lacks the reasoning of its history."""
+    turns = [user("a"), answer("b", reasoning_content="first"), user("c"), answer("d", reasoning_content="second")]
+    records = [{"messages": messages} for messages in (turns[:2], turns)]
+    rows, receipt = tokenize(records, open_kind(KIND), open_jinja(STRIPPED, train_on="all"), "all")
+    assert (len(rows), [reason for _, reason, *_ in receipt["rejects"]]) == (1, ["reasoning_left_out"])
+    with pytest.raises(DataError, match="has reasoning, but the template does not write it"):
+        tokenize(records, open_kind(KIND), open_jinja(NO_END, train_on="all"), "all")
