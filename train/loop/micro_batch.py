@@ -34,9 +34,9 @@ from train.machine.out_of_memory import is_shortage
 from train.machine.ranks import largest, together
 from train.model.adapters.adapter import keep_random
 from train.model.attention import autocast, batch_of
+from train.model.isolation import NEAR
 from train.model.sharding import is_sharded
 
-NEAR = 0.03
 BUDGET = {"cpu": 30.0, "cuda": 120.0}  # seconds
 # Share of the free memory to use. A GPU loses some to fragmentation, and a CPU needs some for other processes.
 SHARE = {"cpu": 0.8, "cuda": 0.95}

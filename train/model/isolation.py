@@ -43,7 +43,7 @@ ROWS = 4
 # relative to the logits of the replaced conversations. In fp32, rounding moved logits by up to 7e-7, and the weakest
 # observed leak moved them by 0.23.
 ROUNDING = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
-# Speeds of backends that differ by less are equal.
+# Speeds that differ by less are equal; see also train.loop.micro_batch.
 NEAR = 0.03
 # Errors of kernels that do not support a model or a device.
 FAILURES = (ImportError, NotImplementedError, RuntimeError, ValueError)

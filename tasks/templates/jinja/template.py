@@ -201,9 +201,9 @@ class JinjaTemplate(Template):
         marked = None if self._all else self._marked_turns(rendering, conversation, trained)
         if self._all:
             self._require_located(rendering, conversation, "the rendering of the messages before it", breaker)
+            text = rendering.text.replace(breaker, "")
             for k, message in enumerate(conversation.messages):
-                if message.role == "assistant" and reasoning_of(message):
-                    self._require_reasoning(message, k, rendering.text.replace(breaker, ""))
+                self._require_reasoning(message, k, text)
             samples = [Sample(self._splitter.split(rendering.text, self._without(rendering), breaker))]
         elif rendering.lost and marked and self._turns != "apart":
             samples = [Sample(self._splitter.split(rendering.text, marked, breaker))]
@@ -479,7 +479,7 @@ class JinjaTemplate(Template):
     def _as_expected(self, message: Message) -> dict[str, Any]:
         found = as_openai(message)
         if message.role == "assistant":
-            if not (is_ambiguous(message.content) and self._separates_inline):
+            if not self._separates(message):
                 found = with_reasoning(found, self._reasoning_form)
             if message.tool_calls and self._call_form is not None:
                 null_content, text_arguments = self._call_form
@@ -523,6 +523,15 @@ class JinjaTemplate(Template):
         # Some prompts open the reasoning, and the template leaves the reasoning out of the turn (see `locate`).
         guess = ReasoningForm.FIELD if _READS_INLINE.search(self._source) else ReasoningForm.NONE
         return self._written_form or guess
+
+    def _separates(self, message: Message) -> bool:
+        """Return whether the template separates the reasoning of a message itself.
+
+        Only reasoning that would be moved to the field matters. Such a conversation is not composed, so the renderer is
+        free for a trial.
+        """
+        is_moved = self._reasoning_form is ReasoningForm.FIELD and not message.reasoning
+        return is_moved and is_ambiguous(message.content) and self._separates_inline
 
     @cached_property
     def _separates_inline(self) -> bool:
@@ -653,11 +662,13 @@ class JinjaTemplate(Template):
         If `never`, the template does not write it. Raises Reject or DataError.
         """
         reasoning = reasoning_of(message)
+        if not reasoning:
+            return
         # The content may have the same words as the reasoning.
         content = without_reasoning(message).content.strip()
         head, found, tail = answer.rpartition(content) if content else (answer, "", "")
         others = [head + "\0" + tail, answer.replace(content, "\0", 1)] if found else [answer]
-        if reasoning and (never or not any(is_written(reasoning, other) for other in others)):
+        if never or not any(is_written(reasoning, other) for other in others):
             if self._written_form:
                 raise Reject(
                     "reasoning_left_out",
