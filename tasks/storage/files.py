@@ -214,7 +214,9 @@ def remove_abandoned(path: Path) -> bool:
             except BlockingIOError:
                 others = True
             else:
-                old.unlink()
+                # Another process may have removed this file meanwhile, and a writer may have created it again.
+                if os.fstat(file.fileno()).st_nlink:
+                    old.unlink()
     return others
 
 

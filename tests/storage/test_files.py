@@ -205,6 +205,26 @@ def test_a_temporary_file_removed_before_it_is_locked(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_two_writers_that_clean_up_leave_a_new_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one opens an abandoned file. Before it locks the file, another one has removed and created it."""
+    path, flock = tmp_path / "file", fcntl.flock
+    abandoned = tmp_path / ".file.0.tmp"
+    abandoned.write_bytes(b"abandoned")
+    left = [1]
+
+    def after_another_removed_and_created_it(file: Any, how: int) -> None:
+        if left:
+            left.pop()
+            assert not files.remove_abandoned(path)
+            abandoned.write_bytes(b"new")
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_another_removed_and_created_it)
+    files.remove_abandoned(path)
+    assert not left
+    assert abandoned.read_bytes() == b"new"
+
+
 def test_only_files_of_that_name_are_removed(tmp_path: Path) -> None:
     others = [tmp_path / name for name in (".b.1234.tmp", "a.1234.tmp", ".a.1234.txt", ".a.tmp")]
     for other in others:
