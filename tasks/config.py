@@ -126,8 +126,8 @@ class Config(BaseModel):
     )
     train_on: Literal["assistant", "all", "last"] = Field(
         "assistant",
-        description="Turns that are trained on. A flag in a message (`train`, `training`, or `weight`) can exclude one "
-        "of them, but not add another turn.",
+        description="Turns that are trained on, unless a message has a flag: `train` or `training`, true or false, or "
+        "`weight: 0`.",
     )
     turns: Literal["auto", "together", "apart"] = Field(
         "auto",

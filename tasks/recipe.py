@@ -34,7 +34,7 @@ from tasks.storage.keys import ONE_PLAN, VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.splits import kind_of, length_in, split_names
 from tasks.stores.scratch import scratch_of, url_of
-from tasks.templates.adjust import NO_CHANGE, Adjust
+from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
 from tasks.templates.spans import Template, TrainOn, Turns
 
@@ -222,8 +222,7 @@ class Recipe:
 
     def tokens_key(self, part: Part) -> str:
         read = {"part": part.sha256, "read": self._content(part.file)[1:], "texts": VERSIONS["texts"]}
-        whole = "adjusted" if self._is_adjusted else not self.config.packing
-        return key_of("tokens", read | self._texts | {"whole": whole})
+        return key_of("tokens", read | self._texts | {"whole": not self.config.packing})
 
     @property
     def token_keys(self) -> list[str]:
@@ -250,18 +249,7 @@ class Recipe:
     def corpus_key(self) -> str:
         sources, entries = [self._content(file) for file in self.files], [file.entry for file in self.files]
         digests = self.tokenizer_digest, self.template_sha256
-        return corpus_key(self.settings(), sources, entries, *digests, self.key_version)
-
-    @property
-    def key_version(self) -> int:
-        if self._is_adjusted:
-            return VERSIONS["adjusted"]
-        return VERSIONS["corpus" if self.most_groups == 1 else "groups"]
-
-    @property
-    def _is_adjusted(self) -> bool:
-        """Return whether rows are messages that differ from the messages of records."""
-        return not self.config.packing and self._adjust != NO_CHANGE
+        return corpus_key(self.settings(), sources, entries, *digests, VERSIONS["corpus"])
 
     @cached_property
     def _jinja_version(self) -> list[int]:

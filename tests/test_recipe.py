@@ -569,7 +569,7 @@ GOLDEN_CONVERSATIONS = [
             Message("user", "Weather?", context="In Ulm."),
             Message("assistant", "I look.", tool_calls=(ToolCall("weather", '{"town": "Ulm"}', "c1"),)),
             Message("tool", "18 °C", name="weather", tool_call_id="c1"),
-            Message("assistant", "18 degrees", weight=0),
+            Message("assistant", "18 degrees", train=False),
         ),
         tools=('{"name": "weather"}',),
     ),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NoReturn, Protocol
 
 from tasks.conversations.fields import json_of, list_of, missing, optional_text, parsed, text_of
-from tasks.conversations.keys.training_flags import weight_of
+from tasks.conversations.keys.training_flags import training_flag
 from tasks.conversations.model import ROLES, Message, Record, ToolCall, role_named
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
@@ -118,7 +118,7 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
         name=None if name is None else text_of(name, f"{where}.name"),
         tool_calls=tool_calls,
         tool_call_id=None if call_id is None else text_of(call_id, f"{where}.tool_call_id"),
-        weight=weight_of(item, where),
+        train=training_flag(item, where),
         reasoning=reasoning,
         loss_weight=item.get("loss_weight"),
     )

@@ -29,8 +29,9 @@ class Message:
 
     `role` is one of `ROLES`. `reasoning` is the assistant's reasoning before its answer, if the record separates it
     from the content. `context` is called input in Alpaca and context in Dolly: it belongs to `content`, but a template
-    may render it separately. A message of `weight` 0 is never trained on. `loss_weight` is the value in the record
-    until it is read, and a float afterwards (keys/loss_weights.py).
+    may render it separately. `train` is None unless the data decides whether the message is trained on (see
+    `trained_turns`). `loss_weight` is the value in the record until it is read, and a float afterwards
+    (keys/loss_weights.py).
 
     The class is not frozen, although nothing changes a message, because creating a frozen message takes five times as
     long.
@@ -42,7 +43,7 @@ class Message:
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
-    weight: int = 1
+    train: bool | None = None
     reasoning: str = ""
     loss_weight: object = None
 

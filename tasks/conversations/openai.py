@@ -37,8 +37,10 @@ def as_row(message: Any) -> dict[str, Any]:
         "name": message.name,
         "tool_calls": calls or None,
         "tool_call_id": message.tool_call_id,
-        "weight": message.weight,
-    } | ({"reasoning_content": message.reasoning} if message.reasoning else {})
+        "weight": 0 if message.train is False else 1,
+        "reasoning_content": message.reasoning or None,
+        "train": message.train,
+    }
 
 
 def as_openai(message: Message) -> dict[str, Any]:

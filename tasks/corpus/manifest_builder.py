@@ -60,7 +60,7 @@ def build_manifest(
         "format_version": format_version_of(settings),
         "name": config.name,
         "key": recipe.corpus_key,
-        "key_version": recipe.key_version,
+        "key_version": VERSIONS["corpus"],
         "texts_version": VERSIONS["texts"],
         "corpus": recipe.layout.corpus_name(config.name, recipe.corpus_key),
         "sequence_length": config.sequence_length,

@@ -24,15 +24,13 @@ import orjson
 # texts: the wording of reject messages, of the dataset card, and of the manifest's `tokenizer.engine`. This version is
 # in the manifest and in the keys of tokens, whose receipts hold reject messages. It is not in the key of the corpus,
 # because shards, index, and plan do not depend on it.
-# groups: replaces `corpus` if a corpus may have several groups.
+# corpus: the content of the shards and the index. It is the manifest's `key_version`.
 # jinja: the location of trained turns in the rendering of a Jinja template, and `reasoning: drop`. This version is only
 # in the keys of tokens and engines of corpora that use one of them.
-# adjusted: replaces `corpus` and `groups` for format 2.0 with `reasoning: drop` or `default_system`, because they
-# change the messages as well as the text.
-VERSIONS = {
-    "tokenizer": 1, "tokens": 10, "jinja": 3, "texts": 5, "engine": 4, "plan": 6,
-    "corpus": 8, "groups": 9, "adjusted": 10,
-}  # fmt: skip
+VERSIONS = {"tokenizer": 1, "tokens": 11, "jinja": 3, "texts": 5, "engine": 4, "plan": 6, "corpus": 11}
+
+# Since this version of `corpus`, the messages of format 2.0 have `reasoning_content` and `train`.
+WHOLE_MESSAGES = 11
 
 
 PACKED, WHOLE, SHAPED = "3.0", "2.0", "3.1"  # rows of tokens, one conversation per row, rows of another shape

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.storage.facts.row_shape import RowShape
-from tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE
+from tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE, WHOLE_MESSAGES
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -154,16 +154,19 @@ MESSAGE = pa.struct(
         ),
         ("tool_call_id", pa.string()),
         ("weight", pa.int8()),
+        ("reasoning_content", pa.string()),
+        ("train", pa.bool_()),
     ]
 )
 
 
-def conversation_schema(sequence_length: int, key: str) -> pa.Schema:
+def conversation_schema(sequence_length: int, key: str, key_version: int = WHOLE_MESSAGES) -> pa.Schema:
     """Return the schema of a shard of format 2.0, including its metadata.
 
-    A row is one conversation, for a trainer that tokenizes itself.
+    A row is one conversation, for a trainer that tokenizes itself. Earlier versions wrote fewer keys of a message.
     """
-    fields = [("messages", pa.list_(MESSAGE)), ("tools", pa.string()), ("text", pa.large_string())]
+    message = MESSAGE if key_version >= WHOLE_MESSAGES else pa.struct([*MESSAGE][:-2])
+    fields = [("messages", pa.list_(message)), ("tools", pa.string()), ("text", pa.large_string())]
     return pa.schema(fields, metadata(sequence_length, key, WHOLE))
 
 

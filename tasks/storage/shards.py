@@ -51,7 +51,7 @@ def shard_schema(manifest: Manifest, shard: str = "") -> pa.Schema:
     """
     length = manifest.length_of(shard)
     if not manifest.packing_metadata.enabled:
-        return conversation_schema(length, manifest.key)
+        return conversation_schema(length, manifest.key, manifest.key_version)
     return row_schema(length, manifest.key, manifest.shape, is_weighted(manifest.config))
 
 

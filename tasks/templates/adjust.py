@@ -37,7 +37,7 @@ class Adjust(NamedTuple):
         if self.default_system is None or messages[0].role == "system":
             return conversation, trained, 0
         return (
-            Conversation((Message("system", self.default_system, weight=0), *messages), conversation.tools),
+            Conversation((Message("system", self.default_system, train=False), *messages), conversation.tools),
             [False, *trained],
             1,
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from tasks.conversations.model import ROLES, Conversation, is_blank
+from tasks.conversations.model import ROLES, Conversation, Message, is_blank
 from tasks.core.errors import PackError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import Adjust
@@ -134,23 +134,25 @@ def up_to(conversation: Conversation, turn: int) -> tuple[Conversation, list[boo
     The second value has a flag for each message; only the last message is trained on.
     """
     *before, last = conversation.messages[: turn + 1]
-    messages = (*(replace(message, weight=0) for message in before), last)
+    messages = (*(replace(message, train=False) for message in before), last)
     return replace(conversation, messages=messages), [index == turn for index in range(len(messages))]
 
 
 def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
     """Return which messages are trained on.
 
-    Blank turns and turns with weight 0 are never trained on. An answer that has only reasoning is not blank, because
-    the model writes the reasoning and its stop token. Plain text is trained on with any `train_on`.
+    `train_on` decides unless a message has a flag. Blank turns are never trained on. An answer that has only reasoning
+    is not blank, because the model writes the reasoning and its stop token. Plain text is trained on with any
+    `train_on`.
     """
     messages = conversation.messages
     roles = ROLES if train_on == "all" else ("assistant", "text")
-    flags = [
-        m.role in roles and bool(m.weight and (not is_blank(m) or (m.role == "assistant" and m.reasoning.strip())))
-        for m in messages
-    ]
-    if train_on == "last":
-        last = max((index for index, message in enumerate(messages) if message.role in roles), default=-1)
-        return [flag and index == last for index, flag in enumerate(flags)]
-    return flags
+    chosen = [message.role in roles for message in messages]
+    if train_on == "last" and True in chosen:
+        chosen = [index == len(chosen) - 1 - chosen[::-1].index(True) for index in range(len(chosen))]
+    return [_is_trained(message, flag) for message, flag in zip(messages, chosen, strict=True)]
+
+
+def _is_trained(message: Message, is_chosen: bool) -> bool:
+    is_reasoning = message.role == "assistant" and bool(message.reasoning.strip())
+    return (is_chosen if message.train is None else message.train) and (not is_blank(message) or is_reasoning)

@@ -240,7 +240,7 @@ def _why_untrained(conversation: Conversation, train_on: TrainOn) -> str:
     answers = [message for message in conversation.messages if message.role == "assistant"]
     if any(message.loss_weight == 0.0 for message in answers):
         return f"{why}: {LOSS_WEIGHT} is 0"
-    if any(not message.weight for message in answers):
+    if any(message.train is False for message in answers):
         return f"{why}: weight, train, or training leaves answers out"
     if not answers and conversation.messages[0].role != "text":
         return f"{why}: it has no assistant message"

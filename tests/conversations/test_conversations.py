@@ -58,7 +58,7 @@ GOLDEN: list[tuple[str, dict[str, object], Conversation]] = [
             (
                 SYSTEM,
                 USER,
-                Message("assistant", "4", weight=0),
+                Message("assistant", "4", train=False),
                 Message("user", "And the weather?", name="Ada"),
                 Message(
                     "assistant",
@@ -127,7 +127,7 @@ GOLDEN: list[tuple[str, dict[str, object], Conversation]] = [
             (
                 SYSTEM,
                 USER,
-                Message("assistant", "4", weight=0),
+                Message("assistant", "4", train=False),
                 Message("user", "Rain?"),
                 Message("assistant", "", tool_calls=(ToolCall("weather", '{"town":"Köln"}'),)),
                 Message("tool", "rain"),
@@ -699,7 +699,7 @@ def test_content_digest_is_of_what_is_said() -> None:
     digests = {digest_of(conversation) for conversation in (base, *others)}
     assert len(digests) == 1 + len(others)
     assert all(0 <= digest < 2**64 for digest in digests)
-    assert digest_of(Conversation((user, replace(assistant, weight=0)), base.tools)) == digest_of(base)
+    assert digest_of(Conversation((user, replace(assistant, train=False)), base.tools)) == digest_of(base)
     same = [
         ({"prompt": "2+2?", "completion": "4"}, "prompt_completion"),
         ({"instruction": "2+2?", "output": "4"}, "alpaca"),

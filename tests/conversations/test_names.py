@@ -193,7 +193,7 @@ def test_a_mapped_key_means_that_key_and_no_other() -> None:
     with pytest.raises(Reject, match=rf"messages\[0\]\.text is missing; the keys found are: role; {advice}$"):
         file.conversation({"messages": messages("user")})
     assert file.conversation({"messages": [{"role": "user", "text": "a", "content": "b", "weight": 0}]}) == (
-        Conversation((Message("user", "a", weight=0),))
+        Conversation((Message("user", "a", train=False),))
     )
     assert file_of("text", columns={"content": "text"}).conversation({"text": "a"}).messages[0].content == "a"
 
@@ -229,7 +229,7 @@ def test_flags_and_reasoning_have_other_names(format: str) -> None:
     [turns] = record.values()
     turns[1] |= {"should_train": False, "thought": "Two and two.", "train": True}
     file = file_of(format, columns={"train": "should_train", "reasoning": "thought"})
-    expected = (Message("user", "2+2?"), Message("assistant", "4", weight=0, reasoning="Two and two."))
+    expected = (Message("user", "2+2?"), Message("assistant", "4", train=False, reasoning="Two and two."))
     assert file.conversation(record).messages == expected
     unused = UnusedKeys(format, dict(file.columns), ())
     unused.add([1], [record], lambda number: "a:1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from tasks.core.errors import StorageError
 from tasks.corpus import shards
 from tasks.corpus.shards import Rows, build_rows, write_shard
 from tasks.storage.files import sha256_of
-from tasks.storage.keys import VERSIONS
-from tasks.storage.schemas import IGNORED, PLAN_SCHEMA, row_schema
+from tasks.storage.keys import VERSIONS, WHOLE_MESSAGES
+from tasks.storage.schemas import IGNORED, PLAN_SCHEMA, conversation_schema, row_schema
 from tasks.storage.token_files import TokenFiles
+from tasks.verification.verify import verify
+from train.data.conversations import sft_dataset
+from train.data.corpus import open_corpus
 
 COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
 KEY = "ab" * 32
@@ -241,7 +245,7 @@ def test_golden_rows(shard: Path) -> None:
     for name in COLUMNS:
         digest.update(np.ascontiguousarray(table[name].combine_chunks().flatten().to_numpy()).tobytes())
     assert (VERSIONS["corpus"], digest.hexdigest()) == (
-        8,
+        11,
         "f6a1558068bc7401efb32a5fa37a69c852bca1dd905f6bee72fc191bbc762f7d",
     ), "the rows of a plan changed: raise VERSIONS['corpus'] in tasks/storage/keys.py, then this golden digest"
 
@@ -348,3 +352,35 @@ def test_format_2_gives_the_conversations_back(tmp_path: Path) -> None:
 
     loaded = load_dataset("arrow", data_files=str(path), cache_dir=str(tmp_path / "cache"), split="train")
     assert loaded.to_list() == mapped.to_list()
+
+
+def test_format_2_has_the_reasoning_and_the_flags(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }};{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    messages = [
+        {"role": "user", "content": "a", "train": True},
+        {"role": "assistant", "content": "b", "thinking": "hm"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d", "training": False},
+    ]
+    recipe = make_recipe(tmp_path, [{"messages": messages}], packing=False, template="own.jinja")
+    pack_corpus(recipe)
+    [path] = recipe.corpus_folder.glob("train-*.arrow")
+    [row] = Dataset.from_file(str(path)).to_list()
+    assert [(m["reasoning_content"], m["weight"], m["train"]) for m in row["messages"]] == [
+        (None, 1, True), ("hm", 1, None), (None, 1, None), (None, 0, False),
+    ]  # fmt: skip
+    assert "[assistant]hm;b" in row["text"]
+
+
+def test_format_2_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VERSIONS, "corpus", WHOLE_MESSAGES - 1)
+    monkeypatch.setattr("tasks.corpus.shards.conversation_schema", partial(conversation_schema, key_version=1))
+    path = pack_corpus(make_recipe(tmp_path, WHOLE, packing=False))
+    monkeypatch.undo()
+    verify(path)
+    corpus = open_corpus(path)
+    _, counts = sft_dataset(corpus)
+    assert counts.read == len(WHOLE)

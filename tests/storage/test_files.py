@@ -206,7 +206,7 @@ def test_a_temporary_file_removed_before_it_is_locked(tmp_path: Path, monkeypatc
 
 
 def test_two_writers_that_clean_up_leave_a_new_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one opens an abandoned file. Before it locks the file, another one has removed and created it."""
+    """One opens an abandoned file; before it locks the file, others replace it."""
     path, flock = tmp_path / "file", fcntl.flock
     abandoned = tmp_path / ".file.0.tmp"
     abandoned.write_bytes(b"abandoned")

@@ -386,7 +386,7 @@ def records(draw: st.DrawFn, texts: st.SearchStrategy[str], usual: bool = False)
                 function = {"name": draw(texts) or "f", "arguments": {draw(texts): [draw(texts)], "k": draw(texts)}}
                 message |= {"role": "assistant", "tool_calls": [{"id": draw(texts), "function": function}]}
             if not usual and draw(st.integers(0, 5)) == 0:
-                message["weight"] = 0
+                message |= draw(st.sampled_from(({"weight": 0}, {"train": True})))
             messages.append(message)
     messages.append({"role": "assistant", "content": "The end" + draw(texts)})
     record: dict[str, Any] = {"messages": messages}

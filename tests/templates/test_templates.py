@@ -176,7 +176,7 @@ def test_alpaca_without_a_system_message_says_what_to_do() -> None:
 
 def test_training_on_all_takes_the_frame_of_a_trained_turn_and_nothing_of_one_of_weight_0() -> None:
     conversation = replace(CONVERSATION, messages=CONVERSATION.messages[3:6], tools=())
-    quiet = replace(conversation.messages[1], weight=0)
+    quiet = replace(conversation.messages[1], train=False)
     conversation = replace(conversation, messages=(conversation.messages[0], quiet, conversation.messages[2]))
     spans = spans_of("chatml", conversation, open_kind("sp_bpe_chatml"), "all")
     assert texts_of(spans) == [
@@ -368,7 +368,7 @@ TURNS = Conversation(
         Message("user", " \n"),
         Message("assistant", "", tool_calls=(ToolCall("f", "{}"),)),
         Message("tool", "t"),
-        Message("assistant", "a2", weight=0),
+        Message("assistant", "a2", train=False),
         Message("user", "u2"),
         Message("assistant", " \n"),
         Message("assistant", "a3"),
@@ -386,7 +386,7 @@ def test_the_turns_that_are_trained(train_on: TrainOn, trained: list[int]) -> No
 
 
 def test_only_the_last_answer_counts_as_last_even_where_it_is_not_trained() -> None:
-    for last in (Message("assistant", "a", weight=0), Message("assistant", "")):
+    for last in (Message("assistant", "a", train=False), Message("assistant", "")):
         conversation = Conversation((Message("user", "u"), Message("assistant", "a"), Message("user", "u"), last))
         assert not any(trained_turns(conversation, "last"))
         assert trained_turns(conversation, "assistant") == [False, True, False, False]
@@ -402,6 +402,20 @@ def test_an_answer_of_weight_0_and_an_empty_one_are_not_trained(template: str) -
     assert "a2" not in said
     assert '"name": "f"' in said
     assert len(texts_of(spans)) == 3
+
+
+@pytest.mark.parametrize("template", BUILT_IN)
+def test_a_turn_with_a_flag_is_trained_on_without_its_header(template: str) -> None:
+    encoder = open_kind("sp_bpe_chatml")
+    conversation = Conversation((Message("user", "u1"), Message("assistant", "a1"), Message("user", "u2", train=True)))
+    bound = BuiltIn(template, encoder, "assistant")
+    before, after = (bound.spans(conversation, flags) for flags in ([False, True, False], [False, True, True]))
+    assert [span._replace(trained=False) for span in before] == [span._replace(trained=False) for span in after]
+    added = [span.text for one, span in zip(before, after, strict=True) if span.trained and not one.trained]
+    ends = {"chatml": ["<|im_end|>"], "llama3": ["<|eot_id|>"], "zephyr": ["</s>"]}
+    assert added == ["u2", *ends.get(template, [])]
+    row = tokenize([{"messages": [{"role": "user", "content": "u2", "train": True}]}], encoder, template)[0][0]
+    assert encoder.decode(row.ids[row.trained]).lstrip().startswith("u2")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -291,8 +291,12 @@ def test_a_token_and_its_label_are_one_number(tmp_path: Path) -> None:
 def test_without_packing_the_messages_and_the_text_are_kept(tmp_path: Path) -> None:
     record = {
         "messages": [
-            {"role": "user", "content": "a</s>", "name": "Ada"},
-            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"x": 1}}}]},
+            {"role": "user", "content": "a</s>", "name": "Ada", "train": True},
+            {
+                "role": "assistant",
+                "weight": 0,
+                "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"x": 1}}}],
+            },
         ],
         "tools": [{"name": "f"}],
     }
@@ -301,9 +305,10 @@ def test_without_packing_the_messages_and_the_text_are_kept(tmp_path: Path) -> N
     assert table.schema == TOKENS_AND_TEXT_SCHEMA
     messages, tools, text = (table.column(name).to_pylist() for name in ("messages", "tools", "text"))
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+    usual = {"name": None, "tool_calls": None, "tool_call_id": None, "weight": 1, "reasoning_content": None}
     assert json.loads(messages[0]) == [
-        {"role": "user", "content": "a</s>", "name": "Ada", "tool_calls": None, "tool_call_id": None, "weight": 1},
-        {"role": "assistant", "content": "", "name": None, "tool_calls": [call], "tool_call_id": None, "weight": 1},
+        usual | {"role": "user", "content": "a</s>", "name": "Ada", "train": True},
+        usual | {"role": "assistant", "content": "", "tool_calls": [call], "weight": 0, "train": False},
     ]
     assert tools == ['[{"type":"function","function":{"name":"f"}}]', None]
     assert text[1] == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>"

@@ -16,8 +16,9 @@ labels. Its collator keeps the labels and pads them with -100.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from tasks.storage.shards import open_index, open_shard, shard_schema
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
 from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import Sample, Template, trained_turns
+from tasks.templates.spans import Sample, Template, Turns, trained_turns
 from tasks.tokenization.prepare import prepare_spans
 from tasks.tokenization.token_batch import COUNTS, Batch
 from train.data.corpus import Corpus, Shard
@@ -76,13 +77,15 @@ def sft_dataset(corpus: Corpus, split: str = "train") -> tuple[Dataset, Counts]:
     """
     manifest, folder = _manifest(corpus), corpus.folder
     encoder = open_tokenizer(manifest, folder)
-    template = open_template(manifest, folder, encoder)
+    templates = [open_template(manifest, folder, encoder)]
+    if manifest.ledger.samples is not None:  # a row may be a sample of one turn
+        templates.append(open_template(manifest, folder, encoder, "apart"))
     index = _read_index(corpus, manifest, split)
     counts = Counts()
     batches = []
     for number, shard in enumerate(corpus.splits.get(split, [])):
         sizes = index.filter(pc.equal(index["shard"], number))
-        values, offsets = _tokenize(corpus, shard, manifest, encoder, template, sizes)
+        values, offsets = _tokenize(corpus, shard, manifest, encoder, templates, sizes)
         batches.append(_cut_all(values, offsets, manifest, encoder, counts))
     table = pa.Table.from_batches(batches, _ROWS) if batches else _ROWS.empty_table()
     return Dataset(table), counts
@@ -95,7 +98,7 @@ _ROWS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.i
 
 
 def _tokenize(
-    corpus: Corpus, shard: Shard, manifest: Manifest, encoder: Encoder, template: Template, sizes: pa.Table
+    corpus: Corpus, shard: Shard, manifest: Manifest, encoder: Encoder, templates: Sequence[Template], sizes: pa.Table
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of the conversations of a shard, encoded as in a token file.
 
@@ -106,7 +109,7 @@ def _tokenize(
     with open_shard(manifest, corpus.folder, shard, verified=True) as record_batches:
         rows = pa.Table.from_batches(record_batches, shard_schema(manifest))
     values, lengths, trained = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-    for batch in _batches(path, rows, manifest, encoder, template):
+    for batch in _batches(path, rows, manifest, encoder, templates):
         encoded = batch.encode(TOKENS_SCHEMA)
         if encoded is None:  # the counts below reveal missing conversations
             continue
@@ -135,13 +138,15 @@ def _tokenize(
 _OTHER_VERSIONS = "different versions of packcorpus, tokenizers, or transformers are installed; pack the corpus again"
 
 
-def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, template: Template) -> Iterator[Batch]:
+def _batches(
+    path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, templates: Sequence[Template]
+) -> Iterator[Batch]:
     batch = Batch(encoder, dict.fromkeys(COUNTS, 0))
     number = 0
     for found in rows.to_batches(max_chunksize=1024):
         for row in found.to_pylist():
             try:
-                conversation, sample = _sample(row, manifest, encoder, template)
+                conversation, sample = _sample(row, manifest, encoder, templates)
             except Reject as reject:
                 raise DataError(
                     "other_versions", f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}"
@@ -156,15 +161,16 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
 
 
 def _sample(
-    row: dict[str, Any], manifest: Manifest, encoder: Encoder, template: Template
+    row: dict[str, Any], manifest: Manifest, encoder: Encoder, templates: Sequence[Template]
 ) -> tuple[Conversation, Sample]:
     """Return the conversation of a row, and the sample that renders to its text.
 
-    With `turns: apart`, the messages of a row end with the turn that is trained on. Raises Reject if no sample renders
-    to the text.
+    If a conversation has several samples, the messages of a row end with the turn that is trained on. Raises Reject if
+    no sample renders to the text.
     """
     for conversation in _rebuilt(row, manifest, encoder):
-        for sample in template.samples(conversation, trained_turns(conversation, manifest.train_on)):
+        trained = trained_turns(conversation, manifest.train_on)
+        for sample in chain.from_iterable(template.samples(conversation, trained) for template in templates):
             if "".join(span.text for span in sample.spans) == row["text"]:
                 return conversation, sample
     raise Reject("other_text", f"template {manifest.template.name} does not render the text of the row")
@@ -241,12 +247,13 @@ def _read_index(corpus: Corpus, manifest: Manifest, split: str) -> pa.Table:
     return index.filter(pc.equal(index["split"].cast(pa.string()), split)).sort_by("row")
 
 
-def open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Template:
+def open_template(manifest: Manifest, folder: Path, encoder: Encoder, turns: Turns = "auto") -> Template:
     """Open the template named by the manifest.
 
-    Raises DataError or InputMissing if the template is missing or has changed.
+    `turns` replaces `turns: auto`. Raises DataError or InputMissing if the template is missing or has changed.
     """
-    name, sha256, turns = manifest.template.name, manifest.template.sha256, manifest.config.get("turns", "auto")
+    name, sha256 = manifest.template.name, manifest.template.sha256
+    turns = manifest.config.get("turns", turns)
     adjust = Adjust(manifest.config.get("reasoning") == "drop", manifest.config.get("default_system"))
     if name in BUILT_IN:
         if built_in_sha256(name) != sha256:

@@ -148,7 +148,7 @@ def print_messages(messages: Sequence[dict[str, Any]], tools: str | None, consol
         title = message["role"] + "".join(
             f" {name} {message[name]}" for name in ("name", "tool_call_id") if message[name] is not None
         )
-        title += " not trained on" if message["weight"] == 0 else ""
+        title += {0: " not trained on"}.get(message["weight"], " trained on" if message.get("train") else "")
         reasoning = message.get("reasoning_content")
         _print_titled(console, title, "" if reasoning else message["content"] or "")
         if reasoning:

@@ -35,7 +35,7 @@ def with_loss_weights(conversation: Conversation, is_text: bool, name: str = LOS
         found = of_record
         if message.loss_weight is not None:
             found *= _weight(message.loss_weight, f"messages[{index}].{name}", is_text)
-        messages.append(replace(message, loss_weight=found, weight=message.weight if found else 0))
+        messages.append(replace(message, loss_weight=found, train=message.train if found else False))
     return replace(conversation, messages=tuple(messages))
 
 

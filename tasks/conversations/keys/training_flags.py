@@ -1,8 +1,9 @@
 """Read whether a message is trained on.
 
-{"role": "assistant", "content": "4", "train": false} → 0
+{"role": "assistant", "content": "4", "train": false} → False
 
-The key is `weight` (OpenAI), or `train` or `training` (axolotl).
+The key is `train` or `training` (axolotl), or `weight` (OpenAI). `weight: 1` is the default of OpenAI's format and
+decides nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ def flag_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
     ]
 
 
-def weight_of(message: Mapping[str, object], where: str) -> int:
-    """Return 0 if a message is never trained on, or else 1.
+def training_flag(message: Mapping[str, object], where: str) -> bool | None:
+    """Return whether a message is trained on, or None if `train_on` decides.
 
     Raises Reject for any other value, and if two keys have different values.
     """
-    found: dict[str, int] = {}
+    found: dict[str, bool] = {}
     for key, expected in TRAINING_FLAGS.items():
         value = message.get(key)
         if value is None:
@@ -51,8 +52,9 @@ def weight_of(message: Mapping[str, object], where: str) -> int:
         if not isinstance(value, (bool, int, float)) or value not in (0, 1):
             what = repr(value)[:40] if type(value) in (int, float) else kind(value)
             raise Reject("bad_weight", f"{where}.{key} is {what}; expected {expected}")
-        found[key] = int(value)
+        found[key] = bool(value)
     if len(set(found.values())) > 1:
         flags = " and ".join(f"{key} is {message[key]!r}".lower() for key in found)
         raise Reject("bad_weight", f"{where}: {flags}; keep one of them")
-    return next(iter(found.values()), 1)
+    is_trained = all(found.values())
+    return None if is_trained and found.keys() <= {"weight"} else is_trained

@@ -3,6 +3,9 @@
     prompt of turn k  = the rendering of messages[:k] with the generation prompt            the model reads it
     answer of turn k  = the text that the rendering of messages[:k+1] adds to the prompt    the model writes it
 
+A message that no model writes, such as a user message, may be trained on if the data says so. Its answer is its content
+with the control token that ends it, and its prompt is the text before its content (see `given`).
+
     together  [prompt 1 ▓answer 1▓ … prompt 2 ▓answer 2▓]       one sample, if the whole rendering contains them all
     apart     [prompt 1 ▓answer 1▓] [prompt 2 … ▓answer 2▓]     one sample per turn, each after exactly its prompt
 
@@ -16,6 +19,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from tasks.core.printable import shown
@@ -76,8 +80,11 @@ def locate(
     """
     pairs, plain = [], True
     for k in trained:
-        prompt = render(list(messages[:k]), True)
         alone = whole if k + 1 == len(messages) else render(list(messages[: k + 1]), False)
+        if messages[k]["role"] != "assistant":
+            pairs.append((k, *given(render, messages[: k + 1], alone, ends)))
+            continue
+        prompt = render(list(messages[:k]), True)
         base = partial(render, list(messages[:k]), False)
         plain = plain and alone.startswith(prompt)
         answer = _until(eos, answer_of(k, messages[k], prompt, base, alone, ends))
@@ -93,6 +100,23 @@ def locate(
     return [
         Located(prompt + answer, [(len(prompt), len(prompt) + len(answer))], k, plain) for k, prompt, answer in pairs
     ]
+
+
+def given(render: Render, messages: Sequence[Any], whole: str, ends: re.Pattern[str]) -> tuple[str, str]:
+    """Return the text before the content of the last message, and the content.
+
+    The content includes the control token that follows it. `whole` is the rendering of the messages. Another content in
+    the same place shows where the content starts and ends. Raises NotLocated if the template writes the content elsewhere or more than once.
+    """
+    *before, message = messages
+    other = next(text for number in count() if (text := f"c-o-n-t-e-n-t-{number}") not in whole)
+    content = other if isinstance(message["content"], str) else [{"type": "text", "text": other}]
+    start, *tails = render([*before, {**message, "content": content}], False).split(other)
+    if len(tails) != 1 or not whole.startswith(start) or not whole[len(start) :].endswith(tails[0]):
+        raise NotLocated(len(before), "the template does not write its content in one place, without other changes")
+    stop = len(whole) - len(tails[0])
+    end = ends.match(whole, stop)
+    return start, whole[len(start) : end.end() if end else stop]
 
 
 def prefix_ranges(render: Render, messages: Sequence[Any], whole: str, turns: Sequence[int]) -> list[Range]:

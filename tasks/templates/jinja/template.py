@@ -38,7 +38,7 @@ from tasks.templates.jinja.breaker import Breaker, Broken, escaped
 from tasks.templates.jinja.composed.composer import Composer, Composing
 from tasks.templates.jinja.composed.composition import Outlined
 from tasks.templates.jinja.composed.known_pieces import KnownPieces
-from tasks.templates.jinja.locate import is_written
+from tasks.templates.jinja.locate import Range, is_written
 from tasks.templates.jinja.neutral import Neutral
 from tasks.templates.jinja.sandbox.lockstep import Steps, results_of
 from tasks.templates.jinja.sandbox.renderer import Renderer
@@ -72,7 +72,7 @@ MOST_KNOWN = 1024
 # The message before the answers in trial renderings.
 _QUESTION = {"role": "user", "content": "a"}
 
-Ranges = list[tuple[int, int]]
+Ranges = list[Range]
 
 
 class JinjaTemplate(Template):
@@ -172,7 +172,7 @@ class JinjaTemplate(Template):
 
         See `composer`.
         """
-        apart = None if self._all else self._separate(conversation)
+        apart = None if self._all or _trains_others(conversation, trained) else self._separate(conversation)
         if apart is None or (self._call_form and self._call_form[1]):
             return None
         return (yield from self._composer.compose(apart, trained))
@@ -205,8 +205,8 @@ class JinjaTemplate(Template):
             for k, message in enumerate(conversation.messages):
                 self._require_reasoning(message, k, text)
             samples = [Sample(self._splitter.split(rendering.text, self._without(rendering), breaker))]
-        elif rendering.lost and marked and self._turns != "apart":
-            samples = [Sample(self._splitter.split(rendering.text, marked, breaker))]
+        elif rendering.lost and marked and len(marked) == len(turns) and self._turns != "apart":
+            samples = [Sample(self._splitter.split(rendering.text, [*marked.values()], breaker))]
         else:
             self._require_located(rendering, conversation, "its prompt", breaker)
             samples = self._samples_of(rendering, conversation, turns, marked, breaker)
@@ -292,7 +292,7 @@ class JinjaTemplate(Template):
         rendering: Rendering,
         conversation: Conversation,
         turns: Sequence[int],
-        marked: Ranges | None,
+        marked: dict[int, Range] | None,
         breaker: str,
         later: list[tuple[str, str]] | None = None,
     ) -> list[Sample]:
@@ -303,8 +303,9 @@ class JinjaTemplate(Template):
         texts = []
         for text, ranges, turn, _ in rendering.samples:
             if turn is None and marked is not None:
-                self._require_agreement(ranges, marked, turns)
-                ranges = marked
+                located = dict(zip(turns, ranges, strict=True))
+                self._require_agreement(located, marked)
+                ranges = [*(located | marked).values()]
             for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
                 self._require_written(conversation.messages[k], k, text[start:stop], breaker, later)
             texts.append((text, ranges))
@@ -329,7 +330,7 @@ class JinjaTemplate(Template):
         If the template does more with the placeholders than write and test them, the samples are a guess. Return None
         if they cannot be guessed.
         """
-        if self._all or conversation.messages[0].role == "text":
+        if self._all or conversation.messages[0].role == "text" or _trains_others(conversation, trained):
             return None
         return self._traced_outline(conversation, trained) or self._guess(conversation, trained)
 
@@ -590,14 +591,17 @@ class JinjaTemplate(Template):
         if rendering.lost is None:
             return
         k, problem = rendering.lost
-        raise DataError(
-            "turn_not_located",
-            f"template {self.name}: messages[{k}] ({conversation.messages[k].role}) cannot be located: its rendering "
-            f"does not continue {start}: {problem.replace(escaped(breaker), '')}",
-        )
+        role, why = conversation.messages[k].role, problem.replace(escaped(breaker), "")
+        if self._all or role == "assistant":
+            why = f"its rendering does not continue {start}: {why}"
+        else:
+            why = f"{why}; it is trained on because of its flag"
+        raise DataError("turn_not_located", f"template {self.name}: messages[{k}] ({role}) cannot be located: {why}")
 
-    def _marked_turns(self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]) -> Ranges | None:
-        """Return the ranges of the trained turns according to {% generation %} blocks.
+    def _marked_turns(
+        self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]
+    ) -> dict[int, Range] | None:
+        """Return the ranges of the trained answers according to {% generation %} blocks.
 
         Return None if the template has no such blocks. Raises DataError if not every answer has one.
         """
@@ -605,15 +609,16 @@ class JinjaTemplate(Template):
             return None
         answers = [k for k, message in enumerate(conversation.messages) if message.role == "assistant"]
         if len(answers) == len(rendering.marks):
-            return [(start, stop) for k, (start, stop) in zip(answers, rendering.marks, strict=True) if trained[k]]
+            return {k: (start, stop) for k, (start, stop) in zip(answers, rendering.marks, strict=True) if trained[k]}
         raise DataError(
             "turn_not_located",
             f"template {self.name}: rendered {len(rendering.marks)} {{% generation %}} blocks for {len(answers)} "
             f"assistant turns (messages{answers}); mark every assistant turn, or remove the marks",
         )
 
-    def _require_agreement(self, located: Ranges, marked: Ranges, turns: Sequence[int]) -> None:
-        for k, (start, stop), (first, last) in zip(turns, located, marked, strict=True):
+    def _require_agreement(self, located: dict[int, Range], marked: dict[int, Range]) -> None:
+        for k, (first, last) in marked.items():
+            start, stop = located[k]
             if first != start or last < stop:
                 raise DataError(
                     "turn_not_located",
@@ -704,6 +709,11 @@ class JinjaTemplate(Template):
         """Return the end of a turn without white space after its last control token."""
         last = max((m.end() for m in self.encoder.control_pattern.finditer(text, start, stop)), default=0)
         return last if last and not text[last:stop].strip() else stop
+
+
+def _trains_others(conversation: Conversation, trained: Sequence[bool]) -> bool:
+    """Return whether messages that no model writes are trained on."""
+    return any(flag and m.role != "assistant" for m, flag in zip(conversation.messages, trained, strict=True))
 
 
 def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -> tuple[list[int], Sequence[bool]]:

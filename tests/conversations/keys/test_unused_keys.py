@@ -24,7 +24,7 @@ from tasks.conversations.keys.other_data import IGNORABLE, without_parts
 from tasks.conversations.keys.unused import LONGEST_KEY, MOST_PATHS, OTHERS, UnusedKeys, is_absent, sum_counts
 from tasks.conversations.model import Format, Message
 from tasks.core.errors import DataError, Reject
-from tasks.templates.spans import trained_turns
+from tasks.templates.spans import TrainOn, trained_turns
 from tasks.tokenization.plain_records import PlainRecords
 
 VALUES = (
@@ -242,26 +242,34 @@ def test_plain_records_hold_no_second_answer(format: str, record: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("flags", "weight"),
+    ("flags", "train"),
     [
-        ({}, 1), ({"weight": 0.0}, 0), ({"weight": 1.0}, 1), ({"weight": False}, 0), ({"weight": True}, 1),
-        ({"train": False}, 0), ({"train": True}, 1), ({"training": False}, 0), ({"training": 0}, 0),
-        ({"weight": 0, "train": False}, 0), ({"train": None, "weight": None}, 1), ({"train_detail": [1]}, 1),
+        ({}, None), ({"weight": 0.0}, False), ({"weight": 1.0}, None), ({"weight": False}, False),
+        ({"weight": True}, None), ({"train": False}, False), ({"train": True}, True), ({"training": False}, False),
+        ({"training": 0}, False), ({"training": 1, "weight": 1}, True), ({"weight": 0, "train": False}, False),
+        ({"train": None, "weight": None}, None), ({"train_detail": [1]}, None),
     ],
 )  # fmt: skip
-def test_flags_decide_whether_a_message_is_trained_on(flags: dict[str, Any], weight: int) -> None:
+def test_flags_decide_whether_a_message_is_trained_on(flags: dict[str, Any], train: bool | None) -> None:
     record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"} | flags]}
-    assert read_record(record, "messages").messages[1] == Message("assistant", "b", weight=weight)
+    assert read_record(record, "messages").messages[1] == Message("assistant", "b", train=train)
     turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"} | flags]
-    assert read_record({"conversations": turns}, "sharegpt").messages[1].weight == weight
+    assert read_record({"conversations": turns}, "sharegpt").messages[1].train is train
 
 
-@pytest.mark.parametrize("flag", [{"train": True}, {"training": True}, {"weight": 1}])
-def test_a_flag_adds_no_turn_that_train_on_leaves_out(flag: dict[str, Any]) -> None:
-    turns = [{"role": role, "content": "a"} | flag for role in ("system", "user", "assistant")]
-    conversation = read_record({"messages": turns}, "messages")
-    assert trained_turns(conversation, "assistant") == [False, False, True]
-    assert trained_turns(conversation, "all") == [True, True, True]
+@pytest.mark.parametrize("flag", [{"train": True}, {"training": True}, {"weight": 1}, {"train": False}, {"weight": 0}])
+@pytest.mark.parametrize("train_on", ["assistant", "last", "all"])
+def test_a_flag_decides_instead_of_train_on(flag: dict[str, Any], train_on: TrainOn) -> None:
+    """`weight: 1` decides nothing: it is the default of OpenAI's format."""
+    turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("tool", " "), ("assistant", "d")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    chosen = trained_turns(read_record({"messages": messages}, "messages"), train_on)
+    for index in range(len(messages)):
+        flagged = [{**message, **(flag if index == k else {})} for k, message in enumerate(messages)]
+        expected = chosen.copy()
+        if flag != {"weight": 1} and messages[index]["content"].strip():
+            expected[index] = bool(next(iter(flag.values())))
+        assert trained_turns(read_record({"messages": flagged}, "messages"), train_on) == expected
 
 
 # -- other data -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ This is true regardless of how a template changes the history.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -80,13 +81,14 @@ def whole(sample: Sample) -> str:
 def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Draw conversations whose answers may begin with white space.
 
-    A token could join this white space with the prompt.
+    A token could join this white space with the prompt. Some questions are trained on.
     """
     text = ordinary(KIND)
     messages = [{"role": "system", "content": "Q" + draw(text)}] if draw(st.booleans()) else []
     for _ in range(draw(st.integers(1, 3))):
         reasoning = {"reasoning_content": "R" + draw(text).strip()} if draw(st.booleans()) else {}
-        messages += [user("Q" + draw(text)), answer(draw(text) + "Z", **reasoning)]
+        flag = {"train": True} if draw(st.integers(0, 3)) == 0 else {}
+        messages += [user("Q" + draw(text)) | flag, answer(draw(text) + "Z", **reasoning)]
     return messages
 
 
@@ -107,14 +109,19 @@ def test_ids_equal_those_of_the_tokenizer_up_to_each_trained_turn(name: str, tur
             messages = [{k: v for k, v in m.items() if k != "reasoning_content"} for m in messages]
         rows, receipt = tokenize([{"messages": messages}], encoder, template)
         assert receipt["rejects"] == []
-        answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
-        assert len(rows) in ((len(answers),) if turns == "apart" else (1, len(answers)))
-        for number, k in enumerate(answers):
-            prompt = render(messages[:k], tokenize=True, add_generation_prompt=True)
+        chosen = [k for k, message in enumerate(messages) if message["role"] == "assistant" or "train" in message]
+        assert len(rows) in ((len(chosen),) if turns == "apart" else (1, len(chosen)))
+        for number, k in enumerate(chosen):
             row = rows[number] if len(rows) > 1 else rows[0]
+            if messages[k]["role"] == "user":
+                text = "".join(encoder.decode(row.ids[row.trained]).split())
+                assert "".join(messages[k]["content"].split()) in text
+                assert len(rows) == 1 or "user" not in text.partition("Q")[0]
+                continue
+            prompt = render(messages[:k], tokenize=True, add_generation_prompt=True)
             assert row.ids[: len(prompt)].tolist() == prompt
             assert row.trained[len(prompt)]
-            assert not row.trained[len(prompt) - 1]
+            assert not row.trained[len(prompt) - 1] or "train" in messages[k - 1]
             # The trained text begins with the answer of this turn and ends with a stop token.
             flags = row.trained[len(prompt) :].tolist()
             stop = len(prompt) + (flags.index(False) if False in flags else len(flags))
@@ -124,6 +131,62 @@ def test_ids_equal_those_of_the_tokenizer_up_to_each_trained_turn(name: str, tur
             assert int(row.ids[stop - 1]) in encoder.control_strings
 
     check()
+
+
+@pytest.mark.parametrize("turns", ["auto", "apart"])
+@pytest.mark.parametrize("name", MODERN)
+def test_a_turn_with_a_flag_is_trained_on_without_its_header(name: str, turns: Turns) -> None:
+    template = open_jinja(MODERN[name], turns)
+    messages = [{"role": "system", "content": "be"}, user("a 1"), answer("b 2"), user(" c 3\n"), answer("d 4")]
+    for k in (1, 3):
+        flagged = [message | {"train": True} if index == k else message for index, message in enumerate(messages)]
+        samples = samples_of(template, flagged)
+        runs = [run for sample in samples if sample.turn in (None, k) for run in trained(sample)]
+        content = messages[k]["content"].strip()
+        run = next(run for run in runs if content in run).lstrip()
+        assert run.startswith(content), "the header is trained on"
+        assert re.match(r"\s*(<\||$)", run.removeprefix(content)), "more than the content and its end is trained on"
+        if samples[0].turn is None:
+            [others] = samples_of(template, messages)
+            assert [run for run in runs if content not in run] == trained(others)
+        else:
+            others = samples_of(open_jinja(MODERN[name], "apart"), messages)
+            assert [sample for sample in samples if sample.turn != k] == others
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{{ m.content }} {{ m.content }}", "does not write its content in one place"),
+        ("{{ m.content | length }}", "does not write its content in one place"),
+        ("{{ 'x' if 'Q' in m.content else 'y' }}{{ m.content }}", "without other changes"),
+        ("{% if loop.last %}{{ m.content }}{% endif %}{{ m.role }}", "is expected, but .*, once more turns follow"),
+    ],
+)
+def test_a_turn_with_a_flag_that_cannot_be_located_is_refused(content: str, problem: str) -> None:
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}" + content + "{% else %}"
+        "{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    messages = [user("Q"), answer("b")]
+    assert trained(samples_of(open_jinja(source, "apart"), messages)[0]) == ["b<|im_end|>"]
+    with pytest.raises(DataError, match=rf"messages\[0\] \(user\) cannot be located: .*{problem}.*its flag") as found:
+        samples_of(open_jinja(source, "together"), [messages[0] | {"train": True}, messages[1]])
+    assert found.value.reason == "turn_not_located"
+
+
+# The template marks answers, and writes more after each one than the model does.
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "<|im_end|>\n{% endgeneration %}{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}" + PROMPT
+)
+
+
+def test_a_turn_with_a_flag_needs_no_mark() -> None:
+    messages = [user("a") | {"train": True}, answer("b"), user("c"), answer("d")]
+    [sample] = samples_of(open_jinja(MARKED), messages)
+    assert trained(sample) == ["a<|im_end|>", "b<|im_end|>\n", "d<|im_end|>\n"]
 
 
 @pytest.mark.parametrize(

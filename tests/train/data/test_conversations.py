@@ -111,7 +111,7 @@ MANY = [
         "messages": [
             {"role": "user", "content": "2 + 2?"},
             {"role": "assistant", "content": "5", "weight": 0},
-            {"role": "user", "content": "Sure?"},
+            {"role": "user", "content": "Sure?", "train": True},
             {"role": "assistant", "content": "4"},
         ]
     },
@@ -183,6 +183,29 @@ def test_any_conversation_equals_format_3(
     always = {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}
     common = {"tokenizer": str(kind_path("sp_bpe_user_defined")), "template": "mistral", "train_on": train_on}
     check_equal(*pack_both(folder, [always, *found], **common))
+
+
+REASONING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("turns", ["auto", "apart"])
+@pytest.mark.parametrize("reasoning", ["keep", "drop"])
+def test_reasoning_and_flags_are_those_of_format_3(reasoning: str, turns: str, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(REASONING)
+    several = [
+        {"role": "user", "content": "Why", "train": True},
+        {"role": "assistant", "content": "so", "reasoning": "hm"},
+        {"role": "user", "content": "And"},
+        {"role": "assistant", "content": "thus", "reasoning": "well"},
+    ]
+    records = [*conversations(5), {"messages": several}, {"messages": [*several, {"role": "user", "content": "Ok"}]}]
+    common = {"tokenizer": str(kind_path("hf_byte_level")), "template": "own.jinja"}
+    counts = check_equal(*pack_both(tmp_path, records, turns=turns, reasoning=reasoning, **common))
+    assert counts.rows >= 7
 
 
 def test_the_corpus_contains_its_jinja_template(tmp_path: Path) -> None:

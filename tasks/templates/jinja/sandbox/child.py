@@ -311,7 +311,7 @@ def _rendering(
         return render(messages, prompt)[0]
 
     whole, marks = render(messages, False, marked)
-    is_first = method != "others" and len(turns) > 1 and turns[0] == 0
+    is_first = method != "others" and len(turns) > 1 and turns[0] == 0 and messages[0]["role"] == "assistant"
     unprompted = is_first and not _is_prompted(text_of, messages, ends)
     turns = turns[unprompted:]
     try:
