@@ -106,7 +106,8 @@ def given(render: Render, messages: Sequence[Any], whole: str, ends: re.Pattern[
     """Return the text before the content of the last message, and the content.
 
     The content includes the control token that follows it. `whole` is the rendering of the messages. Another content in
-    the same place shows where the content starts and ends. Raises NotLocated if the template writes the content elsewhere or more than once.
+    the same place shows where the content starts and ends. Raises NotLocated if the template writes the content
+    elsewhere or more than once.
     """
     *before, message = messages
     other = next(text for number in count() if (text := f"c-o-n-t-e-n-t-{number}") not in whole)
