@@ -321,7 +321,7 @@ def test_a_number_is_a_weight_and_0_leaves_a_turn_out(value: Any) -> None:
     record["messages"][1]["loss_weight"] = value
     record["loss_weight"] = 2
     found = with_loss_weights(read_record(record, "messages"), False).messages[1]
-    assert (found.loss_weight, found.weight) == (2.0 * (1 if value is None else value), int(value != 0))
+    assert (found.loss_weight, found.train) == (2.0 * (1 if value is None else value), False if value == 0 else None)
 
 
 def test_rejects_name_the_line_and_weight_0_leaves_out(tmp_path: Path) -> None:

@@ -65,15 +65,13 @@ def said(message: dict[str, Any]) -> str:
 
 
 def trained_turns(messages: Messages, train_on: str = "assistant") -> list[bool]:
-    """Return which turns are trained on: never empty turns or turns of weight 0."""
+    """Return which turns are trained on: never empty turns, and those with a flag as it says."""
     roles = [message["role"] for message in messages]
     kinds = ("system", "user", "assistant", "tool", "text") if train_on == "all" else ("assistant", "text")
     last = max((k for k, role in enumerate(roles) if role in kinds), default=-1)
     return [
-        message["role"] in kinds
-        and bool(said(message).strip() or message.get("tool_calls"))
-        and message.get("weight", 1) == 1
-        and (train_on != "last" or k == last)
+        bool(said(message).strip() or message.get("tool_calls"))
+        and message.get("train", message["role"] in kinds and (train_on != "last" or k == last))
         for k, message in enumerate(messages)
     ]
 
@@ -90,13 +88,14 @@ def samples(
 ) -> list[Sample]:
     """Return one sample, or one sample per trained turn.
 
-    There is one per turn if the template changes an earlier turn once later turns follow.
+    There is one per turn if the template changes an earlier turn of the assistant once later turns follow.
     """
     rule = plain if messages[0]["role"] == "text" else RULES[template]
     trained = trained_turns(messages, train_on)
     whole = rule(messages, tools, adds_space)
     starts = {k: rule(messages[: k + 1], tools, adds_space) for k, flag in enumerate(trained) if flag}
-    if train_on == "all" or all(joined(whole).startswith(joined(start)) for start in starts.values()):
+    written = [joined(start) for k, start in starts.items() if messages[k]["role"] == "assistant"]
+    if train_on == "all" or all(joined(whole).startswith(start) for start in written):
         return [flagged(whole, trained, train_on == "all")]
     return [flagged(start, [k == turn for k in range(turn + 1)], False) for turn, start in starts.items()]
 

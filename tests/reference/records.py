@@ -3,7 +3,7 @@
     {"conversations": [{"from": "human", "value": "2+2?"}, …]}  ─▶  [{"role": "user", "content": "2+2?"}, …], []
 
 A message has `role` and `content`, and may have `context` (Alpaca's input), `tool_calls`, `tool_call_id`, and
-`weight`. Arguments of calls are values. docs/reference/formats.md lists the keys and the names of roles. `Rejected`
+`train`. Arguments of calls are values. docs/reference/formats.md lists the keys and the names of roles. `Rejected`
 is raised if a record does not fit.
 """
 
@@ -192,8 +192,8 @@ def turn(value: Record, is_sharegpt: bool) -> dict[str, Any]:
     flags = [given[key] for key in ("weight", "train", "training") if key in given]
     if any(not isinstance(flag, (bool, int, float)) or flag not in (0, 1) for flag in flags) or len(set(flags)) > 1:
         raise Rejected("not a weight of 0 or 1")
-    if flags and not flags[0]:
-        found["weight"] = 0
+    if any(not flag for flag in flags) or "train" in given or "training" in given:
+        found["train"] = bool(flags[0])
     return found
 
 

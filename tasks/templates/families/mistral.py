@@ -99,7 +99,7 @@ def _differs_later(turns: Turns, tools: Sequence[str]) -> int | None:
         # A later request gets the system message and the tools. If there is none, the last request gets a later system
         # message.
         moves = tools or system[0] < index if index < user else system[-1] > index
-        if trained and (has_ids or moves):
+        if trained and message.role == "assistant" and (has_ids or moves):
             return index
     return None
 

@@ -3,11 +3,11 @@
     prompt of turn k  = the rendering of messages[:k] with the generation prompt            the model reads it
     answer of turn k  = the text that the rendering of messages[:k+1] adds to the prompt    the model writes it
 
-A message that no model writes, such as a user message, may be trained on if the data says so. Its answer is its content
-with the control token that ends it, and its prompt is the text before its content (see `given`).
-
     together  [prompt 1 ▓answer 1▓ … prompt 2 ▓answer 2▓]       one sample, if the whole rendering contains them all
     apart     [prompt 1 ▓answer 1▓] [prompt 2 … ▓answer 2▓]     one sample per turn, each after exactly its prompt
+
+A message that no model writes, such as a user message, is trained on if the data says so: its content, with the control
+token that ends it (see `given_range`).
 
 Many templates render a turn differently once another turn follows: they leave reasoning out of the history, or write an
 end token only at the end of the conversation. In this case, `together` would train on a text that the model never sees.
@@ -78,46 +78,59 @@ def locate(
     `whole` is the rendering of the conversation, and `trained` has the indices of the trained turns. `ends` matches a
     control token, and `eos` is the control token at which a model stops. Raises NotLocated if a turn cannot be located.
     """
-    pairs, plain = [], True
+    pairs, plain = {}, True
     for k in trained:
-        alone = whole if k + 1 == len(messages) else render(list(messages[: k + 1]), False)
         if messages[k]["role"] != "assistant":
-            pairs.append((k, *given(render, messages[: k + 1], alone, ends)))
             continue
         prompt = render(list(messages[:k]), True)
+        alone = whole if k + 1 == len(messages) else render(list(messages[: k + 1]), False)
         base = partial(render, list(messages[:k]), False)
         plain = plain and alone.startswith(prompt)
-        answer = _until(eos, answer_of(k, messages[k], prompt, base, alone, ends))
-        pairs.append((k, prompt, answer))
+        pairs[k] = prompt, _until(eos, answer_of(k, messages[k], prompt, base, alone, ends))
     if turns != "apart":
-        found = [_range_in(whole, prompt, answer, ends) for _, prompt, answer in pairs]
-        different = next((n for n, place in enumerate(found) if place is None), None)
+        found = {
+            k: _range_in(whole, *pairs[k], ends) if k in pairs else given_range(render, messages, k, whole, ends)
+            for k in trained
+        }
+        different = next((k for k, place in found.items() if place is None), None)
         if different is None:
-            return [Located(whole, [place for place in found if place], None, plain)]
+            return [Located(whole, [place for place in found.values() if place], None, plain)]
         if turns == "together":
-            k, prompt, answer = pairs[different]
-            raise NotLocated(k, f"{_difference(whole, prompt + answer)}, once more turns follow; set turns: auto")
-    return [
-        Located(prompt + answer, [(len(prompt), len(prompt) + len(answer))], k, plain) for k, prompt, answer in pairs
-    ]
+            problem = _difference(whole, "".join(pairs[different])) if different in pairs else NOT_GIVEN
+            raise NotLocated(different, f"{problem}, once more turns follow; set turns: auto")
+    samples = []
+    for k in trained:
+        if k in pairs:
+            prompt, answer = pairs[k]
+            samples.append(Located(prompt + answer, [(len(prompt), len(prompt) + len(answer))], k, plain))
+            continue
+        alone = render(list(messages[: k + 1]), False)
+        place = given_range(render, messages[: k + 1], k, alone, ends)
+        if place is None:
+            raise NotLocated(k, NOT_GIVEN)
+        samples.append(Located(alone[: place[1]], [place], k, plain))
+    return samples
 
 
-def given(render: Render, messages: Sequence[Any], whole: str, ends: re.Pattern[str]) -> tuple[str, str]:
-    """Return the text before the content of the last message, and the content.
+NOT_GIVEN = "the template does not write its content in one place, without other changes"
 
-    The content includes the control token that follows it. `whole` is the rendering of the messages. Another content in
-    the same place shows where the content starts and ends. Raises NotLocated if the template writes the content
-    elsewhere or more than once.
+
+def given_range(render: Render, messages: Sequence[Any], turn: int, whole: str, ends: re.Pattern[str]) -> Range | None:
+    """Return the range of the content of a message that no model writes.
+
+    It includes the control token that follows. `whole` is the rendering of the messages. Another content in the same
+    place shows where the content starts and ends. Returns None if the template writes the content elsewhere, or more
+    than once.
     """
-    *before, message = messages
     other = next(text for number in count() if (text := f"c-o-n-t-e-n-t-{number}") not in whole)
-    content = other if isinstance(message["content"], str) else [{"type": "text", "text": other}]
-    start, *tails = render([*before, {**message, "content": content}], False).split(other)
-    if len(tails) != 1 or not whole.startswith(start) or not whole[len(start) :].endswith(tails[0]):
-        raise NotLocated(len(before), "the template does not write its content in one place, without other changes")
-    stop = len(whole) - len(tails[0])
+    is_text = isinstance(messages[turn]["content"], str)
+    changed = {**messages[turn], "content": other if is_text else [{"type": "text", "text": other}]}
+    before, *rest = render([*messages[:turn], changed, *messages[turn + 1 :]], False).split(other)
+    stop = len(whole) - len("".join(rest))
+    if len(rest) != 1 or stop < len(before) or not (whole.startswith(before) and whole.endswith(rest[0])):
+        return None
     end = ends.match(whole, stop)
-    return start, whole[len(start) : end.end() if end else stop]
+    return len(before), end.end() if end else stop
 
 
 def prefix_ranges(render: Render, messages: Sequence[Any], whole: str, turns: Sequence[int]) -> list[Range]:
