@@ -3,7 +3,7 @@
     python bench/reliability/filled.py FOLDER --tokenizer FOLDER [--count N] [--seed S]
 
 FOLDER has published Jinja templates. For each template, N random conversations with system messages, names, reasoning
-in its field or in the content, calls, results, and tools are prepared three times. Strings are short words, and in half
+in its field or in the content, calls, results, tools, and training flags are prepared three times. Strings are short words, and in half
 of the conversations also markers, control strings, white space, and other scripts. No conversation may differ. Prints
 the number of conversations that were:
 
@@ -82,6 +82,9 @@ def conversation(rng: random.Random) -> dict[str, Any]:
         elif reasons and rng.random() < 0.5:
             answer["content"] = f"<think>\n{text()}\n</think>\n\n{answer['content']}"
         messages.append(answer)
+    if rng.random() < 0.3:
+        for message in messages:
+            message["train"] = rng.choice([True, None, None, False])
     function = {"name": rng.choice(["f", "get_weather"]), "description": text(), "parameters": PARAMETERS}
     return {"messages": messages} | ({"tools": [{"type": "function", "function": function}]} if calls_tools else {})
 

@@ -172,7 +172,7 @@ class JinjaTemplate(Template):
 
         See `composer`.
         """
-        apart = None if self._all or _trains_others(conversation, trained) else self._separate(conversation)
+        apart = None if self._all else self._separate(conversation)
         if apart is None or (self._call_form and self._call_form[1]):
             return None
         return (yield from self._composer.compose(apart, trained))
@@ -330,7 +330,7 @@ class JinjaTemplate(Template):
         If the template does more with the placeholders than write and test them, the samples are a guess. Return None
         if they cannot be guessed.
         """
-        if self._all or conversation.messages[0].role == "text" or _trains_others(conversation, trained):
+        if self._all or conversation.messages[0].role == "text":
             return None
         return self._traced_outline(conversation, trained) or self._guess(conversation, trained)
 
@@ -709,11 +709,6 @@ class JinjaTemplate(Template):
         """Return the end of a turn without white space after its last control token."""
         last = max((m.end() for m in self.encoder.control_pattern.finditer(text, start, stop)), default=0)
         return last if last and not text[last:stop].strip() else stop
-
-
-def _trains_others(conversation: Conversation, trained: Sequence[bool]) -> bool:
-    """Return whether messages that no model writes are trained on."""
-    return any(flag and m.role != "assistant" for m, flag in zip(conversation.messages, trained, strict=True))
 
 
 def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -> tuple[list[int], Sequence[bool]]:

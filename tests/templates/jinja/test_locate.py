@@ -187,6 +187,11 @@ def test_a_turn_with_a_flag_needs_no_mark() -> None:
     messages = [user("a") | {"train": True}, answer("b"), user("c"), answer("d")]
     [sample] = samples_of(open_jinja(MARKED), messages)
     assert trained(sample) == ["a<|im_end|>", "b<|im_end|>\n", "d<|im_end|>\n"]
+    other_prompt = open_jinja(MARKED.replace(PROMPT, "{% if add_generation_prompt %}I think: {% endif %}"))
+    [sample] = samples_of(other_prompt, messages[2:])
+    assert trained(sample) == ["d<|im_end|>\n"], "marks are enough for answers"
+    with pytest.raises(DataError, match=r"messages\[1\] \(assistant\) cannot be located"):
+        samples_of(other_prompt, messages)
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,9 @@ def modern(draw: st.DrawFn) -> dict[str, Any]:
         elif thought:
             answer[thought] = draw(text)
         messages.append(answer)
+    if draw(st.integers(0, 3)) == 0:
+        for message in messages:
+            message["train"] = draw(st.sampled_from([True, None, False]))
     tools = [{"type": "function", "function": {"name": draw(text), "parameters": draw(value)}} for _ in range(2)]
     return {"messages": messages} | ({"tools": tools} if draw(flag) else {})
 
