@@ -3,9 +3,9 @@
     python bench/reliability/filled.py FOLDER --tokenizer FOLDER [--count N] [--seed S]
 
 FOLDER has published Jinja templates. For each template, N random conversations with system messages, names, reasoning
-in its field or in the content, calls, results, tools, and training flags are prepared three times. Strings are short words, and in half
-of the conversations also markers, control strings, white space, and other scripts. No conversation may differ. Prints
-the number of conversations that were:
+in its field or in the content, calls, results, tools, and training flags are prepared three times. Strings are short
+words, and in half of the conversations also markers, control strings, white space, and other scripts. No conversation
+may differ. Prints the number of conversations that were:
 
     filled      filled into a rendering of placeholders
     confirmed   filled in on a guess, and confirmed by their rendering

@@ -65,7 +65,7 @@ def said(message: dict[str, Any]) -> str:
 
 
 def trained_turns(messages: Messages, train_on: str = "assistant") -> list[bool]:
-    """Return which turns are trained on: never empty turns, and those with a flag as it says."""
+    """Return which turns are trained on: never empty ones; a flag decides."""
     roles = [message["role"] for message in messages]
     kinds = ("system", "user", "assistant", "tool", "text") if train_on == "all" else ("assistant", "text")
     last = max((k for k, role in enumerate(roles) if role in kinds), default=-1)

@@ -160,7 +160,10 @@ def test_a_turn_with_a_flag_is_trained_on_without_its_header(name: str, turns: T
         ("{{ m.content }} {{ m.content }}", "does not write its content in one place"),
         ("{{ m.content | length }}", "does not write its content in one place"),
         ("{{ 'x' if 'Q' in m.content else 'y' }}{{ m.content }}", "without other changes"),
-        ("{% if loop.last %}{{ m.content }}{% endif %}{{ m.role }}", "changes, once more turns follow; set turns: auto"),
+        (
+            "{% if loop.last %}{{ m.content }}{% endif %}{{ m.role }}",
+            "changes, once more turns follow; set turns: auto",
+        ),
     ],
 )
 def test_a_turn_with_a_flag_that_cannot_be_located_is_refused(content: str, problem: str) -> None:
