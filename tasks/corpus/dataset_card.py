@@ -54,7 +54,7 @@ COLUMNS = {
     "2.0": """\
 | column | content |
 |---|---|
-| `messages` | role, content, name, tool_calls, and tool_call_id of every message |
+| `messages` | role, content, name, tool_calls, tool_call_id, reasoning_content, and training flags of every message |
 | `tools` | the tools of the conversation as JSON; empty if it has none |
 | `text` | the conversation as rendered by the template |
 """,
@@ -262,7 +262,7 @@ row, run `packcorpus verify path/to/this/folder`.
 | | |
 |---|---|
 | tokens | {tokens.packed:,}; {tokens.trained:,} ({share:.1f} %) are trained on{copies} |
-| trained on | {trained_on} |
+| trained on | {trained_on}; a flag in a message (`train`, or `weight: 0`) decides instead |
 | tokenizer | {_code(tokenizer.path)}, {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 `{tokenizer.sha256}` |
 | template | {_code(manifest.template.name)}, SHA-256 `{manifest.template.sha256}` |
 | conversations | {conversations.read:,} read, {rejected:,} rejected (see `rejects.jsonl`), {dropped} |

@@ -184,7 +184,7 @@ def _whole(manifest: Manifest, row: dict[str, Any], pieces: list[Piece]) -> Samp
             runs += [Run("tools", False, control=True), Run(f"\n{printable(row['tools'])}\n", False)]
         for message, is_trained in zip(row["messages"], _trained(manifest, row), strict=True):
             calls = orjson.dumps(message["tool_calls"]).decode() if message["tool_calls"] else ""
-            content = "\n".join(filter(None, (message["content"], calls)))
+            content = "\n".join(filter(None, (message.get("reasoning_content"), message["content"], calls)))
             runs.append(Run(printable(message["role"]), False, control=True))
             runs += [Run("\n", False), Run(printable(content), is_trained), Run("\n", False)]
     facts = [f"{tokens:,} tokens", f"{trained:,} trained"]

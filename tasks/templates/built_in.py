@@ -23,8 +23,9 @@ from tasks.core.errors import DataError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.families import alpaca, chatml, hermes, llama2, llama3, mistral, plain, zephyr
+from tasks.templates.flagged import with_whole_texts
 from tasks.templates.placeholders import is_plain, with_contexts_joined
-from tasks.templates.spans import Outline, Sample, Span, Template, TrainOn, Turns, up_to
+from tasks.templates.spans import Outline, Sample, Span, Template, TrainOn, Turns, ends_of_samples, up_to
 from tasks.templates.writer import Family, Writer
 
 # Part of the digest of every built-in template. Raise it if the spans of any built-in template change.
@@ -73,7 +74,8 @@ class BuiltIn(Template):
         turns = list(zip(conversation.messages, trained, strict=True))
         writer = Writer(self.encoder, self._headers_too, conversation.tools)
         self._family.write(writer, turns if self._family.writes_tools else hermes.with_system(writer, turns))
-        return writer.spans
+        others = any(flag and message.role != "assistant" for message, flag in turns)
+        return with_whole_texts(writer.spans, writer.said) if others and not self._headers_too else writer.spans
 
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
         """Return the conversation as one sample, or as a sample for each trained turn.
@@ -83,7 +85,8 @@ class BuiltIn(Template):
         """
         if conversation.messages[0].role == "text" or not (self.apart or self._differs_later(conversation, trained)):
             return [Sample(self.spans(conversation, trained))]
-        return [Sample(self.spans(*up_to(conversation, turn)), turn) for turn, flag in enumerate(trained) if flag]
+        ends = ends_of_samples(conversation, trained)
+        return [Sample(self.spans(*up_to(conversation, turn, trained)), turn) for turn in ends]
 
     def separate(self, conversation: Conversation) -> Conversation | None:
         if self._family.writes_context:

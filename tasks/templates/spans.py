@@ -21,7 +21,8 @@ TEXT = -1
 class Span(NamedTuple):
     """A control token or a run of text.
 
-    `token` is the ID of the control token, and `text` its string. In a run of text, `token` is TEXT.
+    `token` is the ID of the control token, and `text` its string. In a run of text, `token` is TEXT. A text that is
+    `alone` is not joined with the text before it, although both are trained on.
     """
 
     text: str
@@ -29,6 +30,7 @@ class Span(NamedTuple):
     trained: bool
     role: str
     start: bool = False  # text after a control token that is a separate string at inference
+    alone: bool = False
 
 
 class Sample(NamedTuple):
@@ -128,14 +130,30 @@ class Template(Protocol):
         ...
 
 
-def up_to(conversation: Conversation, turn: int) -> tuple[Conversation, list[bool]]:
-    """Return a conversation up to and including the message at index `turn`.
+def ends_of_samples(conversation: Conversation, trained: Sequence[bool]) -> list[int]:
+    """Return the index of the last message of each sample, if each turn is a sample.
 
-    The second value has a flag for each message; only the last message is trained on.
+    These are the trained answers. A trained message that no model writes is part of the sample of the next answer. If
+    no answer follows, such messages have a sample of their own.
     """
-    *before, last = conversation.messages[: turn + 1]
-    messages = (*(replace(message, train=False) for message in before), last)
-    return replace(conversation, messages=messages), [index == turn for index in range(len(messages))]
+    turns = [k for k, flag in enumerate(trained) if flag]
+    answers = [k for k in turns if conversation.messages[k].role == "assistant"]
+    return answers if turns[-1:] == answers[-1:] else [*answers, turns[-1]]
+
+
+def up_to(conversation: Conversation, turn: int, trained: Sequence[bool]) -> tuple[Conversation, list[bool]]:
+    """Return the sample that ends with the message at index `turn`.
+
+    The index is one of `ends_of_samples`. The second value has a flag for each message, which is true if the sample
+    trains on it.
+    """
+    last = max((end for end in ends_of_samples(conversation, trained) if end < turn), default=-1)
+    flags = [flag and last < k for k, flag in enumerate(trained[: turn + 1])]
+    messages = [
+        message if flag else replace(message, train=False)
+        for message, flag in zip(conversation.messages, flags, strict=False)
+    ]
+    return replace(conversation, messages=tuple(messages)), flags
 
 
 def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:

@@ -60,6 +60,7 @@ class Writer:
         self.tools = tools
         self.tools_gap = "\n\n"  # between the system message and the tools
         self.spans: list[Span] = []
+        self.said: list[bool] = []  # whether a span is part of the content of a turn
         self.role = ""
         self.trained = False
         self._starts = False  # the next text is a separate string
@@ -71,14 +72,14 @@ class Writer:
 
     def mark(self, marker: str, start: bool = False) -> None:
         """Write a marker that is not part of the turn."""
-        self._mark(marker, self.trained and self.headers_too, start)
+        self._mark(marker, self.trained and self.headers_too, False, start)
 
     def own_mark(self, marker: str) -> None:
         """Write a marker that is part of the turn, such as its end.
 
         It is trained on if the turn is.
         """
-        self._mark(marker, self.trained)
+        self._mark(marker, self.trained, True)
 
     def bos(self, start: bool = False) -> None:
         """Write BOS if the tokenizer has a BOS token and adds it itself.
@@ -86,37 +87,39 @@ class Writer:
         If `start` is true, the text after BOS is a separate string.
         """
         if self.encoder.adds_bos and self.encoder.bos_id is not None:
-            self._token(self.encoder.bos_id, False)
+            self._token(self.encoder.bos_id, False, False)
         self._starts = start
 
     def eos(self) -> None:
         """Write EOS as a stop token, which is trained on if the turn is."""
-        self._token(self.encoder.eos_id, self.trained)
+        self._token(self.encoder.eos_id, self.trained, True)
 
     def frame(self, text: str, start: bool = False) -> None:
         """Write text that is not part of the turn."""
-        self._text(text, self.trained and self.headers_too, start)
+        self._text(text, self.trained and self.headers_too, False, start)
 
     def say(self, text: str, start: bool = False) -> None:
         """Write text that is part of the turn."""
-        self._text(text, self.trained, start)
+        self._text(text, self.trained, True, start)
 
-    def _mark(self, marker: str, trained: bool, start: bool = False) -> None:
+    def _mark(self, marker: str, trained: bool, said: bool, start: bool = False) -> None:
         token = self.encoder.controls.get(marker)
         if token is None:
-            self._text(marker, trained, start)
+            self._text(marker, trained, said, start)
         else:
-            self.spans.append(Span(marker, token, trained, self.role))
-            self._starts = False
+            self._add(Span(marker, token, trained, self.role), said)
 
-    def _token(self, token: int, trained: bool) -> None:
-        self.spans.append(Span(self.encoder.control_strings.get(token, ""), token, trained, self.role))
-        self._starts = False
+    def _token(self, token: int, trained: bool, said: bool) -> None:
+        self._add(Span(self.encoder.control_strings.get(token, ""), token, trained, self.role), said)
 
-    def _text(self, text: str, trained: bool, start: bool = False) -> None:
+    def _text(self, text: str, trained: bool, said: bool, start: bool = False) -> None:
         if text:
-            self.spans.append(Span(text, TEXT, trained, self.role, start or self._starts))
-            self._starts = False
+            self._add(Span(text, TEXT, trained, self.role, start or self._starts), said)
+
+    def _add(self, span: Span, said: bool) -> None:
+        self.spans.append(span)
+        self.said.append(said)
+        self._starts = False
 
 
 def requests(turns: Turns) -> list[tuple[Turns, tuple[Message, bool] | None]]:

@@ -161,9 +161,25 @@ class Preparer:
                 sample.sketch = conversation.embedding
         if self._weighted:
             of_turns = {k: message.loss_weight for k, message in enumerate(conversation.messages) if trained[k]}
+            self._require_equal_weights(conversation, of_turns)
             for sample in samples:
                 sample.weights = weights_of_segments(sample.shape, of_turns)
         return samples
+
+    def _require_equal_weights(self, conversation: Conversation, of_turns: dict[int, Any]) -> None:
+        """Raise Reject if a flag adds turns, and the trained turns have different weights.
+
+        Such turns may be part of the sample of an answer, and a template may write them elsewhere.
+        """
+        is_added = any(
+            conversation.messages[k].train and conversation.messages[k].role != "assistant" for k in of_turns
+        )
+        if is_added and len(set(of_turns.values())) > 1:
+            raise Reject(
+                "bad_weight",
+                f"the turns that are trained on have different weights ({LOSS_WEIGHT}), and a flag adds one that is "
+                "not an answer; give them the same weight, or remove the flag",
+            )
 
     def prepared(
         self, pending: Pending, samples: list[Sample] | Reject | PackError | None
@@ -182,7 +198,7 @@ class Preparer:
             if not isinstance(samples, list):
                 return samples
             strings = strings_of(pending.conversation)
-            found = [self._prepare_sample(pending.conversation, sample, strings) for sample in samples]
+            found = [self._prepare_sample(pending, sample, strings) for sample in samples]
             found = [prepared for prepared in found if prepared.shape.trained.any()]
             self._add_values(found, pending.conversation, pending.trained)
         except Reject as reject:
@@ -192,11 +208,12 @@ class Preparer:
             raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
         return found or Reject("no_trained_tokens", "the template does not write any of its answers")
 
-    def _prepare_sample(self, conversation: Conversation, sample: Sample, strings: Strings) -> Prepared:
+    def _prepare_sample(self, pending: Pending, sample: Sample, strings: Strings) -> Prepared:
+        conversation = pending.conversation
         prepared = prepare_spans(conversation, sample.spans, self._encoder, sample.turn, strings)
         if not self._packing:
             text = "".join(span.text for span in sample.spans)
-            shown = conversation if sample.turn is None else up_to(conversation, sample.turn)[0]
+            shown = conversation if sample.turn is None else up_to(conversation, sample.turn, pending.trained)[0]
             shown, _, _ = self._template.adjust.of(shown, [False] * len(shown.messages))
             prepared.row = (turns_json(shown), tools_json(shown), text)
         return prepared

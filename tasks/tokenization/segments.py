@@ -5,7 +5,7 @@
                                                                      texts    ["<|im_start|>user\\n2+2?", "\\n…", …]
 
 Each segment is one control token, or one text that is encoded separately. Adjacent spans of text are one text if both
-are trained on, or neither is.
+are trained on, or neither is, unless the second one is `alone`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _joined(spans: Sequence[Span], encoder: Encoder) -> _Columns:
         pending.clear()
 
     for span in spans:
-        if span.token == TEXT and pending and flags[-1] == span.trained:
+        if span.token == TEXT and pending and flags[-1] == span.trained and not span.alone:
             pending.append(span.text)
             continue
         if pending:

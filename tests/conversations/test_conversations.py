@@ -432,9 +432,9 @@ BAD: list[tuple[str, object, str, str]] = [
     ("messages", _message(training=2), "bad_weight", "messages[1].training is 2; expected true or false"),
     (
         "messages",
-        _message(weight=1, train=False),
+        _message(weight=0, train=True),
         "bad_weight",
-        "messages[1]: weight is 1 and train is false; keep one of them",
+        "messages[1]: weight is 0 and train is true; keep one of them",
     ),
     ("messages", _message(weight="0"), "bad_weight", "messages[1].weight is a string; expected 0 or 1"),
     ("messages", _message(tool_calls={}), "bad_tool_call", "messages[1].tool_calls: expected a list, found an object"),

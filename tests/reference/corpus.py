@@ -7,7 +7,7 @@ from typing import Any
 
 from reference import families
 from reference.records import Rejected, read
-from reference.tokens import Encoded, Library, encoded
+from reference.tokens import Encoded, Library, encoded, shares_its_text
 
 
 def expected(
@@ -35,4 +35,5 @@ def samples_of(
         return []
     if not any(families.trained_turns(messages, train_on)):
         return []
-    return families.samples(template, messages, tools, train_on, library.adds_space)
+    found = families.samples(template, messages, tools, train_on, library.adds_space)
+    return [] if any(shares_its_text(sample, library) for sample in found) else found

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 Messages = list[dict[str, Any]]
 Tools = list[Any]
-Sample = list[tuple[str, bool]]
+Sample = list[tuple[str, bool | str]]
 Turn = tuple[tuple[int, ...], str, str]  # owners (as in Piece), role, text
 
 
@@ -76,11 +76,26 @@ def trained_turns(messages: Messages, train_on: str = "assistant") -> list[bool]
     ]
 
 
-def flagged(pieces: Sequence[Piece], trained: Sequence[bool], headers_too: bool) -> Sample:
-    return [
-        (text, any(trained[owner] for owner in owners) and (headers_too or not header))
-        for text, owners, header in pieces
-    ]
+def flagged(pieces: Sequence[Piece], messages: Messages, trained: Sequence[bool], headers_too: bool) -> Sample:
+    """Return the texts of pieces, each with its trained flag.
+
+    If a flag adds turns that no model writes, the flags are names instead, which `tokens.whole_texts` reads.
+    """
+    if headers_too or not any(flag and m["role"] not in ANSWERS for flag, m in zip(trained, messages, strict=False)):
+        return [
+            (text, any(trained[owner] for owner in owners) and (headers_too or not header))
+            for text, owners, header in pieces
+        ]
+    names = {(True, True): "answer", (True, False): "other answer", (False, True): "added", (False, False): "content"}
+    found: Sample = []
+    for text, owners, header in pieces:
+        owner = owners[0] if owners else None  # tools without a system message have no owner
+        kind = (False, False) if owner is None else (messages[owner]["role"] in ANSWERS, trained[owner])
+        found.append((text, "around" if header else names[kind]))
+    return found
+
+
+ANSWERS = ("assistant", "text")
 
 
 def samples(
@@ -96,8 +111,15 @@ def samples(
     starts = {k: rule(messages[: k + 1], tools, adds_space) for k, flag in enumerate(trained) if flag}
     written = [joined(start) for k, start in starts.items() if messages[k]["role"] == "assistant"]
     if train_on == "all" or all(joined(whole).startswith(start) for start in written):
-        return [flagged(whole, trained, train_on == "all")]
-    return [flagged(start, [k == turn for k in range(turn + 1)], False) for turn, start in starts.items()]
+        return [flagged(whole, messages, trained, train_on == "all")]
+    # Turns that a flag adds belong to the sample of the next answer, or to a last sample.
+    answers = [k for k in starts if messages[k]["role"] == "assistant"]
+    ends = sorted({*answers, *[max(starts)]})
+    before = [-1, *ends]
+    return [
+        flagged(starts[end], messages, [trained[k] and k > last for k in range(end + 1)], False)
+        for last, end in zip(before, ends, strict=False)
+    ]
 
 
 def readable(sample: Sample, bos: str, eos: str) -> Sample:
@@ -220,7 +242,7 @@ def _request_of_llama2(request: Sequence[Turn]) -> list[Piece]:
 
 
 def llama3(messages: Messages, tools: Tools, _: bool = True) -> list[Piece]:
-    pieces = [Piece(mark("<|begin_of_text|>"))]
+    pieces = [Piece(mark("<|begin_of_text|>"), (), True)]
     for owners, role, text in hermes(messages, tools, str.strip):
         name = "ipython" if role == "tool" else role
         header = f"{mark('<|start_header_id|>')}{name}{mark('<|end_header_id|>')}\n\n"
@@ -248,8 +270,10 @@ def alpaca(messages: Messages, tools: Tools, _: bool = True) -> list[Piece]:
     if not has_system:
         first += ", paired with an input that provides further context" * has_input
         first += ". Write a response that appropriately completes the request."
-    first += "\n\n" + described(tools) if tools else ""
-    pieces = [Piece(BOS), Piece(STRING + first, (0,) if has_system else ())]
+    owners = (0,) if has_system else ()
+    pieces = [Piece(BOS), Piece(STRING + first, owners, not has_system)]
+    if tools:
+        pieces.append(Piece("\n\n" + described(tools), owners))
     headings = {
         "user": "### Instruction:\n",
         "assistant": "### Response:\n",

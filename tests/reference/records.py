@@ -189,11 +189,15 @@ def turn(value: Record, is_sharegpt: bool) -> dict[str, Any]:
     text(given.get("name", ""))
     if "tool_call_id" in given:
         found["tool_call_id"] = text(given["tool_call_id"])
-    flags = [given[key] for key in ("weight", "train", "training") if key in given]
-    if any(not isinstance(flag, (bool, int, float)) or flag not in (0, 1) for flag in flags) or len(set(flags)) > 1:
+    flags = {key: given[key] for key in ("weight", "train", "training") if key in given}
+    if any(not isinstance(flag, (bool, int, float)) or flag not in (0, 1) for flag in flags.values()):
         raise Rejected("not a weight of 0 or 1")
-    if any(not flag for flag in flags) or "train" in given or "training" in given:
-        found["train"] = bool(flags[0])
+    if flags.get("weight") == 1:
+        del flags["weight"]
+    if len(set(flags.values())) > 1:
+        raise Rejected("flags that disagree")
+    for flag in flags.values():
+        found["train"] = bool(flag)
     return found
 
 

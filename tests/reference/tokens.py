@@ -19,8 +19,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-Sample = Sequence[tuple[str, bool]]
+Sample = Sequence[tuple[str, bool | str]]  # text, and whether it is trained on, or a name (see `whole_texts`)
 Text = tuple[str, bool]  # text, and whether a space is added to it
+Written = tuple[str, str | int, bool | str]  # see `written`
 Encoded = tuple[list[int], list[bool]]  # ids, and whether each is trained on
 
 
@@ -200,14 +201,14 @@ def segments(sample: Sample, library: Library) -> list[tuple[int | Text, bool]]:
     """
     found: list[tuple[int | Text, bool]] = []
     before, is_string = "nothing", False
-    for kind, value, flag in written(sample, library):
+    for kind, value, flag, alone in whole_texts(written(sample, library)):
         if kind == "string":
             is_string = True
             continue
         if kind == "control":
             found.append((int(value), flag))
             before = "control"
-        elif value and before == "text" and found[-1][1] == flag:
+        elif value and before == "text" and found[-1][1] == flag and not alone:
             text, adds_space = found[-1][0]  # type: ignore[misc]
             found[-1] = ((text + str(value), adds_space), flag)
         elif value:
@@ -222,7 +223,48 @@ def segments(sample: Sample, library: Library) -> list[tuple[int | Text, bool]]:
     return found
 
 
-def written(sample: Sample, library: Library) -> Iterable[tuple[str, str | int, bool]]:
+def shares_its_text(sample: Sample, library: Library) -> bool:
+    """Return whether a turn that a flag adds is in one text with another turn."""
+    groups = runs_of(written(sample, library))
+    return any(
+        any(flag == "added" and value for _, value, flag in run)
+        and any(flag == "content" and str(value).strip() for _, value, flag in run)
+        for run in groups
+    )
+
+
+def runs_of(items: Iterable[Written]) -> list[list[Written]]:
+    """Return runs of items: control tokens, pieces of answers, and other text."""
+    runs: list[list[Written]] = [[]]
+    for item in items:
+        if item[0] == "control" or item[2] in ("answer", "other answer"):
+            runs += [[item], []]
+        else:
+            runs[-1].append(item)
+    return [run for run in runs if run]
+
+
+def whole_texts(items: Iterable[Written]) -> Iterable[tuple[str, str | int, bool, bool]]:
+    """Yield the items with flags that are true or false.
+
+    The last value is true for a text that is not joined with the one before it. The names of flags are "answer" and
+    "added" for what is trained on, "other answer" and "content" for what is not, and "around" for the rest. The whole
+    text around added content is trained on, with the control token after it.
+    """
+    after_added = False
+    for run in runs_of(items):
+        added = any(flag == "added" and value for _, value, flag in run)
+        first = True
+        for kind, value, flag in run:
+            trained = added or flag in (True, "answer")
+            if after_added and kind == "control" and flag not in ("answer", "other answer"):
+                trained = True
+            yield kind, value, trained, (added or after_added) and first
+            first = first and not (kind == "text" and value)
+        after_added = added and run[0][0] != "control"
+
+
+def written(sample: Sample, library: Library) -> Iterable[Written]:
     """Yield the control tokens, texts, and starts of strings of a sample.
 
     They are ("control", id), ("text", text), and ("string", ""), each followed by its trained flag.

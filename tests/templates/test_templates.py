@@ -276,7 +276,7 @@ def test_rows_are_what_the_spans_say(template: str, kind: str, data: st.DataObje
     encoder = open_kind(kind)
     given_records = data.draw(st.lists(records(hostile(kind)), min_size=1, max_size=4))
     rows, receipt = tokenize(given_records, encoder, template, train_on)
-    assert {code for _, code, _ in receipt["rejects"]} <= {"no_trained_tokens"}
+    assert {code for _, code, _ in receipt["rejects"]} <= {"no_trained_tokens", "flag_not_followed"}
     assert len({row.record for row in rows}) + len(receipt["rejects"]) == len(given_records)
     for record, of_record in groupby(rows, key=lambda row: row.record):
         conversation = read_record(given_records[record], "messages")
@@ -405,17 +405,38 @@ def test_an_answer_of_weight_0_and_an_empty_one_are_not_trained(template: str) -
 
 
 @pytest.mark.parametrize("template", BUILT_IN)
-def test_a_turn_with_a_flag_is_trained_on_without_its_header(template: str) -> None:
-    encoder = open_kind("sp_bpe_chatml")
-    conversation = Conversation((Message("user", "u1"), Message("assistant", "a1"), Message("user", "u2", train=True)))
-    bound = BuiltIn(template, encoder, "assistant")
-    before, after = (bound.spans(conversation, flags) for flags in ([False, True, False], [False, True, True]))
-    assert [span._replace(trained=False) for span in before] == [span._replace(trained=False) for span in after]
-    added = [span.text for one, span in zip(before, after, strict=True) if span.trained and not one.trained]
-    ends = {"chatml": ["<|im_end|>"], "llama3": ["<|eot_id|>"], "zephyr": ["</s>"]}
-    assert added == ["u2", *ends.get(template, [])]
-    row = tokenize([{"messages": [{"role": "user", "content": "u2", "train": True}]}], encoder, template)[0][0]
-    assert encoder.decode(row.ids[row.trained]).lstrip().startswith("u2")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_turn_with_a_flag_has_the_same_tokens(kind: str, template: str) -> None:
+    encoder = open_kind(kind)
+
+    @settings(FEW)
+    @given(st.lists(ordinary(kind), min_size=5, max_size=5), st.sampled_from([(0,), (1,), (2, 4), (0, 2)]))
+    def check(texts: list[str], flagged: tuple[int, ...]) -> None:
+        roles = ("user", "assistant", "user", "assistant", "user")
+        messages = [{"role": role, "content": f"{text}Q"} for role, text in zip(roles, texts, strict=True)]
+        added = [m | ({"train": True} if k in flagged else {}) for k, m in enumerate(messages)]
+        [before], [after] = (tokenize([{"messages": given}], encoder, template)[0] for given in (messages, added))
+        assert after.ids.tolist() == before.ids.tolist()
+        assert (after.trained >= before.trained).all()
+        text = "".join(encoder.decode(after.ids[after.trained]).split())
+        assert all("".join(texts[k].split()) in text for k in flagged)
+        assert (after.trained == before.trained).all() == (flagged == (1,))
+
+    check()
+
+
+def test_a_turn_with_a_flag_that_shares_its_text_is_rejected() -> None:
+    messages = [
+        {"role": "system", "content": "s"}, {"role": "user", "content": "u", "train": True},
+        {"role": "assistant", "content": "a"},
+    ]  # fmt: skip
+    for template in ("llama2", "mistral", "alpaca"):
+        _, receipt = tokenize([{"messages": messages}], open_kind("sp_bpe_chatml"), template)
+        assert [code for _, code, _ in receipt["rejects"]] == ["flag_not_followed"], template
+    both = [message | {"train": True} for message in messages]
+    for template in BUILT_IN:
+        [row], _ = tokenize([{"messages": both}], open_kind("sp_bpe_chatml"), template)
+        assert row.trained.sum() > len(row.ids) / 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -99,7 +99,11 @@ def test_every_record_and_every_token_is_accounted_for(kind: str) -> None:
             if not any(trained):
                 rejected[number] = "no_trained_tokens"
                 continue
-            kept[number] = template.spans(conversation, trained)
+            try:
+                kept[number] = template.spans(conversation, trained)
+            except Reject as reject:
+                rejected[number] = reject.reason
+                continue
             roles = "".join(message.role[0] for message in conversation.messages).removeprefix("s")
             unusual += not _in_order(roles)
             # JSON escapes no character of a control string, so the JSON of a record contains those in its fields.

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +170,11 @@ def _sample(
     """
     for conversation in _rebuilt(row, manifest, encoder):
         trained = trained_turns(conversation, manifest.train_on)
-        for sample in chain.from_iterable(template.samples(conversation, trained) for template in templates):
-            if "".join(span.text for span in sample.spans) == row["text"]:
-                return conversation, sample
+        for template in templates:
+            with suppress(Reject, DataError):  # it may refuse a row that is a sample of one turn
+                for sample in template.samples(conversation, trained):
+                    if "".join(span.text for span in sample.spans) == row["text"]:
+                        return conversation, sample
     raise Reject("other_text", f"template {manifest.template.name} does not render the text of the row")
 
 

@@ -52,9 +52,9 @@ def training_flag(message: Mapping[str, object], where: str) -> bool | None:
         if not isinstance(value, (bool, int, float)) or value not in (0, 1):
             what = repr(value)[:40] if type(value) in (int, float) else kind(value)
             raise Reject("bad_weight", f"{where}.{key} is {what}; expected {expected}")
-        found[key] = bool(value)
+        if key != "weight" or not value:
+            found[key] = bool(value)
     if len(set(found.values())) > 1:
         flags = " and ".join(f"{key} is {message[key]!r}".lower() for key in found)
         raise Reject("bad_weight", f"{where}: {flags}; keep one of them")
-    is_trained = all(found.values())
-    return None if is_trained and found.keys() <= {"weight"} else is_trained
+    return next(iter(found.values()), None)

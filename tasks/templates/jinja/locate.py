@@ -6,8 +6,8 @@
     together  [prompt 1 ▓answer 1▓ … prompt 2 ▓answer 2▓]       one sample, if the whole rendering contains them all
     apart     [prompt 1 ▓answer 1▓] [prompt 2 … ▓answer 2▓]     one sample per turn, each after exactly its prompt
 
-A message that no model writes, such as a user message, is trained on if the data says so: its content, with the control
-token that ends it (see `given_range`).
+Messages that no model writes, such as user messages, are trained on if the data says so (see `flagged`). They are part
+of the sample of the next answer.
 
 Many templates render a turn differently once another turn follows: they leave reasoning out of the history, or write an
 end token only at the end of the conversation. In this case, `together` would train on a text that the model never sees.
@@ -19,12 +19,11 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from tasks.core.printable import shown
+from tasks.templates.jinja.flagged import NotLocated, Range, flagged_ranges
 
-Range = tuple[int, int]
 Turns = Literal["auto", "together", "apart"]
 Render = Callable[[list[Any], bool], str]  # messages, generation prompt
 
@@ -44,24 +43,18 @@ MOST_OF_MARKER = 80
 
 
 class Located(NamedTuple):
-    """A sample as text, with the ranges that are trained on.
+    """A sample as text, with the ranges of its trained answers.
 
     `turn` is None if the sample is the whole conversation. `plain` is true if the rendering of each trained turn starts
-    with the turn's prompt. In this case, the content of the answer did not matter for locating it.
+    with the turn's prompt. In this case, the content of the answer did not matter for locating it. `flagged` are the
+    ranges of messages that no model writes and that are trained on because of a flag.
     """
 
     text: str
     ranges: list[Range]
     turn: int | None
     plain: bool = True
-
-
-class NotLocated(Exception):
-    """Turn `turn` cannot be located; `problem` describes how its renderings differ."""
-
-    def __init__(self, turn: int, problem: str):
-        super().__init__(turn, problem)
-        self.turn, self.problem = turn, problem
+    flagged: Sequence[Range] = ()
 
 
 def locate(
@@ -78,59 +71,38 @@ def locate(
     `whole` is the rendering of the conversation, and `trained` has the indices of the trained turns. `ends` matches a
     control token, and `eos` is the control token at which a model stops. Raises NotLocated if a turn cannot be located.
     """
-    pairs, plain = {}, True
-    for k in trained:
-        if messages[k]["role"] != "assistant":
-            continue
+    pairs, plain = [], True
+    answers = [k for k in trained if messages[k]["role"] == "assistant"]
+    others = [k for k in trained if k not in answers]
+    for k in answers:
         prompt = render(list(messages[:k]), True)
         alone = whole if k + 1 == len(messages) else render(list(messages[: k + 1]), False)
         base = partial(render, list(messages[:k]), False)
         plain = plain and alone.startswith(prompt)
-        pairs[k] = prompt, _until(eos, answer_of(k, messages[k], prompt, base, alone, ends))
+        answer = _until(eos, answer_of(k, messages[k], prompt, base, alone, ends))
+        pairs.append((k, prompt, answer))
     if turns != "apart":
-        found = {
-            k: _range_in(whole, *pairs[k], ends) if k in pairs else given_range(render, messages, k, whole, ends)
-            for k in trained
-        }
-        different = next((k for k, place in found.items() if place is None), None)
+        found = [_range_in(whole, prompt, answer, ends) for _, prompt, answer in pairs]
+        different = next((n for n, place in enumerate(found) if place is None), None)
         if different is None:
-            return [Located(whole, [place for place in found.values() if place], None, plain)]
+            ranges = [place for place in found if place]
+            flagged = flagged_ranges(lambda found: render(found, False), messages, whole, others, ranges, ends)
+            return [Located(whole, ranges, None, plain, flagged)]
         if turns == "together":
-            problem = _difference(whole, "".join(pairs[different])) if different in pairs else NOT_GIVEN
-            raise NotLocated(different, f"{problem}, once more turns follow; set turns: auto")
-    samples = []
-    for k in trained:
-        if k in pairs:
-            prompt, answer = pairs[k]
-            samples.append(Located(prompt + answer, [(len(prompt), len(prompt) + len(answer))], k, plain))
-            continue
-        alone = render(list(messages[: k + 1]), False)
-        place = given_range(render, messages[: k + 1], k, alone, ends)
-        if place is None:
-            raise NotLocated(k, NOT_GIVEN)
-        samples.append(Located(alone[: place[1]], [place], k, plain))
+            k, prompt, answer = pairs[different]
+            raise NotLocated(k, f"{_difference(whole, prompt + answer)}, once more turns follow; set turns: auto")
+    samples, last = [], -1
+    for k, prompt, answer in pairs:
+        before = [other for other in others if last < other < k]
+        flagged = flagged_ranges(lambda found: render(found, True), messages[:k], prompt, before, [], ends)
+        samples.append(Located(prompt + answer, [(len(prompt), len(prompt) + len(answer))], k, plain, flagged))
+        last = k
+    if after := [other for other in others if other > last]:  # no answer follows
+        rest = messages[: after[-1] + 1]
+        text = render(list(rest), False)
+        flagged = flagged_ranges(lambda found: render(found, False), rest, text, after, [], ends)
+        samples.append(Located(text[: flagged[-1][1]], [], after[-1], plain, flagged))
     return samples
-
-
-NOT_GIVEN = "the template does not write its content in one place, without other changes"
-
-
-def given_range(render: Render, messages: Sequence[Any], turn: int, whole: str, ends: re.Pattern[str]) -> Range | None:
-    """Return the range of the content of a message that no model writes.
-
-    It includes the control token that follows. `whole` is the rendering of the messages. Another content in the same
-    place shows where the content starts and ends. Returns None if the template writes the content elsewhere, or more
-    than once.
-    """
-    other = next(text for number in count() if (text := f"c-o-n-t-e-n-t-{number}") not in whole)
-    is_text = isinstance(messages[turn]["content"], str)
-    changed = {**messages[turn], "content": other if is_text else [{"type": "text", "text": other}]}
-    before, *rest = render([*messages[:turn], changed, *messages[turn + 1 :]], False).split(other)
-    stop = len(whole) - len("".join(rest))
-    if len(rest) != 1 or stop < len(before) or not (whole.startswith(before) and whole.endswith(rest[0])):
-        return None
-    end = ends.match(whole, stop)
-    return len(before), end.end() if end else stop
 
 
 def prefix_ranges(render: Render, messages: Sequence[Any], whole: str, turns: Sequence[int]) -> list[Range]:

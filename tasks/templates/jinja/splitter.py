@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -68,6 +68,7 @@ class Splitter:
     def _cut(self, text: str, ranges: Ranges, breaker: str, spans: list[Span], ends: list[int]) -> None:
         """Add the spans of the rest of a text, and their ends."""
         edges = [*chain(*ranges), inf]  # ascending: text after an odd number of edges is trained on
+        joints = {stop for (_, stop), (start, _) in pairwise(ranges) if start == stop}
         breakers = [form for form in (breaker, escaped(breaker)) if form in text]
         end = ends[-1] if ends else 0
         passed = 0  # number of edges
@@ -80,7 +81,7 @@ class Splitter:
                 for form in breakers:
                     piece = piece.replace(form, "")
                 if piece:
-                    spans.append(Span(piece, TEXT, passed % 2 == 1, ""))
+                    spans.append(Span(piece, TEXT, passed % 2 == 1, "", alone=end in joints))
                     ends.append(cut)
                 end = cut
             if string:

@@ -38,7 +38,7 @@ from tasks.templates.jinja.breaker import Breaker, Broken, escaped
 from tasks.templates.jinja.composed.composer import Composer, Composing
 from tasks.templates.jinja.composed.composition import Outlined
 from tasks.templates.jinja.composed.known_pieces import KnownPieces
-from tasks.templates.jinja.locate import Range, is_written
+from tasks.templates.jinja.locate import is_written
 from tasks.templates.jinja.neutral import Neutral
 from tasks.templates.jinja.sandbox.lockstep import Steps, results_of
 from tasks.templates.jinja.sandbox.renderer import Renderer
@@ -72,7 +72,7 @@ MOST_KNOWN = 1024
 # The message before the answers in trial renderings.
 _QUESTION = {"role": "user", "content": "a"}
 
-Ranges = list[Range]
+Ranges = list[tuple[int, int]]
 
 
 class JinjaTemplate(Template):
@@ -172,7 +172,7 @@ class JinjaTemplate(Template):
 
         See `composer`.
         """
-        apart = None if self._all else self._separate(conversation)
+        apart = None if self._all or _has_flagged(conversation, trained) else self._separate(conversation)
         if apart is None or (self._call_form and self._call_form[1]):
             return None
         return (yield from self._composer.compose(apart, trained))
@@ -206,7 +206,7 @@ class JinjaTemplate(Template):
                 self._require_reasoning(message, k, text)
             samples = [Sample(self._splitter.split(rendering.text, self._without(rendering), breaker))]
         elif rendering.lost and marked and len(marked) == len(turns) and self._turns != "apart":
-            samples = [Sample(self._splitter.split(rendering.text, [*marked.values()], breaker))]
+            samples = [Sample(self._splitter.split(rendering.text, marked, breaker))]
         else:
             self._require_located(rendering, conversation, "its prompt", breaker)
             samples = self._samples_of(rendering, conversation, turns, marked, breaker)
@@ -225,7 +225,7 @@ class JinjaTemplate(Template):
         breaker = broken.breaker
         if len(rendering.samples) != len(expected):
             return False
-        for (text, ranges, turn, _), sample in zip(rendering.samples, expected, strict=True):
+        for (text, ranges, turn, *_), sample in zip(rendering.samples, expected, strict=True):
             if turn != sample.turn or text.replace(breaker, "") != sample.text:
                 return False
             place_of = partial(_place_without, [match.start() for match in re.finditer(breaker, text)])
@@ -284,7 +284,7 @@ class JinjaTemplate(Template):
 
     def _controls_of(self, rendering: Rendering, breaker: str) -> list[list[str]]:
         """Return the control strings of a whole rendering and of each sample of one turn."""
-        texts = [rendering.text, *(text for text, _, turn, _ in rendering.samples if turn is not None)]
+        texts = [rendering.text, *(sample.text for sample in rendering.samples if sample.turn is not None)]
         return [[string for _, string, _ in self._splitter.controls_in(text, breaker)] for text in texts]
 
     def _samples_of(
@@ -292,7 +292,7 @@ class JinjaTemplate(Template):
         rendering: Rendering,
         conversation: Conversation,
         turns: Sequence[int],
-        marked: dict[int, Range] | None,
+        marked: Ranges | None,
         breaker: str,
         later: list[tuple[str, str]] | None = None,
     ) -> list[Sample]:
@@ -301,14 +301,14 @@ class JinjaTemplate(Template):
         `later` is passed to `_require_written`.
         """
         texts = []
-        for text, ranges, turn, _ in rendering.samples:
+        answers = [k for k in turns if conversation.messages[k].role == "assistant"]
+        for text, ranges, turn, _, flagged in rendering.samples:
             if turn is None and marked is not None:
-                located = dict(zip(turns, ranges, strict=True))
-                self._require_agreement(located, marked)
-                ranges = [*(located | marked).values()]
-            for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
+                self._require_agreement(ranges, marked, answers)
+                ranges = marked
+            for k, (start, stop) in zip(answers if turn is None else [turn], ranges, strict=not flagged):
                 self._require_written(conversation.messages[k], k, text[start:stop], breaker, later)
-            texts.append((text, ranges))
+            texts.append((text, _in_order([*ranges, *flagged])))
         numbers = [sample.turn for sample in rendering.samples]
         return list(map(Sample, self._splitter.split_all(texts, breaker), numbers))
 
@@ -330,7 +330,7 @@ class JinjaTemplate(Template):
         If the template does more with the placeholders than write and test them, the samples are a guess. Return None
         if they cannot be guessed.
         """
-        if self._all or conversation.messages[0].role == "text":
+        if self._all or conversation.messages[0].role == "text" or _has_flagged(conversation, trained):
             return None
         return self._traced_outline(conversation, trained) or self._guess(conversation, trained)
 
@@ -458,7 +458,7 @@ class JinjaTemplate(Template):
         token of the turn.
         """
         controls = self.encoder.control_pattern
-        for text, ranges, turn, _ in rendering.samples:
+        for text, ranges, turn, *_ in rendering.samples:
             for start, stop in ranges[:-1] if turn is None else []:
                 ends = [match.end() for match in controls.finditer(text, 0, start)]
                 first = controls.search(text, start, stop)
@@ -467,7 +467,7 @@ class JinjaTemplate(Template):
 
     def _without(self, rendering: Rendering) -> Ranges:
         """Return the ranges outside the located turns."""
-        text, [(_, ranges, _, _)] = rendering.text, rendering.samples
+        text, [(_, ranges, *_)] = rendering.text, rendering.samples
         edges = [0, *chain(*((start, self._without_space(text, start, stop)) for start, stop in ranges)), len(text)]
         return list(zip(edges[::2], edges[1::2], strict=True))
 
@@ -591,16 +591,20 @@ class JinjaTemplate(Template):
         if rendering.lost is None:
             return
         k, problem = rendering.lost
-        role, why = conversation.messages[k].role, problem.replace(escaped(breaker), "")
-        if self._all or role == "assistant":
-            why = f"its rendering does not continue {start}: {why}"
-        else:
-            why = f"{why}; it is trained on because of its flag"
-        raise DataError("turn_not_located", f"template {self.name}: messages[{k}] ({role}) cannot be located: {why}")
+        role = conversation.messages[k].role
+        if role != "assistant" and not self._all:
+            raise Reject(
+                "flag_not_followed",
+                f"messages[{k}] ({role}) has a flag that adds it to the trained turns, but the template {self.name} "
+                f"does not separate it: {problem}",
+            )
+        raise DataError(
+            "turn_not_located",
+            f"template {self.name}: messages[{k}] ({role}) cannot be located: its rendering does not continue {start}: "
+            f"{problem.replace(escaped(breaker), '')}",
+        )
 
-    def _marked_turns(
-        self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]
-    ) -> dict[int, Range] | None:
+    def _marked_turns(self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]) -> Ranges | None:
         """Return the ranges of the trained answers according to {% generation %} blocks.
 
         Return None if the template has no such blocks. Raises DataError if not every answer has one.
@@ -609,16 +613,15 @@ class JinjaTemplate(Template):
             return None
         answers = [k for k, message in enumerate(conversation.messages) if message.role == "assistant"]
         if len(answers) == len(rendering.marks):
-            return {k: (start, stop) for k, (start, stop) in zip(answers, rendering.marks, strict=True) if trained[k]}
+            return [(start, stop) for k, (start, stop) in zip(answers, rendering.marks, strict=True) if trained[k]]
         raise DataError(
             "turn_not_located",
             f"template {self.name}: rendered {len(rendering.marks)} {{% generation %}} blocks for {len(answers)} "
             f"assistant turns (messages{answers}); mark every assistant turn, or remove the marks",
         )
 
-    def _require_agreement(self, located: dict[int, Range], marked: dict[int, Range]) -> None:
-        for k, (first, last) in marked.items():
-            start, stop = located[k]
+    def _require_agreement(self, located: Ranges, marked: Ranges, turns: Sequence[int]) -> None:
+        for k, (start, stop), (first, last) in zip(turns, located, marked, strict=True):
             if first != start or last < stop:
                 raise DataError(
                     "turn_not_located",
@@ -700,7 +703,7 @@ class JinjaTemplate(Template):
         """
         return self._boundary.splits_all(
             (self._boundary.tail(text[:start].replace(breaker, "")), text[start:stop].replace(breaker, ""))
-            for text, ranges, turn, _ in rendering.samples
+            for text, ranges, turn, *_ in rendering.samples
             if turn is None
             for start, stop in ranges[:-1]  # later prompts contain these turns
         )
@@ -709,6 +712,11 @@ class JinjaTemplate(Template):
         """Return the end of a turn without white space after its last control token."""
         last = max((m.end() for m in self.encoder.control_pattern.finditer(text, start, stop)), default=0)
         return last if last and not text[last:stop].strip() else stop
+
+
+def _has_flagged(conversation: Conversation, trained: Sequence[bool]) -> bool:
+    """Return whether messages that no model writes are trained on."""
+    return any(flag and m.role != "assistant" for m, flag in zip(conversation.messages, trained, strict=True))
 
 
 def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -> tuple[list[int], Sequence[bool]]:
@@ -733,6 +741,14 @@ def _with_added(samples: Sequence[Rendered], added: int) -> list[Rendered]:
     `_of_data` is the opposite.
     """
     return [sample._replace(turn=None if sample.turn is None else sample.turn + added) for sample in samples]
+
+
+def _in_order(ranges: Ranges) -> Ranges:
+    """Return ranges in ascending order, each without the part that an earlier one has."""
+    ordered: Ranges = []
+    for start, stop in sorted((start, stop) for start, stop in ranges):
+        ordered.append((max([start, *(end for _, end in ordered[-1:])]), stop))
+    return ordered
 
 
 def _touching_joined(ranges: Ranges) -> list[tuple[int, int]]:

@@ -247,6 +247,7 @@ def test_plain_records_hold_no_second_answer(format: str, record: dict[str, Any]
         ({}, None), ({"weight": 0.0}, False), ({"weight": 1.0}, None), ({"weight": False}, False),
         ({"weight": True}, None), ({"train": False}, False), ({"train": True}, True), ({"training": False}, False),
         ({"training": 0}, False), ({"training": 1, "weight": 1}, True), ({"weight": 0, "train": False}, False),
+        ({"weight": 1, "train": False}, False),
         ({"train": None, "weight": None}, None), ({"train_detail": [1]}, None),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 from tasks.conversations.model import Conversation
 from tasks.recipe import Recipe
 from tasks.templates.built_in import BuiltIn
-from tasks.templates.spans import Sample, Span, Template, up_to
+from tasks.templates.spans import Sample, Span, Template, ends_of_samples, up_to
 
 
 class Strips(Template):
@@ -36,7 +36,7 @@ class Strips(Template):
         answers = [message for message in conversation.messages if message.role == "assistant"]
         if all(len(message.content.split()) == 1 for message in answers[:-1]):
             return [Sample(self.spans(conversation, trained))]
-        return [self._sample(conversation, turn) for turn, flag in enumerate(trained) if flag]
+        return [self._sample(conversation, turn, trained) for turn in ends_of_samples(conversation, trained)]
 
     def separate(self, _: Conversation) -> None:
         """Render every conversation in full."""
@@ -44,8 +44,8 @@ class Strips(Template):
     def outline(self, *_: object) -> None:
         """Render every conversation in full."""
 
-    def _sample(self, conversation: Conversation, turn: int) -> Sample:
-        prefix, flags = up_to(conversation, turn)
+    def _sample(self, conversation: Conversation, turn: int, trained: Sequence[bool]) -> Sample:
+        prefix, flags = up_to(conversation, turn, trained)
         for message in prefix.messages[:-1]:
             if message.role == "assistant":
                 message.content = message.content.split()[-1]

@@ -5,7 +5,6 @@ This is true regardless of how a template changes the history.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -108,16 +107,13 @@ def test_ids_equal_those_of_the_tokenizer_up_to_each_trained_turn(name: str, tur
         if not keeps:
             messages = [{k: v for k, v in m.items() if k != "reasoning_content"} for m in messages]
         rows, receipt = tokenize([{"messages": messages}], encoder, template)
-        assert receipt["rejects"] == []
-        chosen = [k for k, message in enumerate(messages) if message["role"] == "assistant" or "train" in message]
-        assert len(rows) in ((len(chosen),) if turns == "apart" else (1, len(chosen)))
-        for number, k in enumerate(chosen):
+        if receipt["rejects"]:  # a question with a flag is in the same text as the system message
+            assert name == "system message in the last user turn"
+            return
+        answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        assert len(rows) in ((len(answers),) if turns == "apart" else (1, len(answers)))
+        for number, k in enumerate(answers):
             row = rows[number] if len(rows) > 1 else rows[0]
-            if messages[k]["role"] == "user":
-                text = "".join(encoder.decode(row.ids[row.trained]).split())
-                assert "".join(messages[k]["content"].split()) in text
-                assert len(rows) == 1 or "user" not in text.partition("Q")[0]
-                continue
             prompt = render(messages[:k], tokenize=True, add_generation_prompt=True)
             assert row.ids[: len(prompt)].tolist() == prompt
             assert row.trained[len(prompt)]
@@ -135,23 +131,27 @@ def test_ids_equal_those_of_the_tokenizer_up_to_each_trained_turn(name: str, tur
 
 @pytest.mark.parametrize("turns", ["auto", "apart"])
 @pytest.mark.parametrize("name", MODERN)
-def test_a_turn_with_a_flag_is_trained_on_without_its_header(name: str, turns: Turns) -> None:
-    template = open_jinja(MODERN[name], turns)
-    messages = [{"role": "system", "content": "be"}, user("a 1"), answer("b 2"), user(" c 3\n"), answer("d 4")]
-    for k in (1, 3):
-        flagged = [message | {"train": True} if index == k else message for index, message in enumerate(messages)]
-        samples = samples_of(template, flagged)
-        runs = [run for sample in samples if sample.turn in (None, k) for run in trained(sample)]
-        content = messages[k]["content"].strip()
-        run = next(run for run in runs if content in run).lstrip()
-        assert run.startswith(content), "the header is trained on"
-        assert re.match(r"\s*(<\||$)", run.removeprefix(content)), "more than the content and its end is trained on"
-        if samples[0].turn is None:
-            [others] = samples_of(template, messages)
-            assert [run for run in runs if content not in run] == trained(others)
-        else:
-            others = samples_of(open_jinja(MODERN[name], "apart"), messages)
-            assert [sample for sample in samples if sample.turn != k] == others
+def test_a_turn_with_a_flag_has_the_same_tokens(name: str, turns: Turns) -> None:
+    template, encoder = open_jinja(MODERN[name], turns), open_kind(KIND)
+    texts = ("be", " a 1", "b 2", "\n\nc 3", "d 4", "e 5")
+    messages = [
+        {"role": "system", "content": "be"},
+        *(user(t) if k % 2 else answer(t) for k, t in enumerate(texts[1:], 1)),
+    ]
+    for flagged in ((0, 1), (1,), (3,), (1, 3), (5,)):
+        added = [message | {"train": True} if k in flagged else message for k, message in enumerate(messages)]
+        rows, receipt = tokenize([{"messages": added}], encoder, template)
+        if receipt["rejects"]:  # the system message is in the same text as the flagged question
+            assert name == "system message in the last user turn"
+            assert receipt["rejects"][0][1] == "flag_not_followed"
+            continue
+        before, _ = tokenize([{"messages": messages}], encoder, template)
+        assert [row.ids.tolist() for row in rows[: len(before)]] == [row.ids.tolist() for row in before]
+        assert all((row.trained >= other.trained).all() for row, other in zip(rows, before, strict=False))
+        assert len(rows) == len(before) + (len(before) > 1 and flagged == (5,))
+        trained = "".join(encoder.decode(row.ids[row.trained]) for row in rows)
+        assert [k for k in (1, 3, 5) if texts[k].strip() in trained] == [k for k in flagged if k]
+        assert sum(int(row.trained.sum()) for row in rows) < sum(len(row.ids) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -159,24 +159,54 @@ def test_a_turn_with_a_flag_is_trained_on_without_its_header(name: str, turns: T
     [
         ("{{ m.content }} {{ m.content }}", "does not write its content in one place"),
         ("{{ m.content | length }}", "does not write its content in one place"),
-        ("{{ 'x' if 'Q' in m.content else 'y' }}{{ m.content }}", "without other changes"),
-        (
-            "{% if loop.last %}{{ m.content }}{% endif %}{{ m.role }}",
-            "changes, once more turns follow; set turns: auto",
-        ),
+        ("{{ 'x' if m.content == 'Q' }}{{ m.content }}", "does not write its content in one place"),
     ],
 )
-def test_a_turn_with_a_flag_that_cannot_be_located_is_refused(content: str, problem: str) -> None:
+def test_a_turn_with_a_flag_that_cannot_be_located_is_rejected(content: str, problem: str) -> None:
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}" + content + "{% else %}"
         "{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    messages = [user("Q"), answer("b")]
+    messages = [user("Q"), answer("b"), user("R"), answer("c")]
     assert trained(samples_of(open_jinja(source, "apart"), messages)[0]) == ["b<|im_end|>"]
-    with pytest.raises(DataError, match=rf"messages\[0\] \(user\) cannot be located: .*{problem}.*its flag") as found:
-        samples_of(open_jinja(source, "together"), [messages[0] | {"train": True}, messages[1]])
-    assert found.value.reason == "turn_not_located"
+    with pytest.raises(Reject, match=rf"messages\[0\] \(user\) has a flag .*{problem}") as found:
+        samples_of(open_jinja(source), [messages[0] | {"train": True}, *messages[1:]])
+    assert found.value.reason == "flag_not_followed"
+
+
+# The system message comes last.
+HOISTED = (
+    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages if m.role == 'system' %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}"
+)
+
+
+def test_turns_with_a_flag_are_trained_on_wherever_they_are_written() -> None:
+    messages = [{"role": "system", "content": "s", "train": True}, user("a"), answer("b")]
+    source = "{% if not add_generation_prompt %}" + HOISTED + "{% else %}" + HOISTED.partition("{% endfor %}")[0]
+    source += "{% endfor %}<|im_start|>assistant\n{% endif %}"
+    [sample] = samples_of(open_jinja(source, "together"), messages)
+    assert trained(sample) == ["b<|im_end|>", "s<|im_end|>"]
+
+
+# Nothing but the ends of answers are control tokens.
+TEXT_ONLY = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ '<|im_end|>' if m.role == 'assistant' else '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def test_a_flag_and_an_answer_in_one_text_leave_the_answer_after_its_prompt() -> None:
+    encoder, template = open_kind(KIND), open_jinja(TEXT_ONLY)
+    messages = [user("What is it?"), answer("b")]
+    [before], _ = tokenize([{"messages": messages}], encoder, template)
+    [after], _ = tokenize([{"messages": [messages[0] | {"train": True}, messages[1]]}], encoder, template)
+    assert after.ids.tolist() == before.ids.tolist()
+    assert after.trained[1:].all()
+    two = [user("What is it?"), user("Say") | {"train": True}, answer("b")]
+    with pytest.raises(Reject, match=r"messages\[1\] \(user\) has a flag .* in one text with messages\[0\]"):
+        samples_of(template, two)
 
 
 # The template marks answers, and writes more after each one than the model does.
@@ -189,7 +219,7 @@ MARKED = (
 def test_a_turn_with_a_flag_needs_no_mark() -> None:
     messages = [user("a") | {"train": True}, answer("b"), user("c"), answer("d")]
     [sample] = samples_of(open_jinja(MARKED), messages)
-    assert trained(sample) == ["a<|im_end|>", "b<|im_end|>\n", "d<|im_end|>\n"]
+    assert trained(sample) == ["user\na<|im_end|>", "b<|im_end|>\n", "d<|im_end|>\n"]
     other_prompt = open_jinja(MARKED.replace(PROMPT, "{% if add_generation_prompt %}I think: {% endif %}"))
     [sample] = samples_of(other_prompt, messages[2:])
     assert trained(sample) == ["d<|im_end|>\n"], "marks are enough for answers"

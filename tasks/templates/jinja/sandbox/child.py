@@ -21,7 +21,8 @@ from jinja2.exceptions import SecurityError, TemplateError
 
 from tasks.templates.jinja.composed.pieces import Expected, Gaps, LeftGap, Piece, State, Writer
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment, other_file
-from tasks.templates.jinja.locate import MOST_OF_MARKER, Located, NotLocated, Range, common_start, locate, prefix_ranges
+from tasks.templates.jinja.flagged import NotLocated, Range
+from tasks.templates.jinja.locate import MOST_OF_MARKER, Located, common_start, locate, prefix_ranges
 from tasks.templates.jinja.sandbox import limits
 from tasks.templates.jinja.sandbox.requests import Method
 from tasks.templates.jinja.traced import ANY_GAP, GAP_OF_PIECE, Trace, can_be_traced, prepare_tracing, traced

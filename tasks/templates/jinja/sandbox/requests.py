@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple, Union
 import orjson
 
 from tasks.templates.jinja.composed.pieces import Expected, Piece, State
-from tasks.templates.jinja.locate import Located, Range
+from tasks.templates.jinja.flagged import Range
+from tasks.templates.jinja.locate import Located
 
 # How turns are located (see `locate`). "others" locates the turns that are not trained on, for train_on: all.
 Method = Literal["auto", "together", "apart", "others"]
