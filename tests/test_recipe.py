@@ -577,13 +577,13 @@ GOLDEN_CONVERSATIONS = [
 ]
 NOT_COUNTED = ("bytes", "xxh3", "rejects", "batches", "engine")
 SPANS = {
-    "chatml": "a51b3ff352fafb14",
-    "llama2": "11de7c3fb8b53869",
-    "llama3": "d996df14a4908392",
-    "zephyr": "dc074af6718d4ec4",
-    "alpaca": "0c06adc22ebc7501",
-    "plain": "fd1560ac630bd81e",
-    "mistral": "c8497942d3b7936d",
+    "chatml": "521a165d0e9d3ac9",
+    "llama2": "a359bda7bbe8c957",
+    "llama3": "6cd5fe75f0c93eda",
+    "zephyr": "711d9afe892c5dab",
+    "alpaca": "2cfeed31afb6d06e",
+    "plain": "3321377dd0a8ca2c",
+    "mistral": "a60d34847bee7add",
 }
 
 
