@@ -315,6 +315,21 @@ def test_another_value_is_a_reject_that_names_place_and_value(value: Any) -> Non
         del where["loss_weight"]
 
 
+def test_a_turn_that_a_flag_adds_has_the_weight_of_all_trained_turns(tmp_path: Path) -> None:
+    """A template may write it after a turn that follows it in the data."""
+    records = conversations(3)
+    for record, weight in zip(records, (2, 3, 1), strict=True):
+        record["messages"] = [
+            {"role": "user", "content": f"{weight}?", "train": True, "loss_weight": weight},
+            {"role": "assistant", "content": "Yes.", "loss_weight": 2},
+        ]
+    path = pack_corpus(make_recipe(tmp_path, records, loss_weight="data", max_rejects=1.0))
+    assert load_manifest(path).ledger.conversations.packed == 1
+    rejects = (folder_of(path) / "rejects.jsonl").read_text()
+    assert [json.loads(line)["code"] for line in rejects.splitlines()] == ["E206", "E206"]
+    assert "a flag adds one that is not an answer" in rejects
+
+
 @pytest.mark.parametrize("value", [0, 0.0, 1, 2, 1e-6, 1e6, None])
 def test_a_number_is_a_weight_and_0_leaves_a_turn_out(value: Any) -> None:
     record = conversations(1)[0]

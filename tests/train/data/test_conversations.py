@@ -208,6 +208,23 @@ def test_reasoning_and_flags_are_those_of_format_3(reasoning: str, turns: str, t
     assert counts.rows >= 7
 
 
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_row_that_the_template_refuses_as_a_conversation_is_a_sample(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(MARKED)
+    several = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, "abcd", strict=True)]
+    common = {"tokenizer": str(kind_path("hf_byte_level")), "template": "own.jinja"}
+    counts = check_equal(*pack_both(tmp_path, [{"messages": several}], **common))
+    assert counts.rows == 2
+
+
 def test_the_corpus_contains_its_jinja_template(tmp_path: Path) -> None:
     shutil.copytree(kind_path("hf_byte_level"), tmp_path / "tokenizer")
     (tmp_path / "own.jinja").write_text(CHATML_JINJA)
