@@ -83,8 +83,8 @@ _ALL = [
     Code("E205", "bad_content", DATA, "The content of a message is not text.",
          "null without tool calls, a number, or a part that is not text", "write it as a string or as text parts"),
     Code("E206", "bad_weight", DATA, "A message has an invalid weight or training flag.",
-         "a fractional weight, a flag that is neither true nor false, two flags that disagree, or a loss_weight "
-         "that is neither 0 nor a number from 1e-6 to 1,000,000",
+         "a fractional weight, a flag that is neither true nor false, two flags that disagree, a loss_weight that is "
+         "neither 0 nor a number from 1e-6 to 1,000,000, or different loss_weights where a flag adds a turn",
          "write weight as 0 or 1, train or training as true or false, and keep one; loss_weight is for fractions"),
     Code("E207", "bad_role", DATA, "The role of a message is unknown.",
          "it is mistyped, or another tool's name for a role",

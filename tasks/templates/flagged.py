@@ -3,7 +3,7 @@
     <|im_start|> user\\n ▓What is 6 × 7?▓ <|im_end|>   ──▶   <|im_start|> ▓user\\nWhat is 6 × 7?<|im_end|>▓
 
 A label within a text would cut the text in two, and the tokens would differ from those of the prompt that the model
-reads at inference. So the text between two control tokens is trained on as a whole, with the second one. The text of an
+reads at inference. So the text between two control tokens is trained on as a whole, with the second one. A trained
 answer ends it, too. `jinja.flagged` does the same for Jinja templates.
 """
 
@@ -20,11 +20,15 @@ def with_whole_texts(spans: Sequence[Span], said: Sequence[bool]) -> list[Span]:
 
     `said` is true for spans of the content of a message. Raises Reject if such a text holds another message.
     """
+
+    def is_answer(place: int) -> bool:
+        return said[place] and spans[place].role == "assistant"
+
     found: list[Span] = []
     top = 0
     while top < len(spans):
         end = top
-        while end < len(spans) and spans[end].token == TEXT and not (said[end] and spans[end].role == "assistant"):
+        while end < len(spans) and spans[end].token == TEXT and not (is_answer(end) and spans[end].trained):
             end += 1
         text = spans[top:end]
         if not any(span.trained for span in text):
@@ -41,7 +45,6 @@ def with_whole_texts(spans: Sequence[Span], said: Sequence[bool]) -> list[Span]:
             )
         found += [text[0]._replace(trained=True, alone=True), *(span._replace(trained=True) for span in text[1:])]
         for span in spans[end : end + 1]:
-            answers = said[end] and span.role == "assistant"
-            found.append(span._replace(alone=True) if answers else span._replace(trained=True))
+            found.append(span._replace(alone=True) if is_answer(end) else span._replace(trained=True))
         top = end + 1
     return found

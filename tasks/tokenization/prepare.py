@@ -171,9 +171,7 @@ class Preparer:
 
         Such turns may be part of the sample of an answer, and a template may write them elsewhere.
         """
-        is_added = any(
-            conversation.messages[k].train and conversation.messages[k].role != "assistant" for k in of_turns
-        )
+        is_added = self._train_on != "all" and any(conversation.messages[k].role != "assistant" for k in of_turns)
         if is_added and len(set(of_turns.values())) > 1:
             raise Reject(
                 "bad_weight",

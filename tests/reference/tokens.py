@@ -228,16 +228,16 @@ def shares_its_text(sample: Sample, library: Library) -> bool:
     groups = runs_of(written(sample, library))
     return any(
         any(flag == "added" and value for _, value, flag in run)
-        and any(flag == "content" and str(value).strip() for _, value, flag in run)
+        and any(flag in ("content", "other answer") and str(value).strip() for _, value, flag in run)
         for run in groups
     )
 
 
 def runs_of(items: Iterable[Written]) -> list[list[Written]]:
-    """Return runs of items: control tokens, pieces of answers, and other text."""
+    """Return runs of items: control tokens, pieces of trained answers, and other text."""
     runs: list[list[Written]] = [[]]
     for item in items:
-        if item[0] == "control" or item[2] in ("answer", "other answer"):
+        if item[0] == "control" or item[2] == "answer":
             runs += [[item], []]
         else:
             runs[-1].append(item)

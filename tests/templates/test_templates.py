@@ -433,6 +433,15 @@ def test_a_turn_with_a_flag_that_shares_its_text_is_rejected() -> None:
     for template in ("llama2", "mistral", "alpaca"):
         _, receipt = tokenize([{"messages": messages}], open_kind("sp_bpe_chatml"), template)
         assert [code for _, code, _ in receipt["rejects"]] == ["flag_not_followed"], template
+    # Its text, without control tokens, holds an answer that is not trained on.
+    untrained = [
+        {"role": "user", "content": "q"}, {"role": "assistant", "content": "x", "train": False},
+        {"role": "user", "content": "r", "train": True}, {"role": "assistant", "content": "b"},
+    ]  # fmt: skip
+    _, receipt = tokenize([{"messages": untrained}], open_kind("hf_byte_level"), "zephyr")
+    assert receipt["rejects"] == []
+    _, receipt = tokenize([{"messages": untrained}], open_kind("mistral_v3"), "llama3")
+    assert [code for _, code, _ in receipt["rejects"]] == ["flag_not_followed"]
     both = [message | {"train": True} for message in messages]
     for template in BUILT_IN:
         [row], _ = tokenize([{"messages": both}], open_kind("sp_bpe_chatml"), template)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 Range = tuple[int, int]
@@ -40,43 +40,43 @@ def flagged_ranges(
     """
     if not turns:
         return []
-    places = {k: _place_of(render, messages, k, text) for k, message in enumerate(messages) if _has_text(message)}
     controls = [match.span() for match in ends.finditer(text)]
+    mark, other_mark = islice((mark for mark in map("m-a-r-k-{}-".format, count()) if mark not in text), 2)
     found = set()
     for k in turns:
-        place = places[k]
-        if place is None:
+        marked = [_with(message, mark) if n == k else message for n, message in enumerate(messages)]
+        before, *rest = render(marked).split(mark)
+        if len(rest) != 1 or before + rest[0] != text:
             raise NotLocated(k, "the template does not write its content in one place")
+        place = len(before)
         start = max([0, *(stop for _, stop in (*controls, *answers) if stop <= place)])
         stop = min([len(text), *(stop for first, stop in controls if first >= place)])
         stop = min([stop, *(first for first, _ in answers if first >= place)])
-        for other, there in places.items():
-            # The place of an answer is often unknown, for example if its reasoning is left out.
-            is_unknown = there is None and messages[other]["role"] != "assistant"
-            is_inside = there is not None and start <= there < stop and not any(a <= there < b for a, b in answers)
-            if other not in turns and (is_unknown or is_inside):
-                raise NotLocated(k, f"the template writes it in one text with messages[{other}]")
         found.add((start, stop))
+        part = text[start:place] + mark + text[place:stop]
+        for other in range(len(messages)):
+            if other not in turns and part not in render(
+                [_with(message, other_mark) if n == other else message for n, message in enumerate(marked)]
+            ):
+                raise NotLocated(k, f"the template writes it in one text with messages[{other}]")
     return sorted(found)
 
 
-def _place_of(render: Callable[[list[Any]], str], messages: Sequence[Any], turn: int, text: str) -> int | None:
-    """Return a place within the content of a message in the rendering of messages.
+def _with(message: Any, mark: str) -> Any:
+    """Return a message with a mark in its texts.
 
-    A mark in the middle of the content shows the place. Returns None if the mark changes anything else, or is not in
-    one place.
+    These are its content, its reasoning, and the names of its calls. The mark is in the middle of a content, or a further part of it. Nothing is added to an empty content.
     """
-    mark = next(mark for mark in map("m-a-r-k-{}".format, count()) if mark not in text)
-    content = messages[turn]["content"]
-    if isinstance(content, str):
+    content, found = message.get("content"), dict(message)
+    if content:
         middle = len(content) // 2
-        marked: Any = content[:middle] + mark + content[middle:]
-    else:
-        marked = [*content, {"type": "text", "text": mark}]
-    before, *rest = render([*messages[:turn], {**messages[turn], "content": marked}, *messages[turn + 1 :]]).split(mark)
-    return len(before) if len(rest) == 1 and before + rest[0] == text else None
-
-
-def _has_text(message: Any) -> bool:
-    content = message.get("content") or ""
-    return bool(content.strip() if isinstance(content, str) else content)
+        is_text = isinstance(content, str)
+        found["content"] = (
+            content[:middle] + mark + content[middle:] if is_text else [*content, {"type": "text", "text": mark}]
+        )
+    if message.get("reasoning_content"):
+        found["reasoning_content"] = mark
+    if message.get("tool_calls"):
+        calls = message["tool_calls"]
+        found["tool_calls"] = [{**call, "function": {**call["function"], "name": mark}} for call in calls]
+    return found

@@ -7,7 +7,7 @@
     apart     [prompt 1 ▓answer 1▓] [prompt 2 … ▓answer 2▓]     one sample per turn, each after exactly its prompt
 
 Messages that no model writes, such as user messages, are trained on if the data says so (see `flagged`). They are part
-of the sample of the next answer.
+of the sample of the next answer, or of a last sample if no answer follows.
 
 Many templates render a turn differently once another turn follows: they leave reasoning out of the history, or write an
 end token only at the end of the conversation. In this case, `together` would train on a text that the model never sees.

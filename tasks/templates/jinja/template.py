@@ -720,7 +720,7 @@ def _has_flagged(conversation: Conversation, trained: Sequence[bool]) -> bool:
 
 
 def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -> tuple[list[int], Sequence[bool]]:
-    """Return the turns that models write, and the flags of all messages.
+    """Return the trained turns that have a prompt, and the flags of all messages.
 
     A first turn without a prompt, such as a greeting, is context.
     """

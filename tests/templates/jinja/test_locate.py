@@ -204,6 +204,11 @@ def test_a_flag_and_an_answer_in_one_text_leave_the_answer_after_its_prompt() ->
     [after], _ = tokenize([{"messages": [messages[0] | {"train": True}, messages[1]]}], encoder, template)
     assert after.ids.tolist() == before.ids.tolist()
     assert after.trained[1:].all()
+    for other in (answer("x", train=False), answer("", tool_calls=[CALL], train=False)):
+        source = "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
+        text_only = open_jinja(TEXT_ONLY.replace("<|im_end|>", ";").replace("{{ m.content }}", source))
+        with pytest.raises(Reject, match=r"messages\[0\] \(user\) has a flag .* in one text with messages\[1\]"):
+            samples_of(text_only, [user("q") | {"train": True}, other, user("r"), answer("b")])
     two = [user("What is it?"), user("Say") | {"train": True}, answer("b")]
     with pytest.raises(Reject, match=r"messages\[1\] \(user\) has a flag .* in one text with messages\[0\]"):
         samples_of(template, two)

@@ -312,7 +312,8 @@ def _rendering(
         return render(messages, prompt)[0]
 
     whole, marks = render(messages, False, marked)
-    is_first = method != "others" and len(turns) > 1 and turns[0] == 0 and messages[0]["role"] == "assistant"
+    answers = [k for k in turns if messages[k]["role"] == "assistant"]
+    is_first = method != "others" and len(answers) > 1 and answers[0] == 0
     unprompted = is_first and not _is_prompted(text_of, messages, ends)
     turns = turns[unprompted:]
     try:
