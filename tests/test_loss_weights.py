@@ -330,6 +330,13 @@ def test_a_turn_that_a_flag_adds_has_the_weight_of_all_trained_turns(tmp_path: P
     assert "a flag adds one that is not an answer" in rejects
 
 
+def test_a_flag_that_adds_nothing_needs_no_equal_weights(tmp_path: Path) -> None:
+    turns = [("user", True, 0.5), ("assistant", False, 1), ("user", False, 1), ("assistant", None, 2)]
+    messages = [{"role": role, "content": "a", "train": flag, "loss_weight": weight} for role, flag, weight in turns]
+    path = pack_corpus(make_recipe(tmp_path, [{"messages": messages}], loss_weight="data", train_on="all"))
+    assert load_manifest(path).ledger.conversations.packed == 1
+
+
 @pytest.mark.parametrize("value", [0, 0.0, 1, 2, 1e-6, 1e6, None])
 def test_a_number_is_a_weight_and_0_leaves_a_turn_out(value: Any) -> None:
     record = conversations(1)[0]

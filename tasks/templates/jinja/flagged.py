@@ -65,7 +65,8 @@ def flagged_ranges(
 def _with(message: Any, mark: str) -> Any:
     """Return a message with a mark in its texts.
 
-    These are its content, its reasoning, and the names of its calls. The mark is in the middle of a content, or a further part of it. Nothing is added to an empty content.
+    These are its content, its reasoning, and the names of its calls. The mark is in the middle of a content, or a
+    further part of it. Nothing is added to an empty content.
     """
     content, found = message.get("content"), dict(message)
     if content:

@@ -214,6 +214,14 @@ def test_a_flag_and_an_answer_in_one_text_leave_the_answer_after_its_prompt() ->
         samples_of(template, two)
 
 
+def test_conversations_with_a_flag_are_rendered() -> None:
+    """Placeholders would not show where a content is."""
+    template = open_jinja(STRIPPED)
+    conversation = read_record({"messages": [user("a"), answer("b")]}, "messages")
+    assert template.outline(conversation, [False, True])
+    assert template.outline(conversation, [True, True]) is None
+
+
 # The template marks answers, and writes more after each one than the model does.
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
