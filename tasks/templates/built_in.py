@@ -61,10 +61,10 @@ class BuiltIn(Template):
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation; `trained` has one flag per message."""
-        conversation, trained, _ = self.adjust.of(conversation, trained)
+        conversation, trained, added = self.adjust.of(conversation, trained)
         if conversation.messages[0].role == "text":
             return plain_text(conversation, trained, self.encoder)
-        for number, message in enumerate(conversation.messages):
+        for number, message in enumerate(conversation.messages, -added):
             if message.reasoning:
                 raise DataError(
                     "reasoning_not_written",

@@ -160,7 +160,10 @@ class JinjaTemplate(Template):
         composed = (yield from self._composed(conversation, trained)) if expected is None else None
         if composed and not composed.is_compared:
             return _of_data(composed.samples, added)
-        samples = yield from self._rendered(conversation, trained, expected and _with_added(expected, added))
+        try:
+            samples = yield from self._rendered(conversation, trained, expected and _with_added(expected, added))
+        except (Reject, DataError) as error:
+            raise type(error)(error.reason, _with_own_numbers(error.message, added)) from None
         if samples is None:
             return None
         if composed and composed.samples != samples:
@@ -733,6 +736,16 @@ def _of_data(samples: list[Sample], added: int) -> list[Sample]:
     `added` is the number of messages that were added at the start.
     """
     return [Sample(spans, None if turn is None else turn - added) for spans, turn in samples] if added else samples
+
+
+def _with_own_numbers(message: str, added: int) -> str:
+    """Return an error message with the message indices of the data."""
+
+    def name(found: re.Match[str]) -> str:
+        number = int(found[1]) - added
+        return "the default system message" if number < 0 else f"messages[{number}]"
+
+    return re.sub(r"messages\[(\d+)\]", name, message) if added else message
 
 
 def _with_added(samples: Sequence[Rendered], added: int) -> list[Rendered]:

@@ -356,6 +356,19 @@ def test_the_default_system_message_is_added_where_there_is_none() -> None:
     assert [sample.turn for sample in samples] == [1, 3], "turns are numbered as in the record"
 
 
+def test_errors_number_messages_as_the_record_does() -> None:
+    adjust = Adjust(default_system="Be brief.")
+    for template in (
+        open_jinja(NO_CALLS, adjust=adjust),
+        BuiltIn("chatml", open_kind(KIND), "assistant", adjust=adjust),
+    ):
+        with pytest.raises(DataError, match=r"messages\[1\] has reasoning"):
+            samples_of(template, TWO[:2])
+    system_in_last = open_jinja(MODERN["system message in the last user turn"], adjust=adjust)
+    with pytest.raises(Reject, match=r"messages\[0\] \(user\) .* in one text with the default system message"):
+        samples_of(system_in_last, [user("a") | {"train": True}, answer("b")])
+
+
 def test_calls_reach_the_template_in_its_own_form_or_are_rejected() -> None:
     messages = [user("a"), answer("", tool_calls=[CALL]), {"role": "tool", "content": "7"}, answer("b")]
     for source in (CALLS_IF_NULL, TEXT_ARGUMENTS):

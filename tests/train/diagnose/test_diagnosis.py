@@ -94,10 +94,10 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(factors, "SHORTEST", LENGTH // 2)
-    # One repeat is cheap, and usually too few to conclude anything while other processes run.
+    # One repeat is cheap, and too few to know the noise while other processes run, so it counts as none.
     monkeypatch.setattr(schedule, "FEWEST", 1)
     monkeypatch.setattr(schedule, "MOST", 1)
-    monkeypatch.setattr(compare, "STUDENT", (2.0,))
+    monkeypatch.setattr(compare, "STUDENT", (0.0,))
     given = words(folder, "long", "--only", "sequence_length", "--steps", "5", "--attention", "eager")
     given += ["--tokens-per-step", "2048", "--quantization", "none"]
     path, found, shown = diagnosed(given, capsys, monkeypatch)
@@ -105,7 +105,7 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     assert list(trials) == ["sequence_length: 256", "sequence_length: 1024"]
     assert trials["sequence_length: 1024"]["reason"].startswith("E614"), "more positions than the model has"
     chosen = "sequence_length: 256"
-    assert trials[chosen]["speedup"]["ratio"] > 1.5
+    assert trials[chosen]["speedup"]["ratio"] > 1.2
     assert [one["trial"] for one in found["runs"]] == [
         "current settings", *trials, "current settings", chosen, "current settings"
     ]  # fmt: skip
