@@ -25,7 +25,7 @@ from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.families import alpaca, chatml, hermes, llama2, llama3, mistral, plain, zephyr
 from tasks.templates.flagged import with_whole_texts
 from tasks.templates.placeholders import is_plain, with_contexts_joined
-from tasks.templates.spans import Outline, Sample, Span, Template, TrainOn, Turns, ends_of_samples, up_to
+from tasks.templates.spans import Outline, Sample, Span, Template, TrainOn, Turns, ends_of_samples, has_flagged, up_to
 from tasks.templates.writer import Family, Writer
 
 # Part of the digest of every built-in template. Raise it if the spans of any built-in template change.
@@ -74,8 +74,9 @@ class BuiltIn(Template):
         turns = list(zip(conversation.messages, trained, strict=True))
         writer = Writer(self.encoder, self._headers_too, conversation.tools)
         self._family.write(writer, turns if self._family.writes_tools else hermes.with_system(writer, turns))
-        others = any(flag and message.role != "assistant" for message, flag in turns)
-        return with_whole_texts(writer.spans, writer.said) if others and not self._headers_too else writer.spans
+        if self._headers_too or not has_flagged(conversation, trained):
+            return writer.spans
+        return with_whole_texts(writer.spans, writer.said)
 
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
         """Return the conversation as one sample, or as a sample for each trained turn.

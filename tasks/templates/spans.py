@@ -130,6 +130,11 @@ class Template(Protocol):
         ...
 
 
+def has_flagged(conversation: Conversation, trained: Sequence[bool]) -> bool:
+    """Return whether messages that no model writes are trained on."""
+    return any(flag and m.role != "assistant" for m, flag in zip(conversation.messages, trained, strict=True))
+
+
 def ends_of_samples(conversation: Conversation, trained: Sequence[bool]) -> list[int]:
     """Return the index of the last message of each sample, if each turn is a sample.
 

@@ -56,7 +56,18 @@ from tasks.templates.reasoning import (
     with_reasoning,
     without_reasoning,
 )
-from tasks.templates.spans import TEXT, Outline, Rendered, Sample, Span, Template, ToRender, TrainOn, Turns
+from tasks.templates.spans import (
+    TEXT,
+    Outline,
+    Rendered,
+    Sample,
+    Span,
+    Template,
+    ToRender,
+    TrainOn,
+    Turns,
+    has_flagged,
+)
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -175,7 +186,7 @@ class JinjaTemplate(Template):
 
         See `composer`.
         """
-        apart = None if self._all or _has_flagged(conversation, trained) else self._separate(conversation)
+        apart = None if self._all or has_flagged(conversation, trained) else self._separate(conversation)
         if apart is None or (self._call_form and self._call_form[1]):
             return None
         return (yield from self._composer.compose(apart, trained))
@@ -333,7 +344,7 @@ class JinjaTemplate(Template):
         If the template does more with the placeholders than write and test them, the samples are a guess. Return None
         if they cannot be guessed.
         """
-        if self._all or conversation.messages[0].role == "text" or _has_flagged(conversation, trained):
+        if self._all or conversation.messages[0].role == "text" or has_flagged(conversation, trained):
             return None
         return self._traced_outline(conversation, trained) or self._guess(conversation, trained)
 
@@ -715,11 +726,6 @@ class JinjaTemplate(Template):
         """Return the end of a turn without white space after its last control token."""
         last = max((m.end() for m in self.encoder.control_pattern.finditer(text, start, stop)), default=0)
         return last if last and not text[last:stop].strip() else stop
-
-
-def _has_flagged(conversation: Conversation, trained: Sequence[bool]) -> bool:
-    """Return whether messages that no model writes are trained on."""
-    return any(flag and m.role != "assistant" for m, flag in zip(conversation.messages, trained, strict=True))
 
 
 def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -> tuple[list[int], Sequence[bool]]:

@@ -109,12 +109,13 @@ def test_ids_equal_those_of_the_tokenizer_up_to_each_trained_turn(name: str, tur
         rows, receipt = tokenize([{"messages": messages}], encoder, template)
         if receipt["rejects"]:  # a question with a flag is in the same text as the system message
             assert name == "system message in the last user turn"
+            assert [code for _, code, _ in receipt["rejects"]] == ["flag_not_followed"]
             return
         answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         assert len(rows) in ((len(answers),) if turns == "apart" else (1, len(answers)))
         for number, k in enumerate(answers):
-            row = rows[number] if len(rows) > 1 else rows[0]
             prompt = render(messages[:k], tokenize=True, add_generation_prompt=True)
+            row = rows[number] if len(rows) > 1 else rows[0]
             assert row.ids[: len(prompt)].tolist() == prompt
             assert row.trained[len(prompt)]
             assert not row.trained[len(prompt) - 1] or "train" in messages[k - 1]
