@@ -78,7 +78,7 @@ def sft_dataset(corpus: Corpus, split: str = "train") -> tuple[Dataset, Counts]:
     manifest, folder = _manifest(corpus), corpus.folder
     encoder = open_tokenizer(manifest, folder)
     templates = [open_template(manifest, folder, encoder)]
-    if manifest.ledger.samples is not None:  # a row may be a sample of one turn
+    if manifest.ledger.samples is not None and "turns" not in manifest.config:  # some rows are samples of one turn
         templates.append(open_template(manifest, folder, encoder, "apart"))
     index = _read_index(corpus, manifest, split)
     counts = Counts()
