@@ -224,7 +224,6 @@ class Pack(OfPlan):
         layout, mirror = Layout(self.root), mirror_of(self.root)
         facts = fetch_plan(mirror, self.plan_folder, self.shard)
         files = [layout.token_file(key) for key in facts["token_files"]]
-        receipts = {layout.token_file(key): layout.token_receipt(key) for key in facts["token_files"]}
         with mirror.writing(*self.outputs(), keep=False) as (path, receipt_file):
             try:
                 receipt = write_planned_shard(
@@ -235,7 +234,7 @@ class Pack(OfPlan):
                     self.special,
                     self.length,
                     self.corpus_key,
-                    fetch=lambda file: mirror.fetch((file, receipts[file])),
+                    fetch=lambda file: mirror.fetch((file, layout.token_receipt(file.stem))),
                     shape=self.shape,
                 )
             except (pa.ArrowException, ValueError, IndexError):

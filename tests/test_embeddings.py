@@ -30,7 +30,7 @@ from tasks.packing.company.embeddings import embedded_directions, embedded_dupli
 from tasks.packing.company.sketches import FEW
 from tasks.storage.manifest import load_manifest
 from tasks.storage.schemas import AXES
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 from tasks.verification.rebuild import rebuild
 from tasks.verification.repair import repair
 from tasks.verification.verify import verify

@@ -29,7 +29,7 @@ from tasks.packing.company.sketches import directions, near_duplicates
 from tasks.packing.plan import token_files
 from tasks.recipe import resolve
 from tasks.storage.manifest import load_manifest
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 
 
 def pairs_alike(row: np.ndarray, vectors: np.ndarray) -> float:

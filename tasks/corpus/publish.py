@@ -26,7 +26,7 @@ from tasks.storage.facts.outputs import FileFacts
 from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import copy_file, read_receipt, sha256_of, to_json, write_bytes
 from tasks.storage.row_statistics import ROWS
-from tasks.storage.token_files import TokenFiles
+from tasks.storage.tokens.token_files import TokenFiles
 
 COPIED = ("index.arrow", ROWS, "rejects.jsonl")  # files of the plan that are part of the corpus
 

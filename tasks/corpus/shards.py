@@ -25,7 +25,7 @@ from tasks.storage.arrow import offsets_of, to_arrow, to_numpy
 from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import atomic_file
 from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
-from tasks.storage.token_files import TokenFiles, WeightRuns
+from tasks.storage.tokens.token_files import TokenFiles, WeightRuns
 
 # Tokens per record batch: 13 MB of columns, far below Arrow's 32-bit limits for any sequence length.
 BATCH_TOKENS = 1 << 20

@@ -45,7 +45,7 @@ from tasks.storage.facts.inputs import MixtureFacts
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
 from tasks.storage.splits import SPLITS, length_in, split_names, splits_of
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.tokenization.embedding_sizes import EmbeddingSizes
 from tasks.tokenization.token_batch import noticed_in

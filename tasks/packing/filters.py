@@ -13,7 +13,7 @@ import numpy as np
 from tasks.config import Config
 from tasks.packing.pieces import Accepted
 from tasks.storage.schemas import drop_code
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 
 
 def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Config) -> None:

@@ -24,7 +24,7 @@ from tasks.storage.arrow import strings, to_arrow
 from tasks.storage.files import atomic_file
 from tasks.storage.schemas import DROP_REASONS, INDEX_SCHEMA, REJECTED, SAMPLE_DROP_REASONS, index_schema
 from tasks.storage.splits import split_names
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 
 # Conversations or pieces per record batch; a batch is assembled in one step.
 _BATCH = 1 << 16

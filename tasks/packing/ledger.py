@@ -22,7 +22,7 @@ from tasks.packing.pieces import CHUNK, Accepted, Pieces, piece_counts
 from tasks.recipe import Recipe
 from tasks.storage.facts.ledger import Ledger
 from tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 
 
 @dataclass(slots=True)

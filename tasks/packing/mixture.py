@@ -23,7 +23,7 @@ from tasks.packing.pieces import Pieces
 from tasks.packing.placement import hold_out_at_least_one
 from tasks.recipe import Recipe
 from tasks.storage.schemas import drop_code
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 
 
 def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:

@@ -1,6 +1,6 @@
 """Pieces to place in rows: whole conversations, and cuts of overlong ones.
 
-If a conversation has several samples (storage/samples.py), "conversation" means one of its samples here, in
+If a conversation has several samples (storage/tokens), "conversation" means one of its samples here, in
 placement.py, and in index_writer.py. Filters by content, limits, and weights apply to all samples of a conversation
 together.
 
@@ -25,9 +25,9 @@ import numpy as np
 from tasks.core.errors import DataError
 from tasks.core.int32 import MOST, as_int32
 from tasks.recipe import Recipe
-from tasks.storage.samples import Samples
 from tasks.storage.schemas import REJECTED, drop_code
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.samples import Samples
+from tasks.storage.tokens.token_files import TokenColumns
 
 CHUNK = 1 << 18  # conversations or pieces processed at a time
 

@@ -67,10 +67,10 @@ from tasks.sources.model import Part
 from tasks.storage.arrow import to_arrow, xxh3_of
 from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
 from tasks.storage.row_statistics import ROWS, RowStatistics
-from tasks.storage.samples import samples_of
 from tasks.storage.schemas import REJECTED, ROWS_SCHEMA, plan_schema
 from tasks.storage.splits import SPLITS, TRAIN_EPOCH_PREFIX, first_packing, length_in, splits_of
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.samples import samples_of
+from tasks.storage.tokens.token_files import TokenColumns
 from tasks.tokenization.embedding_sizes import check_embeddings
 from tasks.tokenization.token_batch import noticed_in
 

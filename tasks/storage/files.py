@@ -11,7 +11,6 @@ locked; the next writer of the same file removes it.
 from __future__ import annotations
 
 import fcntl
-import glob
 import hashlib
 import os
 import secrets
@@ -205,8 +204,13 @@ def _is_locked(file: IO[bytes]) -> bool:
 
 def remove_abandoned(path: Path) -> bool:
     """Remove abandoned temporary files of `path`; return whether others are in use."""
-    others = False
-    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+    others, start, names = False, f".{path.name}.", list[str]()
+    with suppress(OSError):  # there is no such folder yet
+        names = os.listdir(path.parent)  # `glob` would compile a pattern for every file that is written
+    for name in names:
+        if not (name.startswith(start) and name.endswith(".tmp", len(start))):
+            continue
+        old = path.with_name(name)
         # Open for writing, because NFS does not lock other files.
         with suppress(OSError), old.open("r+b") as file:
             try:

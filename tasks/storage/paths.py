@@ -10,6 +10,7 @@ class Layout:
 
     def __init__(self, root: Path):
         self.root = root
+        self._tokens = root / "data" / "tokens"  # named for every part, many times
 
     def outputs(self) -> list[Path]:
         """Return the folders that contain only outputs of runs, with links resolved."""
@@ -36,10 +37,10 @@ class Layout:
         return self.tokenizer(key).with_name("receipt.json")
 
     def token_file(self, key: str) -> Path:
-        return self.root / "data" / "tokens" / key[:2] / f"{key}.arrow"
+        return self._tokens.joinpath(key[:2], f"{key}.arrow")
 
     def token_receipt(self, key: str) -> Path:
-        return self.token_file(key).with_suffix(".json")
+        return self._tokens.joinpath(key[:2], f"{key}.json")
 
     def engine(self, key: str) -> Path:
         return self.root / "data" / "engines" / f"{key}.json"

@@ -30,14 +30,13 @@ _BELOW_ROOT = re.compile(r"(?P<root>.*?)/(?P<key>manifests/[^/]+\.json|data/corp
 
 def home() -> Path:
     """Return the folder of all scratch folders."""
-    named = os.environ.get(SCRATCH)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return _resolved(named or str(cache / "packcorpus"))
+    return _home(*map(os.environ.get, (SCRATCH, "XDG_CACHE_HOME", "HOME")))
 
 
 @lru_cache(maxsize=4)
-def _resolved(folder: str) -> Path:
-    return Path(folder).resolve()
+def _home(scratch: str | None, cache: str | None, user: str | None) -> Path:
+    """Return the folder for these environment variables; every step asks for it."""
+    return Path(scratch or Path(cache or "~/.cache").expanduser() / "packcorpus").resolve()
 
 
 def scratch_of(url: str) -> Path:

@@ -9,9 +9,10 @@ read by `Format.read`, which defines the meaning of a record.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
-from msgspec import DecodeError, Struct, ValidationError, convert, defstruct, to_builtins
+from msgspec import DecodeError, ValidationError, convert, defstruct, to_builtins
 from msgspec.json import Decoder, encode
 
 from tasks.conversations.formats import FORMAT_OF
@@ -31,7 +32,7 @@ class PlainRecords:
     def __init__(self, format: str):
         self._plain = FORMAT_OF[format].plain if format else None
         # JSON records may only have declared keys, because msgspec does not check the values of other keys.
-        self._decode = self._plain and Decoder(_strict(self._plain)).decode
+        self._decode = self._plain and _decoder(self._plain).decode
 
     def decode(self, lines: list[bytes]) -> list[Any] | None:
         """Decode JSON records, each as a PlainRecord if it is plain.
@@ -86,6 +87,9 @@ def as_dict(record: object) -> object:
     return to_builtins(record) if isinstance(record, PlainRecord) else record
 
 
-def _strict(plain: type[PlainRecord]) -> type[Struct]:
+@lru_cache(maxsize=32)
+def _decoder(plain: type[PlainRecord]) -> Decoder[Any]:
+    """Return a decoder that accepts no other keys; a process needs it for every part."""
     keys = [(key, str | None, None) for key in IGNORED if key not in plain.__struct_fields__]
-    return defstruct(plain.__name__, keys, bases=(plain,), forbid_unknown_fields=True, gc=False, omit_defaults=True)
+    strict = defstruct(plain.__name__, keys, bases=(plain,), forbid_unknown_fields=True, gc=False, omit_defaults=True)
+    return Decoder(strict)

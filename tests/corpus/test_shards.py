@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from tasks.corpus.shards import Rows, build_rows, write_shard
 from tasks.storage.files import sha256_of
 from tasks.storage.keys import VERSIONS, WHOLE_MESSAGES
 from tasks.storage.schemas import IGNORED, PLAN_SCHEMA, conversation_schema, row_schema
-from tasks.storage.token_files import TokenFiles
+from tasks.storage.tokens.token_files import TokenFiles
 from tasks.verification.verify import verify
 from train.data.conversations import sft_dataset
 from train.data.corpus import open_corpus
@@ -168,18 +169,36 @@ def test_only_record_batches_with_a_piece_are_opened(tmp_path: Path, opened: lis
     columns = {field: batch.column(field).to_numpy(zero_copy_only=False) for field in batch.schema.names}
     everything = TokenFiles([path]).locate(columns)
     assert opened[:10] == [*range(10)], "without a receipt, they are counted"
-    opened.clear()
     write_receipt(path.with_suffix(".json"), receipt)
+    os.utime(path, (1, 1))
+    opened.clear()
     assert TokenFiles([path]).locate(columns).tolist() == everything.tolist()
     assert opened == [2, 9]
     # A receipt that does not describe the file is not used.
-    for wrong in ([3] * 9, [3] * 11, [2] * 10, None):
+    for seconds, wrong in enumerate(([3] * 9, [3] * 11, [2] * 10, None), 2):
         write_receipt(path.with_suffix(".json"), receipt | {"batches": wrong})
+        os.utime(path, (seconds, seconds))
         if wrong == [2] * 10:
             with pytest.raises(ValueError, match=r"0\.arrow: record batch 3 has 3 rows, but 2 are recorded"):
                 TokenFiles([path]).locate(columns)
         else:
             assert TokenFiles([path]).locate(columns).tolist() == everything.tolist()
+
+
+def test_a_token_file_is_opened_once_unless_it_changes(tmp_path: Path, opened: list[int]) -> None:
+    path, plan = tmp_path / "0.arrow", as_batch([(0, 0, 0, 1, 0, 2, False), (0, 2, 0, 4, 0, 2, False)])
+    columns = {field: plan.column(field).to_numpy(zero_copy_only=False) for field in plan.schema.names}
+    token_file(path, [([~1, 2], True)] * 6, batch=2)
+    first = TokenFiles([path]).locate(columns).tolist()
+    opened.clear()
+    assert TokenFiles([path]).locate(columns).tolist() == first
+    assert opened == []
+    token_file(path, [([~1, 2, 3], True)] * 6, batch=2)
+    os.utime(path, (1, 1))
+    second = TokenFiles([path]).locate(columns).tolist()
+    assert opened
+    assert second != first
+    assert [np.fromfile(path, np.int32, 3, offset=place).tolist() for place in second] == [[~1, 2, 3]] * 2
 
 
 def test_a_conversation_that_a_token_file_lacks(tmp_path: Path) -> None:

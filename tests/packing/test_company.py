@@ -28,7 +28,7 @@ from tasks.packing.placement import pack_group
 from tasks.sources.model import Source
 from tasks.storage.manifest import load_manifest
 from tasks.storage.shards import open_index
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 from tasks.verification.verify import verify
 
 

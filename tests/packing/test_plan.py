@@ -39,7 +39,7 @@ from tasks.sources.model import Part, Source, SourceFile
 from tasks.storage.files import read_receipt
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import INDEX_SCHEMA, PLAN_SCHEMA
-from tasks.storage.token_files import TokenFiles
+from tasks.storage.tokens.token_files import TokenFiles
 
 SPECIAL = EOS, PAD
 

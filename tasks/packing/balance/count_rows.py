@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.packing.pieces import Pieces
 from tasks.storage.row_statistics import RowStatistics
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 
 
 def statistics_of(row: np.ndarray, rows: int, pieces: Pieces, tokens: TokenColumns) -> RowStatistics:

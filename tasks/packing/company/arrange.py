@@ -19,7 +19,7 @@ from tasks.core.int32 import MOST
 from tasks.core.seeded_order import draws
 from tasks.packing.company.embeddings import embedded_directions, embedded_duplicates
 from tasks.packing.company.sketches import directions, near_duplicates, order_by_topic
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 
 # First stream of `draws`, separate from the streams of splits, epochs, and contents.
 STREAM = 1 << 22

@@ -14,7 +14,7 @@ from tasks.core.seeded_order import random_signs
 from tasks.packing.bin_packing import CHUNK
 from tasks.packing.company.sketches import FEW, SPREAD, of_unit_length
 from tasks.storage.schemas import AXES
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 
 # Each label is the signs of BITS random sums (Charikar 2002). The share of pairs with a common label is 97 % for a
 # cosine of 0.98, half for 0.9, 7 % for 0.7, and 1 % for 0.5.

@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.core.seeded_order import hashes
 from tasks.storage.schemas import AXES
-from tasks.storage.token_files import TokenColumns
+from tasks.storage.tokens.token_files import TokenColumns
 
 # Slots in which ids and hashes of runs are counted: 8 MB.
 SLOTS = 1 << 20

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tasks.packing.groups.deal import Run
 from tasks.storage.arrow import to_numpy
-from tasks.storage.token_files import TokenColumns, TokenFile
+from tasks.storage.tokens.token_files import TokenColumns, TokenFile
 
 
 class GroupColumns(TokenColumns):
@@ -55,15 +55,25 @@ class GroupColumns(TokenColumns):
         for name in self.TYPES:
             self._columns[name] = np.concatenate(found.pop(name))
         self.edges = [0, *accumulate(run.last - run.first for run in self.runs)]
+        self._run_edges = np.array(self.edges)
+        self._run_places = np.array(self.runs, np.int64).reshape(-1, 3)  # part, first, last
+        self._opened: tuple[int, TokenFile] | None = None
 
     def column(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
         return self._columns[name][first:last].copy()
 
     def tokens(self, conversation: int) -> np.ndarray:
-        run, row = self.rows_of(np.array([conversation]))
-        with TokenFile(self._paths[int(run[0])]) as file:
-            [batch] = file.batches(int(row[0]), int(row[0]) + 1)
-            return to_numpy(batch.column("tokens")[0].values).copy()
+        [part], [row] = self.rows_of(np.array([conversation]))
+        [batch] = self._open_file(int(part)).batches(int(row), int(row) + 1)
+        return to_numpy(batch.column("tokens")[0].values).copy()
+
+    def _open_file(self, part: int) -> TokenFile:
+        """Open the token file of a part, unless it is the last one that was opened."""
+        if self._opened is None or self._opened[0] != part:
+            if self._opened:
+                self._opened[1].close()
+            self._opened = part, TokenFile(self._paths[part]).open()
+        return self._opened[1]
 
     def chunks(self, name: str) -> Iterator[tuple[int, pa.Array]]:
         first = 0
@@ -74,9 +84,9 @@ class GroupColumns(TokenColumns):
                     first += batch.num_rows
 
     def rows_of(self, conversations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        number = np.searchsorted(self.edges, conversations, side="right") - 1
-        runs = np.array(self.runs, np.int64).reshape(-1, 3)[number]
-        return runs[:, 0], runs[:, 1] + conversations - np.array(self.edges)[number]
+        number = np.searchsorted(self._run_edges, conversations, side="right") - 1
+        places = self._run_places[number]
+        return places[:, 0], places[:, 1] + conversations - self._run_edges[number]
 
 
 def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:

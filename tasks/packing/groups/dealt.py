@@ -22,7 +22,7 @@ from tasks.recipe import Recipe
 from tasks.sources.model import Part, SourceFile
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.paths import Layout
-from tasks.storage.token_files import TokenFile
+from tasks.storage.tokens.token_files import TokenFile
 from tasks.tokenization.embedding_sizes import check_embeddings
 
 DEAL = "deal.json"

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -36,8 +36,8 @@ import pyarrow as pa
 from tasks.core.errors import StorageError
 from tasks.core.int32 import as_int32
 from tasks.storage.arrow import offsets_of, to_numpy
-from tasks.storage.files import read_receipt
 from tasks.storage.schemas import AXES, TOKENS_SCHEMA
+from tasks.storage.tokens.token_places import places_of, rows_of_batches
 
 
 class TokenFiles:
@@ -69,14 +69,12 @@ class TokenFiles:
     def locate(self, plan: dict[str, np.ndarray]) -> np.ndarray:
         """Return the byte offset of each piece's first token in its file: int64[pieces].
 
-        `plan` has the columns of schemas.PLAN_SCHEMA. One file is mapped at a time, and only its record batches that
-        contain a piece are opened: a shard has pieces from everywhere in the corpus, but not from every record batch
-        of a large corpus.
+        `plan` has the columns of schemas.PLAN_SCHEMA. Raises ValueError or IndexError if a file differs from its
+        receipt or from the plan.
         """
         found = np.empty(len(plan["part"]), np.int64)
-        for pieces, batch, rows, base in self._asked(plan):
-            tokens = batch.column("tokens")
-            found[pieces] = tokens.values.buffers()[1].address - base + 4 * to_numpy(tokens.offsets)[rows]
+        for part, pieces in self._by_part(plan):
+            found[pieces] = places_of(self._path(part), plan["conversation"][pieces])
         return found + 4 * plan["first"]
 
     def weights(self, plan: dict[str, np.ndarray]) -> WeightRuns:
@@ -86,41 +84,16 @@ class TokenFiles:
         """
         numbers, ends, weights = [np.empty(0, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.float32)]
         counts = np.zeros(len(plan["part"]), np.int64)
-        for pieces, batch, rows, _ in self._asked(plan):
-            own = batch.select(["weight_ends", "weights"]).take(pa.array(rows))
-            counts[pieces] = np.diff(to_numpy(own.column(0).offsets))
-            numbers.append(np.repeat(pieces, counts[pieces]))
-            ends.append(own.column(0).flatten().to_numpy())
-            weights.append(own.column(1).flatten().to_numpy())
+        for part, of_part in self._by_part(plan):
+            with TokenFile(self._path(part)) as file:
+                for asked, batch, rows in file.batches_of(plan["conversation"][of_part]):
+                    own, pieces = batch.select(["weight_ends", "weights"]).take(pa.array(rows)), of_part[asked]
+                    counts[pieces] = np.diff(to_numpy(own.column(0).offsets))
+                    numbers.append(np.repeat(pieces, counts[pieces]))
+                    ends.append(own.column(0).flatten().to_numpy())
+                    weights.append(own.column(1).flatten().to_numpy())
         order = np.argsort(np.concatenate(numbers), kind="stable")
         return WeightRuns(offsets_of(counts), np.concatenate(ends)[order], np.concatenate(weights)[order])
-
-    def _asked(self, plan: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, pa.RecordBatch, np.ndarray, int]]:
-        """Yield the pieces of a plan, grouped by record batch.
-
-        Each item is the numbers of the pieces, the record batch, their rows in it, and the address at which its file is
-        mapped. Raises ValueError or IndexError if a file differs from its receipt or from the plan.
-        """
-        for part, pieces in self._by_part(plan):
-            path = self._path(part)
-            conversations = plan["conversation"][pieces]
-            with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-                base = source.read_buffer(1).address
-                edges = offsets_of(_rows_of_batches(path, reader))
-                inside = np.searchsorted(conversations, edges)
-                for number in np.flatnonzero(np.diff(inside)).tolist():
-                    batch = reader.get_batch(number)
-                    if len(batch) != edges[number + 1] - edges[number]:
-                        raise ValueError(
-                            f"{path}: record batch {number} has {len(batch):,} rows, but "
-                            f"{edges[number + 1] - edges[number]:,} are recorded"
-                        )
-                    asked = slice(int(inside[number]), int(inside[number + 1]))
-                    yield pieces[asked], batch, conversations[asked] - edges[number], base
-            if len(conversations) and conversations[-1] >= edges[-1]:
-                raise IndexError(
-                    f"{path}: has {edges[-1]:,} conversations, but the plan refers to number {conversations[-1]:,}"
-                )
 
     def gather(self, plan: dict[str, np.ndarray], starts: np.ndarray, out: np.ndarray) -> None:
         """Copy the pieces of a plan into `out` (int32), each to its offset in `starts`.
@@ -135,11 +108,13 @@ class TokenFiles:
             positions = plan["position"][pieces]
             offsets = 4 * starts[pieces].astype(np.int64)
             ends = offsets + 4 * plan["taken"][pieces]
-            with path.open("rb", buffering=0) as file:
-                handle = file.fileno()
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            try:
                 for offset, end, position in zip(offsets.tolist(), ends.tolist(), positions.tolist(), strict=True):
                     if _read(handle, room[offset:end], position) < end - offset:
                         raise StorageError("damaged_artefact", f"{path}: is truncated; delete it, then run again")
+            finally:
+                os.close(handle)
 
     def _by_part(self, plan: dict[str, np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
         """Yield each part with pieces, and their numbers in order of conversations."""
@@ -213,18 +188,6 @@ class _Opened:
         return list(self.table.column("tokens").chunks)
 
 
-def _rows_of_batches(path: Path, reader: pa.RecordBatchFileReader) -> list[int]:
-    """Return the number of rows of each record batch.
-
-    The numbers come from the receipt next to the file or, if it does not have them, from opening all record batches.
-    """
-    with suppress(StorageError, LookupError, TypeError):
-        rows = read_receipt(path.with_suffix(".json"))["batches"]
-        if len(rows) == reader.num_record_batches:
-            return list(rows)
-    return [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
-
-
 class TokenFile:
     """A token file that opens only the record batches with the requested rows."""
 
@@ -232,16 +195,22 @@ class TokenFile:
         self._path = path
         self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
+    def open(self) -> Self:
         source = self._stack.enter_context(pa.memory_map(str(self._path)))
         self._reader = self._stack.enter_context(pa.ipc.open_file(source))
-        self._edges = offsets_of(_rows_of_batches(self._path, self._reader)).tolist()
+        self._edges = offsets_of(rows_of_batches(self._path, self._reader)).tolist()
         self._batch: tuple[int, pa.RecordBatch] | None = None
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._batch = None
         self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def rows(self) -> int:
@@ -254,14 +223,22 @@ class TokenFile:
         """
         while first < last:
             number = bisect_right(self._edges, first) - 1
-            top, batch = self._edges[number], self._open(number)
-            if batch.num_rows != self._edges[number + 1] - top:
-                raise ValueError(
-                    f"{self._path}: record batch {number} has {batch.num_rows:,} rows, but "
-                    f"{self._edges[number + 1] - top:,} are recorded"
-                )
+            batch, top = self._open(number), self._edges[number]
             yield batch.slice(first - top, last - first)
             first = self._edges[number + 1]
+
+    def batches_of(self, rows: np.ndarray) -> Iterator[tuple[slice, pa.RecordBatch, np.ndarray]]:
+        """Yield the record batches that contain rows.
+
+        Each item is the slice of `rows`, which are sorted, that the record batch contains, the record batch, and these
+        rows counted from its start. Raises IndexError or ValueError like `batches`.
+        """
+        inside = np.searchsorted(rows, self._edges)
+        for number in np.flatnonzero(np.diff(inside)).tolist():
+            asked = slice(int(inside[number]), int(inside[number + 1]))
+            yield asked, self._open(number), rows[asked] - self._edges[number]
+        if len(rows) and rows[-1] >= self.rows:
+            raise IndexError(f"{self._path}: has {self.rows:,} conversations")
 
     def record(self, row: int) -> int:
         number = bisect_right(self._edges, row) - 1
@@ -271,7 +248,12 @@ class TokenFile:
         if self._batch is None or self._batch[0] != number:
             if number + 1 >= len(self._edges):
                 raise IndexError(f"{self._path}: has {self.rows:,} conversations")
-            self._batch = number, self._reader.get_batch(number)
+            batch, rows = self._reader.get_batch(number), self._edges[number + 1] - self._edges[number]
+            if batch.num_rows != rows:
+                raise ValueError(
+                    f"{self._path}: record batch {number} has {batch.num_rows:,} rows, but {rows:,} are recorded"
+                )
+            self._batch = number, batch
         return self._batch[1]
 
 
