@@ -717,7 +717,9 @@ NOT_RECOUNTED = {
 
 
 def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    """Yield the path of every number, but only of the first and the last entry of a list."""
+    ends = {0, len(value) - 1} if isinstance(value, list) else ()
+    items = value.items() if isinstance(value, dict) else [(end, value[end]) for end in sorted(ends) if value]
     for key, inner in items:
         yield from numbers(inner, (*path, key))
     if isinstance(value, int | float) and not isinstance(value, bool):
