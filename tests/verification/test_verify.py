@@ -717,7 +717,7 @@ NOT_RECOUNTED = {
 
 
 def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every number, but only of the first and the last entry of a list."""
+    """Yield the path of every number; of a list, only the first and last entry."""
     ends = {0, len(value) - 1} if isinstance(value, list) else ()
     items = value.items() if isinstance(value, dict) else [(end, value[end]) for end in sorted(ends) if value]
     for key, inner in items:

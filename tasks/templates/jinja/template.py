@@ -16,20 +16,19 @@ module adds two things:
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
-from itertools import chain, product
+from itertools import chain
 from typing import Any
 
 import orjson
 
 from tasks.conversations.model import Conversation, Message
-from tasks.conversations.openai import as_openai, in_parts
+from tasks.conversations.openai import in_parts
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
@@ -38,6 +37,7 @@ from tasks.templates.jinja.breaker import Breaker, Broken, escaped
 from tasks.templates.jinja.composed.composer import Composer, Composing
 from tasks.templates.jinja.composed.composition import Outlined
 from tasks.templates.jinja.composed.known_pieces import KnownPieces
+from tasks.templates.jinja.expected_forms import ExpectedForms
 from tasks.templates.jinja.locate import is_written
 from tasks.templates.jinja.neutral import Neutral
 from tasks.templates.jinja.sandbox.lockstep import Steps, results_of
@@ -50,10 +50,8 @@ from tasks.templates.jinja.unusual import Edges, Head, Unusual
 from tasks.templates.placeholders import GAP, is_placeholder
 from tasks.templates.reasoning import (
     ReasoningForm,
-    is_ambiguous,
     reasoning_of,
     separated,
-    with_reasoning,
     without_reasoning,
 )
 from tasks.templates.spans import (
@@ -71,17 +69,11 @@ from tasks.templates.spans import (
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-# Templates that search the content for reasoning split it at the end marker, or test for this marker.
-_READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""")
-
 # A gap for a value that is written as JSON.
 _JSON_GAP = re.compile("\0(\\d+):\\d+\0")
 
 # The maximum number of conversations whose control tokens are remembered for comparison.
 MOST_KNOWN = 1024
-
-# The message before the answers in trial renderings.
-_QUESTION = {"role": "user", "content": "a"}
 
 Ranges = list[tuple[int, int]]
 
@@ -130,6 +122,7 @@ class JinjaTemplate(Template):
         self._known_controls: dict[tuple[Any, ...], list[list[str]]] = {}
         ends = encoder.control_pattern.pattern
         self._renderer = Renderer(name, source, special | dict(options or {}), date, ends)
+        self._forms = ExpectedForms(source, self._renderer)
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation that is one sample.
@@ -167,7 +160,7 @@ class JinjaTemplate(Template):
             return [Sample(plain_text(conversation, trained, self.encoder))]
         conversation, trained, added = self.adjust.of(conversation, trained)
         if any(message.tool_calls and message.reasoning for message in conversation.messages):
-            _ = self._reasons_before_calls  # tried now, because the renderer is busy later
+            _ = self._forms.reasons_before_calls  # tried now, because the renderer is busy later
         composed = (yield from self._composed(conversation, trained)) if expected is None else None
         if composed and not composed.is_compared:
             return _of_data(composed.samples, added)
@@ -187,7 +180,7 @@ class JinjaTemplate(Template):
         See `composer`.
         """
         apart = None if self._all or has_flagged(conversation, trained) else self._separate(conversation)
-        if apart is None or (self._call_form and self._call_form[1]):
+        if apart is None or (self._forms.calls and self._forms.calls[1]):
             return None
         return (yield from self._composer.compose(apart, trained))
 
@@ -254,7 +247,7 @@ class JinjaTemplate(Template):
 
     def _filled(self, job: Job, broken: Broken) -> Job:
         """Return a job with messages and tools in the form that the template expects."""
-        messages = [*map(in_parts, broken.messages)] if self._reads_parts else broken.messages
+        messages = [*map(in_parts, broken.messages)] if self._forms.reads_parts else broken.messages
         return job._replace(messages=messages, tools=broken.tools)
 
     @cached_property
@@ -334,7 +327,7 @@ class JinjaTemplate(Template):
         return separated(conversation) if self.adjust.drop_reasoning else self._separate(conversation)
 
     def _separate(self, conversation: Conversation) -> Conversation | None:
-        if self._reasoning_form is ReasoningForm.FIELD:
+        if self._forms.reasoning is ReasoningForm.FIELD:
             return separated(conversation)
         return None if any(message.reasoning for message in conversation.messages) else conversation
 
@@ -350,7 +343,7 @@ class JinjaTemplate(Template):
 
     def _traced_outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
         conversation, trained, added = self.adjust.of(conversation, trained)
-        if self._call_form and self._call_form[1]:  # the template reads arguments as text
+        if self._forms.calls and self._forms.calls[1]:  # the template reads arguments as text
             calls = [call for message in conversation.messages for call in message.tool_calls]
             if not all(is_placeholder(call.arguments) for call in calls):
                 return None
@@ -434,7 +427,7 @@ class JinjaTemplate(Template):
         turns, trained = _prompted(rendering, turns, trained)
         marked = self._marked_turns(rendering, conversation, trained)
         samples = self._samples_of(rendering, conversation, turns, marked, broken.breaker, later)
-        reads = self._reasoning_form is not ReasoningForm.NONE or self.adjust.drop_reasoning
+        reads = self._forms.reasoning is not ReasoningForm.NONE or self.adjust.drop_reasoning
         inline = reads or rendering.unprompted or not all(sample.plain for sample in rendering.samples)
         return samples, rendering.unusual, inline
 
@@ -487,117 +480,9 @@ class JinjaTemplate(Template):
 
     def _broken(self, conversation: Conversation, change: Callable[[Any], Any] = lambda value: value) -> Broken:
         """Return messages and tools in OpenAI's form with broken control strings."""
-        messages = [self._as_expected(message) for message in conversation.messages]
+        messages = [self._forms.expected(message) for message in conversation.messages]
         tools: Any = [orjson.loads(tool) for tool in conversation.tools] or None
         return self._breaker.broken(change(messages), change(tools))
-
-    def _as_expected(self, message: Message) -> dict[str, Any]:
-        found = as_openai(message)
-        if message.role == "assistant":
-            if not self._separates(message):
-                found = with_reasoning(found, self._reasoning_form)
-            if message.tool_calls and self._call_form is not None:
-                null_content, text_arguments = self._call_form
-                if null_content and not found["content"]:
-                    found["content"] = None
-                if text_arguments:
-                    for call, written in zip(message.tool_calls, found["tool_calls"], strict=True):
-                        written["function"]["arguments"] = call.arguments
-        return found
-
-    # Differences between templates, found by trial renderings
-
-    @cached_property
-    def _reads_parts(self) -> bool:
-        """Return whether the template writes contents only if they are lists of parts.
-
-        Messages with images have such contents.
-        """
-        answer, other = ({"role": "assistant", "content": content} for content in ("a-n-s-w-e-r", "o-t-h-e-r-s"))
-        if self._text_of(_QUESTION, answer) != self._text_of(_QUESTION, other):
-            return False
-        return "a-n-s-w-e-r" in self._text_of(in_parts(_QUESTION), in_parts(answer))
-
-    @cached_property
-    def _written_form(self) -> ReasoningForm | None:
-        """Return the form in which the template writes reasoning after a question.
-
-        The template is rendered with each form, and must write the reasoning. Return None if it does not.
-        """
-        for form in (ReasoningForm.FIELD, ReasoningForm.INLINE):
-            if form is ReasoningForm.INLINE and not _READS_INLINE.search(self._source):
-                continue  # it would write the reasoning like any other content
-            answer = with_reasoning({"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}, form)
-            if "r-e-a-s-o-n" in self._trial(answer):
-                return form
-        return None
-
-    @cached_property
-    def _reasoning_form(self) -> ReasoningForm:
-        """Return the form in which the template reads reasoning."""
-        # Some prompts open the reasoning, and the template leaves the reasoning out of the turn (see `locate`).
-        guess = ReasoningForm.FIELD if _READS_INLINE.search(self._source) else ReasoningForm.NONE
-        return self._written_form or guess
-
-    def _separates(self, message: Message) -> bool:
-        """Return whether the template separates the reasoning of a message itself.
-
-        Only reasoning that would be moved to the field matters. Such a conversation is not composed, so the renderer is
-        free for a trial.
-        """
-        is_moved = self._reasoning_form is ReasoningForm.FIELD and not message.reasoning
-        return is_moved and is_ambiguous(message.content) and self._separates_inline
-
-    @cached_property
-    def _separates_inline(self) -> bool:
-        """Return whether the template reads reasoning in the content as in the field."""
-        answer = {"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}
-        field, inline = (
-            self._trial(with_reasoning(answer, form)) for form in (ReasoningForm.FIELD, ReasoningForm.INLINE)
-        )
-        return field == inline
-
-    @cached_property
-    def _call_form(self) -> tuple[bool, bool] | None:
-        """Return the form in which the template writes tool calls.
-
-        The two flags are true if the content must be null, and if arguments must be JSON text. Return None if the
-        template writes no calls.
-        """
-        arguments = {"a": "b"}
-        parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"]}
-        tool = {"type": "function", "function": {"name": "other", "description": "a", "parameters": parameters}}
-        for tools, text_arguments, content in product((None, [tool]), (False, True), ("", None)):
-            function = {"name": "t-o-o-l", "arguments": json.dumps(arguments) if text_arguments else arguments}
-            call = {"type": "function", "id": "callabcde", "function": function}
-            if "t-o-o-l" in self._trial({"role": "assistant", "content": content, "tool_calls": [call]}, tools):
-                return content is None, text_arguments
-        return None
-
-    @cached_property
-    def _reasons_before_calls(self) -> bool:
-        """Return whether the template writes reasoning in turns with calls.
-
-        Some templates write reasoning only in such turns.
-        """
-        null_content, text_arguments = self._call_form or (False, False)
-        function = {"name": "t-o-o-l", "arguments": json.dumps({"a": "b"}) if text_arguments else {"a": "b"}}
-        call = {"type": "function", "id": "callabcde", "function": function}
-        answer = {"role": "assistant", "content": None if null_content else "", "tool_calls": [call]}
-        return "r-e-a-s-o-n" in self._trial(
-            with_reasoning({**answer, "reasoning_content": "r-e-a-s-o-n"}, ReasoningForm.FIELD)
-        )
-
-    def _trial(self, answer: dict[str, Any], tools: Any = None) -> str:
-        messages = _QUESTION, answer
-        return self._text_of(*(map(in_parts, messages) if self._reads_parts else messages), tools=tools)
-
-    def _text_of(self, *messages: dict[str, Any], tools: Any = None) -> str:
-        """Return the rendering of messages; "" if the template refuses them."""
-        try:
-            return self._renderer.render(Job([*messages], tools, False, [], "others")).text
-        except Reject:
-            return ""
 
     # Labels
 
@@ -662,17 +547,17 @@ class JinjaTemplate(Template):
         said = self.encoder.control_pattern.sub("", answer)
         gaps = answer = answer.replace(breaker, "")
         answer = _JSON_GAP.sub("\0\\1\0", answer)
-        never = self._reasoning_form is ReasoningForm.NONE and bool(message.reasoning)
-        never = never and not (message.tool_calls and self._reasons_before_calls)
+        never = self._forms.reasoning is ReasoningForm.NONE and bool(message.reasoning)
+        never = never and not (message.tool_calls and self._forms.reasons_before_calls)
         names = [call.name for call in message.tool_calls]
-        if later is not None and not never and self._call_form:
+        if later is not None and not never and self._forms.calls:
             content = "" if GAP_OF_PIECE.sub("", said).strip() else message.content
             needed = filter(None, (content, reasoning, *names))
             later += [(value, gaps) for value in needed if not is_written(value, answer)]
             return
         self._require_reasoning(message, k, answer, never)
         for name in names:
-            if self._call_form is None or not is_written(name, answer):
+            if self._forms.calls is None or not is_written(name, answer):
                 raise Reject(
                     "calls_not_written",
                     f"messages[{k}] calls {name!r}, but the template {self.name} does not write tool calls",
@@ -691,7 +576,7 @@ class JinjaTemplate(Template):
         head, found, tail = answer.rpartition(content) if content else (answer, "", "")
         others = [head + "\0" + tail, answer.replace(content, "\0", 1)] if found else [answer]
         if never or not any(is_written(reasoning, other) for other in others):
-            if self._written_form:
+            if self._forms.written_reasoning:
                 raise Reject(
                     "reasoning_left_out",
                     f"messages[{k}] has reasoning, but the template {self.name} does not write it here, although it "

@@ -1,0 +1,145 @@
+"""Find the forms in which a template reads reasoning, tool calls, and contents.
+
+    an answer in each form ─render─▶ the forms that the template writes ─expected─▶ messages in these forms
+
+Templates differ in what they read: reasoning in a field or in the content, arguments as objects or as JSON text, and
+contents as text or as lists of parts. A template does not say what it reads, so it renders a few answers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from tasks.conversations.model import Message
+from tasks.conversations.openai import as_openai, in_parts
+from tasks.core.errors import Reject
+from tasks.templates.jinja.sandbox.renderer import Renderer
+from tasks.templates.jinja.sandbox.requests import Job
+from tasks.templates.reasoning import ReasoningForm, is_ambiguous, with_reasoning
+
+# Templates that search the content for reasoning split it at the end marker, or test for this marker.
+_READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""")
+
+# The message before the answers.
+_QUESTION = {"role": "user", "content": "a"}
+
+
+class ExpectedForms:
+    """The forms that a template reads.
+
+    Each is found when it is first needed, and only if the renderer is free.
+    """
+
+    def __init__(self, source: str, renderer: Renderer):
+        self._source, self._renderer = source, renderer
+
+    def expected(self, message: Message) -> dict[str, Any]:
+        """Return a message in OpenAI's form, as the template reads it."""
+        found = as_openai(message)
+        if message.role == "assistant":
+            if not self._separates(message):
+                found = with_reasoning(found, self.reasoning)
+            if message.tool_calls and self.calls is not None:
+                null_content, text_arguments = self.calls
+                if null_content and not found["content"]:
+                    found["content"] = None
+                if text_arguments:
+                    for call, written in zip(message.tool_calls, found["tool_calls"], strict=True):
+                        written["function"]["arguments"] = call.arguments
+        return found
+
+    @cached_property
+    def reads_parts(self) -> bool:
+        """Return whether the template writes contents only if they are lists of parts.
+
+        Messages with images have such contents.
+        """
+        answer, other = ({"role": "assistant", "content": content} for content in ("a-n-s-w-e-r", "o-t-h-e-r-s"))
+        if self._text_of(_QUESTION, answer) != self._text_of(_QUESTION, other):
+            return False
+        return "a-n-s-w-e-r" in self._text_of(in_parts(_QUESTION), in_parts(answer))
+
+    @cached_property
+    def written_reasoning(self) -> ReasoningForm | None:
+        """Return the form in which the template writes reasoning after a question.
+
+        The template is rendered with each form, and must write the reasoning. Return None if it does not.
+        """
+        for form in (ReasoningForm.FIELD, ReasoningForm.INLINE):
+            if form is ReasoningForm.INLINE and not _READS_INLINE.search(self._source):
+                continue  # it would write the reasoning like any other content
+            answer = with_reasoning({"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}, form)
+            if "r-e-a-s-o-n" in self._trial(answer):
+                return form
+        return None
+
+    @cached_property
+    def reasoning(self) -> ReasoningForm:
+        """Return the form in which the template reads reasoning."""
+        # Some prompts open the reasoning, and the template leaves the reasoning out of the turn (see `locate`).
+        guess = ReasoningForm.FIELD if _READS_INLINE.search(self._source) else ReasoningForm.NONE
+        return self.written_reasoning or guess
+
+    def _separates(self, message: Message) -> bool:
+        """Return whether the template separates the reasoning of a message itself.
+
+        Only reasoning that would be moved to the field matters. Such a conversation is not composed, so the renderer is
+        free for a trial.
+        """
+        is_moved = self.reasoning is ReasoningForm.FIELD and not message.reasoning
+        return is_moved and is_ambiguous(message.content) and self._separates_inline
+
+    @cached_property
+    def _separates_inline(self) -> bool:
+        """Return whether the template reads reasoning in the content as in the field."""
+        answer = {"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}
+        field, inline = (
+            self._trial(with_reasoning(answer, form)) for form in (ReasoningForm.FIELD, ReasoningForm.INLINE)
+        )
+        return field == inline
+
+    @cached_property
+    def calls(self) -> tuple[bool, bool] | None:
+        """Return the form in which the template writes tool calls.
+
+        The two flags are true if the content must be null, and if arguments must be JSON text. Return None if the
+        template writes no calls.
+        """
+        arguments = {"a": "b"}
+        parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"]}
+        tool = {"type": "function", "function": {"name": "other", "description": "a", "parameters": parameters}}
+        for tools, text_arguments, content in product((None, [tool]), (False, True), ("", None)):
+            function = {"name": "t-o-o-l", "arguments": json.dumps(arguments) if text_arguments else arguments}
+            call = {"type": "function", "id": "callabcde", "function": function}
+            if "t-o-o-l" in self._trial({"role": "assistant", "content": content, "tool_calls": [call]}, tools):
+                return content is None, text_arguments
+        return None
+
+    @cached_property
+    def reasons_before_calls(self) -> bool:
+        """Return whether the template writes reasoning in turns with calls.
+
+        Some templates write reasoning only in such turns.
+        """
+        null_content, text_arguments = self.calls or (False, False)
+        function = {"name": "t-o-o-l", "arguments": json.dumps({"a": "b"}) if text_arguments else {"a": "b"}}
+        call = {"type": "function", "id": "callabcde", "function": function}
+        answer = {"role": "assistant", "content": None if null_content else "", "tool_calls": [call]}
+        return "r-e-a-s-o-n" in self._trial(
+            with_reasoning({**answer, "reasoning_content": "r-e-a-s-o-n"}, ReasoningForm.FIELD)
+        )
+
+    def _trial(self, answer: dict[str, Any], tools: Any = None) -> str:
+        messages = _QUESTION, answer
+        return self._text_of(*(map(in_parts, messages) if self.reads_parts else messages), tools=tools)
+
+    def _text_of(self, *messages: dict[str, Any], tools: Any = None) -> str:
+        """Return the rendering of messages; "" if the template refuses them."""
+        try:
+            return self._renderer.render(Job([*messages], tools, False, [], "others")).text
+        except Reject:
+            return ""
