@@ -39,6 +39,9 @@ from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.schemas import AXES, TOKENS_SCHEMA
 from tasks.storage.tokens.token_places import places_of, rows_of_batches
 
+# Conversations whose columns are kept in memory, 33 bytes each. A larger corpus nearly always has groups.
+KEPT = 1 << 20
+
 
 class TokenFiles:
     """Token files, mapped or in memory.
@@ -261,7 +264,7 @@ class TokenColumns:
     """Columns of the token files of all parts.
 
     Conversations are numbered over all parts. One file is mapped at a time, because touched pages of a map count as
-    memory: 40 bytes per conversation.
+    memory. The columns of up to KEPT conversations are read once; those of more are read again each time.
     """
 
     TYPES: ClassVar[dict[str, type]] = {
@@ -284,19 +287,26 @@ class TokenColumns:
 
         `record` counts from 0 within the source.
         """
-        last = self.edges[-1] if last is None else last
-        found: np.ndarray = np.empty(last - first, self.TYPES[name])
+        if self.edges[-1] <= KEPT:
+            return self._kept[name][first:last].copy()
+        return self._read([name], first, self.edges[-1] if last is None else last)[name]
+
+    @cached_property
+    def _kept(self) -> dict[str, np.ndarray]:
+        """Return all columns; planning needs them several times."""
+        return self._read(list(self.TYPES), 0, self.edges[-1])
+
+    def _read(self, names: Sequence[str], first: int, last: int) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = {name: np.empty(last - first, self.TYPES[name]) for name in names}
         for part in range(len(self._paths)):
             before = self.edges[part]
             top, bottom = max(first, before), min(last, self.edges[part + 1])
-            if top < bottom:
+            for name in names if top < bottom else ():
                 # Convert only the requested slice, because large parts are read in slices.
                 own = self._open(part).table(0).column("tokens" if name == "length" else name)
                 chunks = own.slice(top - before, bottom - top).chunks
-                values = [to_numpy(c) if name != "length" else _lengths(c) for c in chunks]
-                found[top - first : bottom - first] = np.concatenate(values)
-                if name == "record":
-                    found[top - first : bottom - first] += self._bases[part]
+                values = np.concatenate([to_numpy(c) if name != "length" else _lengths(c) for c in chunks])
+                found[name][top - first : bottom - first] = values + self._bases[part] if name == "record" else values
         return found
 
     def tokens(self, conversation: int) -> np.ndarray:
