@@ -172,8 +172,17 @@ def taken(task: luigi.Task, number: int, outcome: Outcome) -> None:
         share=1,
         done=1,
     )
-    if not _is_due():
-        return  # with many parts, the sums take as long as a small part
+    if _is_due(task):  # with many parts, the sums take as long as a small part
+        _status_of_steps(task)
+
+
+def all_taken(task: luigi.Task) -> None:
+    """Report that an engine has run all steps of a kind."""
+    _status_of_steps(task)
+
+
+def _status_of_steps(task: luigi.Task) -> None:
+    kind = task.of
     share = float(counters.each(kind, "done").mean())
     if kind == "TokenizePart":
         _status(
@@ -231,7 +240,7 @@ def _status(task: luigi.Task, message: str, share: float) -> None:
 
     A status that cannot be sent does not fail the run.
     """
-    if not getattr(task, "set_status_message", None) or (share < 1 and not _is_due()):
+    if not getattr(task, "set_status_message", None) or (share < 1 and not _is_due(task)):
         return
     _sent.status_at = time.monotonic()
     with suppress(Exception):
@@ -239,9 +248,10 @@ def _status(task: luigi.Task, message: str, share: float) -> None:
         task.set_progress_percentage(round(100 * share))
 
 
-def _is_due() -> bool:
-    """Return whether the last status was sent long enough ago."""
-    return time.monotonic() - _sent.status_at >= STATUS_EVERY
+def _is_due(task: luigi.Task) -> bool:
+    """Return whether a task can send a status, and the last one was sent long ago."""
+    can_send = getattr(task, "set_status_message", None) is not None
+    return can_send and time.monotonic() - _sent.status_at >= STATUS_EVERY
 
 
 def _finish(manifest: Manifest, path: str, news: str) -> None:

@@ -232,6 +232,8 @@ class _Together(_Step):
         with open_engine(self.on, settings.workers()) as engine:
             for index, outcome in engine.map([members[number].step() for number in left]):
                 events.taken(self, left[index], outcome)
+        if left:
+            events.all_taken(self)
         if mirror_of(self.recipe.layout.root) is not LOCAL and not self.complete():
             stages.refresh(self.recipe)  # other machines, with their own scratch folders, ran the steps
         return {}

@@ -138,14 +138,17 @@ class Config(BaseModel):
     reasoning: Literal["keep", "drop"] = Field(
         "keep",
         description="Reasoning of answers (`reasoning_content`, `reasoning`, `thinking`, or <think> at the start). "
-        "keep: the template must write it, or the run fails; drop: it is removed.",
+        "keep: if the template writes no reasoning, the run fails, and if it leaves out that of a trained turn, the "
+        "conversation is rejected; drop: it is removed.",
     )
     template_options: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="Variables of a Jinja template, such as {enable_thinking: false}. Other tools call them "
         "chat_template_kwargs.",
     )
-    default_system: str | None = Field(None, min_length=1, description="System message for conversations without one.")
+    default_system: str | None = Field(
+        None, min_length=1, description="System message for conversations without one; never trained on."
+    )
     loss_weight: Literal["none", "data", "conversation", "both"] = Field(
         "none",
         description="Weight of a trained token in the loss. none: all tokens have the same weight; data: the "

@@ -38,6 +38,10 @@ from tasks.stores.scratch import scratch_of, url_of
 from tasks.tokenization.engine_check import encoder_named
 from tasks.tokenization.tokenize_part import tokenize_part
 
+# The errors of reading a damaged token file. pyarrow raises a plain OSError for a damaged footer, and a damaged name of
+# a column is a KeyError. If no checksum differs, such an error has another cause.
+UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError)
+
 
 class Progress:
     """The link between a running step and its engine; this class ignores reports.
@@ -189,7 +193,7 @@ class PlanGroup(OfPlan):
         fetch_parts(mirror, layout, keys)
         try:
             receipt = plan_group(layout, self.plan_folder, self.group)
-        except (pa.ArrowException, ValueError, IndexError):
+        except UNREADABLE:
             check_token_files(layout, keys, self.plan_folder)
             raise
         mirror.push([*(self.plan_folder / name for name in receipt["files"]), receipt_file])
@@ -237,7 +241,7 @@ class Pack(OfPlan):
                     fetch=lambda file: mirror.fetch((file, layout.token_receipt(file.stem))),
                     shape=self.shape,
                 )
-            except (pa.ArrowException, ValueError, IndexError):
+            except UNREADABLE:
                 check_token_files(layout, facts["token_files"], self.plan_folder)
                 raise
             write_receipt(receipt_file, receipt)

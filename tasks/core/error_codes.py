@@ -503,9 +503,10 @@ def table() -> str:
         "A conversation that cannot be used (E201 to E249) does not stop the run: it goes to `rejects.jsonl`. The run",
         "fails at its end (E251) if more were rejected than `max_rejects` allows. Other errors end the command.",
         "",
-        "For scripts: `packcorpus --json` prints its result or its error as one JSON object on standard output. With",
-        "`PACKCORPUS_JSON=1` in the environment, it does so too, and `luigi` and `python -m train` print each error",
-        "as one line of JSON on standard error. `PACKCORPUS_DEBUG=1` shows the traceback.",
+        "For scripts: with `--json` after its name, a command such as `packcorpus list --json` prints its result or",
+        "its error as one JSON object on standard output; `pack` prints lines of JSON. `PACKCORPUS_JSON=1` in the",
+        "environment has the same effect, and makes `luigi` and `python -m train` print each error as one line of JSON",
+        "on standard error. `PACKCORPUS_DEBUG=1` shows the traceback.",
     ]
     for digit, title in GROUPS.items():
         lines += [

@@ -69,8 +69,8 @@ class Source(BaseModel):
     columns: dict[str, str] = Field(
         default_factory=dict,
         description="Map of packcorpus keys to keys in the file, such as {instruction: frage}. `role`, `content`, "
-        "`reasoning`, and `train` refer to keys of a message, `loss_weight` to a key of a message and of a record, and "
-        "all other keys to keys of a record.",
+        "and `train` refer to keys of a message, `reasoning` and `loss_weight` to keys of a message and of a record, "
+        "and all other keys to keys of a record.",
     )
     roles: Roles = Field(
         default_factory=dict,

@@ -204,9 +204,11 @@ def _is_locked(file: IO[bytes]) -> bool:
 
 def remove_abandoned(path: Path) -> bool:
     """Remove abandoned temporary files of `path`; return whether others are in use."""
-    others, start, names = False, f".{path.name}.", list[str]()
-    with suppress(OSError):  # there is no such folder yet
+    others, start = False, f".{path.name}."
+    try:
         names = os.listdir(path.parent)  # `glob` would compile a pattern for every file that is written
+    except OSError:  # there is no such folder, or it cannot be read
+        return False
     for name in names:
         if not (name.startswith(start) and name.endswith(".tmp", len(start))):
             continue

@@ -40,7 +40,9 @@ ATTEMPTS = 3  # to fetch an object that other machines rewrite at the same time
 
 STAGED = ".staged"  # the folder of unfinished files; each writer has its own folder in it
 
-YOUNG = 3600.0  # seconds for which a used file is kept, whatever the size of the folder: it may be in use
+# Seconds between two marks of use of a file. A mark changes the file's state (storage/tokens/token_places.py).
+MARK_EVERY = 600.0
+YOUNG = 3600.0 + MARK_EVERY  # seconds for which a used file is kept, whatever the size of the folder: it may be in use
 
 Artifact = tuple[Path, Path]
 """A file and its receipt, which records the size and the digest of the file."""
@@ -300,7 +302,8 @@ class Remote(Mirror):
     def fetch_file(self, file: Path, size: int = -1, sha256: str = "", xxh3: str = "") -> None:
         if file.is_file() and size in (-1, file.stat().st_size):
             with suppress(OSError):
-                os.utime(file)  # mark it as used: `trim` deletes the least recently used files
+                if time.time() - file.stat().st_mtime > MARK_EVERY:
+                    os.utime(file)  # mark it as used: `trim` deletes the least recently used files
             return
         with locked(file.with_name(f".{file.name}.lock")):
             if file.is_file() and size in (-1, file.stat().st_size):

@@ -41,7 +41,7 @@ def with_whole_texts(spans: Sequence[Span], said: Sequence[bool]) -> list[Span]:
             raise Reject(
                 "flag_not_followed",
                 f"a {role} message has a flag that adds it to the trained turns, but the template writes it in one "
-                f"text with a {others[0].role} message",
+                f"text with a message of the role {others[0].role}",
             )
         found += [text[0]._replace(trained=True, alone=True), *(span._replace(trained=True) for span in text[1:])]
         for span in spans[end : end + 1]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from tasks.corpus.shards import Rows, build_rows, write_shard
 from tasks.storage.files import sha256_of
 from tasks.storage.keys import VERSIONS, WHOLE_MESSAGES
 from tasks.storage.schemas import IGNORED, PLAN_SCHEMA, conversation_schema, row_schema
-from tasks.storage.tokens.token_files import TokenFiles
+from tasks.storage.tokens.token_files import TokenFile, TokenFiles
+from tasks.storage.tokens.token_places import places_of
 from tasks.verification.verify import verify
 from train.data.conversations import sft_dataset
 from train.data.corpus import open_corpus
@@ -199,6 +201,80 @@ def test_a_token_file_is_opened_once_unless_it_changes(tmp_path: Path, opened: l
     assert opened
     assert second != first
     assert [np.fromfile(path, np.int32, 3, offset=place).tolist() for place in second] == [[~1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("change", ["size", "inode", "time"])
+def test_a_token_file_in_another_state_is_opened_again(tmp_path: Path, opened: list[int], change: str) -> None:
+    path, other = tmp_path / "0.arrow", tmp_path / "other.arrow"
+    token_file(path, [([~1, 2], True)] * 6, batch=2)
+    before = path.stat()
+    rows = np.array([0, 5])
+    assert places_of(path, rows).tolist()
+    token_file(other, [([~3, 4], True)] * (9 if change == "size" else 6), batch=2)
+    if change == "time":  # written in place
+        with path.open("r+b") as file:
+            file.write(other.read_bytes())
+    else:
+        os.rename(other, path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    opened.clear()
+    places = places_of(path, rows)
+    assert opened
+    assert [np.fromfile(path, np.int32, 2, offset=place).tolist() for place in places] == [[~3, 4]] * 2
+
+
+def test_a_token_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = tmp_path / "0.arrow", tmp_path / "other.arrow"
+    for each in (path, other):
+        token_file(each, [([~1, 2], True)] * 6, batch=2)
+    first = os.open
+
+    def open_and_replace(*arguments: Any) -> int:
+        handle = first(*arguments)
+        os.rename(other, path)
+        return handle
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_and_replace)
+        with pytest.raises(StorageError, match=r"0\.arrow: was replaced while it was read; run again"):
+            places_of(path, np.array([5]))
+    assert len(places_of(path, np.array([5]))) == 1
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    path = tmp_path / "0.arrow"
+    token_file(path, [([~1, 2], True)] * 6, batch=2)
+    before = len(os.listdir("/dev/fd"))
+    for rows in ([0], [5], [6]):
+        with suppress(IndexError):
+            places_of(path, np.array(rows))
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_repaired_receipt_counts(tmp_path: Path) -> None:
+    path = tmp_path / "0.arrow"
+    receipt = token_file(path, [([~1, 2], True)] * 6, batch=2)
+    write_receipt(path.with_suffix(".json"), receipt | {"batches": [1, 2, 3]})
+    for read in (places_of, rows_in_batches):
+        with pytest.raises(ValueError, match=r"0\.arrow: record batch 2 has 2 rows, but 3 are recorded"):
+            read(path, np.array([5]))
+    write_receipt(path.with_suffix(".json"), receipt | {"batches": [2, 2, 2]})
+    assert len(places_of(path, np.array([5]))) == 1
+    assert rows_in_batches(path, np.array([5])) == [(slice(0, 1), [1])]
+
+
+def rows_in_batches(path: Path, rows: np.ndarray) -> list[tuple[slice, list[int]]]:
+    with TokenFile(path) as file:
+        return [(asked, inside.tolist()) for asked, _, inside in file.batches_of(rows)]
+
+
+def test_rows_are_counted_from_the_start_of_their_record_batch(tmp_path: Path) -> None:
+    path = tmp_path / "0.arrow"
+    token_file(path, [([~1, 2], True)] * 7, batch=2)
+    found = rows_in_batches(path, np.array([1, 4, 5, 6]))
+    assert found == [(slice(0, 1), [1]), (slice(1, 3), [0, 1]), (slice(3, 4), [0])]
+    with pytest.raises(IndexError, match=r"0\.arrow: has 7 conversations, but the plan refers to number 7"):
+        rows_in_batches(path, np.array([7]))
 
 
 def test_a_conversation_that_a_token_file_lacks(tmp_path: Path) -> None:

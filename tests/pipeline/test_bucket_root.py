@@ -610,6 +610,17 @@ def no_such_process(*_: int) -> None:
     raise ProcessLookupError
 
 
+def test_a_file_is_marked_as_used_only_from_time_to_time(tmp_path: Path, root: str, expected: Tree) -> None:
+    recipe = recipe_of(tmp_path, root)
+    pack_corpus(recipe)
+    file, remote = recipe.layout.token_file(recipe.token_keys[0]), mirror_of(recipe.layout.root)
+    for age, is_marked in ((mirror.MARK_EVERY / 2, False), (2 * mirror.MARK_EVERY, True)):
+        os.utime(file, (time.time() - age, time.time() - age))
+        before = file.stat().st_mtime_ns
+        remote.fetch_file(file)
+        assert (file.stat().st_mtime_ns != before) == is_marked
+
+
 def test_the_scratch_folder_is_bounded(tmp_path: Path, root: str, expected: Tree) -> None:
     recipe = recipe_of(tmp_path, root)
     pack_corpus(recipe)

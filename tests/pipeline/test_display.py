@@ -32,6 +32,7 @@ from screenshots import on_terminal
 from pipeline import events
 from pipeline.progress import counters, display
 from pipeline.progress.state import Stage, State
+from tasks.steps import Outcome
 from tasks.storage.manifest import load_manifest
 
 CONFIG = "name: chats\nsources: [chats.jsonl]\nsequence_length: 128\nvocab_size: 400\npart_size: 20000\n"
@@ -329,6 +330,23 @@ def test_invalid_luigi_options_are_reported_in_one_message(folder: Path, words: 
     assert done.stderr.startswith("E101 error: ")
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 2
+
+
+def test_the_last_status_of_steps_is_sent_whenever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other statuses are sent only every few seconds, because each sums over all steps."""
+    sent: list[Any] = []
+    task: Any = SimpleNamespace(
+        of="WriteShard", set_status_message=sent.append, set_progress_percentage=sent.append, task_id="WriteShards"
+    )
+    monkeypatch.setattr(events._sent, "status_at", 0.0)
+    counters.begin()
+    for number in range(5):
+        counters.register(f"WriteShard {number}", "WriteShard")
+    for number in range(5):
+        events.taken(task, number, Outcome(seconds=1.0))
+    assert sent == ["wrote 1 shard", 20]
+    events.all_taken(task)
+    assert sent[2:] == ["wrote 5 shards", 100]
 
 
 def test_a_plan_of_several_lengths_is_compared_by_places(monkeypatch: pytest.MonkeyPatch) -> None:

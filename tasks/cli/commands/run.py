@@ -61,8 +61,8 @@ def part(
 ) -> None:
     """Run one share of the work of `pack`, on one of several machines.
 
-    The machines share files. For Slurm arrays, Kubernetes jobs, and xargs: run --stage tokenize for every share, then
-    --stage pack for every share, and then `packcorpus pack`, which publishes the corpus.
+    The machines share files or a bucket. For Slurm arrays, Kubernetes jobs, and xargs: run --stage tokenize for every
+    share, then --stage pack for every share, and then `packcorpus pack`, which publishes the corpus.
     """
     from tasks.cli.shares import run_part
 

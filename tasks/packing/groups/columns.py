@@ -3,7 +3,7 @@
     runs of a group ─whole conversations─▶ record, digest, turns, turn, trained, separator, length
 
 Columns are read once. Only the record batches that hold a run are read from a token file. A group of a million
-conversations takes 33 MB.
+conversations takes 33 MB. The tokens of single conversations are read later; one token file stays open for them.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class GroupColumns(TokenColumns):
         if self._opened is None or self._opened[0] != part:
             if self._opened:
                 self._opened[1].close()
+                self._opened = None
             self._opened = part, TokenFile(self._paths[part]).open()
         return self._opened[1]
 

@@ -72,8 +72,7 @@ class TokenFiles:
     def locate(self, plan: dict[str, np.ndarray]) -> np.ndarray:
         """Return the byte offset of each piece's first token in its file: int64[pieces].
 
-        `plan` has the columns of schemas.PLAN_SCHEMA. Raises ValueError or IndexError if a file differs from its
-        receipt or from the plan.
+        `plan` has the columns of schemas.PLAN_SCHEMA. Raises the errors of `places_of`.
         """
         found = np.empty(len(plan["part"]), np.int64)
         for part, pieces in self._by_part(plan):
@@ -111,7 +110,7 @@ class TokenFiles:
             positions = plan["position"][pieces]
             offsets = 4 * starts[pieces].astype(np.int64)
             ends = offsets + 4 * plan["taken"][pieces]
-            handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            handle = os.open(path, os.O_RDONLY)
             try:
                 for offset, end, position in zip(offsets.tolist(), ends.tolist(), positions.tolist(), strict=True):
                     if _read(handle, room[offset:end], position) < end - offset:
@@ -222,7 +221,8 @@ class TokenFile:
     def batches(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows [first, last) as slices of record batches.
 
-        Raises IndexError if there are fewer rows, and ValueError if a record batch differs from the receipt.
+        Raises IndexError if there are fewer rows, and ValueError if one of several record batches differs from the
+        receipt.
         """
         while first < last:
             number = bisect_right(self._edges, first) - 1
@@ -241,7 +241,9 @@ class TokenFile:
             asked = slice(int(inside[number]), int(inside[number + 1]))
             yield asked, self._open(number), rows[asked] - self._edges[number]
         if len(rows) and rows[-1] >= self.rows:
-            raise IndexError(f"{self._path}: has {self.rows:,} conversations")
+            raise IndexError(
+                f"{self._path}: has {self.rows:,} conversations, but the plan refers to number {rows[-1]:,}"
+            )
 
     def record(self, row: int) -> int:
         number = bisect_right(self._edges, row) - 1

@@ -10,9 +10,8 @@ offsets of its rows, in 0.02 ms.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,33 +22,47 @@ from tasks.core.errors import StorageError
 from tasks.storage.arrow import offsets_of
 from tasks.storage.files import read_receipt
 
-# Token files to remember, each with about 1 KB.
-REMEMBERED = 4096
+# Token files to remember, each with about 1 KB. All shards read the files in the same order, so replacing the oldest
+# one would forget each file just before it is needed.
+REMEMBERED = 1 << 14
 
 
 def places_of(path: Path, rows: np.ndarray) -> np.ndarray:
     """Return the byte offset of the first token of each row: int64[rows].
 
-    `rows` are sorted. Only the record batches with one of them are opened. Raises ValueError or IndexError if the file
-    differs from its receipt, or does not have these rows.
+    `rows` are sorted. Of a file with a receipt, only the record batches with one of them are opened. Raises ValueError
+    if one of several record batches differs from the receipt, IndexError if the file does not have these rows, OSError
+    if it cannot be read, and StorageError if it changes meanwhile.
     """
     found = np.empty(len(rows), np.int64)
     handle = os.open(path, os.O_RDONLY)
     try:
-        stat = os.fstat(handle)
-        file = _remembered(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-        edges = file.edges
-        inside = np.searchsorted(rows, edges)
+        file = _file(path, _state(os.fstat(handle)))
+        inside = np.searchsorted(rows, file.edges)
         numbers = np.flatnonzero(np.diff(inside)).tolist()
         for number, batch in zip(numbers, file.batches(numbers), strict=True):
             asked = slice(inside[number], inside[number + 1])
-            offsets = np.frombuffer(os.pread(handle, 8 * (batch.rows + 1), batch.offsets), np.int64)
-            found[asked] = batch.tokens + 4 * offsets[rows[asked] - edges[number]]
+            offsets = np.frombuffer(os.pread(handle, 8 * batch.rows, batch.offsets), np.int64)
+            found[asked] = batch.tokens + 4 * offsets[rows[asked] - file.edges[number]]
     finally:
         os.close(handle)
-    if len(rows) and rows[-1] >= edges[-1]:
-        raise IndexError(f"{path}: has {edges[-1]:,} conversations, but the plan refers to number {rows[-1]:,}")
+    if len(rows) and rows[-1] >= file.edges[-1]:
+        raise IndexError(f"{path}: has {file.edges[-1]:,} conversations, but the plan refers to number {rows[-1]:,}")
     return found
+
+
+class _State(NamedTuple):
+    """Facts that differ after a file was replaced or changed."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
+def _state(stat: os.stat_result) -> _State:
+    return _State(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 class _Batch(NamedTuple):
@@ -64,26 +77,34 @@ class _Batch(NamedTuple):
 
 
 class _File:
-    """What is known about a token file."""
+    """What is known about a token file in one state."""
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, state: _State):
+        self._path, self.state = path, state
         self._batches: dict[int, _Batch] = {}
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        with self._open() as (source, reader):
             self.edges = offsets_of(rows_of_batches(path, reader))  # rows before each record batch, then the total
             if reader.num_record_batches == 1:
                 self._add(0, reader.get_batch(0), source)
 
-    def batches(self, numbers: Iterable[int]) -> list[_Batch]:
+    def batches(self, numbers: Sequence[int]) -> list[_Batch]:
         if missing := [number for number in numbers if number not in self._batches]:
-            with pa.memory_map(str(self._path)) as source, pa.ipc.open_file(source) as reader:
+            with self._open() as (source, reader):
                 for number in missing:
                     self._add(number, reader.get_batch(number), source)
         return [self._batches[number] for number in numbers]
 
+    @contextmanager
+    def _open(self) -> Iterator[tuple[pa.MemoryMappedFile, pa.RecordBatchFileReader]]:
+        with pa.memory_map(str(self._path)) as source, pa.ipc.open_file(source) as reader:
+            if _state(os.stat(self._path)) != self.state:
+                raise StorageError("cannot_read", f"{self._path}: was replaced while it was read; run again")
+            yield source, reader
+
     def _add(self, number: int, batch: pa.RecordBatch, source: pa.MemoryMappedFile) -> None:
         recorded = self.edges[number + 1] - self.edges[number]
         if batch.num_rows != recorded:
+            _remembered.pop(self._path, None)  # the receipt may be repaired
             raise ValueError(
                 f"{self._path}: record batch {number} has {batch.num_rows:,} rows, but {recorded:,} are recorded"
             )
@@ -93,10 +114,17 @@ class _File:
         self._batches[number] = _Batch(batch.num_rows, offsets.address - base, values.address - base)
 
 
-@lru_cache(maxsize=REMEMBERED)
-def _remembered(path: Path, size: int, changed: int, inode: int) -> _File:
-    """Return what is known about a file with this size, time of change, and inode."""
-    return _File(path)
+_remembered: dict[Path, _File] = {}
+
+
+def _file(path: Path, state: _State) -> _File:
+    """Return what is known about a file, unless it has changed since."""
+    known = _remembered.get(path)
+    if known is None or known.state != state:
+        known = _File(path, state)
+        if path in _remembered or len(_remembered) < REMEMBERED:
+            _remembered[path] = known
+    return known
 
 
 def rows_of_batches(path: Path, reader: pa.RecordBatchFileReader) -> list[int]:

@@ -31,7 +31,7 @@ _QUESTION = {"role": "user", "content": "a"}
 class ExpectedForms:
     """The forms that a template reads.
 
-    Each is found when it is first needed, and only if the renderer is free.
+    Each is found when it is first needed. The renderer must be free then.
     """
 
     def __init__(self, source: str, renderer: Renderer):

@@ -99,7 +99,6 @@ class JinjaTemplate(Template):
     ):
         self.name = name
         self.adjust = adjust
-        self._source = source
         self.encoder = encoder
         self._all = train_on == "all"
         self._turns = turns
