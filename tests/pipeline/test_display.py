@@ -333,7 +333,7 @@ def test_invalid_luigi_options_are_reported_in_one_message(folder: Path, words: 
 
 
 def test_the_last_status_of_steps_is_sent_whenever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other statuses are sent only every few seconds, because each sums over all steps."""
+    """Other statuses are sent only every few seconds: each sums over all steps."""
     sent: list[Any] = []
     task: Any = SimpleNamespace(
         of="WriteShard", set_status_message=sent.append, set_progress_percentage=sent.append, task_id="WriteShards"
