@@ -248,7 +248,7 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     for rows in ([0], [5], [6]):
         with suppress(IndexError):
             places_of(path, np.array(rows))
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) <= before, "fewer, if garbage of another test held one"
 
 
 def test_a_repaired_receipt_counts(tmp_path: Path) -> None:
