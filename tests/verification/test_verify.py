@@ -717,9 +717,7 @@ NOT_RECOUNTED = {
 
 
 def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every number; of a list, only the first and last entry."""
-    ends = {0, len(value) - 1} if isinstance(value, list) else ()
-    items = value.items() if isinstance(value, dict) else [(end, value[end]) for end in sorted(ends) if value]
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield from numbers(inner, (*path, key))
     if isinstance(value, int | float) and not isinstance(value, bool):
