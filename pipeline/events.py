@@ -173,15 +173,14 @@ def taken(task: luigi.Task, number: int, outcome: Outcome) -> None:
         done=1,
     )
     if _is_due(task):  # with many parts, the sums take as long as a small part
-        _status_of_steps(task)
+        status_of_steps(task)
 
 
-def all_taken(task: luigi.Task) -> None:
-    """Report that an engine has run all steps of a kind."""
-    _status_of_steps(task)
+def status_of_steps(task: luigi.Task) -> None:
+    """Report how many steps of a kind an engine has run.
 
-
-def _status_of_steps(task: luigi.Task) -> None:
+    `task` stands for all steps of its kind.
+    """
     kind = task.of
     share = float(counters.each(kind, "done").mean())
     if kind == "TokenizePart":
@@ -240,7 +239,7 @@ def _status(task: luigi.Task, message: str, share: float) -> None:
 
     A status that cannot be sent does not fail the run.
     """
-    if not getattr(task, "set_status_message", None) or (share < 1 and not _is_due(task)):
+    if not _is_due(task, share):
         return
     _sent.status_at = time.monotonic()
     with suppress(Exception):
@@ -248,10 +247,10 @@ def _status(task: luigi.Task, message: str, share: float) -> None:
         task.set_progress_percentage(round(100 * share))
 
 
-def _is_due(task: luigi.Task) -> bool:
-    """Return whether a task can send a status, and the last one was sent long ago."""
+def _is_due(task: luigi.Task, share: float = 0.0) -> bool:
+    """Return whether a task can send a status, and is done or has waited long enough."""
     can_send = getattr(task, "set_status_message", None) is not None
-    return can_send and time.monotonic() - _sent.status_at >= STATUS_EVERY
+    return can_send and (share >= 1 or time.monotonic() - _sent.status_at >= STATUS_EVERY)
 
 
 def _finish(manifest: Manifest, path: str, news: str) -> None:

@@ -233,7 +233,7 @@ class _Together(_Step):
             for index, outcome in engine.map([members[number].step() for number in left]):
                 events.taken(self, left[index], outcome)
         if left:
-            events.all_taken(self)
+            events.status_of_steps(self)
         if mirror_of(self.recipe.layout.root) is not LOCAL and not self.complete():
             stages.refresh(self.recipe)  # other machines, with their own scratch folders, ran the steps
         return {}

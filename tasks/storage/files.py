@@ -207,7 +207,7 @@ def remove_abandoned(path: Path) -> bool:
     others, start = False, f".{path.name}."
     try:
         names = os.listdir(path.parent)  # `glob` would compile a pattern for every file that is written
-    except OSError:  # there is no such folder, or it cannot be read
+    except OSError:  # the folder does not exist or cannot be read
         return False
     for name in names:
         if not (name.startswith(start) and name.endswith(".tmp", len(start))):

@@ -346,7 +346,7 @@ def test_the_last_status_of_steps_is_sent_whenever_it_comes(monkeypatch: pytest.
     for number in range(5):
         events.taken(task, number, Outcome(seconds=1.0))
     assert sent == ["wrote 1 shard", 20]
-    events.all_taken(task)
+    events.status_of_steps(task)
     assert sent[2:] == ["wrote 5 shards", 100]
 
 

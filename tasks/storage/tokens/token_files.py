@@ -37,7 +37,7 @@ from tasks.core.errors import StorageError
 from tasks.core.int32 import as_int32
 from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.schemas import AXES, TOKENS_SCHEMA
-from tasks.storage.tokens.token_places import places_of, rows_of_batches
+from tasks.storage.tokens.token_places import batches_with, places_of, require_recorded, require_rows, rows_of_batches
 
 # Conversations whose columns are kept in memory, 33 bytes each. A larger corpus nearly always has groups.
 KEPT = 1 << 20
@@ -169,7 +169,7 @@ class WeightRuns(NamedTuple):
 class _Opened:
     """All record batches of a token file.
 
-    Offsets and values are computed on first use: planning opens each file once per column, mostly for other columns.
+    Offsets and values are computed on first use, because a file is mostly opened for other columns.
     """
 
     def __init__(self, table: pa.Table):
@@ -236,14 +236,9 @@ class TokenFile:
         Each item is the slice of `rows`, which are sorted, that the record batch contains, the record batch, and these
         rows counted from its start. Raises IndexError or ValueError like `batches`.
         """
-        inside = np.searchsorted(rows, self._edges)
-        for number in np.flatnonzero(np.diff(inside)).tolist():
-            asked = slice(int(inside[number]), int(inside[number + 1]))
+        for number, asked in batches_with(rows, self._edges):
             yield asked, self._open(number), rows[asked] - self._edges[number]
-        if len(rows) and rows[-1] >= self.rows:
-            raise IndexError(
-                f"{self._path}: has {self.rows:,} conversations, but the plan refers to number {rows[-1]:,}"
-            )
+        require_rows(self._path, rows, self._edges)
 
     def record(self, row: int) -> int:
         number = bisect_right(self._edges, row) - 1
@@ -253,11 +248,8 @@ class TokenFile:
         if self._batch is None or self._batch[0] != number:
             if number + 1 >= len(self._edges):
                 raise IndexError(f"{self._path}: has {self.rows:,} conversations")
-            batch, rows = self._reader.get_batch(number), self._edges[number + 1] - self._edges[number]
-            if batch.num_rows != rows:
-                raise ValueError(
-                    f"{self._path}: record batch {number} has {batch.num_rows:,} rows, but {rows:,} are recorded"
-                )
+            batch = self._reader.get_batch(number)
+            require_recorded(self._path, number, batch, self._edges[number + 1] - self._edges[number])
             self._batch = number, batch
         return self._batch[1]
 

@@ -38,17 +38,37 @@ def places_of(path: Path, rows: np.ndarray) -> np.ndarray:
     handle = os.open(path, os.O_RDONLY)
     try:
         file = _file(path, _state(os.fstat(handle)))
-        inside = np.searchsorted(rows, file.edges)
-        numbers = np.flatnonzero(np.diff(inside)).tolist()
-        for number, batch in zip(numbers, file.batches(numbers), strict=True):
-            asked = slice(inside[number], inside[number + 1])
+        found_in = batches_with(rows, file.edges)
+        for (number, asked), batch in zip(found_in, file.batches([number for number, _ in found_in]), strict=True):
             offsets = np.frombuffer(os.pread(handle, 8 * batch.rows, batch.offsets), np.int64)
             found[asked] = batch.tokens + 4 * offsets[rows[asked] - file.edges[number]]
     finally:
         os.close(handle)
-    if len(rows) and rows[-1] >= file.edges[-1]:
-        raise IndexError(f"{path}: has {file.edges[-1]:,} conversations, but the plan refers to number {rows[-1]:,}")
+    require_rows(path, rows, file.edges)
     return found
+
+
+def batches_with(rows: np.ndarray, edges: Sequence[int] | np.ndarray) -> list[tuple[int, slice]]:
+    """Return the record batches that contain rows, each with a slice of `rows`.
+
+    `rows` are sorted. `edges` has the rows before each record batch, then the total.
+    """
+    inside = np.searchsorted(rows, edges)
+    return [
+        (number, slice(*inside[number : number + 2].tolist())) for number in np.flatnonzero(np.diff(inside)).tolist()
+    ]
+
+
+def require_rows(path: Path, rows: np.ndarray, edges: Sequence[int] | np.ndarray) -> None:
+    """Raise IndexError if a file does not have all of `rows`, which are sorted."""
+    if len(rows) and rows[-1] >= edges[-1]:
+        raise IndexError(f"{path}: has {edges[-1]:,} conversations, but the plan refers to number {rows[-1]:,}")
+
+
+def require_recorded(path: Path, number: int, batch: pa.RecordBatch, recorded: int) -> None:
+    """Raise ValueError if a record batch does not have the recorded rows."""
+    if batch.num_rows != recorded:
+        raise ValueError(f"{path}: record batch {number} has {batch.num_rows:,} rows, but {recorded:,} are recorded")
 
 
 class _State(NamedTuple):
@@ -102,12 +122,11 @@ class _File:
             yield source, reader
 
     def _add(self, number: int, batch: pa.RecordBatch, source: pa.MemoryMappedFile) -> None:
-        recorded = self.edges[number + 1] - self.edges[number]
-        if batch.num_rows != recorded:
+        try:
+            require_recorded(self._path, number, batch, self.edges[number + 1] - self.edges[number])
+        except ValueError:
             _remembered.pop(self._path, None)  # the receipt may be repaired
-            raise ValueError(
-                f"{self._path}: record batch {number} has {batch.num_rows:,} rows, but {recorded:,} are recorded"
-            )
+            raise
         source.seek(0)
         base = source.read_buffer(1).address
         _, offsets, _, values = batch.column("tokens").buffers()
