@@ -26,12 +26,15 @@ from tasks.storage.files import remove_abandoned
 IN_FLIGHT = 4
 # Seconds between two queries for the number of CPUs, because nodes come and go.
 REFRESH = 2.0
-# Seconds in which Ray ends the steps of a disconnected driver, unless the nodes are busy.
+# Seconds for canceled steps to end, and then for Ray to kill the steps of a disconnected driver, unless the nodes are
+# busy.
 LEAVING = 2.0
 
 
 # The cluster that this process has joined.
 _joined = ""
+# References to the tasks that load our modules there.
+_loading: list[Any] = []
 
 
 def join(on: str) -> Any:
@@ -60,28 +63,46 @@ def join(on: str) -> Any:
         raise InputMissing("no_cluster", f"--on {on}: no Ray cluster answers: {_first_line(error)}") from None
     _joined = on
     load = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(load_modules)
-    for _ in range(_cpus_of(ray)):
-        load.remote()
+    _loading[:] = [load.remote() for _ in range(_cpus_of(ray))]
     return ray
 
 
-def leave() -> None:
+def leave(running: Sequence[Any] = ()) -> list[Any]:
     """Leave the cluster that this process has joined, if any.
 
-    Ray then stops its workers of this run, and no others.
+    Tasks that are still running are canceled first: the references in `running`, and those that load our modules.
+    Canceled steps remove their partial files. If Ray killed the tasks, it would also print a line for each on stderr,
+    from its native code. Returns the tasks that did not end in time. Ray kills these, and stops its workers of this
+    run, and no others.
     """
     global _joined
-    if _joined:
-        import ray
+    if not _joined:
+        return []
+    import ray
 
-        _joined = ""
+    _joined = ""
+    unfinished = [*_loading, *running]
+    _loading.clear()
+    try:
+        with suppress(Exception):  # the cluster may be gone
+            unfinished = _unfinished(ray, unfinished, 0)
+            for reference in unfinished:
+                ray.cancel(reference)
+            unfinished = _unfinished(ray, unfinished, LEAVING)
+    finally:
         ray.shutdown()
+    return unfinished
+
+
+def _unfinished(ray: Any, references: list[Any], seconds: float) -> list[Any]:
+    """Wait for tasks, and return those that are not done after some seconds."""
+    return list(ray.wait(references, num_returns=len(references), timeout=seconds)[1]) if references else []
 
 
 class OnRay:
     """Engine that runs steps on a Ray cluster.
 
-    An error within the block closes the connection, which ends all steps that the run has started on the cluster.
+    An error within the block cancels all steps that the run has started on the cluster, and closes the connection.
     """
 
     def __init__(self, on: str):
@@ -98,11 +119,12 @@ class OnRay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             return
-        leave()
-        # Ray kills running steps, so they cannot remove their partial files.
+        killed = leave(list(self._running))
+        # Steps that Ray kills cannot remove their partial files.
         start = time.monotonic()
+        lost_steps = [self._steps[index] for reference, index in self._running.items() if reference in killed]
+        outputs = [path for step in lost_steps for path in step.outputs()]
         while True:
-            outputs = [path for index in self._running.values() for path in self._steps[index].outputs()]
             are_written = [remove_abandoned(path) for path in outputs]
             limit = PATIENCE if any(are_written) else LEAVING if outputs else 0.0
             if time.monotonic() - start >= limit:

@@ -128,6 +128,19 @@ class Writing(Marked):
 
 
 @dataclass(frozen=True)
+class Canceled(Marked):
+    """A step that does not end by itself, and notes the exception that stops it."""
+
+    def do(self) -> None:
+        try:
+            while True:
+                time.sleep(0.01)
+        except BaseException as error:
+            (self.folder / f"{self.number}.stopped").write_text(type(error).__name__)
+            raise
+
+
+@dataclass(frozen=True)
 class DiskFull(Marked):
     """A step that finds the disk of its worker full."""
 

@@ -5,10 +5,12 @@ The tests also lose steps, nodes, and drivers in the middle of a run.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -20,7 +22,7 @@ from support.commands import BIN, corpus_bytes, luigi, write_chats
 from support.servers.ray_cluster import Cluster, cluster_in
 from support.servers.remote import needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
-from support.steps import DiskFull, Dying, Failing, Slow, pack_on
+from support.steps import Canceled, DiskFull, Dying, Failing, Slow, pack_on
 
 from pipeline.engines.on_ray import OnRay, leave
 from tasks.core.errors import Busy, DataError, InputMissing, StorageError
@@ -91,6 +93,30 @@ def test_an_error_on_a_node_arrives_whole(tmp_path: Path, cluster: Cluster) -> N
         with pytest.raises(StorageError, match=message):
             list(engine.map([DiskFull(tmp_path, 99)]))
         assert not list(tmp_path.glob(".*"))
+
+
+def test_running_steps_are_canceled_before_the_connection_ends(
+    tmp_path: Path, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ray would print a line about each step that it kills with the connection.
+
+    A step that is killed ends with SystemExit, if it ends in time.
+    """
+    steps = [Canceled(tmp_path, number) for number in range(4)]
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + LIMIT
+        while sum(step.attempts for step in steps) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt), OnRay("ray://auto") as engine:
+        list(engine.map(steps))
+    stopped = [tmp_path / f"{step.number}.stopped" for step in steps if step.attempts]
+    assert len(stopped) >= 2
+    assert {path.read_text() for path in stopped} == {"KeyboardInterrupt"}
+    assert capfd.readouterr().err == ""
 
 
 def test_a_step_that_loses_every_worker_is_named(tmp_path: Path, cluster: Cluster) -> None:
