@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 ENGINES = {"here": 0, "workers:2": 0, "luigi": 0, "ray-1": 1, "ray-2": 2}  # nodes of Ray
 EVERY = 0.2  # seconds between two readings of the CPU time of the nodes
+LISTED = 2.0  # seconds between two lists of their processes; a list reads all processes of the machine
 STARTED = 60.0  # seconds for a node to start
 IDLE = 0.3  # CPU seconds of idle nodes in three seconds
 
@@ -55,6 +56,8 @@ class Nodes:
     def __init__(self, count: int, folder: Path):
         self._nodes: list[subprocess.Popen[bytes]] = []
         self._cpu: dict[int, float] = {}  # by process id; processes that have ended are kept
+        self._processes: list[psutil.Process] = []
+        self._listed = 0.0
         self._end = threading.Event()
         self.environment: dict[str, str] = {}
         try:
@@ -103,16 +106,23 @@ class Nodes:
             self._look()
 
     def _look(self) -> None:
+        if time.monotonic() - self._listed >= LISTED:
+            self._list()
+        for process in self._processes:
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                self._cpu[process.pid] = times.user + times.system
+
+    def _list(self) -> None:
+        self._processes, self._listed = [], time.monotonic()
         for node in self._nodes:
             with suppress(psutil.Error):
                 root = psutil.Process(node.pid)
-                for process in (root, *root.children(recursive=True)):
-                    with suppress(psutil.Error):
-                        times = process.cpu_times()
-                        self._cpu[process.pid] = times.user + times.system
+                self._processes += [root, *root.children(recursive=True)]
 
     def cpu(self) -> float:
         """Return the CPU seconds since the nodes started."""
+        self._list()
         self._look()
         return sum(self._cpu.values()) - self._before
 
