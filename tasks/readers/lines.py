@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 Read = Callable[[int], bytes]
@@ -87,24 +88,28 @@ def split_at_lines(chunks: Iterable[bytes], part_size: int) -> tuple[str, list[t
     whole, piece = hashlib.sha256(), None
     cuts: list[tuple[int, int, str]] = []
     start, position, target = 0, 0, part_size
-    for chunk in chunks:
-        view, at = memoryview(chunk), 0
-        while position + len(chunk) >= target:
-            end = chunk.find(b"\n", max(target - 1 - position, 0)) + 1
-            if not end:
-                break
-            whole.update(view[at:end])
-            if piece is None:
-                cuts.append((start, position + end, whole.hexdigest()))
-            else:
-                piece.update(view[at:end])
-                cuts.append((start, position + end, piece.hexdigest()))
-            start, at, piece = position + end, end, hashlib.sha256()
-            target = (start // part_size + 1) * part_size
-        whole.update(view[at:])
-        if piece is not None:
-            piece.update(view[at:])
-        position += len(chunk)
+    # Hashing releases the GIL, so a second core hashes the whole file while this one hashes its parts.
+    with ThreadPoolExecutor(1) as thread:
+        for chunk in chunks:
+            view, at = memoryview(chunk), 0
+            hashing = None if piece is None else thread.submit(whole.update, view)
+            while position + len(chunk) >= target:
+                end = chunk.find(b"\n", max(target - 1 - position, 0)) + 1
+                if not end:
+                    break
+                if piece is None:
+                    whole.update(view[:end])
+                    cuts.append((start, position + end, whole.hexdigest()))
+                    hashing = thread.submit(whole.update, view[end:])
+                else:
+                    piece.update(view[at:end])
+                    cuts.append((start, position + end, piece.hexdigest()))
+                start, at, piece = position + end, end, hashlib.sha256()
+                target = (start // part_size + 1) * part_size
+            (whole if piece is None else piece).update(view[at:])
+            if hashing:
+                hashing.result()  # no chunk waits in memory
+            position += len(chunk)
     if position > start or not cuts:
         cuts.append((start, position, (whole if piece is None else piece).hexdigest()))
     return whole.hexdigest(), cuts
