@@ -119,7 +119,7 @@ class OnRay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             return
-        killed = leave(list(self._running))
+        killed = set(leave(list(self._running)))
         # Steps that Ray kills cannot remove their partial files.
         start = time.monotonic()
         lost_steps = [self._steps[index] for reference, index in self._running.items() if reference in killed]
