@@ -114,11 +114,12 @@ class Nodes:
                 self._cpu[process.pid] = times.user + times.system
 
     def _list(self) -> None:
-        self._processes, self._listed = [], time.monotonic()
+        found: list[psutil.Process] = []
         for node in self._nodes:
             with suppress(psutil.Error):
                 root = psutil.Process(node.pid)
-                self._processes += [root, *root.children(recursive=True)]
+                found += [root, *root.children(recursive=True)]
+        self._processes, self._listed = found, time.monotonic()  # at once, because another thread may be looking
 
     def cpu(self) -> float:
         """Return the CPU seconds since the nodes started."""

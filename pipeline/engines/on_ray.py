@@ -122,8 +122,8 @@ class OnRay:
         killed = set(leave(list(self._running)))
         # Steps that Ray kills cannot remove their partial files.
         start = time.monotonic()
-        lost_steps = [self._steps[index] for reference, index in self._running.items() if reference in killed]
-        outputs = [path for step in lost_steps for path in step.outputs()]
+        steps = [self._steps[index] for reference, index in self._running.items() if reference in killed]
+        outputs = [path for step in steps for path in step.outputs()]
         while True:
             are_written = [remove_abandoned(path) for path in outputs]
             limit = PATIENCE if any(are_written) else LEAVING if outputs else 0.0
@@ -148,7 +148,7 @@ class OnRay:
                     yield index, outcome
         except PackError:
             with suppress(Exception):
-                ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
+                _unfinished(ray, list(running), PATIENCE)
             raise
 
     def _cpus_now(self) -> int:

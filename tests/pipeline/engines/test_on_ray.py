@@ -5,7 +5,6 @@ The tests also lose steps, nodes, and drivers in the middle of a run.
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import subprocess
@@ -108,7 +107,7 @@ def test_running_steps_are_canceled_before_the_connection_ends(
         deadline = time.monotonic() + LIMIT
         while sum(step.attempts for step in steps) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
-        _thread.interrupt_main()
+        os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt), OnRay("ray://auto") as engine:
