@@ -4,7 +4,8 @@
 
 The graph is built from a recipe alone. A recipe depends only on the config and on the bytes of the sources, so every
 process of a run, on any machine, builds the same graph. This module reads the sources to compute their digests, unless
-an earlier run has cached the digests (sources/digest_cache.py). The steps that tokenize the sources read them again.
+an earlier run has cached the digests (sources/digests/digest_cache.py). The steps that tokenize the sources read them
+again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.suggest import suggest
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
-from tasks.sources.digest_cache import DigestCache
+from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
 from tasks.sources.shares import WHOLE, Share

@@ -27,9 +27,9 @@ from tasks.packing.groups.dealt import DEAL
 from tasks.packing.groups.plan_group import files_of_group, group_receipt, plan_group
 from tasks.packing.plan import dropped
 from tasks.recipe import Recipe
+from tasks.sources.digests.sent_digests import with_digests, without_digests
 from tasks.sources.model import Part
 from tasks.sources.remote import with_copy
-from tasks.sources.sent_digests import with_digests, without_digests
 from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import has_artifact, read_receipt, write_receipt
 from tasks.storage.paths import Layout

@@ -36,7 +36,7 @@ from tasks.packing.ledger import repeated_prompt_tokens
 from tasks.packing.pieces import Pieces
 from tasks.packing.plan import select_pieces
 from tasks.recipe import Recipe
-from tasks.sources.digest_cache import DigestCache
+from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.model import Part
 from tasks.sources.sampling.sample import Sample
 from tasks.sources.sampling.sample_files import sample_files

@@ -16,7 +16,7 @@ from tasks.readers.csv_files.delimiter import find_delimiter
 from tasks.readers.csv_files.encoding import decoded_start, find_encoding, wide_encoding
 from tasks.readers.csv_files.rows import Csv
 from tasks.readers.lines import BOM, CHUNK
-from tasks.sources.digest_cache import DigestCache
+from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.explain import explain_unknown_format, explain_wide_encoding
 from tasks.sources.model import Source, SourceFile
 

@@ -29,7 +29,7 @@ from tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReade
 from tasks.readers.containers import container_named
 from tasks.readers.hashed_blocks import BLOCK, HashedBlocks
 from tasks.readers.strict_json import decode_block
-from tasks.sources.digest_cache import DigestCache, Hashed
+from tasks.sources.digests.digest_cache import DigestCache, Hashed
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.remote_blocks import fetch_all
 from tasks.sources.shares import WHOLE, Share

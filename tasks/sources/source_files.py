@@ -16,7 +16,7 @@ from tasks.core.notes import noted
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
 from tasks.readers.containers import EXTENSIONS, container_by_extension
-from tasks.sources.digest_cache import DigestCache
+from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.explain import as_yaml
 from tasks.sources.identify import identify
 from tasks.sources.locate import find_paths

@@ -29,8 +29,9 @@ from tasks.core.errors import PackError
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.sources import sources_of
 from tasks.recipe import Recipe, resolve
-from tasks.sources import digest_cache, remote, remote_blocks, source_files
 from tasks.sources import parts as parts_module
+from tasks.sources import remote, remote_blocks, source_files
+from tasks.sources.digests import digest_cache
 from tasks.sources.model import SourceFile
 from tasks.sources.parts import read_part
 from tasks.sources.shares import WHOLE, Share

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.core.errors import DataError
-from tasks.sources import digest_cache, parts, sent_digests
-from tasks.sources.digest_cache import DigestCache
+from tasks.sources import parts
+from tasks.sources.digests import digest_cache, sent_digests
+from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.parts import find_parts, read_part
 

@@ -25,8 +25,8 @@ from tasks.core.errors import DataError
 from tasks.readers.container import Range
 from tasks.readers.hashed_blocks import BLOCK, DIGEST, BlockDigests, KeptDigests
 from tasks.recipe import Recipe, resolve
-from tasks.sources import digest_cache, sent_digests
-from tasks.sources.digest_cache import DigestCache, Hashed
+from tasks.sources.digests import digest_cache, sent_digests
+from tasks.sources.digests.digest_cache import DigestCache, Hashed
 from tasks.sources.parts import MOST_PARTS
 from tasks.sources.source_files import find_files
 from tasks.steps import Outcome, Step, Tokenize, run

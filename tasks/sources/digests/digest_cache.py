@@ -33,8 +33,8 @@ from tasks.core.errors import StorageError
 from tasks.readers.container import Range
 from tasks.readers.containers import container_named
 from tasks.readers.hashed_blocks import BlockDigests
+from tasks.sources.digests.sent_digests import blocks_in, is_large
 from tasks.sources.model import Source, SourceFile
-from tasks.sources.sent_digests import blocks_in, is_large
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
 from tasks.stores.claims import make_once
