@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import luigi
 
 from pipeline import events, settings, training
 from pipeline.engines.engine import is_remote, leave, open_engine, prepare
+from pipeline.engines.hashing import hash_sources
 from pipeline.progress.time_left import sizes_of
 from pipeline.run_guard import guard
 from tasks import stages
@@ -42,15 +43,16 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 @lru_cache(maxsize=32)
-def _recipe(config: str, root: str, sequence_length: str, check_sources: bool) -> Recipe:
+def _recipe(config: str, root: str, sequence_length: str, check_sources: bool, on: str) -> Recipe:
     """Return the recipe that all tasks of a run share.
 
     It holds the digests, keys, and encoder of the run.
     """
     if sequence_length:
-        base = _recipe(config, root, "", check_sources)
+        base = _recipe(config, root, "", check_sources, on)
         return replace(base, config=load_config(Path(config), sequence_length))
-    return resolve(Path(config), root_of(root), check_sources)
+    hash_first = partial(hash_sources, on) if is_remote(on) else None
+    return resolve(Path(config), root_of(root), check_sources, hash_first=hash_first)
 
 
 @lru_cache(maxsize=4)
@@ -85,7 +87,7 @@ class _Step(luigi.Task):
 
     @property
     def recipe(self) -> Recipe:
-        return _recipe(self.config, self.root, self.sequence_length or "", self.check_sources)
+        return _recipe(self.config, self.root, self.sequence_length or "", self.check_sources, self.on)
 
     @property
     def stage(self) -> stages.Stage:

@@ -15,9 +15,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -381,14 +381,27 @@ def _tokenizer_changed(files: TokenizerFiles) -> DataError:
     return DataError("input_changed", f"{files.main}: the tokenizer changed during the run; run again")
 
 
-def resolve(config_file: Path, root: Path, check_sources: bool = False, share: Share = WHOLE) -> Recipe:
+# Hashes files in advance, perhaps on other machines. Its arguments are a recipe without sources, the files, and the
+# size of their parts.
+HashFirst = Callable[[Recipe, Sequence[SourceFile], int], None]
+
+
+def resolve(
+    config_file: Path,
+    root: Path,
+    check_sources: bool = False,
+    share: Share = WHOLE,
+    hash_first: HashFirst | None = None,
+) -> Recipe:
     """Read the config, and find, cut, and hash its sources.
 
     Files that are unchanged since an earlier run are only hashed again with `check_sources`. The files that `share`
-    reads are hashed first. Raises PackError, naming the problem.
+    reads are hashed first. `hash_first` may hash files on other machines. Raises PackError, naming the problem.
     """
     cache = DigestCache(Layout(root).digests(), fresh=check_sources)
-    return recipe_of(load_config(config_file), config_file.parent, root, cache=cache, share=share)
+    return recipe_of(
+        load_config(config_file), config_file.parent, root, cache=cache, share=share, hash_first=hash_first
+    )
 
 
 def recipe_of(
@@ -398,6 +411,7 @@ def recipe_of(
     revisions: Mapping[int, str] | None = None,
     cache: DigestCache | None = None,
     share: Share = WHOLE,
+    hash_first: HashFirst | None = None,
 ) -> Recipe:
     """Find, cut, and hash the sources of a config in `folder`.
 
@@ -407,7 +421,15 @@ def recipe_of(
     layout = Layout(root)
     embedded = config.reads_embeddings
     found = find_parts(
-        config.sources, folder, config.part_size, layout, revisions, cache=cache, share=share, embedded=embedded
+        config.sources,
+        folder,
+        config.part_size,
+        layout,
+        revisions,
+        cache=cache,
+        share=share,
+        embedded=embedded,
+        hash_first=hash_first and partial(hash_first, Recipe(config, folder, layout, (), ())),
     )
     for file, _ in found:
         # A name that is not UTF-8 cannot be written to a manifest.

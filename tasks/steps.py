@@ -2,9 +2,9 @@
 
     Recipe ─stages.py─▶ Step, under 4 KB ─pickle─▶ another process ─run─▶ data, then its receipt ─▶ Outcome
 
-A step tokenizes a part, plans a group, or writes a shard. It names everything that it reads and writes. It does nothing
-if its receipt exists, so it may run twice, also in two processes at the same time: both write the same bytes. It does
-not depend on an engine; pipeline/engines decides where steps run.
+A step hashes a source file, tokenizes a part, plans a group, or writes a shard. It names everything that it reads and
+writes. It does nothing if its receipt exists, so it may run twice, also in two processes at the same time: both write
+the same bytes. It does not depend on an engine; pipeline/engines decides where steps run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from tasks.packing.groups.dealt import DEAL
 from tasks.packing.groups.plan_group import files_of_group, group_receipt, plan_group
 from tasks.packing.plan import dropped
 from tasks.recipe import Recipe
+from tasks.sources.digests.digest_cache import DigestCache
+from tasks.sources.digests.hash_files import hash_file
 from tasks.sources.digests.sent_digests import with_digests, without_digests
-from tasks.sources.model import Part
-from tasks.sources.remote import with_copy
+from tasks.sources.model import Part, SourceFile
+from tasks.sources.remote import with_blocks, with_copy
 from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import has_artifact, read_receipt, write_receipt
 from tasks.storage.paths import Layout
@@ -79,6 +81,69 @@ class Step(ABC):
     @abstractmethod
     def work(self, progress: Progress) -> dict[str, Any]:
         """Write the outputs and return the receipt. Raises PackError."""
+
+
+@dataclass(frozen=True)
+class InRoot(Step):
+    """A step that names paths in a root."""
+
+    root: Path
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Send absolute paths and, for a root in a bucket, its URL.
+
+        Another process may be in another folder. On another machine, it has its own scratch folder.
+        """
+        paths = {name: path.absolute() for name, path in vars(self).items() if isinstance(path, Path)}
+        return vars(self) | paths | {"url": url_of(self.root)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        sent, url = state["root"], state.pop("url")
+        if url:
+            own = scratch_of(url)
+            paths = {name: path for name, path in state.items() if isinstance(path, Path)}
+            state |= {name: own / path.relative_to(sent) for name, path in paths.items()}
+        vars(self).update(state)
+
+
+@dataclass(frozen=True)
+class HashFile(InRoot):
+    """Hash one source file and its parts, which gives them their names.
+
+    The output and the receipt are the same file: the entry of the digest cache. With one machine, the command hashes
+    its files in threads instead (sources/parts.py).
+    """
+
+    file: SourceFile
+    part_size: int
+
+    @property
+    def place(self) -> str:
+        return self.file.name
+
+    @property
+    def _cache(self) -> DigestCache:
+        return DigestCache(Layout(self.root).digests())
+
+    def outputs(self) -> tuple[Path, Path]:
+        entry = self._cache.entry_of(self.file, self.part_size)
+        return entry, entry
+
+    def is_done(self) -> bool:
+        return self._cache.find(self.file, self.part_size) is not None
+
+    def work(self, progress: Progress) -> dict[str, Any]:
+        file, cache = self.file, self._cache
+        if file.identity:
+            file = with_blocks(file, Layout(self.root).remote())
+        try:
+            hashed = partial(hash_file, file, self.part_size, cache)
+            found = cache.find_once(file, self.part_size, hashed, wait=True)
+        except OSError as error:
+            raise file.cannot_read(error) from None
+        if not (found and found.record):
+            raise DataError("input_changed", f"{file.name}: changed while it was read; run again")
+        return read_receipt(self.outputs()[1])
 
 
 @dataclass(frozen=True)
@@ -147,27 +212,10 @@ class Tokenize(Step):
 
 
 @dataclass(frozen=True)
-class OfPlan(Step):
+class OfPlan(InRoot):
     """A step that reads the plan of a corpus, or writes a part of it."""
 
-    root: Path
     plan_folder: Path
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Send absolute paths and, for a root in a bucket, its URL.
-
-        Another process may be in another folder. On another machine, it has its own scratch folder.
-        """
-        paths = {name: path.absolute() for name, path in vars(self).items() if isinstance(path, Path)}
-        return vars(self) | paths | {"url": url_of(self.root)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        sent, url = state["root"], state.pop("url")
-        if url:
-            own = scratch_of(url)
-            paths = {name: path for name, path in state.items() if isinstance(path, Path)}
-            state |= {name: own / path.relative_to(sent) for name, path in paths.items()}
-        vars(self).update(state)
 
 
 @dataclass(frozen=True)

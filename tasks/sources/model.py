@@ -25,7 +25,7 @@ from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, witho
 from tasks.conversations.keys.renaming import is_of_record
 from tasks.conversations.keys.role_names import Roles
 from tasks.conversations.model import Conversation
-from tasks.core.errors import Reject
+from tasks.core.errors import DataError, Reject, StorageError
 from tasks.core.yaml_settings import defaults_of
 from tasks.readers.csv_files.delimiter import check_delimiter, name_of
 from tasks.readers.csv_files.encoding import check_encoding
@@ -181,6 +181,21 @@ class SourceFile:
         if self.blocks is None:
             return self.path.open("rb", _BUFFER)
         return open_checked(self.path, self.name, self.bytes, self.blocks)
+
+    def check_unchanged(self) -> None:
+        """Raise DataError if the file has another size or modification time than before."""
+        if self.identity:  # each response is compared with its ETag
+            return
+        try:
+            stat = self.path.stat()
+        except OSError:
+            raise DataError("input_changed", f"{self.name}: disappeared while it was read; run again") from None
+        if (stat.st_size, stat.st_mtime_ns) != (self.bytes, self.mtime_ns):
+            raise DataError("input_changed", f"{self.name}: changed while it was read; run again")
+
+    def cannot_read(self, error: OSError) -> StorageError:
+        """Return the error for a failure to read the file."""
+        return StorageError("cannot_read", f"{self.name}: cannot be read: {error.strerror or error}")
 
     @property
     def wanted_columns(self) -> frozenset[str]:

@@ -16,38 +16,30 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event
 
-from tasks.core.errors import DataError, StorageError, UsageError
+from tasks.core.errors import DataError, UsageError
 from tasks.core.notes import noted
 from tasks.core.printable import in_bytes
 from tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReader
 from tasks.readers.containers import container_named
-from tasks.readers.hashed_blocks import BLOCK, HashedBlocks
 from tasks.readers.strict_json import decode_block
 from tasks.sources.digests.digest_cache import DigestCache, Hashed
+from tasks.sources.digests.hash_files import HASH_CHUNK, hash_file, hash_objects
 from tasks.sources.model import Part, Source, SourceFile
-from tasks.sources.remote_blocks import fetch_all
 from tasks.sources.shares import WHOLE, Share
 from tasks.sources.source_files import find_files
 from tasks.storage.paths import Layout
 from tasks.stores.copies import damaged_copy
-from tasks.stores.threads import run_all
+from tasks.stores.threads import Stop
 
 # Each part costs 7 ms of overhead, two files, and two lines of a list that every run reads.
 MOST_PARTS = 2048
 
-HASH_CHUNK = 1 << 20  # bytes hashed at once
-
 HASH_THREADS = 4  # as fast as most disks read
-
-HASH_OBJECTS = 8  # objects of this machine's share that are fetched and hashed at once
-
-HASH_OF_OTHERS = 2  # other objects hashed at once; another machine may be hashing them, too
 
 
 def find_parts(
@@ -62,12 +54,15 @@ def find_parts(
     cache: DigestCache | None = None,
     embedded: bool = False,
     share: Share = WHOLE,
+    hash_first: Callable[[list[SourceFile], int], None] | None = None,
 ) -> list[tuple[SourceFile, list[Part]]]:
     """Find the files of `sources`, hash them, and split them into parts.
 
     `part_size` is in bytes. It is doubled until `most_parts` parts of this size can hold all files; each file has at
     least one part. Files that `cache` knows are not hashed. Among objects that are read in blocks, the objects of this
-    `share` are hashed first. Raises the errors of `find_files` and of stores.
+    `share` are hashed first. `hash_first` gets the files that `cache` does not know, and the size of their parts. It
+    may hash them on other machines, which write entries of the cache. Raises the errors of `find_files`, `hash_first`,
+    and stores.
     """
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
@@ -75,10 +70,12 @@ def find_parts(
     # Because the size is doubled, a growing corpus keeps its parts until it is twice as large.
     while sum(file.bytes for file in files) > part_size * most_parts:
         part_size *= 2
-    remote = _hash_objects(files, part_size, cache, share)
+    if hash_first and cache:
+        hash_first(cache.missing(files, part_size), part_size)
+    remote = hash_objects([file for file in files if file.identity], part_size, cache, share)
     # Threads suffice because hashing releases the GIL. They end before a worker is forked.
-    stop = Event()
-    split = partial(_split, part_size=part_size, stop=stop, hash_chunk=hash_chunk, cache=cache, remote=remote)
+    stop = Stop()
+    split = partial(_split, part_size=part_size, check=stop.check, hash_chunk=hash_chunk, cache=cache, remote=remote)
     size, found = in_bytes(sum(file.bytes for file in files)), list[tuple[SourceFile, list[Part]]]()
     with (
         noted(lambda: f"hashing the sources, {size}: {len(found):,} of {len(files):,} files done"),
@@ -107,16 +104,16 @@ class PartReader(RecordReader):
         self._source = part.file
 
     def blocks(self) -> Iterator[Block]:
-        _check_unchanged(self._source)
+        self._source.check_unchanged()
         try:
             yield from super().blocks()
         except OSError as error:
-            _check_unchanged(self._source)
-            raise _cannot_read(self._source, error) from None
+            self._source.check_unchanged()
+            raise self._source.cannot_read(error) from None
         except DataError:
-            _check_unchanged(self._source)
+            self._source.check_unchanged()
             raise
-        _check_unchanged(self._source)
+        self._source.check_unchanged()
 
 
 def read_part(part: Part, max_record_bytes: int = MAX_RECORD_BYTES, decode: Decode = decode_block) -> PartReader:
@@ -147,101 +144,26 @@ def sizes_of(parts: Sequence[Part]) -> list[int]:
     return [part.file.bytes * (part.stop - part.start) // max(1, spans[part.file.name]) for part in parts]
 
 
-def _check_unchanged(file: SourceFile) -> None:
-    if file.identity:  # each response is compared with its ETag
-        return
-    try:
-        stat = file.path.stat()
-    except OSError:
-        raise DataError("input_changed", f"{file.name}: disappeared while it was read; run again") from None
-    if (stat.st_size, stat.st_mtime_ns) != (file.bytes, file.mtime_ns):
-        raise DataError("input_changed", f"{file.name}: changed while it was read; run again")
-
-
 def _split(
     file: SourceFile,
     part_size: int,
-    stop: Event,
+    check: Callable[[], None],
     hash_chunk: int,
     cache: DigestCache | None,
     remote: Mapping[str, Hashed],
 ) -> tuple[SourceFile, list[Part]]:
     """Hash a file unless its digests are known, and split it into parts.
 
-    Raises CancelledError if `stop` is set.
+    `check` ends the hashing by raising an error.
     """
     try:
         known = remote.get(file.name) or (cache.find(file, part_size) if cache else None)
-        found = known or _hash(file, part_size, stop, hash_chunk, cache)
-        _check_unchanged(file)
+        found = known or hash_file(file, part_size, cache, check, hash_chunk)
+        file.check_unchanged()
         if file.arrived not in ("", found.sha256):
             raise damaged_copy(file.name, file.path)
         file = replace(file, sha256=found.sha256, blocks=found.blocks, record=found.record)
         container = container_named(file.container)
         return file, [Part(file, *range) for range in container.cut(file, found.ranges, part_size)]
     except OSError as error:
-        raise _cannot_read(file, error) from None
-
-
-def _hash_objects(
-    files: Sequence[SourceFile], part_size: int, cache: DigestCache | None, share: Share
-) -> dict[str, Hashed]:
-    """Return the digests of the objects that are read in blocks, by name.
-
-    This machine hashes the objects of its share first, so machines that start together hash different objects. It then
-    hashes objects that no other machine has claimed. Finally, it waits for the other machines, and hashes the objects
-    of machines that were lost.
-    """
-    objects = [file for file in files if file.identity]
-    if not objects:
-        return {}
-    own = share.of([file.bytes for file in objects])
-    found, stop = dict[str, Hashed](), Event()
-
-    def check() -> None:
-        if stop.is_set():
-            raise CancelledError
-
-    def find(number: int, wait: bool = False) -> None:
-        check()
-        file = objects[number]
-        hashed = partial(_hash_object, file, part_size, cache, check)
-        known = cache.find_once(file, part_size, hashed, wait, check) if cache else hashed()
-        if known:
-            found[file.name] = known
-
-    with noted(lambda: f"hashing the sources in buckets: {len(found):,} of {len(objects):,} files done"):
-        run_all(find, own, HASH_OBJECTS, stop.set)
-        # From the end, because the machines with these shares begin at the start.
-        run_all(find, sorted({*range(len(objects))}.difference(own), reverse=True), HASH_OF_OTHERS, stop.set)
-        left = [number for number, file in enumerate(objects) if file.name not in found]
-        run_all(partial(find, wait=True), left, HASH_OF_OTHERS, stop.set)
-    return found
-
-
-def _hash_object(file: SourceFile, part_size: int, cache: DigestCache | None, check: Callable[[], None]) -> Hashed:
-    started, hashed = cache.start(file) if cache else [], HashedBlocks(BLOCK)
-    chunks = hashed.passing(fetch_all(file.path, file.name, file.facts, check))
-    found = Hashed(*container_named(file.container).split(file, part_size, chunks), hashed.digests)
-    return cache.keep(file, part_size, started, found) if cache else found
-
-
-def _hash(file: SourceFile, part_size: int, stop: Event, hash_chunk: int, cache: DigestCache | None) -> Hashed:
-    started = cache.start(file) if cache else []
-    hashed = HashedBlocks(min(BLOCK, hash_chunk))
-    chunks = hashed.passing(_chunks(file.path, hash_chunk, stop))
-    found = Hashed(*container_named(file.container).split(file, part_size, chunks), hashed.digests)
-    _check_unchanged(file)
-    return cache.keep(file, part_size, started, found) if cache else found
-
-
-def _chunks(path: Path, size: int, stop: Event) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(size):
-            if stop.is_set():
-                raise CancelledError
-            yield chunk
-
-
-def _cannot_read(file: SourceFile, error: OSError) -> StorageError:
-    return StorageError("cannot_read", f"{file.name}: cannot be read: {error.strerror or error}")
+        raise file.cannot_read(error) from None

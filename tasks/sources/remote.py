@@ -22,7 +22,7 @@ from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.core.notes import noted
 from tasks.readers.containers import container_by_extension
 from tasks.sources.listed_names import check_extensions, saved_files
-from tasks.sources.model import Part
+from tasks.sources.model import Part, SourceFile
 from tasks.sources.remote_blocks import open_holes
 from tasks.stores.copies import Object, fetch_copies, place_of_copy
 from tasks.stores.receive import changed
@@ -155,13 +155,18 @@ def with_copy(part: Part, copies: Path) -> Part:
     """
     file = part.file
     if file.identity:
-        return replace(part, file=replace(file, path=_with_holes(file.name, file.facts, copies)))
+        return replace(part, file=with_blocks(file, copies))
     if not file.arrived or file.path.is_file():
         return part
     [found] = find_remote(file.name, copies, file.revision)
     if found.sha256 != file.arrived:
         raise changed(file.name)
     return replace(part, file=replace(file, path=found.path, mtime_ns=found.path.stat().st_mtime_ns))
+
+
+def with_blocks(file: SourceFile, copies: Path) -> SourceFile:
+    """Return an object with the path of the file that holds its blocks on this machine."""
+    return replace(file, path=_with_holes(file.name, file.facts, copies))
 
 
 def dataset_named(path: str) -> Dataset | None:

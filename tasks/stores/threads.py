@@ -9,12 +9,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
 GRACE = 5.0  # seconds that the other threads have to end after an error or an interrupt
+
+
+class Stop(threading.Event):
+    """A request to all threads of some work to end it."""
+
+    def check(self) -> None:
+        """Raise CancelledError if the request was made."""
+        if self.is_set():
+            raise CancelledError
 
 
 def interruptible(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

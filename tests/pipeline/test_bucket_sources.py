@@ -29,9 +29,8 @@ from tasks.core.errors import PackError
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.sources import sources_of
 from tasks.recipe import Recipe, resolve
-from tasks.sources import parts as parts_module
 from tasks.sources import remote, remote_blocks, source_files
-from tasks.sources.digests import digest_cache
+from tasks.sources.digests import digest_cache, hash_files
 from tasks.sources.model import SourceFile
 from tasks.sources.parts import read_part
 from tasks.sources.shares import WHOLE, Share
@@ -67,7 +66,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
     """Return a bucket with FILES, read in small blocks."""
     use(monkeypatch, s3())
     own_scratch(monkeypatch, tmp_path / "scratch")
-    for module in (parts_module, remote_blocks):
+    for module in (hash_files, remote_blocks):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
     store = open_store(f"s3://{new_bucket()}/chats")
     for name, content in FILES.items():
@@ -265,18 +264,18 @@ def test_machines_that_start_together_read_their_own_objects_first(
     tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine then reads other objects, if nobody has identified or hashed them."""
-    hashed, hash_object = list[str](), parts_module._hash_object
+    hashed, hash_file = list[str](), hash_files.hash_file
     identified, identify = list[str](), source_files.identify
 
     def recorded(file: SourceFile, *rest: Any) -> Any:
         hashed.append(file.name.rpartition("/")[2])
-        return hash_object(file, *rest)
+        return hash_file(file, *rest)
 
     def noted(path: Path, name: str, *rest: Any) -> SourceFile:
         identified.append(name.rpartition("/")[2])
         return identify(path, name, *rest)
 
-    monkeypatch.setattr(parts_module, "_hash_object", recorded)
+    monkeypatch.setattr(hash_files, "hash_file", recorded)
     monkeypatch.setattr(source_files, "identify", noted)
     monkeypatch.setattr(source_files, "AT_ONCE", 1)  # in order
     names = [*FILES]

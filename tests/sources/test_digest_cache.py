@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace as replace_field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from support.profiles import examples
 
 from tasks.core.errors import DataError
 from tasks.sources import parts
-from tasks.sources.digests import digest_cache, sent_digests
+from tasks.sources.digests import digest_cache, hash_files, sent_digests
 from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.parts import find_parts, read_part
@@ -27,9 +28,9 @@ LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(40))
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that records the names of hashed files."""
     names: list[str] = []
-    chunks = parts._chunks
+    chunks = hash_files._chunks
     monkeypatch.setattr(parts, "HASH_THREADS", 1)  # hash in order
-    monkeypatch.setattr(parts, "_chunks", lambda path, *rest: names.append(path.name) or chunks(path, *rest))
+    monkeypatch.setattr(hash_files, "_chunks", lambda path, *rest: names.append(path.name) or chunks(path, *rest))
     return names
 
 
@@ -160,3 +161,16 @@ def test_what_is_read_is_compared_with_the_digests_of_an_earlier_run(folder: Pat
     restore_times(file.path)
     with pytest.raises(DataError, match=r"a\.jsonl: changed while it was read; run again"):
         list(read_part(part))
+
+
+def test_other_machines_can_hash_shared_files_without_an_entry(folder: Path) -> None:
+    cache = DigestCache(folder / "digests")
+    files = [file for file, _ in find_parts([Source(path="*.jsonl")], folder, 300)]
+    assert cache.missing(files, 300) == files
+    assert cache.missing([replace_field(files[0], arrived="0" * 64), files[1]], 300) == files[1:], "a copy is here only"
+    name = os.fsdecode(b"\xff.jsonl")
+    unnamed = (folder / "a.jsonl").rename(folder / name)
+    assert cache.missing([replace_field(files[0], path=unnamed), files[1]], 300) == files[1:]
+    found(folder)
+    assert cache.missing(files[1:], 300) == []
+    assert DigestCache(folder / "digests", fresh=True).missing(files[1:], 300) == []

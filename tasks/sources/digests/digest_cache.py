@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -53,6 +53,8 @@ Found = TypeVar("Found")
 
 RACY_NS = 2_000_000_000  # the coarsest clock of a file system in use ticks every two seconds
 
+YOUNG_NS = 60_000_000_000  # the largest difference between the clocks of two machines
+
 
 class Hashed(NamedTuple):
     """The result of hashing a file.
@@ -83,15 +85,39 @@ class DigestCache:
         Returns None if the cache has no valid entry. Raises the errors of stores.
         """
         with suppress(TypeError):  # the path is not UTF-8
-            path = self._entry(file, part_size)
+            path = self.entry_of(file, part_size)
             found = self._find(path, file, partial(_hashed, path.name))
             if found and is_large(found.blocks) and not self._mirror.adopt(path):
                 self._mirror.push([path])  # steps refer to it
             return found
         return None
 
+    def missing(self, files: Sequence[SourceFile], part_size: int) -> list[SourceFile]:
+        """Return the files without a valid entry for which any machine can write one.
+
+        These are not the copies of remote files, which only this machine has, and not files that are so young that
+        another machine may not trust their times. With `fresh`, there are none, because a machine that has just written
+        an entry would not find it. Raises the errors of stores.
+        """
+        if self._fresh:
+            return []
+        found = []
+        for file in files:
+            if file.arrived or (not file.identity and _is_young(file)):
+                continue
+            with suppress(TypeError):  # the path is not UTF-8
+                self.entry_of(file, part_size)
+                if not self.find(file, part_size):
+                    found.append(file)
+        return found
+
     def find_once(
-        self, file: SourceFile, part_size: int, hashed: Callable[[], Hashed], wait: bool, check: Callable[[], None]
+        self,
+        file: SourceFile,
+        part_size: int,
+        hashed: Callable[[], Hashed],
+        wait: bool,
+        check: Callable[[], None] = lambda: None,
     ) -> Hashed | None:
         """Return the known digests of an object, or hash it unless another machine does.
 
@@ -100,7 +126,7 @@ class DigestCache:
         """
         if self._fresh or file.bytes < WORTH_A_CLAIM or self._mirror is LOCAL:
             return self.find(file, part_size) or hashed()
-        path, find = self._entry(file, part_size), partial(self.find, file, part_size)
+        path, find = self.entry_of(file, part_size), partial(self.find, file, part_size)
         return make_once(self._mirror, path, find, hashed, wait=wait, check=check)
 
     def find_format(self, file: SourceFile, source: Source) -> SourceFile | None:
@@ -141,7 +167,7 @@ class DigestCache:
                 if not large:
                     return found
                 values["state"] = None
-            path = self._entry(file, part_size)
+            path = self.entry_of(file, part_size)
             if self._write(path, values, large or bool(file.identity)):
                 return found._replace(record=path.name)
         return found
@@ -175,7 +201,8 @@ class DigestCache:
                 if lost:
                     path.unlink(missing_ok=True)
 
-    def _entry(self, file: SourceFile, part_size: int) -> Path:
+    def entry_of(self, file: SourceFile, part_size: int) -> Path:
+        """Return the path of the entry with the digests of a file. Raises TypeError if its path is not UTF-8."""
         read: dict[str, Any] = {"path": _name_of(file), "container": file.container, "compression": file.compression}
         read |= {"part_size": part_size} | ({"state": _state_of(file)} if file.identity else {})
         return self._folder / f"{key_of('digests', read, VERSION)}.json"
@@ -227,3 +254,9 @@ def _state_of(file: SourceFile) -> list[Any]:
         return list(file.facts)
     stat = file.path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def _is_young(file: SourceFile) -> bool:
+    with suppress(OSError):
+        return max(_state_of(file)[1:3]) > time.time_ns() - YOUNG_NS
+    return True

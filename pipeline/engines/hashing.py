@@ -1,0 +1,40 @@
+"""Hash the sources of a run on the cluster that also runs its other steps.
+
+    files that the digest cache does not know ─HashFile, one step each─▶ entries of the cache ─▶ the recipe of the run
+
+The keys of all other steps contain the digests of the sources, so these steps run before the graph is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.engines.engine import open_engine
+from tasks.core.notes import noted
+from tasks.core.printable import in_bytes
+from tasks.recipe import Recipe
+from tasks.sources.model import SourceFile
+from tasks.steps import HashFile
+
+# Bytes that the command hashes itself, because that takes less time than a cluster takes to start its workers.
+HASHED_HERE = 8 << 30
+
+
+def hash_sources(on: str, bare: Recipe, files: Sequence[SourceFile], part_size: int) -> None:
+    """Hash source files on the engine that `on` names, unless they are small.
+
+    `bare` is the recipe of the run without its sources. Raises PackError.
+    """
+    size = sum(file.bytes for file in files)
+    if size < HASHED_HERE:
+        return
+    if bare.config.tokenizer is not None:
+        _ = bare.template  # starts the process of a Jinja template, before a cluster's threads exist here
+    largest_first = sorted(files, key=lambda file: file.bytes, reverse=True)
+    steps, done = [HashFile(bare.layout.root, file, part_size) for file in largest_first], 0
+    with (
+        noted(lambda: f"hashing the sources on the cluster, {in_bytes(size)}: {done:,} of {len(files):,} files done"),
+        open_engine(on, 1) as engine,
+    ):
+        for _ in engine.map(steps):
+            done += 1

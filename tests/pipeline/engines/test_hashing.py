@@ -1,0 +1,154 @@
+"""A cluster hashes large sources, and the run finds their digests in the cache."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.small_corpus import conversations, write_project
+
+from pipeline.engines import hashing
+from pipeline.engines.hashing import hash_sources
+from tasks import steps
+from tasks.core.errors import DataError, PackError
+from tasks.recipe import Recipe, resolve
+from tasks.sources import parts
+from tasks.sources.digests import digest_cache
+from tasks.sources.digests.digest_cache import DigestCache
+from tasks.sources.source_files import find_files
+from tasks.steps import HashFile, attempt, run
+
+NAMES = ("a.jsonl", "b.jsonl.gz", "c.jsonl")
+resolve_on_workers = partial(resolve, hash_first=partial(hash_sources, "workers:2"))
+
+
+def write_chat(path: Path, count: int) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in conversations(count)))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that records the names of the files that the command hashes itself."""
+    names, hash_file = list[str](), parts.hash_file
+    monkeypatch.setattr(parts, "hash_file", lambda file, *rest: names.append(file.name) or hash_file(file, *rest))
+    return names
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a config with three sources that look an hour old and count as large."""
+    monkeypatch.setattr(hashing, "HASHED_HERE", 1)
+    now = time.time_ns
+    monkeypatch.setattr(digest_cache.time, "time_ns", lambda: now() + 3600 * 10**9)
+    config = write_project(tmp_path, (), sources=[*NAMES], part_size=2048)
+    for number, name in enumerate(NAMES):
+        write_chat(tmp_path / name.removesuffix(".gz"), 30 + number)
+    (tmp_path / NAMES[1]).write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes(), mtime=0))
+    return config
+
+
+def digests_of(recipe: Recipe) -> Any:
+    return [(file.sha256, file.blocks) for file in recipe.files], recipe.parts
+
+
+def test_an_engine_hashes_what_the_command_would_hash(project: Path, tmp_path: Path, here: list[str]) -> None:
+    expected = digests_of(resolve(project, tmp_path / "one"))
+    assert sorted(here) == [*NAMES]
+    here.clear()
+    assert digests_of(resolve_on_workers(project, tmp_path / "other")) == expected
+    assert not here
+    assert digests_of(resolve_on_workers(project, tmp_path / "other", check_sources=True)) == expected
+    assert sorted(here) == [*NAMES], "it trusts no entry"
+
+
+def test_an_engine_hashes_only_what_changed(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: list[str]
+) -> None:
+    opened, open_engine = [], hashing.open_engine
+    monkeypatch.setattr(hashing, "open_engine", lambda *given: opened.append(given) or open_engine(*given))
+    resolve_on_workers(project, tmp_path)
+    assert opened == [("workers:2", 1)]
+    resolve_on_workers(project, tmp_path)
+    assert len(opened) == 1
+    write_chat(tmp_path / "c.jsonl", 50)
+    monkeypatch.setattr(hashing, "HASHED_HERE", (tmp_path / "c.jsonl").stat().st_size)
+    changed = resolve_on_workers(project, tmp_path)
+    assert len(opened) == 2
+    assert not here
+    write_chat(tmp_path / "c.jsonl", 20)
+    resolve_on_workers(project, tmp_path)
+    assert len(opened) == 2, "these bytes are too few"
+    assert here == ["c.jsonl"]
+    assert changed.files[2].sha256 != resolve(project, tmp_path).files[2].sha256
+
+
+def test_the_command_hashes_files_whose_times_another_machine_may_not_trust(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: list[str]
+) -> None:
+    youngest = max((tmp_path / name).stat().st_ctime_ns for name in NAMES)
+    monkeypatch.setattr(digest_cache.time, "time_ns", lambda: youngest + 59 * 10**9)
+    resolve_on_workers(project, tmp_path)
+    assert sorted(here) == [*NAMES]
+
+
+def test_the_template_starts_before_the_engine(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is forked, which is not safe once a cluster's threads exist."""
+    forks: list[int] = []
+    started: list[bool] = []
+    fork, open_engine = os.fork, hashing.open_engine
+    monkeypatch.setattr(os, "fork", lambda: forks.append(1) or fork())
+    monkeypatch.setattr(hashing, "open_engine", lambda *given: started.append(bool(forks)) or open_engine(*given))
+    write_project(tmp_path, (), sources=[*NAMES], template="own.jinja")
+    (tmp_path / "own.jinja").write_text("{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}")
+    resolve_on_workers(project, tmp_path)
+    assert started == [True]
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize(("change", "code"), [(shorten, "E321"), (Path.unlink, "E701")])
+def test_a_file_that_has_changed_or_disappeared_is_named(
+    project: Path, tmp_path: Path, change: Callable[[Path], None], code: str
+) -> None:
+    [_, file, _] = find_files(resolve(project, tmp_path / "other").config.sources, tmp_path)
+    change(file.path)
+    error = attempt(HashFile(tmp_path, file, 2048)).error
+    assert isinstance(error, PackError)
+    assert error.code == code, error
+    assert str(error).startswith("b.jsonl.gz: ")
+
+
+def test_a_file_that_changes_while_a_step_hashes_it_is_an_error(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [file, *_] = find_files(resolve(project, tmp_path / "other").config.sources, tmp_path)
+    hash_file = steps.hash_file
+
+    def changing(*given: Any) -> Any:
+        keep = DigestCache.keep
+        with monkeypatch.context() as patch:
+            patch.setattr(DigestCache, "keep", lambda *rest: file.path.chmod(0o600) or keep(*rest))
+            return hash_file(*given)
+
+    monkeypatch.setattr(steps, "hash_file", changing)
+    with pytest.raises(DataError, match=r"a\.jsonl: changed while it was read; run again") as found:
+        run(HashFile(tmp_path, file, 2048))
+    assert found.value.code == "E321"
+
+
+def test_a_step_that_is_done_is_not_repeated(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [file, *_] = find_files(resolve(project, tmp_path / "other").config.sources, tmp_path)
+    step = HashFile(tmp_path, file, 2048)
+    first = run(step)
+    monkeypatch.setattr(steps, "hash_file", lambda *_: pytest.fail("hashed again"))
+    assert run(step) == first
+    assert first["sha256"] == resolve(project, tmp_path / "other").files[0].sha256
