@@ -86,7 +86,8 @@ def test_two_nodes_with_sources_and_root_in_a_bucket(
     monkeypatch.setattr(parts, "hash_objects", lambda *_: {})
     monkeypatch.setattr(parts, "hash_file", lambda *_: pytest.fail("the driver hashes"))
     recipe = resolve(config, root_of(root), hash_first=partial(hash_sources, "ray://auto"))
-    assert any(list(node.glob("*/data/digests/*")) for node in nodes)
+    for kept in ("digests", "remote"):
+        assert any(list(node.glob(f"*/data/{kept}/*")) for node in nodes), "one node has read the source"
     with OnRay("ray://auto") as engine:
         pack_on(engine, recipe)
     assert tree_of(root) == tree_of(tmp_path / "root")
