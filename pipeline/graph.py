@@ -12,7 +12,8 @@ DealParts × 1, PlanGroup × G   between TokenizePart and PlanPacking, if the co
 
 The stage decides inputs, outputs, completeness, and work. This is the graph of --on luigi. With an engine (--on
 workers, the default; --on ray://…), TokenizeParts, PlanGroups, and WriteShards each stand for all tasks of their kind.
-Such a task hands the steps of these tasks to the engine.
+Such a task hands the steps of these tasks to the engine. Before that, a cluster hashes large sources, because the graph
+depends on their digests (engines/hashing.py).
 """
 
 from __future__ import annotations

@@ -138,12 +138,15 @@ class HashFile(InRoot):
             file = with_blocks(file, Layout(self.root).remote())
         try:
             hashed = partial(hash_file, file, self.part_size, cache)
-            found = cache.find_once(file, self.part_size, hashed, wait=True)
+            cache.find_once(file, self.part_size, hashed, wait=True)
         except OSError as error:
             raise file.cannot_read(error) from None
-        if not (found and found.record):
-            raise DataError("input_changed", f"{file.name}: changed while it was read; run again")
-        return read_receipt(self.outputs()[1])
+        entry = self.outputs()[1]
+        if not self.is_done():
+            raise DataError(
+                "input_changed", f"{file.name}: changed while it was read, or {entry} cannot be written; run again"
+            )
+        return read_receipt(entry)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def with_copy(part: Part, copies: Path) -> Part:
 
 
 def with_blocks(file: SourceFile, copies: Path) -> SourceFile:
-    """Return an object with the path of the file that holds its blocks on this machine."""
+    """Return an object with the path of its blocks on this machine."""
     return replace(file, path=_with_holes(file.name, file.facts, copies))
 
 

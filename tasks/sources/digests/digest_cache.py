@@ -202,7 +202,10 @@ class DigestCache:
                     path.unlink(missing_ok=True)
 
     def entry_of(self, file: SourceFile, part_size: int) -> Path:
-        """Return the path of the entry with the digests of a file. Raises TypeError if its path is not UTF-8."""
+        """Return the path of the entry of a file.
+
+        Raises TypeError if the path of the file is not UTF-8.
+        """
         read: dict[str, Any] = {"path": _name_of(file), "container": file.container, "compression": file.compression}
         read |= {"part_size": part_size} | ({"state": _state_of(file)} if file.identity else {})
         return self._folder / f"{key_of('digests', read, VERSION)}.json"

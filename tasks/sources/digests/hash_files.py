@@ -35,11 +35,11 @@ def hash_file(
     check: Callable[[], None] = lambda: None,
     chunk: int = HASH_CHUNK,
 ) -> Hashed:
-    """Hash a file and its parts of about `part_size` bytes, and write an entry of `cache`.
+    """Hash a file and its parts, and write an entry of `cache`.
 
-    The blocks of an object in a bucket are kept at its path. `check` is called before each read and can end the work by
-    raising an error. Raises DataError if the file changes meanwhile or cannot be split, OSError if it cannot be read,
-    and the errors of stores.
+    `part_size` is in bytes, and `chunk` is the number of bytes to read at once from a file. The blocks of an object in
+    a bucket are kept at its path. `check` is called before each read and can end the work by raising an error. Raises
+    DataError if the file changes meanwhile or cannot be split, OSError if it cannot be read, and the errors of stores.
     """
     started = cache.start(file) if cache else []
     hashed = HashedBlocks(min(BLOCK, chunk))

@@ -20,7 +20,7 @@ from tasks import steps
 from tasks.core.errors import DataError, PackError
 from tasks.recipe import Recipe, resolve
 from tasks.sources import parts
-from tasks.sources.digests import digest_cache
+from tasks.sources.digests import digest_cache, sent_digests
 from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.source_files import find_files
 from tasks.steps import HashFile, attempt, run
@@ -35,7 +35,7 @@ def write_chat(path: Path, count: int) -> None:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that records the names of the files that the command hashes itself."""
+    """Return a list that records the files that the command hashes itself."""
     names, hash_file = list[str](), parts.hash_file
     monkeypatch.setattr(parts, "hash_file", lambda file, *rest: names.append(file.name) or hash_file(file, *rest))
     return names
@@ -127,9 +127,11 @@ def test_a_file_that_has_changed_or_disappeared_is_named(
     assert str(error).startswith("b.jsonl.gz: ")
 
 
+@pytest.mark.parametrize("sent", [sent_digests.SENT, 0], ids=["small", "large"])
 def test_a_file_that_changes_while_a_step_hashes_it_is_an_error(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: int
 ) -> None:
+    monkeypatch.setattr(sent_digests, "SENT", sent)
     [file, *_] = find_files(resolve(project, tmp_path / "other").config.sources, tmp_path)
     hash_file = steps.hash_file
 
@@ -140,7 +142,7 @@ def test_a_file_that_changes_while_a_step_hashes_it_is_an_error(
             return hash_file(*given)
 
     monkeypatch.setattr(steps, "hash_file", changing)
-    with pytest.raises(DataError, match=r"a\.jsonl: changed while it was read; run again") as found:
+    with pytest.raises(DataError, match=r"a\.jsonl: changed while .*, or .*/\w+\.json cannot be written") as found:
         run(HashFile(tmp_path, file, 2048))
     assert found.value.code == "E321"
 
