@@ -16,7 +16,7 @@ from tasks.recipe import Recipe
 from tasks.sources.model import SourceFile
 from tasks.steps import HashFile
 
-# Bytes that the command hashes itself, because that takes less time than a cluster takes to start its workers.
+# Bytes that the command hashes itself. That takes seconds, like the start of a cluster's workers.
 HASHED_HERE = 8 << 30
 
 
