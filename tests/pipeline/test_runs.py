@@ -57,7 +57,7 @@ def test_a_run_hashes_its_sources_once(tmp_path: Path, monkeypatch: pytest.Monke
     record, hashed = tmp_path / "training.json", []
     monkeypatch.setattr(training, "record_of", lambda words: record)
     monkeypatch.setattr(training, "train", lambda words: record.touch())
-    monkeypatch.setattr(graph, "resolve", lambda *given: hashed.append(given) or resolve(*given))
+    monkeypatch.setattr(graph, "resolve", lambda *given, **more: hashed.append(given) or resolve(*given, **more))
 
     def work() -> None:
         assert build(TrainAdapter(config=str(config), root=str(tmp_path), check_sources=True))
