@@ -309,7 +309,10 @@ class PackCorpus(_Sized):
             guard.keep_tasks_here()
         with guard.reporting():
             settings.check_workers(self.on)
-            return super().complete()
+            is_done = super().complete()
+        if is_done and is_remote(self.on):
+            leave()  # it may have hashed the sources; the following tasks, perhaps hours of training, need no engine
+        return is_done
 
 
 TASKS = {

@@ -381,9 +381,9 @@ def _tokenizer_changed(files: TokenizerFiles) -> DataError:
     return DataError("input_changed", f"{files.main}: the tokenizer changed during the run; run again")
 
 
-# Hashes files in advance, perhaps on other machines. Its arguments are a recipe without sources, the files, and the
-# size of their parts.
-HashFirst = Callable[[Recipe, Sequence[SourceFile], int], None]
+# Hashes files in advance, perhaps on other machines. Its arguments are a recipe without sources, the files, the size of
+# their parts, and the cache that gets the digests.
+HashFirst = Callable[[Recipe, Sequence[SourceFile], int, DigestCache], None]
 
 
 def resolve(

@@ -54,15 +54,14 @@ def find_parts(
     cache: DigestCache | None = None,
     embedded: bool = False,
     share: Share = WHOLE,
-    hash_first: Callable[[list[SourceFile], int], None] | None = None,
+    hash_first: Callable[[list[SourceFile], int, DigestCache], None] | None = None,
 ) -> list[tuple[SourceFile, list[Part]]]:
     """Find the files of `sources`, hash them, and split them into parts.
 
     `part_size` is in bytes. It is doubled until `most_parts` parts of this size can hold all files; each file has at
     least one part. Files that `cache` knows are not hashed. Among objects that are read in blocks, the objects of this
-    `share` are hashed first. `hash_first` gets the files that `cache` does not know, and the size of their parts. It
-    may hash them on other machines, which write entries of the cache. Raises the errors of `find_files`, `hash_first`,
-    and stores.
+    `share` are hashed first. `hash_first` gets the files, the size of their parts, and `cache`. It may hash files on
+    other machines, which write entries of the cache. Raises the errors of `find_files`, `hash_first`, and stores.
     """
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
@@ -71,7 +70,7 @@ def find_parts(
     while sum(file.bytes for file in files) > part_size * most_parts:
         part_size *= 2
     if hash_first and cache:
-        hash_first(cache.missing(files, part_size), part_size)
+        hash_first(files, part_size, cache)
     remote = hash_objects([file for file in files if file.identity], part_size, cache, share)
     # Threads suffice because hashing releases the GIL. They end before a worker is forked.
     stop = Stop()

@@ -163,14 +163,29 @@ def test_what_is_read_is_compared_with_the_digests_of_an_earlier_run(folder: Pat
         list(read_part(part))
 
 
-def test_other_machines_can_hash_shared_files_without_an_entry(folder: Path) -> None:
+def test_other_machines_can_hash_shared_files_without_an_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = DigestCache(folder / "digests")
     files = [file for file, _ in find_parts([Source(path="*.jsonl")], folder, 300)]
     assert cache.missing(files, 300) == files
-    assert cache.missing([replace_field(files[0], arrived="0" * 64), files[1]], 300) == files[1:], "a copy is here only"
     name = os.fsdecode(b"\xff.jsonl")
     unnamed = (folder / "a.jsonl").rename(folder / name)
     assert cache.missing([replace_field(files[0], path=unnamed), files[1]], 300) == files[1:]
     found(folder)
     assert cache.missing(files[1:], 300) == []
+    rewrite(folder / "b.jsonl")
+    assert cache.missing(files[1:], 300) == files[1:]
     assert DigestCache(folder / "digests", fresh=True).missing(files[1:], 300) == []
+    monkeypatch.setattr(DigestCache, "_mirror", "a bucket")
+    assert DigestCache(folder / "digests").missing(files[1:], 300) == [], "their entries would stay where they are made"
+
+
+def test_entries_are_also_removed_if_other_machines_hash(folder: Path) -> None:
+    files = [file for file, _ in found(folder)]
+    rewrite(folder / "b.jsonl")
+    (folder / "a.jsonl").unlink()
+    cache = DigestCache(folder / "digests")
+    cache.prune()
+    assert len([*(folder / "digests").iterdir()]) == 2, "nothing was written"
+    assert cache.missing(files[1:], 300) == files[1:]
+    cache.prune()
+    assert len([*(folder / "digests").iterdir()]) == 1

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tasks.conversations.formats import FORMAT_NAMES
 from tasks.core.errors import StorageError
+from tasks.core.notes import noted
 from tasks.readers.container import Range
 from tasks.readers.containers import container_named
 from tasks.readers.hashed_blocks import BlockDigests
@@ -39,6 +40,7 @@ from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
 from tasks.stores.claims import make_once
 from tasks.stores.mirror import LOCAL, Mirror, mirror_of
+from tasks.stores.threads import run_all
 from tasks.stores.urls import is_url
 
 VERSION = 2  # of the hashing, of the split into ranges, and of the entries
@@ -54,6 +56,8 @@ Found = TypeVar("Found")
 RACY_NS = 2_000_000_000  # the coarsest clock of a file system in use ticks every two seconds
 
 YOUNG_NS = 60_000_000_000  # the largest difference between the clocks of two machines
+
+AT_ONCE = 8  # entries that are looked up concurrently
 
 
 class Hashed(NamedTuple):
@@ -78,6 +82,7 @@ class DigestCache:
     def __init__(self, folder: Path, fresh: bool = False, only_read: bool = False):
         self._folder, self._fresh, self._only_read = folder, fresh, only_read
         self._written: set[str] = set()
+        self._others_write = False  # other machines write entries for this run
 
     def find(self, file: SourceFile, part_size: int) -> Hashed | None:
         """Return the digests of a file that has not changed since it was hashed.
@@ -95,21 +100,29 @@ class DigestCache:
     def missing(self, files: Sequence[SourceFile], part_size: int) -> list[SourceFile]:
         """Return the files without a valid entry for which any machine can write one.
 
-        These are not the copies of remote files, which only this machine has, and not files that are so young that
-        another machine may not trust their times. With `fresh`, there are none, because a machine that has just written
-        an entry would not find it. Raises the errors of stores.
+        If the root is in a bucket, these are only objects, because entries of files are not sent there. Files are left
+        out if they are so young that another machine may not trust their times. With `fresh`, there are none, because a
+        new entry would be ignored. Raises the errors of stores.
         """
         if self._fresh:
             return []
-        found = []
-        for file in files:
-            if file.arrived or (not file.identity and _is_young(file)):
-                continue
+        # Only names that exist are looked up: NFS would remember for a minute that a file does not exist.
+        names = {path.name for path in self._folder.glob("*.json")}
+        missing = set[int]()
+
+        def look(number: int) -> None:
+            file = files[number]
+            if not file.identity and (self._mirror is not LOCAL or _is_young(file)):
+                return
             with suppress(TypeError):  # the path is not UTF-8
-                self.entry_of(file, part_size)
-                if not self.find(file, part_size):
-                    found.append(file)
-        return found
+                entry = self.entry_of(file, part_size)
+                if not (file.identity or entry.name in names) or not self.find(file, part_size):
+                    missing.add(number)
+
+        with noted(lambda: f"looking for the digests of {len(files):,} files"):
+            run_all(look, range(len(files)), AT_ONCE, lambda: None)
+        self._others_write = bool(missing)
+        return [files[number] for number in sorted(missing)]
 
     def find_once(
         self,
@@ -187,9 +200,9 @@ class DigestCache:
     def prune(self) -> None:
         """Remove damaged entries and entries of files that no longer exist.
 
-        Reads nothing if this cache has not written an entry.
+        Reads nothing if no entry was written for this run.
         """
-        for path in self._folder.glob("*.json") if self._written else ():
+        for path in self._folder.glob("*.json") if self._written or self._others_write else ():
             if path.name in self._written:
                 continue
             with suppress(OSError):

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small_corpus import conversations, write_project
+from support.small_corpus import conversations, pack_corpus, write_project
 
+from pipeline import graph
 from pipeline.engines import hashing
 from pipeline.engines.hashing import hash_sources
 from tasks import steps
-from tasks.core.errors import DataError, PackError
+from tasks.core.errors import PackError
 from tasks.recipe import Recipe, resolve
 from tasks.sources import parts
 from tasks.sources.digests import digest_cache, sent_digests
 from tasks.sources.digests.digest_cache import DigestCache
+from tasks.sources.model import SourceFile
 from tasks.sources.source_files import find_files
 from tasks.steps import HashFile, attempt, run
 
@@ -128,23 +130,37 @@ def test_a_file_that_has_changed_or_disappeared_is_named(
 
 
 @pytest.mark.parametrize("sent", [sent_digests.SENT, 0], ids=["small", "large"])
-def test_a_file_that_changes_while_a_step_hashes_it_is_an_error(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: int
+def test_the_command_hashes_a_file_for_which_no_entry_is_valid(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: list[str], sent: int
 ) -> None:
+    """While a step hashes the file, only the time of its last change becomes new."""
     monkeypatch.setattr(sent_digests, "SENT", sent)
-    [file, *_] = find_files(resolve(project, tmp_path / "other").config.sources, tmp_path)
-    hash_file = steps.hash_file
+    hash_file, keep = steps.hash_file, DigestCache.keep
 
-    def changing(*given: Any) -> Any:
-        keep = DigestCache.keep
+    def changing(file: SourceFile, *rest: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(DigestCache, "keep", lambda *rest: file.path.chmod(0o600) or keep(*rest))
-            return hash_file(*given)
+            patch.setattr(DigestCache, "keep", lambda *given: file.path.chmod(0o600) or keep(*given))
+            return hash_file(file, *rest)
 
     monkeypatch.setattr(steps, "hash_file", changing)
-    with pytest.raises(DataError, match=r"a\.jsonl: changed while .*, or .*/\w+\.json cannot be written") as found:
-        run(HashFile(tmp_path, file, 2048))
-    assert found.value.code == "E321"
+    recipe = resolve_on_workers(project, tmp_path)
+    assert sorted(here) == [*NAMES]
+    assert digests_of(recipe) == digests_of(resolve(project, tmp_path / "other"))
+
+
+def test_a_connection_ends_if_the_corpus_is_there(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster may have hashed its sources, and training may follow."""
+    left: list[bool] = []
+    task = graph.PackCorpus(config=str(project), root=str(tmp_path), on="ray://auto")
+    monkeypatch.setattr(graph, "leave", lambda: left.append(True))
+    monkeypatch.setattr(graph, "hash_sources", lambda *_: None)
+    assert not task.complete()
+    assert not left
+    pack_corpus(resolve(project, tmp_path))
+    assert task.complete()
+    assert left
 
 
 def test_a_step_that_is_done_is_not_repeated(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,5 +168,5 @@ def test_a_step_that_is_done_is_not_repeated(project: Path, tmp_path: Path, monk
     step = HashFile(tmp_path, file, 2048)
     first = run(step)
     monkeypatch.setattr(steps, "hash_file", lambda *_: pytest.fail("hashed again"))
-    assert run(step) == first
+    assert run(step)["sha256"] == first["sha256"]
     assert first["sha256"] == resolve(project, tmp_path / "other").files[0].sha256
