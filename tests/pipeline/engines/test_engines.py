@@ -15,13 +15,14 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import corpus_bytes, packcorpus
 from support.small_corpus import OneSecond, conversations, make_recipe, pack_corpus, write_project
-from support.steps import Failing, pack_on, steps_of
+from support.steps import Failing, Marked, pack_on, steps_of
 
 from pipeline import graph
 from pipeline.engines.engine import Engine, lost, open_engine, workers_of
@@ -33,7 +34,7 @@ from tasks.core.errors import DataError, StorageError, UsageError
 from tasks.recipe import Recipe, resolve
 from tasks.sources.shares import Share
 from tasks.stages import Plan, Publish, TokenizePart, run_all, run_share
-from tasks.steps import SILENT, Outcome, Step, run
+from tasks.steps import SILENT, Outcome, Progress, Step, attempt, run
 from tasks.storage.files import HashingWriter
 from tasks.verification.verify import verify
 
@@ -113,6 +114,18 @@ def test_a_step_is_small_however_many_sources_there_are(tmp_path: Path) -> None:
         pack_on(engine, recipe)
     sizes = [len(pickle.dumps(step)) for step in steps_of(recipe)]
     assert max(sizes) < 4096
+
+
+@dataclass(frozen=True)
+class Forgetful(Marked):
+    def work(self, progress: Progress) -> dict[str, Any]:
+        return {}
+
+
+def test_an_output_that_cannot_be_read_back_is_an_error(tmp_path: Path) -> None:
+    error = attempt(Forgetful(tmp_path, 1)).error
+    assert isinstance(error, StorageError)
+    assert str(error).startswith(f"{tmp_path}/1.out: was written, but cannot be read back")
 
 
 def test_a_step_that_was_taken_is_not_taken_again(tmp_path: Path) -> None:

@@ -91,6 +91,13 @@ def test_an_engine_hashes_only_what_changed(
     assert changed.files[2].sha256 != resolve(project, tmp_path).files[2].sha256
 
 
+def test_few_bytes_are_not_looked_for(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum((tmp_path / name).stat().st_size for name in NAMES)
+    monkeypatch.setattr(hashing, "HASHED_HERE", size + 1)
+    monkeypatch.setattr(DigestCache, "missing", lambda *_: pytest.fail("this takes a request for each object"))
+    assert len(resolve_on_workers(project, tmp_path).files) == len(NAMES)
+
+
 def test_the_command_hashes_files_whose_times_another_machine_may_not_trust(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: list[str]
 ) -> None:
