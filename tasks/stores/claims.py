@@ -195,8 +195,9 @@ def _renewed(store: Store, key: str, own: _Holder) -> Iterator[None]:
     def renew() -> None:
         while not ended.wait(RENEWAL):
             with suppress(PackError):
-                if own.holds(store, key):
-                    store.put(key, own.content())
+                claim = store.head(key)
+                if claim and own.holds(store, key):
+                    store.put(key, own.content(), expected=claim)  # not if it was replaced in between
 
     thread = Thread(target=renew, daemon=True)
     thread.start()
