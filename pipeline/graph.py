@@ -311,7 +311,7 @@ class PackCorpus(_Sized):
             settings.check_workers(self.on)
             is_done = super().complete()
         if is_done and is_remote(self.on):
-            leave()  # it may have hashed the sources; the following tasks, perhaps hours of training, need no engine
+            leave()  # like `work`; the cluster may have hashed the sources
         return is_done
 
 

@@ -66,8 +66,9 @@ def find_parts(
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
     files = find_files(sources, folder, layout, revisions, embedded, cache, share)
+    size = sum(file.bytes for file in files)
     # Because the size is doubled, a growing corpus keeps its parts until it is twice as large.
-    while sum(file.bytes for file in files) > part_size * most_parts:
+    while size > part_size * most_parts:
         part_size *= 2
     if hash_first and cache:
         hash_first(files, part_size, cache)
@@ -75,9 +76,9 @@ def find_parts(
     # Threads suffice because hashing releases the GIL. They end before a worker is forked.
     stop = Stop()
     split = partial(_split, part_size=part_size, check=stop.check, hash_chunk=hash_chunk, cache=cache, remote=remote)
-    size, found = in_bytes(sum(file.bytes for file in files)), list[tuple[SourceFile, list[Part]]]()
+    found = list[tuple[SourceFile, list[Part]]]()
     with (
-        noted(lambda: f"hashing the sources, {size}: {len(found):,} of {len(files):,} files done"),
+        noted(lambda: f"hashing the sources, {in_bytes(size)}: {len(found):,} of {len(files):,} files done"),
         ThreadPoolExecutor(min(HASH_THREADS, os.cpu_count() or 1)) as threads,
     ):
         try:

@@ -13,9 +13,8 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import CancelledError
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 from typing import NamedTuple
 
 import xxhash
@@ -26,7 +25,7 @@ from tasks.core.printable import in_bytes
 from tasks.storage.files import has_artifact, locked, make_folder, read_receipt, to_json, write_receipt
 from tasks.stores.receive import scratch_full
 from tasks.stores.store import Facts, Reading
-from tasks.stores.threads import run_all
+from tasks.stores.threads import Stop, run_all
 
 DOWNLOADS = 8  # objects that are fetched at the same time; each takes a few MB of memory
 
@@ -50,25 +49,19 @@ class Copy(NamedTuple):
     sha256: str
 
 
-class _Progress:
+class _Progress(Stop):
     """Count the objects and bytes that arrive in all threads, and stop the threads."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.objects = self.size = 0
-        self._stopped, self._lock = Event(), Lock()
+        self._lock = Lock()
 
     def add(self, size: int, objects: int = 0) -> None:
         self.check()
         with self._lock:
             self.size += size
             self.objects += objects
-
-    def check(self) -> None:
-        if self._stopped.is_set():
-            raise CancelledError
-
-    def stop(self) -> None:
-        self._stopped.set()
 
 
 def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
@@ -90,7 +83,7 @@ def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
     # Fetch the largest object first, so that no thread is still busy with it after the others have ended.
     order = sorted(missing, key=lambda path: -missing[path].facts.size)
     with noted(note):
-        run_all(lambda path: _fetch(missing[path], path, progress), order, DOWNLOADS, progress.stop)
+        run_all(lambda path: _fetch(missing[path], path, progress), order, DOWNLOADS, progress.set)
     return [_copy(place) for place in places]
 
 

@@ -116,7 +116,8 @@ class DigestCache:
                 return
             with suppress(TypeError):  # the path is not UTF-8
                 entry = self.entry_of(file, part_size)
-                if not (file.identity or entry.name in names) or not self.find(file, part_size):
+                is_known = (file.identity or entry.name in names) and self.find(file, part_size)
+                if not is_known:
                     missing.add(number)
 
         with noted(lambda: f"looking for the digests of {len(files):,} files"):

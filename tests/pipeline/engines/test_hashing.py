@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.containers import as_lines
 from support.small_corpus import conversations, pack_corpus, write_project
 
 from pipeline import graph
@@ -32,7 +32,7 @@ resolve_on_workers = partial(resolve, hash_first=partial(hash_sources, "workers:
 
 
 def write_chat(path: Path, count: int) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in conversations(count)))
+    path.write_bytes(as_lines(conversations(count)))
 
 
 @pytest.fixture
