@@ -19,12 +19,14 @@ import shutil
 import signal
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from support import profiles  # noqa: F401 - registers the profiles
+from support.templates.shared_processes import shared_processes
 
 TESTS = Path(__file__).parent
 QUICK = "not slow and not training"
@@ -135,6 +137,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     os.register_at_fork(after_in_child=gc.freeze)  # a collection would write to all objects of the parent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _shared_processes() -> Iterator[None]:
+    with shared_processes():
+        yield
 
 
 MUCH = 64 << 20  # bytes

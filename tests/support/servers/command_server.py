@@ -66,13 +66,14 @@ def preload(package: str) -> None:
 
 
 def warm() -> None:
-    """Fill the caches that libraries fill at their first call.
+    """Fill the caches that libraries fill at their first call, and turn off a slow log.
 
-    They are tables of models, fonts, and patterns.
+    The caches are tables of models, fonts, and patterns.
     """
     from io import BytesIO
 
     from matplotlib.figure import Figure
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     from train.loop.record import versions
@@ -83,6 +84,8 @@ def warm() -> None:
     figure.subplots().plot([1, 2], label="a")
     figure.legend()
     figure.savefig(BytesIO(), format="svg")
+    # For the names of events that nobody records, torch's launcher reads the sources of all callers, at 0.1 s each.
+    dynamic_rendezvous.get_method_name = lambda depth=2: ""  # type: ignore[assignment]
 
 
 def next_request() -> dict[str, Any]:

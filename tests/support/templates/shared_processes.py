@@ -1,0 +1,44 @@
+"""Let templates with the same source share one process in the tests.
+
+Starting a process for a template takes about as long as a test does, because a fork copies the page table of its parent,
+and the tests are a large process. Three of four templates of the tests were opened before. A process keeps nothing from
+one conversation to the next, so it does not matter which template has used it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from tasks.templates.jinja import template
+from tasks.templates.jinja.sandbox import limits
+from tasks.templates.jinja.sandbox.renderer import Renderer
+
+_renderers: dict[str, Renderer] = {}
+
+
+def open_renderer(*arguments: Any) -> Renderer:
+    """Return the renderer with these arguments that was opened before, or open one.
+
+    A process keeps the limits that were in effect at its start.
+    """
+    key = repr((arguments, limits.SECONDS, limits.MEMORY))
+    if key not in _renderers:
+        _renderers[key] = Renderer(*arguments)
+    return _renderers[key]
+
+
+def close_renderers() -> None:
+    """End the processes, whose memory differs more and more from that of the tests."""
+    for renderer in _renderers.values():
+        renderer.close()
+    _renderers.clear()
+
+
+@contextmanager
+def shared_processes() -> Iterator[None]:
+    with mock.patch.object(template, "Renderer", open_renderer):
+        yield
+    close_renderers()
