@@ -32,11 +32,13 @@ LIBRARIES = {
     "tasks": (
         "luigi",
         "luigi.cmdline",
+        "gigatoken",
         "pandas",
         "pyarrow.compute",
         "pydantic",
         "rich.console",
         "rich.progress",
+        "sentencepiece.sentencepiece_model_pb2",
         "typer",
     ),
     "train": (
