@@ -48,7 +48,7 @@ from train.diagnose.compare import (
     speedups,
     winners,
 )
-from train.diagnose.factors import BASELINE, FACTORS, REFERENCE, InEffect, Trial, as_word, option, trials_of
+from train.diagnose.factors import BASELINE, FACTORS, REFERENCE, InEffect, Trial, as_word, option, refusal, trials_of
 from train.diagnose.replan import lost, replan
 from train.diagnose.run_trial import UNTIMED, Runner, reported
 from train.diagnose.schedule import runs_to_repeat, to_repeat
@@ -127,6 +127,7 @@ class Diagnosis:
     console: Console
     runs: list[Outcome] = field(default_factory=list)
     untried: list[Trial] = field(default_factory=list)
+    refused: list[Outcome] = field(default_factory=list)  # known to be impossible here, without a run
     reference: Outcome | None = None
     record: dict[str, Any] = field(default_factory=dict)  # training.json of the baseline
     _manifests: dict[str, Path] = field(default_factory=dict)
@@ -147,7 +148,10 @@ class Diagnosis:
         # From here on, the measured choices of the baseline are fixed, so that a trial changes one factor.
         fixed = [*option("micro_batch", self.now.micro_batch), *option("attention", self.now.attention)]
         self._runner = Runner([*self._words(), *fixed], self.folder)
-        trials = [trial for trial in trials_of(self.config, self.now) if trial.factor in self.only]
+        wanted = [trial for trial in trials_of(self.config, self.now) if trial.factor in self.only]
+        reasons = {trial.name: refusal(trial, self.record["unavailable"]) for trial in wanted}
+        self.refused = [Outcome(one, f"not tried: {reasons[one.name]}") for one in wanted if reasons[one.name]]
+        trials = [trial for trial in wanted if not reasons[trial.name]]
         self._find_reference(trials)
         self._try_each(trials)
         self._repeat()
@@ -300,7 +304,7 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
     """Print the table and the conclusion, and write diagnosis.json, .md, and .svg."""
     console, runs, now, reference = diagnosis.console, diagnosis.runs, diagnosis.now, diagnosis.reference
     baselines, speeds = baselines_of(runs), speedups(runs)
-    outcomes = [mean_of(of_trial) for of_trial in by_trial(runs).values()]
+    outcomes = [*(mean_of(of_trial) for of_trial in by_trial(runs).values()), *diagnosis.refused]
     rows = []
     for one in (mean_of(baselines), *outcomes):
         off = None
@@ -308,7 +312,7 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
             assert reference
             off = deviation(one.losses, reference.losses), deviation(one.gradient_norms, reference.gradient_norms)
         rows.append(show.cells(one, speeds.get(one.trial.name), len(baselines), diagnosis.trained_share, off))
-    verdict = conclude(runs)
+    verdict = conclude(runs, bool(diagnosis.untried))
     advice = [one for one in diagnosis.record["advice"] if one["name"] != "optimizer steps"]
     command = _recommended(verdict)
     settings = diagnosis.config.model_dump()

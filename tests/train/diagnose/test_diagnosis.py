@@ -121,10 +121,20 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     assert capsys.readouterr().out.strip() == str(path)
 
 
+class WithoutFusedLoss(run_trial.Runner):
+    """Runner on a machine whose torch has no fused loss."""
+
+    def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
+        outcome, record = super().run(trial, manifest, limit)
+        assert record["unavailable"]["attention"].keys() == {"flash3", "flash2", "varlen", "flex"}, "on a CPU"
+        return outcome, record | {"unavailable": {"fused_loss": {"true": "torch is too old"}}}
+
+
 def test_losses_are_compared_with_those_in_fp32_and_eager(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = words(folder, "short", "--only", "quantization", "--steps", "3", "--lora-dropout", "0.5")
+    monkeypatch.setattr(diagnose, "Runner", WithoutFusedLoss)
+    given = words(folder, "short", "--only", "quantization,fused_loss", "--steps", "3", "--lora-dropout", "0.5")
     given += ["--tokens-per-step", "256", "--attention", "auto"]
     path, found, shown = diagnosed(given, capsys, monkeypatch)
     assert found["settings"]["attention"] == found["choices"]["attention"] in ("sdpa", "eager"), "not auto"
@@ -141,6 +151,12 @@ def test_losses_are_compared_with_those_in_fp32_and_eager(
     assert loss < 1e-4 > gradient, "both backends compute the same, and dropout is off"
     loss, gradient = (float(text.strip("| ")) for text in off["quantization: none"])
     assert loss > 1e-4 < gradient, "weights in full precision are others"
+    # A trial that cannot work here is not run, but a row with its reason.
+    assert "fused_loss: true" not in [one["trial"] for one in found["runs"]]
+    reasons = {one["trial"]["name"]: one["reason"] for one in found["trials"]}
+    assert reasons["fused_loss: true"] == "not tried: torch is too old"
+    assert found["untried"] == []
+    assert "fused_loss: true: not tried: torch is too old" in shown
 
 
 def test_a_replanned_corpus_has_the_same_conversations_and_reads_no_source(folder: Path, tmp_path: Path) -> None:
@@ -166,6 +182,7 @@ class Simulated:
     """
 
     now, seconds = 0.0, 30.0
+    unavailable: dict[str, dict[str, str]] = {}  # noqa: RUF012 - replaced, never changed
 
     def __init__(self, words: list[str], folder: Path):
         self.errors = ""
@@ -174,7 +191,8 @@ class Simulated:
         Simulated.now += self.seconds
         rate = 140.0 if trial.settings.get("activation_checkpointing") is False else 100.0
         choices = {"device": "cpu", "precision": "fp32", "attention": "sdpa", "micro_batch": 1, "accumulation": 2}
-        return Outcome(trial, tokens_per_second=rate, seconds=self.seconds), {"choices": choices | {"options": None}}
+        record = {"choices": choices | {"options": None}, "unavailable": self.unavailable}
+        return Outcome(trial, tokens_per_second=rate, seconds=self.seconds), record
 
 
 @pytest.mark.parametrize("budget", [35, 60, 95, 150, 200, 250, 300, 400, 600, 10_000])
