@@ -15,6 +15,7 @@ import argparse
 import os
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -64,6 +65,8 @@ FIXED = {
 }  # fmt: skip
 # The time limit of a trial is this many times the time of the baseline, but at least this number of seconds.
 PATIENCE, SHORTEST_LIMIT = 5.0, 120.0
+# The expected time of a trial is the median of this number of runs, so that a single slow run hardly changes it.
+RECENT = 5
 # Largest share of the budget that is reserved for repeats while there are untried trials.
 SHARE_OF_REPEATS = 0.5
 
@@ -162,8 +165,8 @@ class Diagnosis:
             tried = [one.trial for one in self.runs]
             if trial in tried:
                 continue
-            repeats = runs_to_repeat(max(1, len(winners(self.runs)))) * self._expected
-            if self._left < self._expected + min(repeats, SHARE_OF_REPEATS * self.given.budget):
+            repeats = runs_to_repeat(max(1, len(winners(self.runs)))) * self._expected()
+            if self._left < self._expected(trial) + min(repeats, SHARE_OF_REPEATS * self.given.budget):
                 self.untried = [trial for trial in trials[number:] if trial not in tried]
                 return
             self._try(trial, f"{number + 1}/{len(trials)}")
@@ -174,15 +177,19 @@ class Diagnosis:
         This ends when there is only time for the last run of the baseline.
         """
         number = 0
-        while len(self.runs) > 1 and self._left >= self._expected:
+        while len(self.runs) > 1 and self._left >= self._expected():
             self._try(CURRENT, f"repeat {number}" if number else "")
             number += 1
-            trials = to_repeat(self.runs)
-            if not trials or self._left < 2 * self._expected:
+            trials = [trial for trial in to_repeat(self.runs) if self._has_time_before_last(trial)]
+            if not trials:
                 return
             for trial in trials if number % 2 else reversed(trials):
-                if self._left >= 2 * self._expected:
+                if self._has_time_before_last(trial):
                     self._try(trial, f"repeat {number}")
+
+    def _has_time_before_last(self, trial: Trial) -> bool:
+        """Return whether a trial fits before the last run of the baseline."""
+        return self._left >= self._expected(trial) + self._expected()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """End the trial and this process."""
@@ -203,10 +210,15 @@ class Diagnosis:
     def _left(self) -> float:
         return float(self.given.budget) - (time.monotonic() - self._started)
 
-    @property
-    def _expected(self) -> float:
-        """Return the expected seconds of the next trial."""
-        return max(one.seconds for one in (*baselines_of(self.runs), *self.runs[-2:]))
+    def _expected(self, trial: Trial = CURRENT) -> float:
+        """Return the expected seconds of a trial.
+
+        It is the median of recent runs. Compiling may take longer than all steps together, so it has its own median.
+        """
+        finished = [one for one in self.runs if not one.reason]
+        alike = [one.seconds for one in finished if _compiles(one.trial) == _compiles(trial)]
+        recent = (alike or [one.seconds for one in finished])[-RECENT:]
+        return max(statistics.median(recent), baselines_of(self.runs)[-1].seconds)
 
     @property
     def trained_share(self) -> float:
@@ -237,14 +249,14 @@ class Diagnosis:
         if not differs:
             self.reference = self.runs[0]
             return
-        if self._left < 2 * self._expected:
+        if self._left < 2 * self._expected():
             return
         same = next((trial for trial in trials if dict(trial.settings) == differs), None)
         self.reference = self._try(same or Trial("reference: fp32, eager", REFERENCE_FACTOR, REFERENCE))
 
     def _try(self, trial: Trial, place: str = "") -> Outcome:
         """Run a trial, and add it to the runs unless it is the reference."""
-        limit = max(SHORTEST_LIMIT, PATIENCE * self._expected) if self.runs else None
+        limit = max(SHORTEST_LIMIT, PATIENCE * self._expected(trial)) if self.runs else None
         manifest = self.given.manifest
         started = time.monotonic() - self._started
         try:
@@ -283,6 +295,10 @@ class Diagnosis:
         line = f"{f'[{place}] ' * bool(place)}{outcome.trial.name}: {found}; {duration(outcome.seconds)}, "
         line += f"{duration(max(0.0, self._left))} left"
         self.console.print(line, markup=False, soft_wrap=True, style="dim")
+
+
+def _compiles(trial: Trial) -> bool:
+    return bool(trial.settings.get("compile"))
 
 
 def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:

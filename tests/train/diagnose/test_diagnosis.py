@@ -178,47 +178,73 @@ def test_conversations_that_shorter_rows_lose_are_counted(folder: Path, tmp_path
 class Simulated:
     """A stand-in for Runner with simulated speeds.
 
-    Each run takes `seconds`. Without activation checkpointing, steps are 1.4 times as fast.
+    Each run takes `seconds`, and `compiling` more if it compiles. Without activation checkpointing, steps are 1.4 times
+    as fast.
     """
 
-    now, seconds = 0.0, 30.0
+    now, seconds, compiling = 0.0, 30.0, 0.0
     unavailable: dict[str, dict[str, str]] = {}  # noqa: RUF012 - replaced, never changed
 
     def __init__(self, words: list[str], folder: Path):
         self.errors = ""
 
     def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
-        Simulated.now += self.seconds
+        seconds = self.seconds + self.compiling * bool(trial.settings.get("compile"))
+        Simulated.now += seconds
         rate = 140.0 if trial.settings.get("activation_checkpointing") is False else 100.0
         choices = {"device": "cpu", "precision": "fp32", "attention": "sdpa", "micro_batch": 1, "accumulation": 2}
         record = {"choices": choices | {"options": None}, "unavailable": self.unavailable}
-        return Outcome(trial, tokens_per_second=rate, seconds=self.seconds), record
+        return Outcome(trial, tokens_per_second=rate, seconds=seconds), record
+
+
+ONLY = tuple(set(factors.FACTORS) - {"sequence_length", "packing"})
+
+
+def simulated(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, only: tuple[str, ...] = ONLY
+) -> Diagnosis:
+    """Return a finished diagnosis whose runs took simulated time."""
+    monkeypatch.setattr(diagnose, "Runner", Simulated)
+    monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(diagnose, "time", SimpleNamespace(monotonic=lambda: Simulated.now))
+    monkeypatch.setattr(Simulated, "now", 0.0)
+    given = diagnose.parser().parse_args(["--manifest", "short", "--budget", str(budget)])
+    corpus = open_corpus(Path("short"), root=folder)
+    found = Diagnosis(given, TrainingConfig(), corpus, only, tmp_path, Console(quiet=True))
+    found.run()
+    return found
 
 
 @pytest.mark.parametrize("budget", [35, 60, 95, 150, 200, 250, 300, 400, 600, 10_000])
 def test_a_diagnosis_ends_within_its_budget_and_repeats_the_winner(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
-    monkeypatch.setattr(diagnose, "Runner", Simulated)
-    monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(diagnose, "time", SimpleNamespace(monotonic=lambda: Simulated.now))
-    monkeypatch.setattr(Simulated, "now", 0.0)
-    corpus, config = open_corpus(Path("short"), root=folder), TrainingConfig()
-    given = diagnose.parser().parse_args(["--manifest", "short", "--budget", str(budget)])
-    only = tuple(set(factors.FACTORS) - {"sequence_length", "packing"})
-    found = Diagnosis(given, config, corpus, only, tmp_path, Console(quiet=True))
-    found.run()
+    found = simulated(folder, tmp_path, monkeypatch, budget)
     assert Simulated.now <= budget
     names = [one.trial.name for one in found.runs]
     assert names[0] == "current settings"
     assert names[-1] == "current settings" or budget < 95
-    planned = [trial.name for trial in factors.trials_of(config, found.now) if trial.factor in only]
+    planned = [trial.name for trial in factors.trials_of(found.config, found.now) if trial.factor in ONLY]
     tried = [name for name in dict.fromkeys(names) if name != "current settings"]
     assert [*tried, *(trial.name for trial in found.untried)] == planned
     winner = "activation_checkpointing: false"
     if winner in tried:
         assert names.count(winner) == 1 + (schedule.FEWEST if budget >= 300 else 1)
         assert speedups(found.runs)[winner].ratio == pytest.approx(1.4)
+
+
+def test_a_trial_that_compiles_for_long_does_not_end_the_trials(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Simulated, "seconds", 20.0)
+    monkeypatch.setattr(Simulated, "compiling", 40.0)
+    found = simulated(folder, tmp_path, monkeypatch, 420)
+    tried = list(dict.fromkeys(one.trial.factor for one in found.runs))
+    later = ["quantization", "lora_targets", "optimizer", "lora_r", "loader_workers"]
+    assert tried[tried.index("compile") :] == ["compile", *later]
+    assert (found._expected(), found._expected(Trial("", "compile", {"compile": True}))) == (20, 60)
+    assert Simulated.now <= 420
+    assert found.runs[-1].trial.name == "current settings"
 
 
 def test_settings_that_do_not_train_end_the_diagnosis(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
