@@ -4,6 +4,8 @@
 
     baseline ─▶ reference ─▶ one factor at a time ─▶ repeats: baseline, winners, winners together … ─▶ diagnosis.json
 
+If the reference would take too much of the budget, it runs last, if time is left.
+
 Every trial runs the real command in a separate process, so a failure is a row with its reason. Dropout of the adapter
 is off in all trials, because gradients would otherwise differ by chance. The last line of standard output is the path
 of diagnosis.json.
@@ -69,6 +71,10 @@ PATIENCE, SHORTEST_LIMIT = 5.0, 120.0
 RECENT = 5
 # Largest share of the budget that is reserved for repeats while there are untried trials.
 SHARE_OF_REPEATS = 0.5
+# Largest share of the time left after the baseline that the reference may take before the trials.
+SHARE_OF_REFERENCE = 0.3
+# A GPU takes about this many times as long for a run in fp32 with eager attention as for a run in 16 bits.
+SLOWER_REFERENCE = 3.0
 
 CURRENT = Trial("current settings", BASELINE)
 REFERENCE_FACTOR = "reference"
@@ -155,9 +161,11 @@ class Diagnosis:
         reasons = {trial.name: refusal(trial, self.record["unavailable"]) for trial in wanted}
         self.refused = [Outcome(one, f"not tried: {reasons[one.name]}") for one in wanted if reasons[one.name]]
         trials = [trial for trial in wanted if not reasons[trial.name]]
-        self._find_reference(trials)
+        self._find_reference(trials, SHARE_OF_REFERENCE * self._left)
         self._try_each(trials)
         self._repeat()
+        if self.reference is None:
+            self._find_reference(trials, self._left)
 
     def _try_each(self, trials: list[Trial]) -> None:
         """Run each trial once, as long as enough time is left to repeat the winners."""
@@ -234,11 +242,11 @@ class Diagnosis:
         words = ["--root", str(given.root), *(["--config", str(given.config)] if given.config != DEFAULT else [])]
         return words + [word for name, value in settings.items() if name != "output" for word in option(name, value)]
 
-    def _find_reference(self, trials: list[Trial]) -> None:
+    def _find_reference(self, trials: list[Trial], most: float) -> None:
         """Find or run the reference, unless time is short.
 
         If the baseline has the settings of the reference, it is the reference. Otherwise, a trial with these settings
-        is run, or else a separate run.
+        is run, or else a separate run that may take up to `most` seconds.
         """
         now = self.now
         current = {
@@ -249,14 +257,18 @@ class Diagnosis:
         if not differs:
             self.reference = self.runs[0]
             return
-        if self._left < 2 * self._expected():
-            return
         same = next((trial for trial in trials if dict(trial.settings) == differs), None)
-        self.reference = self._try(same or Trial("reference: fp32, eager", REFERENCE_FACTOR, REFERENCE))
+        if same:
+            known = next((one for one in self.runs if one.trial == same), None)
+            if known or self._left >= 2 * self._expected():
+                self.reference = known or self._try(same)
+        elif self._expected() * (SLOWER_REFERENCE if "precision" in differs else 1) <= most:
+            self.reference = self._try(Trial("reference: fp32, eager", REFERENCE_FACTOR, REFERENCE), limit=most)
 
-    def _try(self, trial: Trial, place: str = "") -> Outcome:
+    def _try(self, trial: Trial, place: str = "", limit: float | None = None) -> Outcome:
         """Run a trial, and add it to the runs unless it is the reference."""
-        limit = max(SHORTEST_LIMIT, PATIENCE * self._expected(trial)) if self.runs else None
+        if self.runs and limit is None:
+            limit = max(SHORTEST_LIMIT, PATIENCE * self._expected(trial))
         manifest = self.given.manifest
         started = time.monotonic() - self._started
         try:
@@ -329,6 +341,7 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
             off = deviation(one.losses, reference.losses), deviation(one.gradient_norms, reference.gradient_norms)
         rows.append(show.cells(one, speeds.get(one.trial.name), len(baselines), diagnosis.trained_share, off))
     verdict = conclude(runs, bool(diagnosis.untried))
+    not_compared = _why_not_compared(reference)
     advice = [one for one in diagnosis.record["advice"] if one["name"] != "optimizer steps"]
     command = _recommended(verdict)
     settings = diagnosis.config.model_dump()
@@ -343,6 +356,8 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
     if diagnosis.untried:
         names = ", ".join(trial.name for trial in diagnosis.untried)
         console.print(f"not tried, because the budget ended: {names}; raise --budget", markup=False, soft_wrap=True)
+    if not_compared:
+        console.print(f"no Δ loss and Δ gradient: {not_compared}", markup=False, soft_wrap=True)
     for one in advice:
         console.print(f"advice: {Advice(**one)}", markup=False, soft_wrap=True, style="yellow")
     console.print(verdict.sentence, markup=False, soft_wrap=True, style="bold")
@@ -362,6 +377,7 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
         "untimed_steps": UNTIMED,
         "trained_share": diagnosis.trained_share,
         "reference": reference.trial.name if reference else None,
+        "not_compared": not_compared or None,
         "noise": asdict(noise_of(runs)),
         "baselines": [asdict(one) for one in baselines],
         "trials": [
@@ -377,6 +393,13 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
         "versions": record["versions"],
     }
     write_bytes(path, to_json(facts))
+
+
+def _why_not_compared(reference: Outcome | None) -> str:
+    """Return why losses could not be compared; "" if they could."""
+    if reference is None:
+        return "the budget has no time for a run in fp32 with eager attention; raise --budget"
+    return f"{reference.trial.name}: {reference.reason}" if reference.reason else ""
 
 
 def _recommended(verdict: Conclusion) -> list[str]:

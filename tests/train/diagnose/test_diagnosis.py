@@ -179,10 +179,11 @@ class Simulated:
     """A stand-in for Runner with simulated speeds.
 
     Each run takes `seconds`, and `compiling` more if it compiles. Without activation checkpointing, steps are 1.4 times
-    as fast.
+    as fast. On a GPU, the reference takes `slower` times as long.
     """
 
-    now, seconds, compiling = 0.0, 30.0, 0.0
+    now, seconds, compiling, slower = 0.0, 30.0, 0.0, 3.0
+    device, precision = "cpu", "fp32"
     unavailable: dict[str, dict[str, str]] = {}  # noqa: RUF012 - replaced, never changed
 
     def __init__(self, words: list[str], folder: Path):
@@ -190,9 +191,14 @@ class Simulated:
 
     def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
         seconds = self.seconds + self.compiling * bool(trial.settings.get("compile"))
+        seconds *= self.slower if trial.factor == "reference" else 1
+        if limit is not None and seconds > limit:
+            Simulated.now += limit
+            return Outcome(trial, f"took longer than {limit:.0f} s", seconds=limit), {}
         Simulated.now += seconds
         rate = 140.0 if trial.settings.get("activation_checkpointing") is False else 100.0
-        choices = {"device": "cpu", "precision": "fp32", "attention": "sdpa", "micro_batch": 1, "accumulation": 2}
+        choices = {"device": self.device, "precision": self.precision}
+        choices |= {"attention": "sdpa", "micro_batch": 1, "accumulation": 2}
         record = {"choices": choices | {"options": None}, "unavailable": self.unavailable}
         return Outcome(trial, tokens_per_second=rate, seconds=seconds), record
 
@@ -245,6 +251,35 @@ def test_a_trial_that_compiles_for_long_does_not_end_the_trials(
     assert (found._expected(), found._expected(Trial("", "compile", {"compile": True}))) == (20, 60)
     assert Simulated.now <= 420
     assert found.runs[-1].trial.name == "current settings"
+
+
+@pytest.mark.parametrize(
+    ("budget", "only", "slower", "reference"),
+    [
+        (300, ONLY, 3.0, "no time for a run in fp32"),  # a third of the budget, which trials need
+        (400, ONLY, 3.0, "first"),
+        (400, ONLY, 9.0, "reference: fp32, eager: took longer than 111 s"),
+        (300, ("pin_memory",), 3.0, "last"),
+        (150, ("pin_memory",), 3.0, "no time for a run in fp32"),
+    ],
+)
+def test_the_reference_leaves_time_for_the_trials(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, only: Any, slower: float, reference: str
+) -> None:
+    monkeypatch.setattr(Simulated, "device", "cuda")
+    monkeypatch.setattr(Simulated, "precision", "bf16")
+    monkeypatch.setattr(Simulated, "slower", slower)
+    found = simulated(folder, tmp_path, monkeypatch, budget, only)
+    assert Simulated.now <= budget
+    assert len({one.trial.name for one in found.runs}) >= min(4, 1 + len(only))
+    assert found.runs[-1].trial.name == "current settings"
+    why = diagnose._why_not_compared(found.reference)
+    if why:
+        assert reference in why
+    else:
+        assert found.reference
+        assert reference == ("first" if found.reference.at < found.runs[1].at else "last")
+        assert found.reference.trial.settings == factors.REFERENCE
 
 
 def test_settings_that_do_not_train_end_the_diagnosis(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
