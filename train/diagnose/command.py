@@ -40,6 +40,7 @@ from train.diagnose import show
 from train.diagnose.compare import (
     Conclusion,
     Outcome,
+    Speedup,
     baselines_of,
     by_trial,
     conclude,
@@ -111,7 +112,9 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="packcorpus-diagnose-") as folder:
         diagnosis = Diagnosis(given, config, corpus, only, Path(folder), console)
         diagnosis.run()
-    write_results(diagnosis, result)
+    results = results_of(diagnosis)
+    print_results(diagnosis, results)
+    write_results(diagnosis, results, result)
     print(result)
     return 0
 
@@ -139,6 +142,7 @@ class Diagnosis:
     refused: list[Outcome] = field(default_factory=list)  # known to be impossible here, without a run
     reference: Outcome | None = None
     record: dict[str, Any] = field(default_factory=dict)  # training.json of the baseline
+    stopped: bool = False  # by a signal
     _manifests: dict[str, Path] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -173,11 +177,12 @@ class Diagnosis:
             tried = [one.trial for one in self.runs]
             if trial in tried:
                 continue
+            self.untried = [trial for trial in trials[number:] if trial not in tried]
             repeats = runs_to_repeat(max(1, len(winners(self.runs)))) * self._expected()
             if self._left < self._expected(trial) + min(repeats, SHARE_OF_REPEATS * self.given.budget):
-                self.untried = [trial for trial in trials[number:] if trial not in tried]
                 return
             self._try(trial, f"{number + 1}/{len(trials)}")
+        self.untried = []
 
     def _repeat(self) -> None:
         """Repeat the winners in alternation with the baseline.
@@ -200,12 +205,22 @@ class Diagnosis:
         return self._left >= self._expected(trial) + self._expected()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """End the trial and this process."""
+        """End the trial and this process, after a table of the finished trials.
+
+        No file is written, because it would replace that of an earlier diagnosis with more trials.
+        """
+        if self.stopped:  # Ctrl-C and SIGTERM came together
+            return
+        self.stopped = True
         self._runner.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
-        text = format_error(Interrupted("interrupted", "interrupted; no diagnosis was written"))
-        os.write(2, f"{text}\n".encode())
-        os._exit(Interrupted.exit_code)
+        try:
+            if by_trial(self.runs):
+                print_results(self, results_of(self))
+        finally:  # not even an error here may change the exit code, for example if a print was itself interrupted
+            text = format_error(Interrupted("interrupted", "interrupted; no diagnosis was written"))
+            os.write(2, f"{text}\n".encode())
+            os._exit(Interrupted.exit_code)
 
     def _failed(self, first: Outcome) -> PackError:
         """Return the error of the current settings as the error of the diagnosis."""
@@ -328,9 +343,23 @@ def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:
     )
 
 
-def write_results(diagnosis: Diagnosis, path: Path) -> None:
-    """Print the table and the conclusion, and write diagnosis.json, .md, and .svg."""
-    console, runs, now, reference = diagnosis.console, diagnosis.runs, diagnosis.now, diagnosis.reference
+@dataclass(frozen=True)
+class Results:
+    """Everything that is shown of a diagnosis."""
+
+    outcomes: list[Outcome]  # of each trial, without the baseline
+    speeds: dict[str, Speedup]
+    rows: list[list[str]]  # of the table
+    verdict: Conclusion
+    commands: list[str]
+    chosen: dict[str, Any]  # values of settings that are `auto`
+    advice: list[dict[str, Any]]
+    not_compared: str
+
+
+def results_of(diagnosis: Diagnosis) -> Results:
+    """Return the results of the runs so far, with at least one run of the baseline."""
+    runs, reference = diagnosis.runs, diagnosis.reference
     baselines, speeds = baselines_of(runs), speedups(runs)
     outcomes = [*(mean_of(of_trial) for of_trial in by_trial(runs).values()), *diagnosis.refused]
     rows = []
@@ -341,45 +370,62 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
             off = deviation(one.losses, reference.losses), deviation(one.gradient_norms, reference.gradient_norms)
         rows.append(show.cells(one, speeds.get(one.trial.name), len(baselines), diagnosis.trained_share, off))
     verdict = conclude(runs, bool(diagnosis.untried))
-    not_compared = _why_not_compared(reference)
-    advice = [one for one in diagnosis.record["advice"] if one["name"] != "optimizer steps"]
-    command = _recommended(verdict)
     settings = diagnosis.config.model_dump()
-    chosen = {name: value for name, value in now.measured().items() if settings[name] == "auto"}
-    if chosen:
-        text = ", ".join(f"{name}: {as_word(value)}" for name, value in chosen.items())
+    return Results(
+        outcomes=outcomes,
+        speeds=speeds,
+        rows=rows,
+        verdict=verdict,
+        commands=_recommended(verdict),
+        chosen={name: value for name, value in diagnosis.now.measured().items() if settings[name] == "auto"},
+        advice=[one for one in diagnosis.record["advice"] if one["name"] != "optimizer steps"],
+        not_compared=_why_not_compared(diagnosis),
+    )
+
+
+def print_results(diagnosis: Diagnosis, results: Results) -> None:
+    """Print the table and the conclusion."""
+    console = diagnosis.console
+    if results.chosen:
+        text = ", ".join(f"{name}: {as_word(value)}" for name, value in results.chosen.items())
         console.print(f"chosen by auto, and the same in all trials: {text}", markup=False, soft_wrap=True)
-    console.print(show.table(rows))
-    for one in outcomes:
+    console.print(show.table(results.rows))
+    for one in results.outcomes:
         if one.reason:
             console.print(f"{one.trial.name}: {one.reason}", markup=False, soft_wrap=True, style="dim")
     if diagnosis.untried:
         names = ", ".join(trial.name for trial in diagnosis.untried)
-        console.print(f"not tried, because the budget ended: {names}; raise --budget", markup=False, soft_wrap=True)
-    if not_compared:
-        console.print(f"no Δ loss and Δ gradient: {not_compared}", markup=False, soft_wrap=True)
-    for one in advice:
-        console.print(f"advice: {Advice(**one)}", markup=False, soft_wrap=True, style="yellow")
-    console.print(verdict.sentence, markup=False, soft_wrap=True, style="bold")
-    for line in command:
+        why, fix = ("of the interruption", "") if diagnosis.stopped else ("the budget ended", "; raise --budget")
+        console.print(f"not tried, because {why}: {names}{fix}", markup=False, soft_wrap=True)
+    if results.not_compared:
+        console.print(f"no Δ loss and Δ gradient: {results.not_compared}", markup=False, soft_wrap=True)
+    for advice in results.advice:
+        console.print(f"advice: {Advice(**advice)}", markup=False, soft_wrap=True, style="yellow")
+    console.print(results.verdict.sentence, markup=False, soft_wrap=True, style="bold")
+    for line in results.commands:
         console.print(f"  {line}", markup=False, soft_wrap=True)
-    record = diagnosis.record
-    write_bytes(path.with_suffix(".md"), f"{show.markdown(rows)}\n{verdict.sentence}\n".encode())
+
+
+def write_results(diagnosis: Diagnosis, results: Results, path: Path) -> None:
+    """Write diagnosis.json, .md, and .svg."""
+    record, runs, reference, speeds = diagnosis.record, diagnosis.runs, diagnosis.reference, results.speeds
+    write_bytes(path.with_suffix(".md"), f"{show.markdown(results.rows)}\n{results.verdict.sentence}\n".encode())
+    outcomes = results.outcomes
     bars = [(one.trial.name, speeds[one.trial.name], one.trial.same_training) for one in outcomes if not one.reason]
     write_bytes(path.with_suffix(".svg"), show.picture(bars, f"{diagnosis.corpus.name}: speed of {len(bars)} trials"))
     facts = {
         "corpus": record["corpus"],
         "device": record["in_effect"]["device"],
         "choices": record["choices"],
-        "settings": settings | chosen,
-        "chosen_by_auto": sorted(chosen),
+        "settings": diagnosis.config.model_dump() | results.chosen,
+        "chosen_by_auto": sorted(results.chosen),
         "steps": diagnosis.given.steps,
         "untimed_steps": UNTIMED,
         "trained_share": diagnosis.trained_share,
         "reference": reference.trial.name if reference else None,
-        "not_compared": not_compared or None,
+        "not_compared": results.not_compared or None,
         "noise": asdict(noise_of(runs)),
-        "baselines": [asdict(one) for one in baselines],
+        "baselines": [asdict(one) for one in baselines_of(runs)],
         "trials": [
             asdict(one) | {"speedup": asdict(speeds[one.trial.name]) if not one.reason else None} for one in outcomes
         ],
@@ -388,15 +434,18 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
             for one in runs
         ],
         "untried": [trial.name for trial in diagnosis.untried],
-        "advice": advice,
-        "conclusion": asdict(verdict) | {"commands": command},
+        "advice": results.advice,
+        "conclusion": asdict(results.verdict) | {"commands": results.commands},
         "versions": record["versions"],
     }
     write_bytes(path, to_json(facts))
 
 
-def _why_not_compared(reference: Outcome | None) -> str:
+def _why_not_compared(diagnosis: Diagnosis) -> str:
     """Return why losses could not be compared; "" if they could."""
+    reference = diagnosis.reference
+    if reference is None and diagnosis.stopped:
+        return "the diagnosis was interrupted before the run in fp32 with eager attention"
     if reference is None:
         return "the budget has no time for a run in fp32 with eager attention; raise --budget"
     return f"{reference.trial.name}: {reference.reason}" if reference.reason else ""

@@ -5,9 +5,11 @@ A trial that fails is a row with its reason.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -273,13 +275,61 @@ def test_the_reference_leaves_time_for_the_trials(
     assert Simulated.now <= budget
     assert len({one.trial.name for one in found.runs}) >= min(4, 1 + len(only))
     assert found.runs[-1].trial.name == "current settings"
-    why = diagnose._why_not_compared(found.reference)
+    why = diagnose._why_not_compared(found)
     if why:
         assert reference in why
     else:
         assert found.reference
         assert reference == ("first" if found.reference.at < found.runs[1].at else "last")
         assert found.reference.trial.settings == factors.REFERENCE
+
+
+class Interrupted(Simulated):
+    """A stand-in for Runner in which Ctrl-C arrives during a trial."""
+
+    diagnosis: Diagnosis
+
+    def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
+        if trial.factor == "micro_batch":
+            self.diagnosis._stop(2, None)
+        outcome, record = super().run(trial, manifest, limit)
+        phases = dict.fromkeys(("data", "copy", "forward", "backward", "optimizer"), 0.2)
+        return replace(outcome, phases=phases), record | {"corpus": {"trained": 1, "tokens": 2}, "advice": []}
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_an_interrupted_diagnosis_shows_its_finished_trials_and_writes_nothing(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    is_broken: bool,
+) -> None:
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(diagnose, "Runner", Interrupted)
+    monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(diagnose.os, "_exit", end)
+    if is_broken:
+        monkeypatch.setattr(diagnose, "results_of", lambda _: 1 / 0)
+    given = diagnose.parser().parse_args(["--manifest", "short", "--budget", "100000"])
+    console = Console(file=io.StringIO(), width=160)
+    corpus = open_corpus(Path("short"), root=folder)
+    found = Diagnosis(given, TrainingConfig(), corpus, ONLY, tmp_path / "runs", console)
+    monkeypatch.setattr(Interrupted, "diagnosis", found, raising=False)
+    with pytest.raises(SystemExit) as caught:
+        found.run()
+    assert caught.value.code == 75
+    assert capfd.readouterr().err.splitlines()[0] == "E713 interrupted; no diagnosis was written"
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    if not is_broken:
+        assert "activation_checkpointing: false trains 1.40×" in shown
+        assert "not tried, because of the interruption: micro_batch: 2, fused_loss: true, " in shown
+    assert not list(tmp_path.iterdir())
 
 
 def test_settings_that_do_not_train_end_the_diagnosis(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
