@@ -103,7 +103,8 @@ def show(findings: list[Finding], console: Console) -> None:
 
 def _python() -> Finding:
     version = platform.python_version()
-    wanted = metadata.metadata("packcorpus")["Requires-Python"] or ""
+    # Without the installed package, _libraries reports that nothing is known about the requirements.
+    wanted = metadata.metadata("packcorpus")["Requires-Python"] or "" if devices.version_of("packcorpus") else ""
     if in_range(version, wanted):
         return Finding("ok", "Python", version)
     return Finding(
@@ -116,6 +117,10 @@ def _python() -> Finding:
 
 def _libraries() -> Iterator[Finding]:
     """Yield a finding for each unusable package, and one for all usable packages."""
+    if reason := devices.not_installed_reason():
+        text, _, fix = reason.partition("; ")
+        yield Finding("problem", "packcorpus", text, fix)
+        return
     good = []
     for package, wanted in devices.training_needs().items():
         version = devices.version_of(package)

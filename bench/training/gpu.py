@@ -5,7 +5,7 @@
 The model is a Llama with random weights, built in FOLDER. By default, it has the shape of Llama 3.1 8B. `--whole` names
 a manifest of the same conversations with `packing: false`. TRL's SFTTrainer receives their tokens and labels, and packs
 them itself. It uses the attention backend and the micro-batch of the diagnosis; if that micro-batch does not fit, it is
-halved until it fits.
+halved until it fits. If TRL fails for another reason, the end of its output is shown and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ import json
 import subprocess
 import sys
 import time
+import traceback
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+# Exit code of a process of TRL that ran out of memory.
+SHORTAGE = 3
+# Lines of its errors that are shown for any other failure.
+SHOWN = 30
 
 
 def build_model(folder: Path, vocab_size: int, layers: int, hidden: int, positions: int) -> Path:
@@ -89,6 +95,36 @@ def trl(manifest: Path, model: Path, case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def trl_or_exit(manifest: Path, model: Path, case: dict[str, Any]) -> dict[str, Any]:
+    """Run TRL in this process; if it runs out of memory, end with the code SHORTAGE."""
+    from train.machine.out_of_memory import is_shortage
+
+    try:
+        return trl(manifest, model, case)
+    except Exception as error:
+        traceback.print_exc()
+        sys.exit(SHORTAGE if is_shortage(error) else 1)
+
+
+def trl_that_fits(manifest: Path, model: Path, case: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Run TRL in separate processes until it fits: the micro-batch and the figures.
+
+    Only a shortage of memory halves the micro-batch, because nothing else would change. Exits if TRL fails.
+    """
+    size = case["micro_batch"]
+    while size:
+        words = [sys.executable, __file__, str(model), str(manifest), "--trl", json.dumps(case | {"micro_batch": size})]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if not done.returncode:
+            return size, json.loads(done.stdout.splitlines()[-1])
+        if done.returncode != SHORTAGE:
+            end = "\n".join(done.stderr.strip().splitlines()[-SHOWN:])
+            sys.exit(f"{end}\nTRL, micro-batch {size}: failed with exit code {done.returncode}")
+        print(f"TRL, micro-batch {size}: out of memory")
+        size //= 2
+    sys.exit("TRL: out of memory with one row per pass")
+
+
 def main() -> None:
     ours = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ours.add_argument("folder", type=Path)
@@ -100,7 +136,7 @@ def main() -> None:
     ours.add_argument("--trl", type=json.loads, help=argparse.SUPPRESS)
     given, others = ours.parse_known_args()
     if given.trl:
-        print(json.dumps(trl(given.manifest, given.folder, given.trl)))
+        print(json.dumps(trl_or_exit(given.manifest, given.folder, given.trl)))
         return
     facts = json.loads(given.manifest.read_text())
     length, vocabulary = facts["sequence_length"], facts["tokenizer"]["vocab_size"]
@@ -114,26 +150,17 @@ def main() -> None:
         return
     found = json.loads(diagnosis.read_text())
     choices, base = found["choices"], found["baselines"][0]
-    size = choices["micro_batch"]
-    while size:
-        rows = base["rows_per_step"]
-        case = {
-            "length": length, "steps": given.steps, "micro_batch": size, "tokens_per_step": rows * length,
-            "attention": choices["attention"],
-        }  # fmt: skip
-        words = [sys.executable, __file__, str(model), str(given.whole), "--trl", json.dumps(case)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if not done.returncode:
-            trl_found = json.loads(done.stdout.splitlines()[-1])
-            rate = trl_found["tokens_per_second"]
-            print(
-                f"TRL, micro-batch {size}: {rate * found['trained_share']:,.0f} trained tokens/s, "
-                f"{trl_found['peak_memory_bytes'] / 1e9:.2f} GB; the current settings: "
-                f"{base['tokens_per_second'] * found['trained_share']:,.0f}, {base['tokens_per_second'] / rate:.2f}×"
-            )
-            return
-        print(f"TRL, micro-batch {size}: {done.stderr.strip().rpartition(chr(10))[2][:200]}")
-        size //= 2
+    case = {
+        "length": length, "steps": given.steps, "micro_batch": choices["micro_batch"],
+        "tokens_per_step": base["rows_per_step"] * length, "attention": choices["attention"],
+    }  # fmt: skip
+    size, beside = trl_that_fits(given.whole, model, case)
+    rate = beside["tokens_per_second"]
+    print(
+        f"TRL, micro-batch {size}: {rate * found['trained_share']:,.0f} trained tokens/s, "
+        f"{beside['peak_memory_bytes'] / 1e9:.2f} GB; the current settings: "
+        f"{base['tokens_per_second'] * found['trained_share']:,.0f}, {base['tokens_per_second'] / rate:.2f}×"
+    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tasks.core.errors import PartMissing
 from train import doctor
 from train.doctor import Finding
 from train.machine import devices
@@ -113,6 +114,22 @@ def test_missing_libraries_are_findings(monkeypatch: pytest.MonkeyPatch) -> None
     assert re.fullmatch(r"0\.9\.1 is not supported \(<[\d.]+,>=[\d.]+ is required\)", problems["trl"].found)
     assert {finding.fix for finding in problems.values()} == {"make extras"}
     assert doctor.main(console=Console(file=io.StringIO())) == 69
+
+
+def test_a_checkout_that_is_not_installed_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = metadata.Distribution.from_name
+
+    def without_ours(name: str) -> metadata.Distribution:
+        if name == "packcorpus":
+            raise metadata.PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(metadata.Distribution, "from_name", without_ours)
+    code, text = examined(monkeypatch)
+    assert code == 69
+    assert re.search(r"problem packcorpus runs .* is not installed .* → run: make extras", text)
+    with pytest.raises(PartMissing, match=r"is not installed in this Python.*make extras"):
+        devices.check_libraries()
 
 
 def test_an_unloadable_library_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

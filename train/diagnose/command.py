@@ -4,6 +4,8 @@
 
     baseline ─▶ reference ─▶ one factor at a time ─▶ repeats: baseline, winners, winners together … ─▶ diagnosis.json
 
+If the reference would take too much of the budget, it runs last, if time is left.
+
 Every trial runs the real command in a separate process, so a failure is a row with its reason. Dropout of the adapter
 is off in all trials, because gradients would otherwise differ by chance. The last line of standard output is the path
 of diagnosis.json.
@@ -15,6 +17,7 @@ import argparse
 import os
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -37,6 +40,7 @@ from train.diagnose import show
 from train.diagnose.compare import (
     Conclusion,
     Outcome,
+    Speedup,
     baselines_of,
     by_trial,
     conclude,
@@ -48,7 +52,7 @@ from train.diagnose.compare import (
     speedups,
     winners,
 )
-from train.diagnose.factors import BASELINE, FACTORS, REFERENCE, InEffect, Trial, as_word, option, trials_of
+from train.diagnose.factors import BASELINE, FACTORS, REFERENCE, InEffect, Trial, as_word, option, refusal, trials_of
 from train.diagnose.replan import lost, replan
 from train.diagnose.run_trial import UNTIMED, Runner, reported
 from train.diagnose.schedule import runs_to_repeat, to_repeat
@@ -64,8 +68,14 @@ FIXED = {
 }  # fmt: skip
 # The time limit of a trial is this many times the time of the baseline, but at least this number of seconds.
 PATIENCE, SHORTEST_LIMIT = 5.0, 120.0
+# The expected time of a trial is the median of this number of runs, so that a single slow run hardly changes it.
+RECENT = 5
 # Largest share of the budget that is reserved for repeats while there are untried trials.
 SHARE_OF_REPEATS = 0.5
+# Largest share of the time left after the baseline that the reference may take before the trials.
+SHARE_OF_REFERENCE = 0.3
+# A GPU takes about this many times as long for a run in fp32 with eager attention as for a run in 16 bits.
+SLOWER_REFERENCE = 3.0
 
 CURRENT = Trial("current settings", BASELINE)
 REFERENCE_FACTOR = "reference"
@@ -102,7 +112,9 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="packcorpus-diagnose-") as folder:
         diagnosis = Diagnosis(given, config, corpus, only, Path(folder), console)
         diagnosis.run()
-    write_results(diagnosis, result)
+    results = results_of(diagnosis)
+    print_results(diagnosis, results)
+    write_results(diagnosis, results, result)
     print(result)
     return 0
 
@@ -127,8 +139,10 @@ class Diagnosis:
     console: Console
     runs: list[Outcome] = field(default_factory=list)
     untried: list[Trial] = field(default_factory=list)
+    refused: list[Outcome] = field(default_factory=list)  # known to be impossible here, without a run
     reference: Outcome | None = None
     record: dict[str, Any] = field(default_factory=dict)  # training.json of the baseline
+    stopped: bool = False  # by a signal
     _manifests: dict[str, Path] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -147,10 +161,15 @@ class Diagnosis:
         # From here on, the measured choices of the baseline are fixed, so that a trial changes one factor.
         fixed = [*option("micro_batch", self.now.micro_batch), *option("attention", self.now.attention)]
         self._runner = Runner([*self._words(), *fixed], self.folder)
-        trials = [trial for trial in trials_of(self.config, self.now) if trial.factor in self.only]
-        self._find_reference(trials)
+        wanted = [trial for trial in trials_of(self.config, self.now) if trial.factor in self.only]
+        reasons = {trial.name: refusal(trial, self.record["unavailable"]) for trial in wanted}
+        self.refused = [Outcome(one, f"not tried: {reasons[one.name]}") for one in wanted if reasons[one.name]]
+        trials = [trial for trial in wanted if not reasons[trial.name]]
+        self._find_reference(trials, SHARE_OF_REFERENCE * self._left)
         self._try_each(trials)
         self._repeat()
+        if self.reference is None:
+            self._find_reference(trials, self._left)
 
     def _try_each(self, trials: list[Trial]) -> None:
         """Run each trial once, as long as enough time is left to repeat the winners."""
@@ -158,11 +177,12 @@ class Diagnosis:
             tried = [one.trial for one in self.runs]
             if trial in tried:
                 continue
-            repeats = runs_to_repeat(max(1, len(winners(self.runs)))) * self._expected
-            if self._left < self._expected + min(repeats, SHARE_OF_REPEATS * self.given.budget):
-                self.untried = [trial for trial in trials[number:] if trial not in tried]
+            self.untried = [trial for trial in trials[number:] if trial not in tried]
+            repeats = runs_to_repeat(max(1, len(winners(self.runs)))) * self._expected()
+            if self._left < self._expected(trial) + min(repeats, SHARE_OF_REPEATS * self.given.budget):
                 return
             self._try(trial, f"{number + 1}/{len(trials)}")
+        self.untried = []
 
     def _repeat(self) -> None:
         """Repeat the winners in alternation with the baseline.
@@ -170,23 +190,37 @@ class Diagnosis:
         This ends when there is only time for the last run of the baseline.
         """
         number = 0
-        while len(self.runs) > 1 and self._left >= self._expected:
+        while len(self.runs) > 1 and self._left >= self._expected():
             self._try(CURRENT, f"repeat {number}" if number else "")
             number += 1
-            trials = to_repeat(self.runs)
-            if not trials or self._left < 2 * self._expected:
+            trials = [trial for trial in to_repeat(self.runs) if self._has_time_before_last(trial)]
+            if not trials:
                 return
             for trial in trials if number % 2 else reversed(trials):
-                if self._left >= 2 * self._expected:
+                if self._has_time_before_last(trial):
                     self._try(trial, f"repeat {number}")
 
+    def _has_time_before_last(self, trial: Trial) -> bool:
+        """Return whether a trial fits before the last run of the baseline."""
+        return self._left >= self._expected(trial) + self._expected()
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """End the trial and this process."""
+        """End the trial and this process, after a table of the finished trials.
+
+        No file is written, because it would replace that of an earlier diagnosis with more trials.
+        """
+        if self.stopped:  # Ctrl-C and SIGTERM came together
+            return
+        self.stopped = True
         self._runner.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
-        text = format_error(Interrupted("interrupted", "interrupted; no diagnosis was written"))
-        os.write(2, f"{text}\n".encode())
-        os._exit(Interrupted.exit_code)
+        try:
+            if by_trial(self.runs):
+                print_results(self, results_of(self))
+        finally:  # not even an error here may change the exit code, for example if a print was itself interrupted
+            text = format_error(Interrupted("interrupted", "interrupted; no diagnosis was written"))
+            os.write(2, f"{text}\n".encode())
+            os._exit(Interrupted.exit_code)
 
     def _failed(self, first: Outcome) -> PackError:
         """Return the error of the current settings as the error of the diagnosis."""
@@ -199,10 +233,15 @@ class Diagnosis:
     def _left(self) -> float:
         return float(self.given.budget) - (time.monotonic() - self._started)
 
-    @property
-    def _expected(self) -> float:
-        """Return the expected seconds of the next trial."""
-        return max(one.seconds for one in (*baselines_of(self.runs), *self.runs[-2:]))
+    def _expected(self, trial: Trial = CURRENT) -> float:
+        """Return the expected seconds of a trial.
+
+        It is the median of recent runs. Compiling may take longer than all steps together, so it has its own median.
+        """
+        finished = [one for one in self.runs if not one.reason]
+        alike = [one.seconds for one in finished if _compiles(one.trial) == _compiles(trial)]
+        recent = (alike or [one.seconds for one in finished])[-RECENT:]
+        return max(statistics.median(recent), baselines_of(self.runs)[-1].seconds)
 
     @property
     def trained_share(self) -> float:
@@ -218,11 +257,11 @@ class Diagnosis:
         words = ["--root", str(given.root), *(["--config", str(given.config)] if given.config != DEFAULT else [])]
         return words + [word for name, value in settings.items() if name != "output" for word in option(name, value)]
 
-    def _find_reference(self, trials: list[Trial]) -> None:
+    def _find_reference(self, trials: list[Trial], most: float) -> None:
         """Find or run the reference, unless time is short.
 
         If the baseline has the settings of the reference, it is the reference. Otherwise, a trial with these settings
-        is run, or else a separate run.
+        is run, or else a separate run that may take up to `most` seconds.
         """
         now = self.now
         current = {
@@ -233,14 +272,18 @@ class Diagnosis:
         if not differs:
             self.reference = self.runs[0]
             return
-        if self._left < 2 * self._expected:
-            return
         same = next((trial for trial in trials if dict(trial.settings) == differs), None)
-        self.reference = self._try(same or Trial("reference: fp32, eager", REFERENCE_FACTOR, REFERENCE))
+        if same:
+            known = next((one for one in self.runs if one.trial == same), None)
+            if known or self._left >= 2 * self._expected():
+                self.reference = known or self._try(same)
+        elif self._expected() * (SLOWER_REFERENCE if "precision" in differs else 1) <= most:
+            self.reference = self._try(Trial("reference: fp32, eager", REFERENCE_FACTOR, REFERENCE), limit=most)
 
-    def _try(self, trial: Trial, place: str = "") -> Outcome:
+    def _try(self, trial: Trial, place: str = "", limit: float | None = None) -> Outcome:
         """Run a trial, and add it to the runs unless it is the reference."""
-        limit = max(SHORTEST_LIMIT, PATIENCE * self._expected) if self.runs else None
+        if self.runs and limit is None:
+            limit = max(SHORTEST_LIMIT, PATIENCE * self._expected(trial))
         manifest = self.given.manifest
         started = time.monotonic() - self._started
         try:
@@ -281,6 +324,10 @@ class Diagnosis:
         self.console.print(line, markup=False, soft_wrap=True, style="dim")
 
 
+def _compiles(trial: Trial) -> bool:
+    return bool(trial.settings.get("compile"))
+
+
 def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:
     """Return the settings in effect in a finished run."""
     choices = record["choices"]
@@ -296,11 +343,25 @@ def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:
     )
 
 
-def write_results(diagnosis: Diagnosis, path: Path) -> None:
-    """Print the table and the conclusion, and write diagnosis.json, .md, and .svg."""
-    console, runs, now, reference = diagnosis.console, diagnosis.runs, diagnosis.now, diagnosis.reference
+@dataclass(frozen=True)
+class Results:
+    """Everything that is shown of a diagnosis."""
+
+    outcomes: list[Outcome]  # of each trial, without the baseline
+    speeds: dict[str, Speedup]
+    rows: list[list[str]]  # of the table
+    verdict: Conclusion
+    commands: list[str]
+    chosen: dict[str, Any]  # values of settings that are `auto`
+    advice: list[dict[str, Any]]
+    not_compared: str
+
+
+def results_of(diagnosis: Diagnosis) -> Results:
+    """Return the results of the runs so far, with at least one run of the baseline."""
+    runs, reference = diagnosis.runs, diagnosis.reference
     baselines, speeds = baselines_of(runs), speedups(runs)
-    outcomes = [mean_of(of_trial) for of_trial in by_trial(runs).values()]
+    outcomes = [*(mean_of(of_trial) for of_trial in by_trial(runs).values()), *diagnosis.refused]
     rows = []
     for one in (mean_of(baselines), *outcomes):
         off = None
@@ -308,42 +369,63 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
             assert reference
             off = deviation(one.losses, reference.losses), deviation(one.gradient_norms, reference.gradient_norms)
         rows.append(show.cells(one, speeds.get(one.trial.name), len(baselines), diagnosis.trained_share, off))
-    verdict = conclude(runs)
-    advice = [one for one in diagnosis.record["advice"] if one["name"] != "optimizer steps"]
-    command = _recommended(verdict)
+    verdict = conclude(runs, bool(diagnosis.untried))
     settings = diagnosis.config.model_dump()
-    chosen = {name: value for name, value in now.measured().items() if settings[name] == "auto"}
-    if chosen:
-        text = ", ".join(f"{name}: {as_word(value)}" for name, value in chosen.items())
+    return Results(
+        outcomes=outcomes,
+        speeds=speeds,
+        rows=rows,
+        verdict=verdict,
+        commands=_recommended(verdict),
+        chosen={name: value for name, value in diagnosis.now.measured().items() if settings[name] == "auto"},
+        advice=[one for one in diagnosis.record["advice"] if one["name"] != "optimizer steps"],
+        not_compared=_why_not_compared(diagnosis),
+    )
+
+
+def print_results(diagnosis: Diagnosis, results: Results) -> None:
+    """Print the table and the conclusion."""
+    console = diagnosis.console
+    if results.chosen:
+        text = ", ".join(f"{name}: {as_word(value)}" for name, value in results.chosen.items())
         console.print(f"chosen by auto, and the same in all trials: {text}", markup=False, soft_wrap=True)
-    console.print(show.table(rows))
-    for one in outcomes:
+    console.print(show.table(results.rows))
+    for one in results.outcomes:
         if one.reason:
             console.print(f"{one.trial.name}: {one.reason}", markup=False, soft_wrap=True, style="dim")
     if diagnosis.untried:
         names = ", ".join(trial.name for trial in diagnosis.untried)
-        console.print(f"not tried, because the budget ended: {names}; raise --budget", markup=False, soft_wrap=True)
-    for one in advice:
-        console.print(f"advice: {Advice(**one)}", markup=False, soft_wrap=True, style="yellow")
-    console.print(verdict.sentence, markup=False, soft_wrap=True, style="bold")
-    for line in command:
+        why, fix = ("of the interruption", "") if diagnosis.stopped else ("the budget ended", "; raise --budget")
+        console.print(f"not tried, because {why}: {names}{fix}", markup=False, soft_wrap=True)
+    if results.not_compared:
+        console.print(f"no Δ loss and Δ gradient: {results.not_compared}", markup=False, soft_wrap=True)
+    for advice in results.advice:
+        console.print(f"advice: {Advice(**advice)}", markup=False, soft_wrap=True, style="yellow")
+    console.print(results.verdict.sentence, markup=False, soft_wrap=True, style="bold")
+    for line in results.commands:
         console.print(f"  {line}", markup=False, soft_wrap=True)
-    record = diagnosis.record
-    write_bytes(path.with_suffix(".md"), f"{show.markdown(rows)}\n{verdict.sentence}\n".encode())
+
+
+def write_results(diagnosis: Diagnosis, results: Results, path: Path) -> None:
+    """Write diagnosis.json, .md, and .svg."""
+    record, runs, reference, speeds = diagnosis.record, diagnosis.runs, diagnosis.reference, results.speeds
+    write_bytes(path.with_suffix(".md"), f"{show.markdown(results.rows)}\n{results.verdict.sentence}\n".encode())
+    outcomes = results.outcomes
     bars = [(one.trial.name, speeds[one.trial.name], one.trial.same_training) for one in outcomes if not one.reason]
     write_bytes(path.with_suffix(".svg"), show.picture(bars, f"{diagnosis.corpus.name}: speed of {len(bars)} trials"))
     facts = {
         "corpus": record["corpus"],
         "device": record["in_effect"]["device"],
         "choices": record["choices"],
-        "settings": settings | chosen,
-        "chosen_by_auto": sorted(chosen),
+        "settings": diagnosis.config.model_dump() | results.chosen,
+        "chosen_by_auto": sorted(results.chosen),
         "steps": diagnosis.given.steps,
         "untimed_steps": UNTIMED,
         "trained_share": diagnosis.trained_share,
         "reference": reference.trial.name if reference else None,
+        "not_compared": results.not_compared or None,
         "noise": asdict(noise_of(runs)),
-        "baselines": [asdict(one) for one in baselines],
+        "baselines": [asdict(one) for one in baselines_of(runs)],
         "trials": [
             asdict(one) | {"speedup": asdict(speeds[one.trial.name]) if not one.reason else None} for one in outcomes
         ],
@@ -352,11 +434,21 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
             for one in runs
         ],
         "untried": [trial.name for trial in diagnosis.untried],
-        "advice": advice,
-        "conclusion": asdict(verdict) | {"commands": command},
+        "advice": results.advice,
+        "conclusion": asdict(results.verdict) | {"commands": results.commands},
         "versions": record["versions"],
     }
     write_bytes(path, to_json(facts))
+
+
+def _why_not_compared(diagnosis: Diagnosis) -> str:
+    """Return why losses could not be compared; "" if they could."""
+    reference = diagnosis.reference
+    if reference is None and diagnosis.stopped:
+        return "the diagnosis was interrupted before the run in fp32 with eager attention"
+    if reference is None:
+        return "the budget has no time for a run in fp32 with eager attention; raise --budget"
+    return f"{reference.trial.name}: {reference.reason}" if reference.reason else ""
 
 
 def _recommended(verdict: Conclusion) -> list[str]:

@@ -242,15 +242,17 @@ class Conclusion:
     corpus: str = ""  # settings of the corpus, to pack it again
 
 
-def conclude(runs: Sequence[Outcome]) -> Conclusion:
+def conclude(runs: Sequence[Outcome], has_untried: bool = True) -> Conclusion:
     """Recommend the fastest settings that train the same.
 
     The sentence also names the fastest trial that trains something else. If there was time for repeats, only repeated
-    trials are recommended. Fewer changed settings are preferred, unless more settings are clearly faster.
+    trials are recommended. Fewer changed settings are preferred, unless more settings are clearly faster. `has_untried`
+    is whether the budget ended before all trials were tried.
     """
     trials = {one.trial.name: one.trial for one in runs}
     if not by_trial(runs):
-        return Conclusion("Nothing was tried: one run of the current settings takes too much of the budget.")
+        why = "one run of the current settings takes too much of the budget"
+        return Conclusion(f"Nothing was tried: {why if has_untried else 'no trial of these factors can run here'}.")
     faster = {name: found for name, found in speedups(runs).items() if found.is_faster}
     same = {name: found for name, found in faster.items() if trials[name].same_training}
     other = {name: found for name, found in faster.items() if name not in same}

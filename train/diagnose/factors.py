@@ -120,6 +120,15 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
     return sorted(trials, key=lambda trial: place[trial.name])
 
 
+def refusal(trial: Trial, unavailable: Mapping[str, Mapping[str, str]]) -> str:
+    """Return why this machine cannot run a trial; "" if it may be able to.
+
+    `unavailable` is from training.json of the baseline: {setting: {value: reason}}.
+    """
+    found = (unavailable.get(name, {}).get(as_word(value), "") for name, value in trial.settings.items())
+    return next(filter(None, found), "")
+
+
 def _repacked(config: TrainingConfig, now: InEffect) -> Iterator[Trial]:
     """Yield trials with rows of other lengths, and a trial without packing.
 

@@ -40,7 +40,8 @@ from train.machine.signals import LAUNCHED, SignalGuard, is_rank
 from train.measures.advice import Advice, advise
 from train.measures.profile import Profile
 from train.model import base_model, flops
-from train.model.options import gave_up
+from train.model.attention import BACKENDS, unavailable_reason
+from train.model.options import gave_up, no_fused_loss_reason
 
 
 def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, guard: SignalGuard) -> None:
@@ -218,6 +219,20 @@ def _take_steps(trainer: Any, run: Run, steps: effect.Steps) -> None:
         trainer.train(resume_from_checkpoint=checkpoint)
 
 
+def unavailable(device: devices.Device) -> dict[str, dict[str, str]]:
+    """Return the values of settings that cannot be used on this machine, with reasons.
+
+    `diagnose` reads them from training.json, because it does not load torch itself. A value is written as in YAML.
+    """
+    kind = torch.device(device.kind)
+    backends = {name: unavailable_reason(name, kind, device.dtype) for name in BACKENDS}
+    fused_loss = no_fused_loss_reason()
+    return {
+        "attention": {name: reason for name, reason in backends.items() if reason},
+        "fused_loss": {"true": fused_loss} if fused_loss else {},
+    }
+
+
 def _record(
     run: Run,
     in_effect: dict[str, str],
@@ -247,6 +262,7 @@ def _record(
         "choices": asdict(run.choices),
         "isolation": asdict(run.isolation) if run.isolation else None,
         "in_effect": in_effect,
+        "unavailable": unavailable(run.device),
         "flops_per_token": run.flops_per_token,
         "result": result,
         "advice": [asdict(one) for one in advice],

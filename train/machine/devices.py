@@ -103,7 +103,9 @@ def ranks(config: TrainingConfig) -> int:
 
 
 def check_libraries() -> None:
-    """Raise PartMissing if a package of the `train` extra is missing."""
+    """Raise PartMissing if packcorpus or a package of its `train` extra is missing."""
+    if reason := not_installed_reason():
+        raise PartMissing("library_missing", f"packcorpus {reason}")
     missing = [name for name in training_needs() if version_of(name) is None or not _is_found(name)]
     if missing:
         raise PartMissing(
@@ -111,6 +113,16 @@ def check_libraries() -> None:
             f"training needs {', '.join(missing)}, which is not installed; run: make extras, or "
             "pip install 'packcorpus[train]'",
         )
+
+
+def not_installed_reason() -> str | None:
+    """Return why the requirements are unknown, and the fix; None if they are known."""
+    if version_of("packcorpus"):
+        return None
+    return (
+        "runs from its source folder and is not installed in this Python, so its requirements are unknown; "
+        "run: make extras, or pip install '.[train]'"
+    )
 
 
 def _is_found(module: str) -> bool:

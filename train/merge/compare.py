@@ -3,21 +3,24 @@
     rows of the corpus, or random IDs ─▶ base with the unmerged adapter, base alone ──▶ logits, kept
                                       └▶ the merged folder, loaded as users will ───▶ logits ─compare─▶ Comparison
 
-Only one model is in memory at a time, in fp32 if it fits, or else in the precision of its files.
+Only one model is in memory at a time, in fp32 if it fits, or else in the precision of its files. In either precision, a
+GPU is used if the model fits into its free memory.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from tasks.core.errors import DataError
+from train.machine import devices
 from train.machine.devices import free_memory
 from train.merge.weights.adapter import NAME, read_config
 from train.merge.weights.tensor_files import Tensors
@@ -56,15 +59,32 @@ class Comparison:
     lost: float  # difference, as a share of the effect
 
 
-def precision_that_fits(tensors: Tensors, whole: int, dtype: torch.dtype) -> torch.dtype | None:
-    """Return the precision in which a model fits into memory, or None.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Device and precision in which logits are computed."""
 
-    It is fp32 or else `dtype`, the precision of the merged weights. `whole` is the number of weights that the adapter
-    has in addition to the weights of the base model.
+    device: Literal["cuda", "cpu"]
+    dtype: torch.dtype
+
+
+def places_that_fit(tensors: Tensors, whole: int, dtype: torch.dtype) -> list[Place]:
+    """Return the places where a model fits into the free memory, the best first.
+
+    The precision is fp32, or else `dtype`, the precision of the merged weights. A GPU is faster, but never a reason for
+    a lower precision, which would hide more of the differences. `whole` is the number of weights that the adapter has
+    in addition to the weights of the base model.
     """
     weights = whole + sum(place.bytes // place.dtype.itemsize for place in tensors.places.values())
-    free = free_memory()
-    return next((one for one in (torch.float32, dtype) if ROOM * weights * one.itemsize <= free), None)
+    places = [Place(device, one) for one in dict.fromkeys((torch.float32, dtype)) for device in ("cuda", "cpu")]
+    free = {"cuda": free_on_gpu(), "cpu": free_memory()}
+    return [place for place in places if ROOM * weights * place.dtype.itemsize <= free[place.device]]
+
+
+def free_on_gpu() -> int:
+    """Return the free bytes of the GPU; 0 without a GPU that torch can use."""
+    if not devices.gpu_count() or devices.no_code_reason():
+        return 0
+    return int(torch.cuda.mem_get_info()[0])
 
 
 def inputs(rows: Sequence[Sequence[int]], config: Any) -> torch.Tensor:
@@ -77,33 +97,41 @@ def inputs(rows: Sequence[Sequence[int]], config: Any) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def logits_of_base(
-    base: Path, adapter: Path, ids: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def logits_of_base(base: Path, adapter: Path, ids: torch.Tensor, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of the base model with the unmerged adapter, and without it."""
-    model = _load(base, dtype)
+    model = _load(base, place)
     alone = _logits(model, ids)  # before PEFT, which replaces some tied weights of the base model
     model = PeftModel.from_pretrained(model, str(adapter), adapter_name=NAME, config=read_config(adapter))
     return _logits(model.eval(), ids), alone
 
 
 @torch.inference_mode()
-def logits_of(folder: Path, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def logits_of(folder: Path, ids: torch.Tensor, place: Place) -> torch.Tensor:
     """Return the logits of a model."""
-    return _logits(_load(folder, dtype), ids)
+    return _logits(_load(folder, place), ids)
 
 
-def _load(folder: Path, dtype: torch.dtype) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+def _load(folder: Path, place: Place) -> Any:
+    where: dict[str, Any] = {}
+    if place.device == "cuda":
+        where["device_map"] = {"": place.device}  # each weight directly, without a copy of the model in main memory
+        gc.collect()  # the model before is part of cycles
+        torch.cuda.empty_cache()
+        # TF32 would round to 10 bits, and the limit for fp32 is 1e-3. Some containers turn it on.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=place.dtype, use_safetensors=True, trust_remote_code=False, **where
+    )
     return model.eval()
 
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the logits [tokens, vocabulary] in fp32, minus the mean of each token.
 
-    softmax ignores this mean.
+    softmax ignores this mean. The logits are on the CPU.
     """
-    logits = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids])
+    rows = ids.to(model.device)
+    logits = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float().cpu() for row in rows])
     return logits - logits.mean(-1, keepdim=True)
 
 

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tasks.core.errors import DataError, StorageError
 from tasks.core.printable import counted, in_bytes
 from tasks.storage.files import sha256_of, write_bytes
+from train.machine import out_of_memory
 from train.machine.devices import free_disk, free_memory
 from train.merge import compare
 from train.merge.companions import write_companions
@@ -181,20 +182,28 @@ def _compare(
     Raises DataError if they differ.
     """
     weights = PRECISIONS[dtype]
-    computed = compare.precision_that_fits(tensors_of_model(folder), adapter.whole_size(), weights)
-    if computed is None:
-        _say(f"logits: not compared: the model does not fit into the {in_bytes(free_memory())} of free memory")
-        return
     rows = facts.rows(compare.ROWS, compare.TOKENS) if facts else []
     ids = compare.inputs(rows, config)
-    expected, alone = compare.logits_of_base(base.folder, run.folder, ids, computed)
-    found = compare.logits_of(folder, ids, computed)
+    for place in compare.places_that_fit(tensors_of_model(folder), adapter.whole_size(), weights):
+        try:
+            expected, alone = compare.logits_of_base(base.folder, run.folder, ids, place)
+            found = compare.logits_of(folder, ids, place)
+        except RuntimeError as error:
+            if place.device == "cpu":
+                raise
+            _say(f"logits: the GPU {out_of_memory.described(error)} in {NAMES[place.dtype]}")
+        else:
+            break
+    else:
+        _say(f"logits: not compared: the model does not fit into the {in_bytes(free_memory())} of free memory")
+        return
     result = compare.compare(expected, alone, found, weights)
     source = "of the corpus" if rows else "drawn at random"
     _say(
-        f"logits: {counted(result.tokens, 'token')} {source}, computed in {NAMES[computed]}: the largest relative "
-        f"difference to base plus adapter is {result.largest:.1e} (allowed: {result.limit:g}); the most likely token "
-        f"is the same for {result.agreement:.1%}"
+        f"logits: {counted(result.tokens, 'token')} {source}, computed in {NAMES[place.dtype]} on the "
+        f"{'GPU' if place.device == 'cuda' else 'CPU'}: the largest relative difference to base plus adapter is "
+        f"{result.largest:.1e} (allowed: {result.limit:g}); the most likely token is the same for "
+        f"{result.agreement:.1%}"
     )
     if zero:
         _say("adapter: every B is zero, so the merged model is the base model")

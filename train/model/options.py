@@ -58,13 +58,20 @@ class Tried:
     seconds: float = math.nan
 
 
+def no_fused_loss_reason() -> str:
+    """Return why this torch has no fused loss; "" if it has one."""
+    if hasattr(torch.nn.functional, "linear_cross_entropy"):
+        return ""
+    return f"it needs torch 2.13 or later, not {torch.__version__}"
+
+
 def try_fused_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int) -> Tried:
     """Use the fused loss if a step with it gives the same loss and gradient.
 
     See `loss_and_gradient`.
     """
-    if not hasattr(torch.nn.functional, "linear_cross_entropy"):
-        return Tried(False, f"fused_loss: not used: it needs torch 2.13 or later, not {torch.__version__}")
+    if reason := no_fused_loss_reason():
+        return Tried(False, f"fused_loss: not used: {reason}")
     undo, off, reason = _try(model, fuse_loss, batch, dtype, seed)
     if reason:
         undo()

@@ -5,9 +5,11 @@ A trial that fails is a row with its reason.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,10 +123,20 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     assert capsys.readouterr().out.strip() == str(path)
 
 
+class WithoutFusedLoss(run_trial.Runner):
+    """Runner on a machine whose torch has no fused loss."""
+
+    def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
+        outcome, record = super().run(trial, manifest, limit)
+        assert record["unavailable"]["attention"].keys() == {"flash3", "flash2", "varlen", "flex"}, "on a CPU"
+        return outcome, record | {"unavailable": {"fused_loss": {"true": "torch is too old"}}}
+
+
 def test_losses_are_compared_with_those_in_fp32_and_eager(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = words(folder, "short", "--only", "quantization", "--steps", "3", "--lora-dropout", "0.5")
+    monkeypatch.setattr(diagnose, "Runner", WithoutFusedLoss)
+    given = words(folder, "short", "--only", "quantization,fused_loss", "--steps", "3", "--lora-dropout", "0.5")
     given += ["--tokens-per-step", "256", "--attention", "auto"]
     path, found, shown = diagnosed(given, capsys, monkeypatch)
     assert found["settings"]["attention"] == found["choices"]["attention"] in ("sdpa", "eager"), "not auto"
@@ -141,6 +153,12 @@ def test_losses_are_compared_with_those_in_fp32_and_eager(
     assert loss < 1e-4 > gradient, "both backends compute the same, and dropout is off"
     loss, gradient = (float(text.strip("| ")) for text in off["quantization: none"])
     assert loss > 1e-4 < gradient, "weights in full precision are others"
+    # A trial that cannot work here is not run, but a row with its reason.
+    assert "fused_loss: true" not in [one["trial"] for one in found["runs"]]
+    reasons = {one["trial"]["name"]: one["reason"] for one in found["trials"]}
+    assert reasons["fused_loss: true"] == "not tried: torch is too old"
+    assert found["untried"] == []
+    assert "fused_loss: true: not tried: torch is too old" in shown
 
 
 def test_a_replanned_corpus_has_the_same_conversations_and_reads_no_source(folder: Path, tmp_path: Path) -> None:
@@ -162,45 +180,156 @@ def test_conversations_that_shorter_rows_lose_are_counted(folder: Path, tmp_path
 class Simulated:
     """A stand-in for Runner with simulated speeds.
 
-    Each run takes `seconds`. Without activation checkpointing, steps are 1.4 times as fast.
+    Each run takes `seconds`, and `compiling` more if it compiles. Without activation checkpointing, steps are 1.4 times
+    as fast. On a GPU, the reference takes `slower` times as long.
     """
 
-    now, seconds = 0.0, 30.0
+    now, seconds, compiling, slower = 0.0, 30.0, 0.0, 3.0
+    device, precision = "cpu", "fp32"
+    unavailable: dict[str, dict[str, str]] = {}  # noqa: RUF012 - replaced, never changed
 
     def __init__(self, words: list[str], folder: Path):
         self.errors = ""
 
     def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
-        Simulated.now += self.seconds
+        seconds = self.seconds + self.compiling * bool(trial.settings.get("compile"))
+        seconds *= self.slower if trial.factor == "reference" else 1
+        if limit is not None and seconds > limit:
+            Simulated.now += limit
+            return Outcome(trial, f"took longer than {limit:.0f} s", seconds=limit), {}
+        Simulated.now += seconds
         rate = 140.0 if trial.settings.get("activation_checkpointing") is False else 100.0
-        choices = {"device": "cpu", "precision": "fp32", "attention": "sdpa", "micro_batch": 1, "accumulation": 2}
-        return Outcome(trial, tokens_per_second=rate, seconds=self.seconds), {"choices": choices | {"options": None}}
+        choices = {"device": self.device, "precision": self.precision}
+        choices |= {"attention": "sdpa", "micro_batch": 1, "accumulation": 2}
+        record = {"choices": choices | {"options": None}, "unavailable": self.unavailable}
+        return Outcome(trial, tokens_per_second=rate, seconds=seconds), record
+
+
+ONLY = tuple(set(factors.FACTORS) - {"sequence_length", "packing"})
+
+
+def simulated(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, only: tuple[str, ...] = ONLY
+) -> Diagnosis:
+    """Return a finished diagnosis whose runs took simulated time."""
+    monkeypatch.setattr(diagnose, "Runner", Simulated)
+    monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(diagnose, "time", SimpleNamespace(monotonic=lambda: Simulated.now))
+    monkeypatch.setattr(Simulated, "now", 0.0)
+    given = diagnose.parser().parse_args(["--manifest", "short", "--budget", str(budget)])
+    corpus = open_corpus(Path("short"), root=folder)
+    found = Diagnosis(given, TrainingConfig(), corpus, only, tmp_path, Console(quiet=True))
+    found.run()
+    return found
 
 
 @pytest.mark.parametrize("budget", [35, 60, 95, 150, 200, 250, 300, 400, 600, 10_000])
 def test_a_diagnosis_ends_within_its_budget_and_repeats_the_winner(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
-    monkeypatch.setattr(diagnose, "Runner", Simulated)
-    monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(diagnose, "time", SimpleNamespace(monotonic=lambda: Simulated.now))
-    monkeypatch.setattr(Simulated, "now", 0.0)
-    corpus, config = open_corpus(Path("short"), root=folder), TrainingConfig()
-    given = diagnose.parser().parse_args(["--manifest", "short", "--budget", str(budget)])
-    only = tuple(set(factors.FACTORS) - {"sequence_length", "packing"})
-    found = Diagnosis(given, config, corpus, only, tmp_path, Console(quiet=True))
-    found.run()
+    found = simulated(folder, tmp_path, monkeypatch, budget)
     assert Simulated.now <= budget
     names = [one.trial.name for one in found.runs]
     assert names[0] == "current settings"
     assert names[-1] == "current settings" or budget < 95
-    planned = [trial.name for trial in factors.trials_of(config, found.now) if trial.factor in only]
+    planned = [trial.name for trial in factors.trials_of(found.config, found.now) if trial.factor in ONLY]
     tried = [name for name in dict.fromkeys(names) if name != "current settings"]
     assert [*tried, *(trial.name for trial in found.untried)] == planned
     winner = "activation_checkpointing: false"
     if winner in tried:
         assert names.count(winner) == 1 + (schedule.FEWEST if budget >= 300 else 1)
         assert speedups(found.runs)[winner].ratio == pytest.approx(1.4)
+
+
+def test_a_trial_that_compiles_for_long_does_not_end_the_trials(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Simulated, "seconds", 20.0)
+    monkeypatch.setattr(Simulated, "compiling", 40.0)
+    found = simulated(folder, tmp_path, monkeypatch, 420)
+    tried = list(dict.fromkeys(one.trial.factor for one in found.runs))
+    later = ["quantization", "lora_targets", "optimizer", "lora_r", "loader_workers"]
+    assert tried[tried.index("compile") :] == ["compile", *later]
+    assert (found._expected(), found._expected(Trial("", "compile", {"compile": True}))) == (20, 60)
+    assert Simulated.now <= 420
+    assert found.runs[-1].trial.name == "current settings"
+
+
+@pytest.mark.parametrize(
+    ("budget", "only", "slower", "reference"),
+    [
+        (300, ONLY, 3.0, "no time for a run in fp32"),  # a third of the budget, which trials need
+        (400, ONLY, 3.0, "first"),
+        (400, ONLY, 9.0, "reference: fp32, eager: took longer than 111 s"),
+        (300, ("pin_memory",), 3.0, "last"),
+        (150, ("pin_memory",), 3.0, "no time for a run in fp32"),
+    ],
+)
+def test_the_reference_leaves_time_for_the_trials(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, only: Any, slower: float, reference: str
+) -> None:
+    monkeypatch.setattr(Simulated, "device", "cuda")
+    monkeypatch.setattr(Simulated, "precision", "bf16")
+    monkeypatch.setattr(Simulated, "slower", slower)
+    found = simulated(folder, tmp_path, monkeypatch, budget, only)
+    assert Simulated.now <= budget
+    assert len({one.trial.name for one in found.runs}) >= min(4, 1 + len(only))
+    assert found.runs[-1].trial.name == "current settings"
+    why = diagnose._why_not_compared(found)
+    if why:
+        assert reference in why
+    else:
+        assert found.reference
+        assert reference == ("first" if found.reference.at < found.runs[1].at else "last")
+        assert found.reference.trial.settings == factors.REFERENCE
+
+
+class Interrupted(Simulated):
+    """A stand-in for Runner in which Ctrl-C arrives during a trial."""
+
+    diagnosis: Diagnosis
+
+    def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
+        if trial.factor == "micro_batch":
+            self.diagnosis._stop(2, None)
+        outcome, record = super().run(trial, manifest, limit)
+        phases = dict.fromkeys(("data", "copy", "forward", "backward", "optimizer"), 0.2)
+        return replace(outcome, phases=phases), record | {"corpus": {"trained": 1, "tokens": 2}, "advice": []}
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_an_interrupted_diagnosis_shows_its_finished_trials_and_writes_nothing(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    is_broken: bool,
+) -> None:
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(diagnose, "Runner", Interrupted)
+    monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(diagnose.os, "_exit", end)
+    if is_broken:
+        monkeypatch.setattr(diagnose, "results_of", lambda _: 1 / 0)
+    given = diagnose.parser().parse_args(["--manifest", "short", "--budget", "100000"])
+    console = Console(file=io.StringIO(), width=160)
+    corpus = open_corpus(Path("short"), root=folder)
+    found = Diagnosis(given, TrainingConfig(), corpus, ONLY, tmp_path / "runs", console)
+    monkeypatch.setattr(Interrupted, "diagnosis", found, raising=False)
+    with pytest.raises(SystemExit) as caught:
+        found.run()
+    assert caught.value.code == 75
+    assert capfd.readouterr().err.splitlines()[0] == "E713 interrupted; no diagnosis was written"
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    if not is_broken:
+        assert "activation_checkpointing: false trains 1.40×" in shown
+        assert "not tried, because of the interruption: micro_batch: 2, fused_loss: true, " in shown
+    assert not list(tmp_path.iterdir())
 
 
 def test_settings_that_do_not_train_end_the_diagnosis(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

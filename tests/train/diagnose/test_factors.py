@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.config import TrainingConfig
-from train.diagnose.factors import FACTORS, LEARNS_OTHERWISE, REFERENCE, InEffect, Trial, combined, trials_of
+from train.diagnose.factors import FACTORS, LEARNS_OTHERWISE, REFERENCE, InEffect, Trial, combined, refusal, trials_of
 
 states = st.builds(
     InEffect,
@@ -74,6 +74,16 @@ def test_rows_that_are_streamed_are_packed_and_need_no_loader_workers(config: Tr
         if (config.model_dump() | dict(trial.settings))["load"] == "stream":
             assert trial.corpus.get("packing", True)
             assert "loader_workers" not in trial.settings
+
+
+def test_a_trial_is_refused_if_the_machine_lacks_one_of_its_settings() -> None:
+    lacking = {"attention": {"flash2": "no package"}, "fused_loss": {"true": "old torch"}}
+    now = InEffect("cuda", "bf16", "sdpa", 2, 4, 1024, packed=True, has_fused_loss=False)
+    reasons = {trial.name: refusal(trial, lacking) for trial in trials_of(TrainingConfig(), now)}
+    assert {name: reason for name, reason in reasons.items() if reason} == {
+        "attention: flash2": "no package", "fused_loss: true": "old torch"
+    }  # fmt: skip
+    assert refusal(Trial("a + b", "combined", {"compile": True, "attention": "flash2"}), lacking) == "no package"
 
 
 def test_winners_together_have_all_their_settings_and_measure_a_contested_micro_batch() -> None:

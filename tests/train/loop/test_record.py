@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+import torch
+
 from train.loop.record import data_wait, picture, summary
+from train.loop.run import unavailable
+from train.machine.devices import Device
 from train.measures.phases import PHASES
 
 CPU: dict[str, Any] = {
@@ -30,6 +35,15 @@ def test_steps_of_an_earlier_version_have_no_phases() -> None:
     assert b"<svg" in plain
     shown = picture([GPU, GPU | {"step": 2}], "run", 2)
     assert len(shown) > len(plain) + 1000, "the share of the GPU has an axis of its own"
+
+
+def test_what_a_gpu_cannot_use_is_recorded_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy", raising=False)
+    found = unavailable(Device("cuda", "fp16", "T4"))
+    assert found["attention"].keys() == {"flash3", "flash2", "varlen"}
+    assert found["attention"]["varlen"] == "varlen needs a GPU of compute capability 8.0 (Ampere) or later"
+    assert found["fused_loss"]["true"].startswith("it needs torch 2.13 or later")
 
 
 def test_a_rank_waits_for_its_own_batches_no_longer_than_for_all_or_than_its_gpu_does() -> None:

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import WeightRenaming
 
 from tasks.core.errors import DataError
+from train.machine import devices
 from train.merge import compare, merge_run
 from train.merge.find_run import find_base, find_run
 from train.merge.weights import layout, tensor_files, write
@@ -275,6 +276,7 @@ def test_a_model_that_does_not_fit_is_compared_layer_by_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = finished_run(tmp_path, dtype=torch.bfloat16)
+    monkeypatch.setattr(compare, "free_on_gpu", lambda: 0)
     monkeypatch.setattr(compare, "free_memory", lambda: 1000)
     merged(run, tmp_path / "out")
     printed = capsys.readouterr().err
@@ -283,7 +285,74 @@ def test_a_model_that_does_not_fit_is_compared_layer_by_layer(
     weights = sum(value.numel() for value in tensors(tmp_path / "base").values())
     monkeypatch.setattr(compare, "free_memory", lambda: 3 * weights)
     merged(run, tmp_path / "half")
-    assert "computed in bf16" in capsys.readouterr().err
+    assert "computed in bf16 on the CPU" in capsys.readouterr().err
+
+
+def test_the_precision_comes_before_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished_run(tmp_path, dtype=torch.bfloat16)
+    found = tensor_files.tensors_of_model(tmp_path / "base")
+    weights = sum(value.numel() for value in tensors(tmp_path / "base").values())
+
+    def places(on_gpu: int, in_memory: int) -> list[tuple[str, torch.dtype]]:
+        """Return the places for a GPU and a memory with room for numbers of so many bytes."""
+        monkeypatch.setattr(compare, "free_on_gpu", lambda: int(compare.ROOM * weights * on_gpu) + 1)
+        monkeypatch.setattr(compare, "free_memory", lambda: int(compare.ROOM * weights * in_memory) + 1)
+        return [(place.device, place.dtype) for place in compare.places_that_fit(found, 0, torch.bfloat16)]
+
+    gpu, cpu = ([(device, dtype) for dtype in (torch.float32, torch.bfloat16)] for device in ("cuda", "cpu"))
+    assert places(4, 4) == [gpu[0], cpu[0], gpu[1], cpu[1]]
+    assert places(2, 4) == [cpu[0], gpu[1], cpu[1]], "slower, but exact"
+    assert places(2, 2) == [gpu[1], cpu[1]]
+    assert places(0, 4) == cpu
+    assert places(4, 0) == gpu
+    assert places(0, 0) == []
+
+
+@pytest.mark.parametrize("error", [None, torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("no kernel")])
+def test_logits_are_compared_on_a_gpu_or_else_on_the_cpu(
+    error: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load, used = compare._load, []
+
+    def stand_in(folder: Path, place: compare.Place) -> Any:
+        used.append(place.device)
+        if error and used == ["cuda", "cuda"]:  # the second model
+            raise error
+        return load(folder, compare.Place("cpu", place.dtype))
+
+    monkeypatch.setattr(compare, "_load", stand_in)
+    monkeypatch.setattr(compare, "free_on_gpu", lambda: 1 << 40)
+    merged(finished_run(tmp_path), tmp_path / "out")
+    printed = capsys.readouterr().err
+    assert used == ["cuda"] * 2 + ["cpu"] * 2 * bool(error)
+    assert ("computed in fp32 on the CPU" if error else "computed in fp32 on the GPU") in printed
+    happened = {None: "", "C": "ran out of memory", "n": "failed (no kernel)"}[str(error)[0] if error else None]
+    assert (f"logits: the GPU {happened} in fp32\n" in printed) == bool(error)
+
+
+def test_a_gpu_loads_the_weights_directly_and_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def stand_in(folder: Path, **named: Any) -> Any:
+        given.update(named)
+        return torch.nn.Linear(1, 1)
+
+    monkeypatch.setattr(compare.AutoModelForCausalLM, "from_pretrained", stand_in)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    compare._load(tmp_path, compare.Place("cpu", torch.float32))
+    assert "device_map" not in given
+    assert torch.backends.cudnn.allow_tf32
+    compare._load(tmp_path, compare.Place("cuda", torch.float32))
+    assert given["device_map"] == {"": "cuda"}
+    assert not torch.backends.cudnn.allow_tf32
+
+
+def test_the_memory_of_a_gpu_without_code_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (7, 8))
+    for count, reason, free in ((1, None, 7), (1, "no code", 0), (0, None, 0)):
+        monkeypatch.setattr(devices, "gpu_count", lambda count=count: count)
+        monkeypatch.setattr(devices, "no_code_reason", lambda reason=reason: reason)
+        assert compare.free_on_gpu() == free
 
 
 def test_the_adapter_is_read_one_layer_at_a_time(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_run_in_nf4_is_merged(tmp_path: Path) -> None:
     folder = Path("data/merged") / f"{record.parent.name}-fp32"
     assert done.stdout == f"{folder}\n"
     assert "one layer in memory at a time" in done.stderr
-    assert "tokens of the corpus, computed in fp32" in done.stderr
+    assert "tokens of the corpus, computed in fp32 on the CPU" in done.stderr
     values = json.loads((tmp_path / record).read_text())
     assert len(values["base_digest"]) == len(values["adapter_sha256"]) == 64
     ids = torch.arange(3, 60)[None]

@@ -72,6 +72,7 @@ def without_streaming(monkeypatch: pytest.MonkeyPatch) -> None:
         raise NotInvertible("of this test")
 
     monkeypatch.setattr(write, "groups_of", refuse)
+    monkeypatch.setattr(compare, "free_on_gpu", lambda: 0)
     monkeypatch.setattr(compare, "free_memory", lambda: 1000)
 
 
