@@ -52,7 +52,18 @@ from train.diagnose.compare import (
     speedups,
     winners,
 )
-from train.diagnose.factors import BASELINE, FACTORS, REFERENCE, InEffect, Trial, as_word, option, refusal, trials_of
+from train.diagnose.factors import (
+    BASELINE,
+    FACTORS,
+    REFERENCE,
+    InEffect,
+    Trial,
+    as_word,
+    in_order,
+    option,
+    refusal,
+    trials_of,
+)
 from train.diagnose.replan import lost, replan
 from train.diagnose.run_trial import UNTIMED, Runner, reported
 from train.diagnose.schedule import runs_to_repeat, to_repeat
@@ -164,7 +175,7 @@ class Diagnosis:
         wanted = [trial for trial in trials_of(self.config, self.now) if trial.factor in self.only]
         reasons = {trial.name: refusal(trial, self.record["unavailable"]) for trial in wanted}
         self.refused = [Outcome(one, f"not tried: {reasons[one.name]}") for one in wanted if reasons[one.name]]
-        trials = [trial for trial in wanted if not reasons[trial.name]]
+        trials = in_order([trial for trial in wanted if not reasons[trial.name]])
         self._find_reference(trials, SHARE_OF_REFERENCE * self._left)
         self._try_each(trials)
         self._repeat()

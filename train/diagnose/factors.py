@@ -80,7 +80,7 @@ class InEffect:
 
 
 def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
-    """Return the trials that apply here, the most promising first."""
+    """Return the trials that apply here; of each factor, the best comes first."""
     on_gpu = now.device == "cuda"
     backends = ("flash3", "flash2", "varlen", "flex", "sdpa", "eager") if on_gpu else ("sdpa", "eager")
     options: dict[str, list[Any]] = {
@@ -109,9 +109,14 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
         for factor, values in options.items()
         for value in values
     ]
-    if now.packed:
-        trials += _repacked(config, now)
-    # The first trial of each factor, in order, and then the second trials.
+    return [*trials, *(_repacked(config, now) if now.packed else ())]
+
+
+def in_order(trials: list[Trial]) -> list[Trial]:
+    """Return the first trial of each factor, then the second ones, and so on.
+
+    Factors are in the order of FACTORS, the most promising first.
+    """
     rank: dict[str, int] = {}
     place = {}
     for trial in trials:

@@ -119,6 +119,7 @@ def outcome_of(trial: Trial, record: dict[str, Any], seconds: float) -> Outcome:
     timed = steps[UNTIMED:] or steps
     spent = sum(entry["step_seconds"] for entry in timed)
     tokens = [entry["non_pad_tokens_per_second"] * entry["step_seconds"] for entry in timed]
+    mfu = [entry["mfu"] * entry["step_seconds"] for entry in timed if "mfu" in entry]
     choices = record["choices"]
     rows = choices["micro_batch"] * choices["accumulation"] * choices["ranks"]
     return Outcome(
@@ -127,7 +128,7 @@ def outcome_of(trial: Trial, record: dict[str, Any], seconds: float) -> Outcome:
         rows_per_second=rows * len(timed) / spent,
         # All steps of packed rows have the same number of tokens, but steps of single conversations do not.
         spread=spread_of([entry["step_seconds"] / count for entry, count in zip(timed, tokens, strict=True)]),
-        mfu=record["result"].get("mfu"),
+        mfu=sum(mfu) / spent if len(mfu) == len(timed) else None,
         peak_memory_bytes=record["result"]["peak_memory_bytes"],
         phases={phase: sum(entry[f"{phase}_seconds"] for entry in timed) / spent for phase in PHASES},
         losses=tuple(entry["loss"] for entry in steps),

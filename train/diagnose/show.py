@@ -50,18 +50,13 @@ def cells(
 
 
 def table(rows: list[list[str]]) -> Table:
-    """Return an aligned table.
-
-    A trial that could not run has no figures.
-    """
+    """Return an aligned table of the trials that have figures."""
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, head in enumerate(HEADS):
         found.add_column(head, justify="right" if number else "left", no_wrap=number > 0)
     for row in rows:
         if len(row) == len(HEADS):
             found.add_row(*map(Text, row))
-        else:
-            found.add_row(Text(f"{row[0]}: not possible"))
     return found
 
 

@@ -68,9 +68,9 @@ def preload(package: str) -> None:
 
 
 def warm() -> None:
-    """Fill the caches that libraries fill at their first call, and turn off a slow log.
+    """Fill the caches of libraries, and turn off a slow log.
 
-    The caches are tables of models, fonts, and patterns.
+    Libraries fill the caches, tables of models, fonts, and patterns, at their first call.
     """
     from io import BytesIO
 

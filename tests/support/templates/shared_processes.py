@@ -1,8 +1,8 @@
 """Let templates with the same source share one process in the tests.
 
-Starting a process for a template takes about as long as a test does, because a fork copies the page table of its parent,
-and the tests are a large process. Three of four templates of the tests were opened before. A process keeps nothing from
-one conversation to the next, so it does not matter which template has used it.
+Starting the process of a template takes 50 ms there, because a fork copies the page table of its parent, and the tests
+are a large process. Three of four templates of the tests were opened before. A process keeps nothing from one
+conversation to the next, so it does not matter which template has used it.
 """
 
 from __future__ import annotations

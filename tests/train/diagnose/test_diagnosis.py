@@ -32,7 +32,8 @@ from train.diagnose.command import Diagnosis
 from train.diagnose.compare import Outcome, speedups
 from train.diagnose.factors import Trial
 from train.diagnose.replan import lost, replan
-from train.diagnose.run_trial import failure, unused_option
+from train.diagnose.run_trial import failure, outcome_of, unused_option
+from train.measures.phases import PHASES
 
 LENGTH = 512
 
@@ -232,7 +233,8 @@ def test_a_diagnosis_ends_within_its_budget_and_repeats_the_winner(
     names = [one.trial.name for one in found.runs]
     assert names[0] == "current settings"
     assert names[-1] == "current settings" or budget < 95
-    planned = [trial.name for trial in factors.trials_of(found.config, found.now) if trial.factor in ONLY]
+    trials = factors.in_order(factors.trials_of(found.config, found.now))
+    planned = [trial.name for trial in trials if trial.factor in ONLY]
     tried = [name for name in dict.fromkeys(names) if name != "current settings"]
     assert [*tried, *(trial.name for trial in found.untried)] == planned
     winner = "activation_checkpointing: false"
@@ -347,6 +349,22 @@ def test_settings_that_do_not_train_end_the_diagnosis(folder: Path, monkeypatch:
 def test_wrong_options_are_an_error_that_names_them(folder: Path, given: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         diagnose.main([*words(folder, "long"), *given])
+
+
+def test_figures_are_those_of_the_timed_steps() -> None:
+    """The first step may include compiling, which takes longer than the others."""
+    step = {"step_seconds": 1.0, "loss": 2.0, "grad_norm": 1.0, "non_pad_tokens_per_second": 100.0, "mfu": 0.3}
+    step |= {f"{phase}_seconds": 0.2 for phase in PHASES}
+    slow = step | {"step_seconds": 20.0, "non_pad_tokens_per_second": 5.0, "mfu": 0.015}
+    record = {
+        "log": [slow, step, step],
+        "choices": {"micro_batch": 2, "accumulation": 2, "ranks": 1},
+        "result": {"peak_memory_bytes": 1, "mfu": 0.04},
+    }
+    found = outcome_of(Trial("compile: true", "compile", {"compile": True}), record, 30.0)
+    assert (found.tokens_per_second, found.rows_per_second, found.mfu) == (100.0, 4.0, pytest.approx(0.3))
+    del record["log"][2]["mfu"]
+    assert outcome_of(Trial("a", "compile"), record, 30.0).mfu is None
 
 
 def test_an_option_that_the_run_does_not_use_is_a_row_with_the_reason() -> None:

@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.config import TrainingConfig
-from train.diagnose.factors import FACTORS, LEARNS_OTHERWISE, REFERENCE, InEffect, Trial, combined, refusal, trials_of
+from train.diagnose.factors import (
+    FACTORS,
+    LEARNS_OTHERWISE,
+    REFERENCE,
+    InEffect,
+    Trial,
+    combined,
+    in_order,
+    refusal,
+    trials_of,
+)
 
 states = st.builds(
     InEffect,
@@ -55,9 +65,16 @@ def test_each_trial_changes_one_factor_to_a_valid_value_that_is_not_in_effect(
 
 @given(configs, states)
 def test_every_factor_is_tried_once_before_any_is_tried_again(config: TrainingConfig, now: InEffect) -> None:
-    factors = [trial.factor for trial in trials_of(config, now)]
+    factors = [trial.factor for trial in in_order(trials_of(config, now))]
     first = list(dict.fromkeys(factors))
     assert factors[: len(first)] == first == sorted(first, key=FACTORS.index)
+
+
+def test_trials_that_are_left_out_do_not_delay_the_others_of_their_factor() -> None:
+    now = InEffect("cuda", "bf16", "sdpa", 2, 4, 1024, packed=True, has_fused_loss=False)
+    trials = [trial for trial in trials_of(TrainingConfig(), now) if "flash" not in trial.name]
+    names = [trial.name for trial in in_order(trials)]
+    assert names.index("attention: varlen") < names.index("compile: true") < names.index("attention: flex")
 
 
 @given(configs, states)
