@@ -135,7 +135,7 @@ def pytest_collection_finish() -> None:
     The collector also looks through the remaining objects less often.
     """
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)
     os.register_at_fork(after_in_child=gc.freeze)  # a collection would write to all objects of the parent
 
 
