@@ -73,8 +73,7 @@ def exchange_random_states(checkpoint: Path, rank: int, writes: bool) -> None:
 
 def seal(checkpoint: Path, facts: dict[str, Any]) -> None:
     """Write complete.json once every other file is on disk."""
-    for name in ("training_args.bin", "README.md"):  # an unused pickle, and a model card of placeholders
-        (checkpoint / name).unlink(missing_ok=True)
+    (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
     files = {}
     for path in sorted(p for p in checkpoint.rglob("*") if p.is_file() and p.name != COMPLETE):
         with path.open("rb") as file:

@@ -79,7 +79,6 @@ def write_results(
         adapter.base_model_name_or_path = record["base_model"]
     model.save_pretrained(folder, safe_serialization=True)
     (folder / "adapter_model.safetensors").chmod(0o666 & ~_umask())  # PEFT makes it readable only by its owner
-    (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, full of placeholders
     for file in tokenizer.files if tokenizer else ():
         shutil.copy(file, folder)
     write_bytes(folder / "training.svg", picture(log, record["corpus"]["name"], record["result"]["kept_step"]))

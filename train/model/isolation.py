@@ -31,7 +31,7 @@ from tasks.core.printable import counted
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.machine.alarm import fail_alike
 from train.model import states
-from train.model.adapters.adapter import keep_random
+from train.model.adapters.adapter import keep_random, set_random
 from train.model.attention import BACKENDS, Collator, batch_of, missing_backends, precision_of, use_attention
 
 OF_LOSS = ("labels", LOSS_WEIGHT)  # columns of a batch that do not affect logits
@@ -177,7 +177,7 @@ def _hidden(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
     """Return the hidden states that the decoder passes to the head, [B, L, hidden]."""
     seen: list[torch.Tensor] = []
     hook = model.get_decoder().register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
-    torch.manual_seed(seed)
+    set_random(model.device, seed)
     try:
         model(**batch, logits_to_keep=1)
     finally:

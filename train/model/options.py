@@ -26,7 +26,7 @@ from tasks.core.printable import counted
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.machine.alarm import fail_alike
 from train.machine.ranks import largest
-from train.model.adapters.adapter import keep_random
+from train.model.adapters.adapter import keep_random, set_random
 from train.model.attention import autocast
 
 # Relative difference of loss and gradient norm up to which two steps count as equal.
@@ -182,7 +182,7 @@ def _adapter_with_gradients(model: Any, seed: int) -> Iterator[None]:
     weights = [weights for name, weights in model.named_parameters() if "lora_B" in name]
     kept = [tensor.detach().clone() for tensor in weights]
     with keep_random(model.device), torch.no_grad():
-        torch.manual_seed(seed)
+        set_random(model.device, seed)
         for tensor in weights:
             tensor.normal_(std=0.02)
     try:

@@ -113,6 +113,7 @@ def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_pat
     assert 0 <= result["data_wait"] < 0.2
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json", "tiny.model", "training.svg"} <= files
+    assert not [*(tmp_path / "run").rglob("README.md")], "PEFT writes no model card of placeholders"
     assert "optimizer steps: 20, should be 100 or more" in done.stderr
     again = run(given)
     assert (again.returncode, "nothing to do" in again.stderr) == (0, True)

@@ -105,7 +105,7 @@ def _with_adapter(model: Any, lora: LoraConfig, config: TrainingConfig) -> Any:
     tied = is_tied(model)
     try:
         with keep_random(model.device):
-            torch.manual_seed(config.seed)
+            set_random(model.device, config.seed)
             found = get_peft_model(model, lora)
     except (ValueError, NotImplementedError, TypeError, AttributeError, KeyError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
@@ -121,11 +121,16 @@ def _with_adapter(model: Any, lora: LoraConfig, config: TrainingConfig) -> Any:
             f"modules_to_save: the embeddings and the head of a {model.config.model_type} model have the same weights, "
             "which PEFT cannot train together; leave modules_to_save out",
         )
+    found.create_or_update_model_card = _no_card  # PEFT would write one full of placeholders with every checkpoint
     # PEFT copies whole modules in the precision of the model, but trained weights must be fp32.
     for name, weights in found.named_parameters():
         if ".modules_to_save." in name:
             weights.data = weights.data.float()
     return found
+
+
+def _no_card(output_dir: str) -> None:
+    """Write no model card."""
 
 
 def is_tied(model: Any) -> bool:
@@ -218,3 +223,13 @@ def _linear_layers(model: Any) -> list[str]:
 def keep_random(device: torch.device) -> Any:
     """Return a context that restores the random state of CPU and `device`."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def set_random(device: torch.device, seed: int) -> None:
+    """Seed the random numbers of CPU and `device`.
+
+    torch.manual_seed also formats the stack once for each kind of device that is not in use.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
