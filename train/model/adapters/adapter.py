@@ -226,10 +226,10 @@ def keep_random(device: torch.device) -> Any:
 
 
 def set_random(device: torch.device, seed: int) -> None:
-    """Seed the random numbers of CPU and `device`.
+    """Seed the random numbers of the CPU and, if `device` is a GPU, of all GPUs.
 
-    torch.manual_seed also formats the stack once for each kind of device that is not in use.
+    torch.manual_seed also formats the stack, once for each kind of device that is not in use.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+        torch.cuda.manual_seed_all(seed)
