@@ -20,6 +20,7 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 
@@ -139,9 +140,13 @@ def pytest_collection_finish() -> None:
     os.register_at_fork(after_in_child=gc.freeze)  # a collection would write to all objects of the parent
 
 
+# Tests of what the process of a template remembers. Each of their templates has its own.
+OWN_PROCESSES = ("templates/jinja/test_composed.py", "templates/jinja/test_traced.py")
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _shared_processes() -> Iterator[None]:
-    with shared_processes():
+def _shared_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    with nullcontext() if is_in(request.path, OWN_PROCESSES) else shared_processes():
         yield
 
 

@@ -149,17 +149,18 @@ def main() -> None:
     if not given.whole:
         return
     found = json.loads(diagnosis.read_text())
-    choices, base = found["choices"], found["baselines"][0]
+    choices, bases = found["choices"], found["baselines"]
+    ours = sum(base["tokens_per_second"] for base in bases) / len(bases)
     case = {
         "length": length, "steps": given.steps, "micro_batch": choices["micro_batch"],
-        "tokens_per_step": base["rows_per_step"] * length, "attention": choices["attention"],
+        "tokens_per_step": bases[0]["rows_per_step"] * length, "attention": choices["attention"],
     }  # fmt: skip
     size, beside = trl_that_fits(given.whole, model, case)
     rate = beside["tokens_per_second"]
     print(
         f"TRL, micro-batch {size}: {rate * found['trained_share']:,.0f} trained tokens/s, "
         f"{beside['peak_memory_bytes'] / 1e9:.2f} GB; the current settings: "
-        f"{base['tokens_per_second'] * found['trained_share']:,.0f}, {base['tokens_per_second'] / rate:.2f}×"
+        f"{ours * found['trained_share']:,.0f}, {ours / rate:.2f}×"
     )
 
 

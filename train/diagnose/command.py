@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -123,6 +124,8 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="packcorpus-diagnose-") as folder:
         diagnosis = Diagnosis(given, config, corpus, only, Path(folder), console)
         diagnosis.run()
+    for number in NUMBERS:  # the files take a second, and some of them without the others would mislead
+        signal.signal(number, signal.SIG_IGN)
     results = results_of(diagnosis)
     print_results(diagnosis, results)
     write_results(diagnosis, results, result)
@@ -227,10 +230,13 @@ class Diagnosis:
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
             if by_trial(self.runs):
+                # A console that was interrupted while it printed would keep the text.
+                self.console = Console(file=self.console.file, highlight=False, width=self.console.width)
                 print_results(self, results_of(self))
-        finally:  # not even an error here may change the exit code, for example if a print was itself interrupted
+        finally:  # not even an error may change the exit code
             text = format_error(Interrupted("interrupted", "interrupted; no diagnosis was written"))
-            os.write(2, f"{text}\n".encode())
+            with suppress(OSError):  # stderr may be closed
+                os.write(2, f"{text}\n".encode())
             os._exit(Interrupted.exit_code)
 
     def _failed(self, first: Outcome) -> PackError:
@@ -272,7 +278,7 @@ class Diagnosis:
         """Find or run the reference, unless time is short.
 
         If the baseline has the settings of the reference, it is the reference. Otherwise, a trial with these settings
-        is run, or else a separate run that may take up to `most` seconds.
+        is run, or else a separate run. If it is slower than other trials, it may take up to `most` seconds.
         """
         now = self.now
         current = {
@@ -284,12 +290,15 @@ class Diagnosis:
             self.reference = self.runs[0]
             return
         same = next((trial for trial in trials if dict(trial.settings) == differs), None)
-        if same:
-            known = next((one for one in self.runs if one.trial == same), None)
-            if known or self._left >= 2 * self._expected():
-                self.reference = known or self._try(same)
-        elif self._expected() * (SLOWER_REFERENCE if "precision" in differs else 1) <= most:
-            self.reference = self._try(Trial("reference: fp32, eager", REFERENCE_FACTOR, REFERENCE), limit=most)
+        known = next((one for one in self.runs if one.trial == same), None)
+        slower = SLOWER_REFERENCE if "precision" in differs else 1
+        if known:
+            self.reference = known
+        elif same and slower == 1:  # a trial like the others
+            if self._left >= 2 * self._expected():
+                self.reference = self._try(same)
+        elif self._expected() * slower <= most:
+            self.reference = self._try(same or Trial("reference: fp32, eager", REFERENCE_FACTOR, REFERENCE), limit=most)
 
     def _try(self, trial: Trial, place: str = "", limit: float | None = None) -> Outcome:
         """Run a trial, and add it to the runs unless it is the reference."""
@@ -409,7 +418,7 @@ def print_results(diagnosis: Diagnosis, results: Results) -> None:
         why, fix = ("of the interruption", "") if diagnosis.stopped else ("the budget ended", "; raise --budget")
         console.print(f"not tried, because {why}: {names}{fix}", markup=False, soft_wrap=True)
     if results.not_compared:
-        console.print(f"no Δ loss and Δ gradient: {results.not_compared}", markup=False, soft_wrap=True)
+        console.print(f"Δ loss and Δ gradient are missing: {results.not_compared}", markup=False, soft_wrap=True)
     for advice in results.advice:
         console.print(f"advice: {Advice(**advice)}", markup=False, soft_wrap=True, style="yellow")
     console.print(results.verdict.sentence, markup=False, soft_wrap=True, style="bold")

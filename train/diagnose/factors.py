@@ -80,7 +80,7 @@ class InEffect:
 
 
 def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
-    """Return the trials that apply here; of each factor, the best comes first."""
+    """Return the trials that apply here, the best of each factor first."""
     on_gpu = now.device == "cuda"
     backends = ("flash3", "flash2", "varlen", "flex", "sdpa", "eager") if on_gpu else ("sdpa", "eager")
     options: dict[str, list[Any]] = {

@@ -69,7 +69,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     with ranks.together():
         if run.disk.writes:
             folder.write(run.choices)
-    in_effect = effect.in_effect(run, steps)
+    in_effect, lacking = effect.in_effect(run, steps), unavailable(device)
     show_effect(console, run.notes, run.choices.table, in_effect, effect.warnings(run, steps))
 
     if device.kind == "cuda":
@@ -108,7 +108,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         if run.disk.writes:
             if decided["kept_step"] < trainer.state.global_step:
                 trainer._load_from_checkpoint(str(best_complete(folder.path, decided["kept_step"], corpus.key)))
-            written = _record(run, in_effect, result, advice, samples, speeds)
+            written = _record(run, in_effect, lacking, result, advice, samples, speeds)
             record.write_results(folder.path, run.model, run.tokenizer, written, log)
     show_result(console, result, samples, folder.path, run.tokenizer is not None, slow_ranks(speeds))
     show_advice(console, measured)
@@ -236,6 +236,7 @@ def unavailable(device: devices.Device) -> dict[str, dict[str, str]]:
 def _record(
     run: Run,
     in_effect: dict[str, str],
+    lacking: dict[str, dict[str, str]],
     result: dict[str, Any],
     advice: list[Advice],
     samples: list[Sample],
@@ -262,7 +263,7 @@ def _record(
         "choices": asdict(run.choices),
         "isolation": asdict(run.isolation) if run.isolation else None,
         "in_effect": in_effect,
-        "unavailable": unavailable(run.device),
+        "unavailable": lacking,
         "flops_per_token": run.flops_per_token,
         "result": result,
         "advice": [asdict(one) for one in advice],

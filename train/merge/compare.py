@@ -82,9 +82,12 @@ def places_that_fit(tensors: Tensors, whole: int, dtype: torch.dtype) -> list[Pl
 
 def free_on_gpu() -> int:
     """Return the free bytes of the GPU; 0 without a GPU that torch can use."""
-    if not devices.gpu_count() or devices.no_code_reason():
+    try:
+        if not devices.gpu_count() or devices.no_code_reason():
+            return 0
+        return int(torch.cuda.mem_get_info()[0])
+    except RuntimeError:  # it has no memory left for a context, or its driver fails
         return 0
-    return int(torch.cuda.mem_get_info()[0])
 
 
 def inputs(rows: Sequence[Sequence[int]], config: Any) -> torch.Tensor:
@@ -101,7 +104,10 @@ def logits_of_base(base: Path, adapter: Path, ids: torch.Tensor, place: Place) -
     """Return the logits of the base model with the unmerged adapter, and without it."""
     model = _load(base, place)
     alone = _logits(model, ids)  # before PEFT, which replaces some tied weights of the base model
-    model = PeftModel.from_pretrained(model, str(adapter), adapter_name=NAME, config=read_config(adapter))
+    # Without torch_device, PEFT reads an adapter to the GPU if there is one.
+    model = PeftModel.from_pretrained(
+        model, str(adapter), adapter_name=NAME, config=read_config(adapter), torch_device=place.device
+    )
     return _logits(model.eval(), ids), alone
 
 
@@ -113,9 +119,9 @@ def logits_of(folder: Path, ids: torch.Tensor, place: Place) -> torch.Tensor:
 
 def _load(folder: Path, place: Place) -> Any:
     where: dict[str, Any] = {}
+    gc.collect()  # the previous model is part of reference cycles
     if place.device == "cuda":
         where["device_map"] = {"": place.device}  # each weight directly, without a copy of the model in main memory
-        gc.collect()  # the model before is part of cycles
         torch.cuda.empty_cache()
         # TF32 would round to 10 bits, and the limit for fp32 is 1e-3. Some containers turn it on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

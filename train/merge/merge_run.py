@@ -184,18 +184,22 @@ def _compare(
     weights = PRECISIONS[dtype]
     rows = facts.rows(compare.ROWS, compare.TOKENS) if facts else []
     ids = compare.inputs(rows, config)
+    gpu_failed = False
     for place in compare.places_that_fit(tensors_of_model(folder), adapter.whole_size(), weights):
+        if gpu_failed and place.device == "cuda":  # an error may leave it unusable
+            continue
         try:
             expected, alone = compare.logits_of_base(base.folder, run.folder, ids, place)
             found = compare.logits_of(folder, ids, place)
         except RuntimeError as error:
             if place.device == "cpu":
                 raise
+            gpu_failed = True
             _say(f"logits: the GPU {out_of_memory.described(error)} in {NAMES[place.dtype]}")
         else:
             break
     else:
-        _say(f"logits: not compared: the model does not fit into the {in_bytes(free_memory())} of free memory")
+        _say(f"logits: not compared: the model does not fit into the {in_bytes(free_memory())} of free main memory")
         return
     result = compare.compare(expected, alone, found, weights)
     source = "of the corpus" if rows else "drawn at random"

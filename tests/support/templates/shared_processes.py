@@ -1,8 +1,8 @@
 """Let templates with the same source share one process in the tests.
 
 Starting the process of a template takes 50 ms there, because a fork copies the page table of its parent, and the tests
-are a large process. Three of four templates of the tests were opened before. A process keeps nothing from one
-conversation to the next, so it does not matter which template has used it.
+are a large process. Three of four templates of the tests were opened before. As in a corpus, a process then serves many
+conversations. It remembers how conversations of the same shape were traced, so tests of tracing have their own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from tasks.templates.jinja import template
 from tasks.templates.jinja.sandbox import limits
 from tasks.templates.jinja.sandbox.renderer import Renderer
 
+MOST = 40  # processes
+
 _renderers: dict[str, Renderer] = {}
 
 
@@ -26,6 +28,8 @@ def open_renderer(*arguments: Any) -> Renderer:
     """
     key = repr((arguments, limits.SECONDS, limits.MEMORY))
     if key not in _renderers:
+        if len(_renderers) == MOST:
+            _renderers.pop(next(iter(_renderers))).close()
         _renderers[key] = Renderer(*arguments)
     return _renderers[key]
 

@@ -48,7 +48,6 @@ def run_on(run: Path, base: Path, scale: float = 0.02, corpus: dict[str, Any] | 
     model = add_adapter(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), given, base)
     randomize(model, scale)
     model.save_pretrained(run)
-    (run / "README.md").unlink()
     write_record(run, base, given, corpus or CORPUS)
     return run
 

@@ -182,11 +182,11 @@ class Simulated:
     """A stand-in for Runner with simulated speeds.
 
     Each run takes `seconds`, and `compiling` more if it compiles. Without activation checkpointing, steps are 1.4 times
-    as fast. On a GPU, the reference takes `slower` times as long.
+    as fast. On a GPU, a run in fp32 takes `slower` times as long.
     """
 
     now, seconds, compiling, slower = 0.0, 30.0, 0.0, 3.0
-    device, precision = "cpu", "fp32"
+    device, precision, attention = "cpu", "fp32", "sdpa"
     unavailable: dict[str, dict[str, str]] = {}  # noqa: RUF012 - replaced, never changed
 
     def __init__(self, words: list[str], folder: Path):
@@ -194,14 +194,15 @@ class Simulated:
 
     def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
         seconds = self.seconds + self.compiling * bool(trial.settings.get("compile"))
-        seconds *= self.slower if trial.factor == "reference" else 1
+        if self.precision != "fp32" and trial.settings.get("precision") == "fp32":
+            seconds *= self.slower
         if limit is not None and seconds > limit:
             Simulated.now += limit
             return Outcome(trial, f"took longer than {limit:.0f} s", seconds=limit), {}
         Simulated.now += seconds
         rate = 140.0 if trial.settings.get("activation_checkpointing") is False else 100.0
         choices = {"device": self.device, "precision": self.precision}
-        choices |= {"attention": "sdpa", "micro_batch": 1, "accumulation": 2}
+        choices |= {"attention": self.attention, "micro_batch": 1, "accumulation": 2}
         record = {"choices": choices | {"options": None}, "unavailable": self.unavailable}
         return Outcome(trial, tokens_per_second=rate, seconds=seconds), record
 
@@ -286,6 +287,18 @@ def test_the_reference_leaves_time_for_the_trials(
         assert found.reference.trial.settings == factors.REFERENCE
 
 
+def test_a_trial_that_is_the_reference_leaves_time_for_the_others(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"device": "cuda", "precision": "bf16", "attention": "eager"}.items():
+        monkeypatch.setattr(Simulated, name, value)
+    found = simulated(folder, tmp_path, monkeypatch, 300)
+    names = [one.trial.name for one in found.runs]
+    assert len(set(names)) >= 4
+    assert "precision: fp32" not in names[:4]
+    assert Simulated.now <= 300
+
+
 class Interrupted(Simulated):
     """A stand-in for Runner in which Ctrl-C arrives during a trial."""
 
@@ -323,6 +336,7 @@ def test_an_interrupted_diagnosis_shows_its_finished_trials_and_writes_nothing(
     corpus = open_corpus(Path("short"), root=folder)
     found = Diagnosis(given, TrainingConfig(), corpus, ONLY, tmp_path / "runs", console)
     monkeypatch.setattr(Interrupted, "diagnosis", found, raising=False)
+    (tmp_path / "runs" / "trial").mkdir(parents=True)
     with pytest.raises(SystemExit) as caught:
         found.run()
     assert caught.value.code == 75

@@ -294,7 +294,7 @@ def test_the_precision_comes_before_the_device(tmp_path: Path, monkeypatch: pyte
     weights = sum(value.numel() for value in tensors(tmp_path / "base").values())
 
     def places(on_gpu: int, in_memory: int) -> list[tuple[str, torch.dtype]]:
-        """Return the places for a GPU and a memory with room for numbers of so many bytes."""
+        """Return the places, with room for weights of this many bytes each."""
         monkeypatch.setattr(compare, "free_on_gpu", lambda: int(compare.ROOM * weights * on_gpu) + 1)
         monkeypatch.setattr(compare, "free_memory", lambda: int(compare.ROOM * weights * in_memory) + 1)
         return [(place.device, place.dtype) for place in compare.places_that_fit(found, 0, torch.bfloat16)]
@@ -308,11 +308,22 @@ def test_the_precision_comes_before_the_device(tmp_path: Path, monkeypatch: pyte
     assert places(0, 0) == []
 
 
+def test_a_gpu_that_does_not_answer_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(compare.devices, "gpu_count", lambda: 1)
+    monkeypatch.setattr(compare.devices, "no_code_reason", lambda: None)
+    monkeypatch.setattr(compare.torch.cuda, "mem_get_info", full)
+    assert compare.free_on_gpu() == 0
+
+
 @pytest.mark.parametrize("error", [None, torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("no kernel")])
 def test_logits_are_compared_on_a_gpu_or_else_on_the_cpu(
     error: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load, used = compare._load, []
+    load, used, adapters = compare._load, [], []
+    with_adapter = compare.PeftModel.from_pretrained
 
     def stand_in(folder: Path, place: compare.Place) -> Any:
         used.append(place.device)
@@ -320,11 +331,18 @@ def test_logits_are_compared_on_a_gpu_or_else_on_the_cpu(
             raise error
         return load(folder, compare.Place("cpu", place.dtype))
 
+    def stand_in_with_adapter(*given: Any, torch_device: str, **named: Any) -> Any:
+        adapters.append(torch_device)
+        return with_adapter(*given, torch_device="cpu", **named)
+
+    places = [("cuda", torch.float32), ("cuda", torch.bfloat16), ("cpu", torch.float32)]
     monkeypatch.setattr(compare, "_load", stand_in)
-    monkeypatch.setattr(compare, "free_on_gpu", lambda: 1 << 40)
+    monkeypatch.setattr(compare.PeftModel, "from_pretrained", stand_in_with_adapter)
+    monkeypatch.setattr(compare, "places_that_fit", lambda *_: [compare.Place(*place) for place in places])
     merged(finished_run(tmp_path), tmp_path / "out")
     printed = capsys.readouterr().err
-    assert used == ["cuda"] * 2 + ["cpu"] * 2 * bool(error)
+    assert used == ["cuda"] * 2 + ["cpu"] * 2 * bool(error), "after an error, the GPU is not used again"
+    assert adapters == ["cuda", "cpu"][: 1 + bool(error)]
     assert ("computed in fp32 on the CPU" if error else "computed in fp32 on the GPU") in printed
     happened = {None: "", "C": "ran out of memory", "n": "failed (no kernel)"}[str(error)[0] if error else None]
     assert (f"logits: the GPU {happened} in fp32\n" in printed) == bool(error)
