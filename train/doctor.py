@@ -103,8 +103,9 @@ def show(findings: list[Finding], console: Console) -> None:
 
 def _python() -> Finding:
     version = platform.python_version()
-    # Without the installed package, _libraries reports that nothing is known about the requirements.
-    wanted = metadata.metadata("packcorpus")["Requires-Python"] or "" if devices.version_of("packcorpus") else ""
+    wanted = ""
+    if devices.version_of("packcorpus"):  # otherwise, _libraries reports that the requirements are unknown
+        wanted = metadata.metadata("packcorpus")["Requires-Python"] or ""
     if in_range(version, wanted):
         return Finding("ok", "Python", version)
     return Finding(
@@ -183,12 +184,12 @@ def _quantization() -> Finding:
 def _attention() -> Finding:
     import torch
 
-    from train.model.attention import BACKENDS, unavailable_reason
+    from train.model.attention import BACKENDS, unavailable_backends
 
     kind = "cuda" if devices.gpu_count() else "cpu"
-    reasons = {name: unavailable_reason(name, torch.device(kind)) for name in BACKENDS}
-    usable = ", ".join(name for name, reason in reasons.items() if not reason)
-    missing = "; ".join(dict.fromkeys(reason for reason in reasons.values() if reason))
+    reasons = unavailable_backends(torch.device(kind))
+    usable = ", ".join(name for name in BACKENDS if name not in reasons)
+    missing = "; ".join(dict.fromkeys(reasons.values()))
     if kind == "cpu" or not missing:
         return Finding("ok", "attention", usable)
     # A missing backend costs only speed, because sdpa, the default, is always available.

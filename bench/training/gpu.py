@@ -150,17 +150,17 @@ def main() -> None:
         return
     found = json.loads(diagnosis.read_text())
     choices, bases = found["choices"], found["baselines"]
-    ours = sum(base["tokens_per_second"] for base in bases) / len(bases)
+    rate = sum(base["tokens_per_second"] for base in bases) / len(bases)
     case = {
         "length": length, "steps": given.steps, "micro_batch": choices["micro_batch"],
         "tokens_per_step": bases[0]["rows_per_step"] * length, "attention": choices["attention"],
     }  # fmt: skip
     size, beside = trl_that_fits(given.whole, model, case)
-    rate = beside["tokens_per_second"]
+    beside_rate = beside["tokens_per_second"]
     print(
-        f"TRL, micro-batch {size}: {rate * found['trained_share']:,.0f} trained tokens/s, "
+        f"TRL, micro-batch {size}: {beside_rate * found['trained_share']:,.0f} trained tokens/s, "
         f"{beside['peak_memory_bytes'] / 1e9:.2f} GB; the current settings: "
-        f"{ours * found['trained_share']:,.0f}, {ours / rate:.2f}×"
+        f"{rate * found['trained_share']:,.0f}, {rate / beside_rate:.2f}×"
     )
 
 

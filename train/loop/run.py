@@ -40,7 +40,7 @@ from train.machine.signals import LAUNCHED, SignalGuard, is_rank
 from train.measures.advice import Advice, advise
 from train.measures.profile import Profile
 from train.model import base_model, flops
-from train.model.attention import BACKENDS, unavailable_reason
+from train.model.attention import unavailable_backends
 from train.model.options import gave_up, no_fused_loss_reason
 
 
@@ -224,11 +224,9 @@ def unavailable(device: devices.Device) -> dict[str, dict[str, str]]:
 
     `diagnose` reads them from training.json, because it does not load torch itself. A value is written as in YAML.
     """
-    kind = torch.device(device.kind)
-    backends = {name: unavailable_reason(name, kind, device.dtype) for name in BACKENDS}
     fused_loss = no_fused_loss_reason()
     return {
-        "attention": {name: reason for name, reason in backends.items() if reason},
+        "attention": unavailable_backends(torch.device(device.kind), device.dtype),
         "fused_loss": {"true": fused_loss} if fused_loss else {},
     }
 

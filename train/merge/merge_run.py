@@ -184,17 +184,15 @@ def _compare(
     weights = PRECISIONS[dtype]
     rows = facts.rows(compare.ROWS, compare.TOKENS) if facts else []
     ids = compare.inputs(rows, config)
-    gpu_failed = False
-    for place in compare.places_that_fit(tensors_of_model(folder), adapter.whole_size(), weights):
-        if gpu_failed and place.device == "cuda":  # an error may leave it unusable
-            continue
+    places = compare.places_that_fit(tensors_of_model(folder), adapter.whole_size(), weights)
+    # An error may leave the GPU unusable, so it is used only if it is the first place.
+    for place in [*places[:1], *(other for other in places[1:] if other.device == "cpu")]:
         try:
             expected, alone = compare.logits_of_base(base.folder, run.folder, ids, place)
             found = compare.logits_of(folder, ids, place)
         except RuntimeError as error:
             if place.device == "cpu":
                 raise
-            gpu_failed = True
             _say(f"logits: the GPU {out_of_memory.described(error)} in {NAMES[place.dtype]}")
         else:
             break

@@ -81,6 +81,12 @@ def unavailable_reason(backend: str, device: torch.device, dtype: torch.dtype = 
     return None if is_there() else f"{backend} needs the {package} package"
 
 
+def unavailable_backends(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> dict[str, str]:
+    """Return the backends that are known not to train here, with reasons."""
+    reasons = {name: unavailable_reason(name, device, dtype) for name in BACKENDS}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
 def require_available(backend: str, device: torch.device, dtype: torch.dtype) -> None:
     """Raise PartMissing if a backend is known not to train here."""
     if reason := unavailable_reason(backend, device, dtype):

@@ -34,15 +34,14 @@ def open_renderer(*arguments: Any) -> Renderer:
     return _renderers[key]
 
 
-def close_renderers() -> None:
-    """End the processes, whose memory differs more and more from that of the tests."""
+@contextmanager
+def shared_processes() -> Iterator[None]:
+    """Share processes in this context, and end them after it.
+
+    Their memory differs more and more from that of the tests.
+    """
+    with mock.patch.object(template, "Renderer", open_renderer):
+        yield
     for renderer in _renderers.values():
         renderer.close()
     _renderers.clear()
-
-
-@contextmanager
-def shared_processes() -> Iterator[None]:
-    with mock.patch.object(template, "Renderer", open_renderer):
-        yield
-    close_renderers()

@@ -308,8 +308,8 @@ class Interrupted(Simulated):
         if trial.factor == "micro_batch":
             self.diagnosis._stop(2, None)
         outcome, record = super().run(trial, manifest, limit)
-        phases = dict.fromkeys(("data", "copy", "forward", "backward", "optimizer"), 0.2)
-        return replace(outcome, phases=phases), record | {"corpus": {"trained": 1, "tokens": 2}, "advice": []}
+        outcome = replace(outcome, phases=dict.fromkeys(PHASES, 0.2))
+        return outcome, record | {"corpus": {"trained": 1, "tokens": 2}, "advice": []}
 
     def stop(self) -> None:
         pass
