@@ -11,8 +11,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import http.client
-import logging
 import threading
 import urllib.request
 import uuid
@@ -37,17 +35,22 @@ def needs_remote() -> None:
 
 @functools.cache
 def s3() -> str:
-    """Start moto's S3 once in this process and return its address.
+    """Start moto's S3 once in this process and return its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _S3)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+@functools.cache
+def _moto() -> Any:
+    """Return moto's S3 as a WSGI application.
 
     moto's own server looks through the folders of all its services for each request, which takes a third of its time.
     """
-    from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
-    from werkzeug.serving import make_server
+    from moto.moto_server.werkzeug_app import create_backend_app
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = make_server("127.0.0.1", 0, create_backend_app("s3"), threaded=True, request_handler=MotoRequestHandler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.server_port}"
+    return create_backend_app("s3")
 
 
 def new_bucket() -> str:
@@ -85,14 +88,43 @@ class Answers(BaseHTTPRequestHandler):
         pass
 
     def answer(self, status: int, body: bytes, promised: int | None = None, **headers: str) -> None:
-        """Send an answer; with `promised`, announce that many bytes and hang up."""
+        """Send an answer; with `promised`, announce that many bytes and hang up.
+
+        An answer to HEAD is complete without them.
+        """
         self.send_response(status)
         for name, value in {"Content-Length": str(promised or len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-        self.close_connection = self.close_connection or promised is not None
+        self.close_connection = self.close_connection or (promised is not None and self.command != "HEAD")
+
+
+class _S3(Answers):
+    """Passes requests on to moto's S3.
+
+    werkzeug's server closes a connection after each answer, and then needs a connection and a thread for each request.
+    """
+
+    def do_GET(self) -> None:
+        status, content, promised, headers = self.moto()
+        self.answer(status, content, promised, **headers)
+
+    def moto(self) -> tuple[int, bytes, int | None, dict[str, str]]:
+        """Return moto's status, body, size of a body without its bytes, and headers."""
+        from werkzeug.test import create_environ, run_wsgi_app
+
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        where = f"http://{self.headers['Host']}"
+        environ = create_environ(self.path, where, method=self.command, data=body, headers=[*self.headers.items()])
+        parts, status, found = run_wsgi_app(_moto(), environ)
+        size = found.pop("Content-Length", None)
+        promised = int(size or 0) if self.command == "HEAD" else None
+        headers = {name.replace("-", "_"): value for name, value in found}
+        return int(status.split()[0]), b"".join(parts), promised, headers
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
 
 class _Failing(Answers):
@@ -130,30 +162,23 @@ def failing_store() -> Iterator[tuple[str, list[str]]]:
         yield f"http://127.0.0.1:{server.server_address[1]}", server.requests
 
 
-class _Faulty(Answers):
+class _Faulty(_S3):
     """Passes requests on to moto's S3, unless a fault applies to them."""
 
     def do_GET(self) -> None:
         store: FaultyS3 = self.server.store  # type: ignore[attr-defined]
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = store.fault_of(self.command, unquote(self.path))
         if fault.isdigit():
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.answer(int(fault), f"<Error><Code>Code{fault}</Code></Error>".encode())
             return
-        connection = http.client.HTTPConnection(urlsplit(s3()).netloc)
-        connection.request(self.command, self.path, body, dict(self.headers))
-        found = connection.getresponse()
-        content, headers = found.read(), {name.replace("-", "_"): value for name, value in found.getheaders()}
-        for name in ("Content_Length", "Connection", "Server", "Date", "Transfer_Encoding"):
-            headers.pop(name, None)
+        status, content, promised, headers = self.moto()
         if fault == "late":
             self.answer(500, b"<Error><Code>InternalError</Code></Error>")
         elif fault == "cut":
-            self.answer(found.status, content[: len(content) // 2], promised=len(content), **headers)
+            self.answer(status, content[: len(content) // 2], len(content), **headers)
         else:
-            promised = int(found.headers.get("Content-Length") or 0) if self.command == "HEAD" else None
-            self.answer(found.status, content, promised, **headers)
-        connection.close()
+            self.answer(status, content, promised, **headers)
 
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
