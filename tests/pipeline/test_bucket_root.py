@@ -19,12 +19,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import luigi
 import pytest
 from support.bucket_roots import WAYS, Tree, in_shares, on_other_machines, own_scratch, tree_of
 from support.commands import ROOT, packcorpus
 from support.servers.remote import SECRET, environment, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, pack_corpus, write_project
 
+from pipeline.graph import PackCorpus, guard
 from tasks import recipe as recipe_module
 from tasks import stages, steps
 from tasks.core.error_messages import as_text
@@ -42,7 +44,8 @@ from tasks.stores.store import Facts, open_store
 
 needs_remote()
 
-SETTINGS: dict[str, Any] = {"part_size": 4096, "tokenizer": None, "vocab_size": 400, "epochs": 2}
+RECORDS = conversations(60)
+SETTINGS: dict[str, Any] = {"part_size": 3000, "tokenizer": None, "vocab_size": 400, "epochs": 2}
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def recipe_of(tmp_path: Path, root: str | Path) -> Recipe:
-    config = write_project(tmp_path / "project", conversations(120), **SETTINGS)
+    config = write_project(tmp_path / "project", RECORDS, **SETTINGS)
     return resolve(config, root_of(root))
 
 
@@ -62,8 +65,44 @@ def recipe_of(tmp_path: Path, root: str | Path) -> Recipe:
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """Return the outputs of the same corpus in a folder."""
     folder = tmp_path_factory.mktemp("expected")
-    pack_corpus(recipe_of(folder, folder / "root"))
+    recipe = recipe_of(folder, folder / "root")
+    assert len(recipe.parts) > 3, "some of three machines have several"
+    pack_corpus(recipe)
     return tree_of(folder / "root")
+
+
+def make_groups_small(patch: pytest.MonkeyPatch) -> None:
+    """Make groups small, so that the corpus has several."""
+    patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
+    patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
+    for name in ("plan_group", "plan_chunk"):
+        patch.setitem(SETTINGS, name, 10)
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """Return the outputs of the same corpus with several groups in a folder."""
+    folder = tmp_path_factory.mktemp("grouped")
+    with pytest.MonkeyPatch.context() as patch:
+        make_groups_small(patch)
+        recipe = recipe_of(folder, folder / "root")
+        assert recipe.most_groups > 3
+        pack_corpus(recipe)
+    return tree_of(folder / "root")
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch, grouped: Tree) -> Tree:
+    """Make groups small, and return the outputs of the corpus in a folder."""
+    make_groups_small(monkeypatch)
+    return grouped
+
+
+@pytest.fixture
+def planned(request: pytest.FixtureRequest, one_plan: bool) -> Tree:
+    """Return the outputs of the corpus that has one plan, or several groups."""
+    tree: Tree = request.getfixturevalue("expected" if one_plan else "groups")
+    return tree
 
 
 # -- whoever makes it ----------------------------------------------------------------------------------------------
@@ -82,34 +121,22 @@ def test_a_bucket_gets_what_a_folder_gets(
     assert not list(tmp_path.rglob(".staged/*")), "nothing is left"
 
 
-@pytest.fixture
-def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Make groups small, so that the corpus has several."""
-    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
-    monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
-    for name in ("plan_group", "plan_chunk"):
-        monkeypatch.setitem(SETTINGS, name, 10)
-    assert recipe_of(tmp_path, tmp_path / "root").most_groups > 3
-
-
-@pytest.mark.usefixtures("groups")
 def test_groups_are_planned_in_a_bucket_as_in_a_folder(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, groups: Tree
 ) -> None:
     """The groups are planned on a machine each, and then in three shares."""
-    pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
     machines = iter(range(100))
     for number, way in enumerate((on_other_machines, in_shares)):
         own_scratch(monkeypatch, tmp_path / f"scratch-{number}")
         recipe = recipe_of(tmp_path, f"{root}/{number}")
         way(recipe, lambda: own_scratch(monkeypatch, tmp_path / f"machine-{next(machines)}"))
-        assert tree_of(f"{root}/{number}") == tree_of(tmp_path / "root"), way.__name__
+        assert tree_of(f"{root}/{number}") == groups, way.__name__
         own_scratch(monkeypatch, tmp_path / f"another-{number}")
         assert Publish(recipe_of(tmp_path, f"{root}/{number}")).is_done()
 
 
 def test_the_commands_take_urls(tmp_path: Path, root: str, expected: Tree) -> None:
-    write_project(tmp_path / "project", conversations(120), **SETTINGS)
+    write_project(tmp_path / "project", RECORDS, **SETTINGS)
     values = environment(s3())
 
     def command(*words: str, scratch: str = "looks") -> str:
@@ -147,25 +174,42 @@ MAKERS = [(stages, "train_tokenizer"), (stages, "make_plan"), (stages, "deal_par
 MAKERS += [(stages, "join_groups")]
 
 
+def notice_waits(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return an event that is set when a process waits for another one."""
+    waits = multiprocessing.get_context("fork").Event()
+
+    def pause(_: float) -> None:
+        waits.set()
+        time.sleep(0.05)
+
+    monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+    return waits
+
+
 @pytest.mark.parametrize("one_plan", [True, False], ids=["one plan", "groups"])
 def test_machines_that_start_together_make_each_thing_once(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, one_plan: bool
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, one_plan: bool, planned: Tree
 ) -> None:
     """Two processes with separate scratch folders make each output once.
 
     Every step takes long enough that both processes want its output.
     """
-    if not one_plan:
-        request.getfixturevalue("groups")
-    pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
     context, made = multiprocessing.get_context("fork"), tmp_path / "made"
-    barrier = context.Barrier(2, timeout=120)
+    barrier, waits, has_group = context.Barrier(2, timeout=120), notice_waits(monkeypatch), False
 
     def slowly(make: Callable[..., Any], *args: Any) -> Any:
+        nonlocal has_group
         is_group = make.__name__ == "plan_group"
+        waits.clear()
         with made.open("a") as out:
             out.write(f"{make.__name__} {args[-1] if is_group else ''} by {os.getpid()}\n")
-        time.sleep(0.1 if is_group else 0.5)
+        if not is_group:
+            assert waits.wait(60), "the other one waits for it"
+        elif not has_group:
+            has_group = True
+            barrier.wait()  # until the other one has its first group, too
+        else:
+            time.sleep(0.1)
         return make(*args)
 
     for module, name in MAKERS:
@@ -185,47 +229,41 @@ def test_machines_that_start_together_make_each_thing_once(
         each.join()
     assert [each.exitcode for each in running] == [0, 0]
     found = [line.split(" by ") for line in made.read_text().splitlines()]
-    planned = ["deal_parts ", *(f"plan_group {group}" for group in range(recipe_of(tmp_path, root).most_groups))]
-    planned = ["make_plan "] if one_plan else [*planned, "join_groups "]
-    assert sorted(name for name, _ in found) == sorted(["train_tokenizer ", *planned])
+    each_once = ["deal_parts ", *(f"plan_group {group}" for group in range(recipe_of(tmp_path, root).most_groups))]
+    each_once = ["make_plan "] if one_plan else [*each_once, "join_groups "]
+    assert sorted(name for name, _ in found) == sorted(["train_tokenizer ", *each_once])
     if not one_plan:
         assert len({by for name, by in found if name.startswith("plan_group")}) == 2, "groups are planned by both"
     pack_corpus(recipe_of(tmp_path, root))
-    assert tree_of(root) == tree_of(tmp_path / "root")
+    assert tree_of(root) == planned
 
 
 @pytest.mark.parametrize("one_plan", [True, False], ids=["one plan", "groups"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_runs_that_start_together_make_once_what_takes_one_machine(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
-    one_plan: bool, workers: int,
-) -> None:  # fmt: skip
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, one_plan: bool, workers: int, planned: Tree
+) -> None:
     """Two drivers make the tokenizer, the deal, and the plan only once.
 
     The steps run in the process of a driver or in its forks.
     """
-    if not one_plan:
-        request.getfixturevalue("groups")
-    pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
     context, made = multiprocessing.get_context("fork"), tmp_path / "made"
     barrier, makers = context.Barrier(2, timeout=120), [each for each in MAKERS if each[1] != "plan_group"]
+    waits = notice_waits(monkeypatch)
 
     def slowly(make: Callable[..., Any], *args: Any) -> Any:
+        waits.clear()
         with made.open("a") as out:
             out.write(f"{make.__name__}\n")
-        time.sleep(0.5)  # the other driver looks for it meanwhile
+        assert waits.wait(60), "the other driver waits for it"
         return make(*args)
 
     for module, name in makers:
         monkeypatch.setattr(module, name, partial(slowly, getattr(module, name)))
 
     def driver(number: int) -> None:
-        import luigi
-
-        from pipeline.graph import PackCorpus
-
         own_scratch(monkeypatch, tmp_path / f"machine-{number}")
-        config = write_project(tmp_path / str(number) / "project", conversations(120), **SETTINGS)
+        config = write_project(tmp_path / str(number) / "project", RECORDS, **SETTINGS)
         barrier.wait()
         run = PackCorpus(config=str(config), root=root, on="workers")
         sys.exit(not luigi.build([run], workers=workers, local_scheduler=True, log_level="CRITICAL"))
@@ -236,9 +274,9 @@ def test_runs_that_start_together_make_once_what_takes_one_machine(
     for each in running:
         each.join()
     assert [each.exitcode for each in running] == [0, 0]
-    planned = ["make_plan"] if one_plan else ["deal_parts", "join_groups"]
-    assert sorted(made.read_text().split()) == sorted(["train_tokenizer", *planned])
-    assert tree_of(root) == tree_of(tmp_path / "root")
+    each_once = ["make_plan"] if one_plan else ["deal_parts", "join_groups"]
+    assert sorted(made.read_text().split()) == sorted(["train_tokenizer", *each_once])
+    assert tree_of(root) == planned
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -247,7 +285,7 @@ def test_a_run_that_is_stopped_leaves_no_claim(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, workers: int, ends: int
 ) -> None:
     """The next run does not have to wait until the claim expires."""
-    config, planning = write_project(tmp_path / "project", conversations(120), **SETTINGS), tmp_path / "planning"
+    config, planning = write_project(tmp_path / "project", RECORDS, **SETTINGS), tmp_path / "planning"
 
     def plan_forever(*_: Any) -> Any:
         planning.touch()
@@ -255,10 +293,6 @@ def test_a_run_that_is_stopped_leaves_no_claim(
         raise AssertionError("not stopped")
 
     def driver() -> None:
-        import luigi
-
-        from pipeline.graph import PackCorpus, guard
-
         guard.install()
         run = PackCorpus(config=str(config), root=root, on="workers")
         luigi.build([run], workers=workers, local_scheduler=True, log_level="CRITICAL")
@@ -294,17 +328,13 @@ WAITED = [  # whether there is one plan, the file that another machine makes, it
 
 @pytest.mark.parametrize(("one_plan", "file", "objects", "maker"), WAITED, ids=[each[3] for each in WAITED])
 def test_a_machine_that_waits_reads_what_the_other_one_has_made(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
-    one_plan: bool, file: str, objects: str, maker: str,
-) -> None:  # fmt: skip
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, planned: Tree, file: str, objects: str, maker: str
+) -> None:
     """The machine first does all work that no other machine does.
 
     Damaged files of an earlier plan in its scratch folder do no harm.
     """
-    if not one_plan:
-        request.getfixturevalue("groups")
-    pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
-    recipe, store, expected = recipe_of(tmp_path, root), open_store(root), tree_of(tmp_path / "root")
+    recipe, store, expected = recipe_of(tmp_path, root), open_store(root), planned
     [commit] = [key for key in expected if Path(key).match(f"data/{file}")]
     claim, waits = commit.replace(".json", ".claim"), 0
     if maker != "train_tokenizer":
