@@ -320,10 +320,11 @@ def test_a_damaged_corpus_is_not_sent(hub: HubStandIn, tmp_path: Path) -> None:
 LOAD = """
 import sys
 import datasets
-for name in datasets.get_dataset_config_names(sys.argv[1]):
-    found = datasets.load_dataset(sys.argv[1], name)
-    for split in found:
-        found[split].save_to_disk(f"{sys.argv[2]}/{name}/{split}")
+for repo in sys.argv[2:]:
+    for name in datasets.get_dataset_config_names(repo):
+        found = datasets.load_dataset(repo, name)
+        for split in found:
+            found[split].save_to_disk(f"{sys.argv[1]}/{repo}/{name}/{split}")
 """
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -333,22 +334,30 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", SHAPES)
-def test_load_dataset_gives_the_rows_from_the_hub(given: dict[str, Any], hub: HubStandIn, tmp_path: Path) -> None:
+def test_load_dataset_gives_the_rows_from_the_hub(hub: HubStandIn, tmp_path: Path) -> None:
     """`load_dataset` gives the rows from the Hub.
 
     The rows of each length are a separate configuration.
     """
-    datasets = pytest.importorskip("datasets")
-    corpus = pack_small(tmp_path / "corpus", **given)
-    push_corpus(corpus, REPO)
+    pytest.importorskip("datasets")
+    corpora = {f"{REPO}-{number}": pack_small(tmp_path / str(number), **each) for number, each in enumerate(SHAPES)}
+    for repo, corpus in corpora.items():
+        push_corpus(corpus, repo)
     place = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-    done = process(tmp_path, sys.executable, "-c", LOAD, REPO, str(tmp_path / "loaded"), **place)
+    done = process(tmp_path, sys.executable, "-c", LOAD, str(tmp_path / "loaded"), *corpora, **place)
     assert done.returncode == 0, done.stderr
+    for shape, (repo, corpus) in zip(SHAPES, corpora.items(), strict=True):
+        check_rows(corpus, tmp_path / "loaded" / repo, shape)
+
+
+def check_rows(corpus: Path, saved: Path, shape: dict[str, Any]) -> None:
+    """Check that the saved datasets have the rows of a corpus, and no others."""
+    import datasets
+
     splits = {name: facts for name, facts in load_manifest(corpus).splits.items() if facts.rows}
-    loaded = {f"{folder.parent.name}/{folder.name}": folder for folder in (tmp_path / "loaded").glob("*/*")}
+    loaded = {f"{folder.parent.name}/{folder.name}": folder for folder in saved.glob("*/*")}
     assert len(loaded) == len(splits) >= 2
-    assert {facts.sequence_length for facts in splits.values()} == {*(given.get("sequence_length") or [None])}
+    assert {facts.sequence_length for facts in splits.values()} == {*(shape.get("sequence_length") or [None])}
     for name, facts in splits.items():
         shards = [datasets.Dataset.from_file(str(shard)) for shard in shards_of(corpus, name)]
         found = datasets.load_from_disk(str(loaded[f"{facts.sequence_length or 'default'}/{kind_of(name)}"]))
