@@ -45,7 +45,7 @@ from tasks.tokenization import engine_check
 
 needs_remote()
 
-BLOCK = 1024
+BLOCK = 512
 SETTINGS: dict[str, Any] = {"part_size": 8 * BLOCK}
 
 
@@ -54,10 +54,10 @@ def lines(count: int, seed: int) -> bytes:
 
 
 FILES = {
-    "a.jsonl": lines(80, 0),
-    "b.jsonl": lines(90, 1),
-    "c.jsonl.gz": gzip.compress(lines(30, 2), mtime=0),
-    "d.jsonl": lines(70, 3),
+    "a.jsonl": lines(40, 0),
+    "b.jsonl": lines(45, 1),
+    "c.jsonl.gz": gzip.compress(lines(15, 2), mtime=0),
+    "d.jsonl": lines(35, 3),
 }
 
 
@@ -333,12 +333,12 @@ def test_a_damaged_entry_is_as_good_as_none(
 def faulty(sources: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     """Serve the bucket of the sources and the root through a proxy that can fail.
 
-    A request is tried four times.
+    A request is tried twice.
     """
     with faulty_s3() as store:
         use(monkeypatch, store.address)
         for module in (mirror, remote):
-            monkeypatch.setattr(module, "open_store", lambda url: open_bucket(url, retries=3))
+            monkeypatch.setattr(module, "open_store", lambda url: open_bucket(url, retries=1))
         yield store
 
 
