@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -63,11 +64,13 @@ def new_bucket() -> str:
 def environment(endpoint: str) -> dict[str, str]:
     """Return environment variables that make the server at `endpoint` the S3.
 
-    They take precedence over the configuration of this machine.
+    They take precedence over the configuration of this machine. obstore loads all certificates of the machine for each
+    store, which takes more time than most requests. No test needs them, so there is only one.
     """
     keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
     files = {"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null"}
-    return {**keys, **files, "AWS_ENDPOINT_URL": endpoint}
+    trusted = {"SSL_CERT_FILE": str(Path(__file__).with_name("no_authority.pem")), "SSL_CERT_DIR": "/dev/null"}
+    return {**keys, **files, **trusted, "AWS_ENDPOINT_URL": endpoint}
 
 
 def use(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
