@@ -1,14 +1,16 @@
 """The real command handles hostile inputs in limited time and memory.
 
 Each run takes at most 10 s of CPU time and at most 1 GB more memory than a usual run, and ends without a signal. The
-system measures the CPU time of the command and its workers, and the memory of the largest process. The usual run
-measures the memory of Python, the libraries, and the tokenizer.
+system measures the CPU time of the command and its workers, and the memory of the largest process
+(support/servers/measured_server.py). The usual run measures the memory of Python, the libraries, and the tokenizer.
 """
 
 from __future__ import annotations
 
+import atexit
 import gzip
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -16,10 +18,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import orjson
@@ -33,13 +36,12 @@ from support.tokenizer_kinds import kind_path
 from tasks.config import load_config
 from tasks.core.errors import PackError, UsageError
 from tasks.recipe import resolve
+from tasks.templates.jinja.sandbox import limits
 
-SECONDS, MEMORY = 10.0, 1 << 30
-USAGE = (
-    "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); "
-    "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
-    "print(code, used.ru_utime + used.ru_stime, used.ru_maxrss, file=sys.stderr)"
-)
+# A command takes one more second of CPU time to load the libraries, which the server has loaded.
+SECONDS, MEMORY = 9.0, 1 << 30
+SERVER = ROOT / "tests" / "support" / "servers" / "measured_server.py"
+COMMAND = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "c.yaml", "--workers", "2"]
 
 
 @dataclass(frozen=True)
@@ -51,25 +53,58 @@ class Run:
     manifest: Path | None
 
 
-def pack(folder: Path, data: bytes, name: str = "a.jsonl", kind: str = "sp_bpe_chatml", more: str = "") -> Run:
+def pack(
+    folder: Path,
+    data: bytes,
+    name: str = "a.jsonl",
+    kind: str = "sp_bpe_chatml",
+    more: str = "",
+    command: Sequence[str] = COMMAND,
+) -> Run:
     """Run PackCorpus on one file that contains `data`."""
     (folder / name).write_bytes(data)
     tokenizer = shutil.copy(kind_path(kind), folder) if kind.startswith("sp") else kind_path(kind)
     config = f"sources: [{{path: {name}, format: messages}}]\ntokenizer: {tokenizer}\nsequence_length: 64\n"
     (folder / "c.yaml").write_text(config + (more or "max_rejects: 1.0\n"))
-    return run(folder)
+    return run(folder, command)
 
 
-def run(folder: Path) -> Run:
-    words = [BIN / "luigi", "--module", "pipeline", "PackCorpus", "--config", "c.yaml", "--workers", "2"]
-    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
-    done = subprocess.run(
-        [sys.executable, "-c", USAGE, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=300
-    )
-    *messages, usage = done.stderr.splitlines()
-    code, cpu, kib = usage.split()
-    last = done.stdout.splitlines()[-1:]
-    return Run(int(code), float(cpu), int(kib) << 10, "\n".join(messages), folder / last[0] if last else None)
+def run(folder: Path, words: Sequence[str]) -> Run:
+    """Run a command in a fork of the server until all its processes have ended.
+
+    The stderr of a process that goes on would stay open, and would be read until then.
+    """
+    environment = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
+    with tempfile.TemporaryDirectory() as name:
+        out, errors = Path(name) / "stdout", Path(name) / "stderr"
+        out.touch()
+        os.mkfifo(errors)
+        request = {"words": list(words), "folder": str(folder), "environment": environment}
+        asked, answers = server()
+        asked.write(json.dumps(request | {"stdout": str(out), "stderr": str(errors)}) + "\n")
+        asked.flush()
+        messages = errors.read_text().rstrip("\n")
+        code, cpu, memory = json.loads(answers.readline())
+        last = out.read_text().splitlines()[-1:]
+    return Run(code, cpu, memory, messages, folder / last[0] if last else None)
+
+
+@cache
+def server() -> tuple[IO[str], IO[str]]:
+    """Start the server of this process, and return its stdin and stdout.
+
+    It ends when its stdin is closed.
+    """
+    words = [sys.executable, str(SERVER)]
+    started = subprocess.Popen(
+        words, cwd=tempfile.gettempdir(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert started.stdin is not None
+    assert started.stdout is not None
+    atexit.register(started.wait)
+    atexit.register(started.stdin.close)  # runs before the wait
+    return started.stdin, started.stdout
 
 
 def chat(content: str) -> bytes:
@@ -165,7 +200,9 @@ def test_a_text_of_many_megabytes_is_packed(tmp_path: Path) -> None:
 
 
 def test_a_file_that_unpacks_to_a_thousand_times_its_size_is_refused(tmp_path: Path) -> None:
-    found = pack(tmp_path, gzip.compress(b"\n" * 400_000_000, 1) + gzip.compress(GOOD), "a.jsonl.gz")
+    data = gzip.compress(b"\n" * 10_000_000) * 40 + gzip.compress(GOOD)
+    assert len(data) < 400_000
+    found = pack(tmp_path, data, "a.jsonl.gz")
     check(found)
     assert found.code == 65
     assert "E323 error: a.jsonl.gz: byte " in found.messages
@@ -220,14 +257,26 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+# A loop of 6 s shows no more than a loop of half a second.
+WITH_SHORT_LIMIT = """
+import sys
+from luigi.cmdline import luigi_run
+from tasks.templates.jinja.sandbox import limits
+limits.SECONDS = 0.5
+sys.exit(luigi_run(sys.argv[1:]))
+"""
+
+
 def test_a_template_that_loops_ends_the_run_and_all_its_processes(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "t.jinja").write_text("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
-    found = pack(tmp_path, GOOD, kind="hf_byte_level", more="template: t.jinja\n")
+    command = [sys.executable, "-c", WITH_SHORT_LIMIT, *COMMAND[1:]]
+    found = pack(tmp_path, GOOD, kind="hf_byte_level", more="template: t.jinja\n", command=command)
     check(found, "hf_byte_level")
+    assert found.cpu + limits.SECONDS < SECONDS, "with its own limit, the run would take too long"
     assert found.code == 65
     [message] = [line for line in found.messages.splitlines() if " error: " in line]
-    assert message == "E415 error: template t.jinja: still rendering one conversation after 6 s; it loops"
+    assert message == "E415 error: template t.jinja: still rendering one conversation after 0.5 s; it loops"
 
 
 def test_a_template_that_fails_on_every_conversation_is_named(tmp_path: Path) -> None:
