@@ -15,13 +15,15 @@ import time
 from pathlib import Path
 
 import pytest
-from support.commands import ROOT, write_chats
+from support.commands import ROOT, luigi, write_chats
 
 _spec = importlib.util.spec_from_file_location("faults", ROOT / "bench" / "reliability" / "faults.py")
 assert _spec is not None
 assert _spec.loader is not None
 faults = sys.modules["faults"] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(faults)
+# Only a run with a fault needs its own interpreter.
+faults.undisturbed_run = lambda folder, config: luigi(folder, "--config", f"{config}.yaml", "--workers", "1")
 
 needs_strace = pytest.mark.skipif(not faults.can_trace(), reason="needs strace, and the right to trace")
 
