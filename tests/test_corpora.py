@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
-import signal
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,7 +25,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from datasets import Dataset, disable_progress_bars, load_dataset
-from support.commands import BIN, ROOT, SHARED, needs_shared, pack, write_chats
+from support.commands import SHARED, needs_shared, pack, write_chats
 from support.tokenizer_kinds import control_strings, everywhere, kind_path, open_kind, reference
 
 from tasks.verification.verify import verify
@@ -535,10 +532,9 @@ def test_a_hugging_face_tokenizer_gives_the_ids_of_its_own_library(name: str, tm
         overlong="error",
         part_size=4096,
     )
-    if name in ("own template", "file alone"):  # one of each tokenizer
-        corpus = Corpus(pack_with_threads(tmp_path))
-    else:
-        corpus = Corpus(pack(tmp_path, "--config", "corpus.yaml", "--workers", "2"))
+    # The environment asks for threads of the tokenizers library, which would hang in forked workers.
+    threads = {"TOKENIZERS_PARALLELISM": "true"} if name in ("own template", "file alone") else {}  # of each tokenizer
+    corpus = Corpus(pack(tmp_path, "--config", "corpus.yaml", "--workers", "2", **threads))
     verify(corpus.manifest)
     assert len(list((tmp_path / "data" / "tokens").rglob("*.arrow"))) > 4, "one part does not show a hanging fork"
     found = {record: (ids, labels) for (_, record), ids, labels in corpus.conversations()}
@@ -568,23 +564,3 @@ def test_a_hugging_face_tokenizer_gives_the_ids_of_its_own_library(name: str, tm
     harmless, attacked = ([token for token in found[record][0] if token in controls] for record in (202, 203))
     assert len(found[203][0]) > 2 * len(found[202][0]), "the fields are in it"
     assert attacked == harmless, "text of a conversation became a control token"
-
-
-def pack_with_threads(folder: Path) -> Path:
-    """Run PackCorpus with threads of the tokenizers library enabled.
-
-    The environment asks for these threads, which hang in forked workers.
-    """
-    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg"), "TOKENIZERS_PARALLELISM": "true"}
-    words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", "2"]
-    run = subprocess.Popen(
-        words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        out, errors = run.communicate(timeout=300)
-    except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)
-        run.communicate()
-        pytest.fail("PackCorpus hangs with TOKENIZERS_PARALLELISM=true")
-    assert run.returncode == 0, errors
-    return folder / out.splitlines()[-1]
