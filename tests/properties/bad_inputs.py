@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -262,11 +263,19 @@ def small_disk(folder: Path) -> list[str]:
 
 
 def packed(folder: Path) -> Path:
-    """Pack a corpus and return its manifest."""
-    project(folder, lines(chat()))
-    done = command(folder, str(BIN / PACK[0]), *PACK[1:])
+    """Copy a project with a packed corpus to the folder, and return its manifest."""
+    shutil.copytree(packed_once().name, folder, dirs_exist_ok=True)
+    [manifest] = (folder / "manifests").glob("*.json")
+    return manifest
+
+
+@cache
+def packed_once() -> tempfile.TemporaryDirectory[str]:
+    whole = tempfile.TemporaryDirectory()
+    project(Path(whole.name), lines(chat()))
+    done = command(Path(whole.name), str(BIN / PACK[0]), *PACK[1:])
     assert done.returncode == 0, done.stderr
-    return folder / done.stdout.split()[-1]
+    return whole
 
 
 def harmed(number: int, what: str, harm: Callable[[Path], None]) -> None:
