@@ -9,9 +9,9 @@ import ast
 import json
 import pickle
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -48,17 +48,31 @@ PASSED_ON = {
 }
 
 
-def raised() -> Iterator[tuple[str, str, ast.expr]]:
-    """Yield (file, class, first argument) of every error that the code creates."""
+class Modules(NamedTuple):
+    """What all modules contain.
+
+    `raised` has (file, class, first argument) of each error that they create, and `literals` has their strings.
+    """
+
+    raised: list[tuple[str, str, ast.expr]]
+    literals: set[str]
+
+
+@cache
+def modules() -> Modules:
+    found = Modules([], set())
     for folder in ("tasks", "pipeline", "train"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES:
-                    yield path.stem, node.func.id, node.args[0]
+                    found.raised.append((path.stem, node.func.id, node.args[0]))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and path.stem != "error_codes":
+                    found.literals.add(node.value)
+    return found
 
 
 def test_every_error_is_listed_with_the_exit_code_of_its_class() -> None:
-    for file, name, reason in raised():
+    for file, name, reason in modules().raised:
         if not isinstance(reason, ast.Constant):
             assert file in PASSED_ON, f"{file}.py: {name}({ast.unparse(reason)}, …)"
             continue
@@ -69,13 +83,7 @@ def test_every_error_is_listed_with_the_exit_code_of_its_class() -> None:
 
 
 def test_every_code_is_raised_somewhere() -> None:
-    texts = [path.read_text(encoding="utf-8") for folder in ("tasks", "pipeline", "train")
-             for path in (ROOT / folder).rglob("*.py") if path.stem != "error_codes"]  # fmt: skip
-    literals = {
-        node.value for text in texts for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }  # fmt: skip
-    assert set(CODES) <= literals, sorted(set(CODES) - literals)
+    assert set(CODES) <= modules().literals, sorted(set(CODES) - modules().literals)
 
 
 def test_each_reason_has_one_code_with_a_cause_and_a_fix() -> None:
