@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
@@ -47,12 +47,14 @@ EDITED, OF_ANOTHER, SWAPPED = "a number edited", "of another corpus", "two files
 RESIGNED = "one copy edited, its digest recomputed"
 ROWS = (*DAMAGES, EDITED, OF_ANOTHER, SWAPPED, RESIGNED, *SIGNED)
 
-RECORDS = [*conversations(100), {"messages": [{"role": "assistent", "content": "x"}]}]
+REJECT = {"messages": [{"role": "assistent", "content": "x"}]}
+RECORDS = [*conversations(100), REJECT]
 _JINJA = {"tokenizer": "hf", "template": "own.jinja", "validation": 0.2, "max_rejects": 1.0}
 KINDS: dict[str, dict[str, Any]] = {
     "packed": _JINJA,
     "whole": _JINJA | {"packing": False},
-    # With rows of this length, the first plan is optimal: the next run is tested hundreds of times.
+    # With rows of this length, the first plan is optimal, and two parts and two shards are as many as are damaged: the
+    # next run is tested hundreds of times.
     "trained": _JINJA
     | {"tokenizer": None, "vocab_size": 320, "template": "chatml", "part_size": 8192, "sequence_length": 256},
 }
@@ -124,14 +126,18 @@ class Project:
         self.corpus = corpus_bytes(published)
         self.states: dict[Path, tuple[int, ...]] = {}  # of files that have their saved content
         self._keep_states()
+        # The sources stay whole, so all runs share what is known of them.
+        self.recipe = resolve(self.root / "corpus.yaml", self.root)
         # From before the damage: an open corpus, and the place of the first conversation in the first row.
         self.opened = open_corpus(published)
         self.place = pieces_in_row(load_manifest(published), self.folder, "train", 0, 0)[0]
 
     @classmethod
     def make(cls, root: Path, kind: str = "packed") -> Project:
-        records = [*conversations(100, seed=1), RECORDS[-1]]
-        return cls(make(root / "damaged", **KINDS[kind]), cls(make(root / "other", records, **KINDS[kind])))
+        count = 60 if kind == "trained" else 100
+        mine, theirs = ([*conversations(count, seed=seed), REJECT] for seed in (0, 1))
+        other = cls(make(root / "other", theirs, **KINDS[kind]))
+        return cls(make(root / "damaged", mine, **KINDS[kind]), other)
 
     def name(self, file: Path) -> str:
         """Return the name of a file within the corpus folder, or "published"."""
@@ -374,7 +380,7 @@ def made_again(project: Project, state: str, names: tuple[str, ...]) -> str:
     for _ in range(2):
         try:
             with small_shards():
-                run_all(Publish(resolve(project.root / "corpus.yaml", project.root)), OneSecond())
+                run_all(Publish(replace(project.recipe)), OneSecond())  # a copy has read nothing yet
             return REBUILT if corpus_bytes(project.published) == project.corpus else f"{TRUSTED}: other bytes"
         except PackError as error:
             problem = str(error)
