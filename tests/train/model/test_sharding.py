@@ -28,7 +28,7 @@ from train.model.sharding import check_ranks
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharding")
-    pack_corpus(make_recipe(folder / "c", conversations(80), name="mine", sequence_length=64, validation=0.2))
+    pack_corpus(make_recipe(folder / "c", conversations(40), name="mine", sequence_length=64, validation=0.2))
     tiny_model(adapter=False).save_pretrained(folder / "tiny")
     return folder
 
@@ -36,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_sharded_run_has_the_same_adapter_and_validation_loss(folder: Path) -> None:
     (manifest,) = (folder / "c" / "manifests").glob("*.json")
     words = [sys.executable, "-m", "train", "--manifest", str(manifest), "--base-model", str(folder / "tiny")]
-    words += ["--device", "cpu", "--gpus", "2", "--tokens-per-step", "256", "--micro-batch", "1", "--max-steps", "6"]
-    words += ["--save-every", "4", "--learning-rate", "5e-3"]
+    words += ["--device", "cpu", "--gpus", "2", "--tokens-per-step", "256", "--micro-batch", "1", "--max-steps", "4"]
+    words += ["--save-every", "2", "--learning-rate", "5e-3"]
     runs = {sharding: folder / sharding for sharding in ("none", "full")}
 
     def train(sharding: str) -> dict:  # type: ignore[type-arg]
@@ -57,8 +57,8 @@ def test_a_sharded_run_has_the_same_adapter_and_validation_loss(folder: Path) ->
     assert (runs["full"] / "adapter_model.safetensors").read_bytes() == adapter
     for name in ("training.json", "adapter_model.safetensors"):
         (runs["full"] / name).unlink()
-    shutil.rmtree(runs["full"] / "checkpoint-6")
-    assert train("full")["in_effect"]["starts"] == "from checkpoint-4"
+    shutil.rmtree(runs["full"] / "checkpoint-4")
+    assert train("full")["in_effect"]["starts"] == "from checkpoint-2"
     assert (runs["full"] / "adapter_model.safetensors").read_bytes() == adapter
 
 
