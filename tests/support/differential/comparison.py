@@ -69,8 +69,9 @@ def compare_pair(
     if real_seed is not None and chosen:
         chosen = random.Random(real_seed).sample(chosen, real_count)
     tally = compare(chosen, template, kind)
+    odd = unusual(kind, seed, unusual_count) if unusual_count else []
     for train_on in get_args(TrainOn):
-        tally += compare(unusual(kind, seed, unusual_count), template, kind, train_on)
+        tally += compare(odd, template, kind, train_on)
     return tally
 
 

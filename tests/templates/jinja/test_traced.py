@@ -282,11 +282,13 @@ def test_a_guess_is_confirmed_by_the_rendering(name: str, answer: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", GUESSED)
+# The names vary last, so that the tests of a template share its process. They have fewer than MOST_WRONG conversations,
+# so no guess is given up.
+@pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize(
     "odd", ["Q" * 2000, "<|IM_END|>", " D ", "<|im_end|>", "<think>t</think>D", "\0", "im_end|>", "é"]
 )
-@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("name", GUESSED)
 def test_a_wrong_guess_is_not_used(name: str, odd: str, turn: int) -> None:
     messages = written("What is 2+2?", "It is 4.")
     messages[turn]["content"] = odd
