@@ -119,23 +119,32 @@ def test_a_conversation_that_is_lost_is_found(tmp_path: Path) -> None:
     assert [line for line, _, _ in tally.wrong] == [5]
 
 
-@needs_shared
-@pytest.mark.slow
-@pytest.mark.parametrize("turns", ["together", "apart"])
-def test_real_conversations_have_the_ids_of_inference(turns: str, tmp_path: Path) -> None:
-    tokenizer = tokenizer_with(TOOLS, tmp_path / "tokenizer")
-    config = tmp_path / "corpora.yaml"
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Return a tokenizer, and the reference of a few real conversations with it."""
+    folder = tmp_path_factory.mktemp("real")
+    tokenizer = tokenizer_with(TOOLS, folder / "tokenizer")
+    config = folder / "corpora.yaml"
     sources = [{"path": str(SHARED / "corpora" / "*.json*")}]
     config.write_text(yaml.safe_dump({"sources": sources, "tokenizer": str(tokenizer), "template": "tokenizer"}))
-    records, unreadable = own_ids.records_of(config, tmp_path)
+    records, unreadable = own_ids.records_of(config, folder)
     assert unreadable == 0
     records = (records + own_ids.with_reasoning(SHARED / "corpora" / "gsm8k_train.jsonl", inline=True))[::101]
     records += [record for record in records if "tools" in record]
+    return tokenizer, own_ids.Reference(records, tokenizer)
+
+
+@needs_shared
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", ["together", "apart"])
+def test_real_conversations_have_the_ids_of_inference(turns: str, real: tuple[Path, Any], tmp_path: Path) -> None:
+    tokenizer, reference = real
+    records = reference.records
     manifest = own_ids.pack(
         records, {"tokenizer": str(tokenizer), "template": "tokenizer", "turns": turns}, tmp_path / turns
     )
     assert isinstance(manifest, Path), manifest
-    tally = own_ids.compare(manifest, own_ids.Reference(records, tokenizer))
+    tally = own_ids.compare(manifest, reference)
     assert tally.wrong == []
     assert tally.left_out == {}
     assert tally.samples == (len(records) if turns == "together" else tally.turns)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import json
 import re
-import sys
+import unicodedata
 from datetime import datetime
-from itertools import product
+from itertools import chain, product
 from typing import Any
 from unittest import mock
 
@@ -400,6 +400,10 @@ def test_a_conversation_that_uses_private_characters_keeps_them() -> None:
     assert sum(span.token != TEXT for span in spans) == 4
 
 
+# All private characters of Unicode.
+PRIVATE = [*map(chr, chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)))]
+
+
 @pytest.mark.parametrize("private", ["\ue000", "\U000f0000"])
 @pytest.mark.parametrize("cut", [1, 2, 3, 5, -1])
 def test_texts_that_follow_each_other_are_no_escaped_private_character(private: str, cut: int) -> None:
@@ -408,7 +412,7 @@ def test_texts_that_follow_each_other_are_no_escaped_private_character(private: 
     A control string is broken by a private character, whose escaped form is removed from a rendering.
     """
     form = json.dumps(private)[1:-1]
-    others = "".join(chr(code) for code in range(0xE000, ord(private)) if _is_private(code))
+    others = "".join(PRIVATE[: PRIVATE.index(private)])
     template = jinja(
         CHATML_JINJA.replace("message.content", "messages[0].content ~ messages[-1].content"), "hf_byte_level"
     )
@@ -426,17 +430,13 @@ def test_the_private_character_is_none_that_the_tokenizer_knows() -> None:
 
 
 def test_a_conversation_that_uses_all_private_characters_is_rejected() -> None:
-    text = "".join(chr(code) for code in range(sys.maxunicode + 1) if _is_private(code)) + "<|im_end|>"
+    assert {unicodedata.category(character) for character in PRIVATE} == {"Co"}
+    assert len(PRIVATE) == 137_468
+    text = "".join(PRIVATE) + "<|im_end|>"
     record = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "b"}]}
     with pytest.raises(Reject) as reject:
         spans_of(jinja(CHATML_JINJA, "hf_byte_level"), record)
     assert reject.value.reason == "no_private_character"
-
-
-def _is_private(code: int) -> bool:
-    import unicodedata
-
-    return unicodedata.category(chr(code)) == "Co"
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------
