@@ -26,11 +26,11 @@ def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
     return TokenizerFiles(main, files)
 
 
-def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
+def open_tokenizer(manifest: Manifest, folder: Path, files: TokenizerFiles | None = None) -> Encoder:
     """Open the tokenizer in a corpus folder.
 
-    Raises the errors of find_tokenizer_files and open_encoder.
+    `files` are its files if they were found before. Raises the errors of find_tokenizer_files and open_encoder.
     """
-    files = find_tokenizer_files(manifest, folder)
+    files = files or find_tokenizer_files(manifest, folder)
     config = manifest.config
     return open_encoder(files, config.get("eos_token"), config.get("pad_token"), config.get("content_tokens") or ())

@@ -59,7 +59,7 @@ def find_files(
     for entry, source in enumerate(sources):
         with _reading(source):
             for path, name, revision, arrived, identity in located[entry]:
-                if not (arrived or identity) and any(path.resolve().is_relative_to(output) for output in outputs):
+                if not (arrived or identity) and any(map(path.resolve().is_relative_to, outputs)):
                     raise UsageError(
                         "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {source.path}"
                     )
@@ -100,8 +100,10 @@ def _identify_objects(
     for entry, source in enumerate(sources):
         with _reading(source):
             objects += [(entry, each, each.path.stat()) for each in located[entry] if each.identity]
-    own = share.of([stat.st_size for _, _, stat in objects])
     found = dict[tuple[int, str], SourceFile]()
+    if not objects:
+        return found
+    own = share.of([stat.st_size for _, _, stat in objects])
 
     def find(number: int) -> None:
         entry, each, stat = objects[number]

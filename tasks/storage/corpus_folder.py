@@ -104,6 +104,8 @@ SHOWN = 20  # files named in one error
 
 THREADS = 8  # files hashed at a time; hashing releases the GIL
 
+FEW_BYTES = 1 << 20  # fewer bytes are hashed before threads have started
+
 
 LAST = ".last"  # in manifests/: the name of the manifest that the latest run published or found complete
 
@@ -182,7 +184,8 @@ def find_listed(folder: Path, name: str, size: int) -> Path:
     Raises DataError or InputMissing unless the file has `size` bytes.
     """
     where = folder / name
-    if where.is_symlink() or not where.resolve().is_relative_to(folder.resolve()):
+    # A file directly in the folder cannot be behind another link.
+    if where.is_symlink() or not (where.parent == folder or where.resolve().is_relative_to(folder.resolve())):
         raise DataError(
             "link_in_corpus",
             f"{where}: is a symbolic link, but the files of a corpus must not be links; {repair_hint(folder)}",
@@ -250,6 +253,8 @@ def changed_files(folder: Path, files: Sequence[Shard | FileFacts]) -> list[Pack
             return error
         return None
 
+    if sum(file.bytes for file in files) < FEW_BYTES and not _remote_with(folder):
+        return [error for error in map(wrong, files) if error]
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
         return [error for error in threads.map(wrong, files) if error]
 
