@@ -7,7 +7,8 @@ compares exports with the trainers' own readers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -60,6 +61,20 @@ def export(manifest: Path, to: str, output: Path) -> Export:
     return export_corpus(manifest, to, output, Path())
 
 
+Exported = Callable[[str, str], Export]
+
+
+@pytest.fixture(scope="module")
+def exported(corpora: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Export one of CORPORA to a format, once for all tests that only read it."""
+
+    @cache
+    def make(name: str, to: str) -> Export:
+        return export(corpora[name], to, tmp_path_factory.mktemp("exports") / f"{name} {to}")
+
+    return make
+
+
 def read(found: Export, manifest: Path, split: str = "train") -> list[Row]:
     content = load_manifest(manifest)
     facts = Facts(content.sequence_length, content.tokenizer.pad_token_id, found.record["settings"])
@@ -71,9 +86,8 @@ def read(found: Export, manifest: Path, split: str = "train") -> list[Row]:
 
 @pytest.mark.parametrize("to", NAMES)
 @pytest.mark.parametrize("name", CORPORA)
-def test_an_export_holds_every_conversation(name: str, to: str, corpora: dict[str, Path], tmp_path: Path) -> None:
-    manifest = corpora[name]
-    found = export(manifest, to, tmp_path / "export")
+def test_an_export_holds_every_conversation(name: str, to: str, corpora: dict[str, Path], exported: Exported) -> None:
+    manifest, found = corpora[name], exported(name, to)
     splits = load_manifest(manifest).splits
     assert list(found.record["splits"]) == [split for split, facts in splits.items() if facts.rows]
     assert len(splits) == 2 + ("epochs" in CORPORA[name])
@@ -100,11 +114,11 @@ def test_an_export_holds_every_conversation(name: str, to: str, corpora: dict[st
 @pytest.mark.parametrize("to", NAMES)
 @pytest.mark.parametrize("names", [("split", "lists"), ("gaps", "gaps in lists")])
 def test_rows_without_padding_are_exported_as_those_with_it(
-    names: tuple[str, str], to: str, corpora: dict[str, Path], tmp_path: Path
+    names: tuple[str, str], to: str, exported: Exported
 ) -> None:
     padded, lists = (
         {p.relative_to(found.folder): p for p in found.folder.rglob("*") if p.is_file()}
-        for found in (export(corpora[name], to, tmp_path / name) for name in names)
+        for found in (exported(name, to) for name in names)
     )
     assert padded.keys() == lists.keys()
     differ = {path.name for path in padded if padded[path].read_bytes() != lists[path].read_bytes()}
@@ -125,10 +139,12 @@ def test_the_corpora_have_what_is_hard(corpora: dict[str, Path]) -> None:
         assert len(load_manifest(manifest).splits["train"].shards) > 1
 
 
-def test_the_segments_of_megatron_have_one_token_more_than_they_count(corpora: dict[str, Path], tmp_path: Path) -> None:
+def test_the_segments_of_megatron_have_one_token_more_than_they_count(
+    corpora: dict[str, Path], exported: Exported
+) -> None:
     manifest = corpora["eos pads"]
     eos = load_manifest(manifest).tokenizer.eos_token_id
-    found = export(manifest, "megatron", tmp_path / "export")
+    found = exported("eos pads", "megatron")
     sizes, last = [], []
     for path in sorted((found.folder / "train").glob("*.parquet")):
         for row in parquet.read_table(path).to_pylist():
@@ -216,11 +232,9 @@ def test_rows_have_the_bounds_and_the_next_labels_of_their_pieces(
 # -- limits of formats -------------------------------------------------------------------------------------------------
 
 
-def test_what_a_format_cannot_hold_is_noted(corpora: dict[str, Path], tmp_path: Path) -> None:
+def test_what_a_format_cannot_hold_is_noted(exported: Exported) -> None:
     notes = {
-        (name, to): [note["name"] for note in export(manifest, to, tmp_path / f"{name} {to}").record["notes"]]
-        for name, manifest in corpora.items()
-        for to in NAMES
+        (name, to): [note["name"] for note in exported(name, to).record["notes"]] for name in CORPORA for to in NAMES
     }
     own = {"trl": ["isolation"], "megatron": ["alignment", "labels"], "axolotl": ["rows"], "llama-factory": [],
            "xtuner": ["paths", "last_step"], "mds": ["labels"], "automodel": ["alignment"]}  # fmt: skip
@@ -231,14 +245,14 @@ def test_what_a_format_cannot_hold_is_noted(corpora: dict[str, Path], tmp_path: 
         assert found == [*wanted, *lost, *order, *["epochs"] * ("epochs" in CORPORA[name])], (name, to)
 
 
-def test_the_order_of_balanced_rows_is_kept_or_its_loss_is_noted(corpora: dict[str, Path], tmp_path: Path) -> None:
+def test_the_order_of_balanced_rows_is_kept_or_its_loss_is_noted(exported: Exported) -> None:
     """The order of balanced rows is kept, or its loss is noted.
 
     The settings of trainers that keep the order are set only for such rows.
     """
     found = {}
     for name in ("balanced", "split"):
-        records = {to: export(corpora[name], to, tmp_path / f"{name} {to}").record for to in NAMES}
+        records = {to: exported(name, to).record for to in NAMES}
         found[name] = {
             "trl": records["trl"]["settings"]["SFTConfig"].get("train_sampling_strategy"),
             "llama-factory": records["llama-factory"]["settings"].get("disable_shuffling"),
@@ -258,8 +272,8 @@ def test_the_order_of_balanced_rows_is_kept_or_its_loss_is_noted(corpora: dict[s
     assert found["split"] == {"trl": None, "llama-factory": None, "mds": True}
 
 
-def test_olmo_core_finds_bounds_by_eos_only_where_that_is_exact(corpora: dict[str, Path], tmp_path: Path) -> None:
-    found = {name: export(manifest, "olmo-core", tmp_path / name).record for name, manifest in corpora.items()}
+def test_olmo_core_finds_bounds_by_eos_only_where_that_is_exact(corpora: dict[str, Path], exported: Exported) -> None:
+    found = {name: exported(name, "olmo-core").record for name in CORPORA}
     settings = {name: record["settings"] for name, record in found.items()}
     assert {name: own["NumpyFSLDatasetConfig"]["generate_doc_lengths"] for name, own in settings.items()} == {
         "epochs": True, "split": True, "eos pads": True, "lists": True, "gaps": False,
@@ -323,9 +337,9 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("to", NAMES)
 def test_threads_and_folder_do_not_change_the_bytes(
-    to: str, corpora: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    to: str, corpora: dict[str, Path], exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = content(export(corpora["epochs"], to, tmp_path / "first").folder)
+    first = content(exported("epochs", to).folder)
     monkeypatch.setattr(export_module, "THREADS", 1)
     second = content(export(corpora["epochs"], to, tmp_path / "second").folder)
     own = {"xtuner": ["export.json", *(name for name in first if name.endswith("paths.json"))]}.get(to, [])

@@ -146,11 +146,15 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def make_small(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 8000)
+    patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
+
+
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make groups and shards of very few source bytes."""
-    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 8000)
-    monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
+    make_small(monkeypatch)
 
 
 def packed(folder: Path, **changes: Any) -> tuple[Recipe, Manifest, Path]:
@@ -159,10 +163,20 @@ def packed(folder: Path, **changes: Any) -> tuple[Recipe, Manifest, Path]:
     return recipe, load_manifest(published), published
 
 
+@pytest.fixture(scope="module")
+def in_one_group(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Manifest, Path]:
+    """Pack the corpus of the tests below without groups."""
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        return packed(tmp_path_factory.mktemp("single"), plan_group=10_000)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("plan_group", [1000, 350, 115])
-def test_a_corpus_of_groups_holds_all_that_any_other_does(plan_group: int, tmp_path: Path) -> None:
+def test_a_corpus_of_groups_holds_all_that_any_other_does(
+    plan_group: int, in_one_group: tuple[Recipe, Manifest, Path], tmp_path: Path
+) -> None:
     recipe, manifest, published = packed(tmp_path / "a", plan_group=plan_group)
     assert read_receipt(recipe.plan_folder / "plan.json").get("groups", 1) == {1000: 1, 350: 2, 115: 5}[plan_group]
     verify(published)
@@ -179,7 +193,7 @@ def test_a_corpus_of_groups_holds_all_that_any_other_does(plan_group: int, tmp_p
     assert [each.path for each in repair(published)]
     assert shard.read_bytes() == whole
     # The conversations, tokens, and bound are those without groups.
-    _, single, one = packed(tmp_path / "c", plan_group=10_000)
+    _, single, one = in_one_group
     assert not any((difference := compare(one, published)).conversations.went + difference.conversations.came)
     lengths, other_lengths = (
         read_figures(load_manifest(path), corpus_folder(load_manifest(path), path)).lengths for path in (published, one)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inspected import shown
+from support.inspected import page_of, shown
 from support.packed_rows import folder_of, pack_small, shards_of
-from support.row_shapes import check_corpus, read_corpus
+from support.row_shapes import Shaped, check_corpus, read_corpus
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError, UsageError
@@ -22,7 +22,6 @@ from tasks.inspection.kinds import shard_figures
 from tasks.inspection.rows import row_of_split
 from tasks.inspection.search import find_conversations
 from tasks.packing.groups import dealt
-from tasks.report.report import write_report
 from tasks.storage.manifest import load_manifest
 from tasks.verification.rebuild import rebuild
 from tasks.verification.repair import repair
@@ -35,18 +34,29 @@ def pack(folder: Path, **given: Any) -> Path:
     return pack_corpus(make_recipe(folder, conversations(25, seed=3, longest=18), max_rejects=1, **given))
 
 
+def pack_groups(folder: Path, **shape: Any) -> Path:
+    """Pack a corpus of several groups and shards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.recipe.SOURCE_BYTES_PER_SHARD", 2000)
+        patch.setattr("tasks.recipe.BYTES_PER_CONVERSATION", 100)
+        given = {"plan_group": 9, "plan_chunk": 4, "epochs": 2}
+        recipe = make_recipe(folder, conversations(60), **given, **shape)
+        path = pack_corpus(recipe)
+        assert recipe.most_groups > 1
+        assert (recipe.plan_folder / dealt.DEAL).is_file()
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain_groups(tmp_path_factory: pytest.TempPathFactory) -> Shaped:
+    return read_corpus(pack_groups(tmp_path_factory.mktemp("groups")))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_shapes_with_groups(shape: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.recipe.SOURCE_BYTES_PER_SHARD", 2000)
-    monkeypatch.setattr("tasks.recipe.BYTES_PER_CONVERSATION", 100)
-    given = {"plan_group": 9, "plan_chunk": 4, "epochs": 2}
-    plain = pack_corpus(make_recipe(tmp_path, conversations(60), **given))
-    recipe = make_recipe(tmp_path, conversations(60), **given, **shape)
-    shaped = pack_corpus(recipe)
-    assert recipe.most_groups > 1
-    assert (recipe.plan_folder / dealt.DEAL).is_file()
+def test_shapes_with_groups(shape: dict[str, Any], plain_groups: Shaped, tmp_path: Path) -> None:
+    shaped = pack_groups(tmp_path, **shape)
     verify(shaped)
-    found, usual = read_corpus(shaped), read_corpus(plain)
+    found, usual = read_corpus(shaped), plain_groups
     check_corpus(found)
     assert found.contents() == usual.contents()
     assert "align" in shape or found.index == usual.index, "without padding, every conversation is where it was"
@@ -56,6 +66,11 @@ def test_shapes_with_groups(shape: dict[str, Any], tmp_path: Path, monkeypatch: 
 @pytest.fixture(scope="module")
 def aligned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_small(tmp_path_factory.mktemp("aligned"), align=16, epochs=2)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_small(tmp_path_factory.mktemp("plain"), epochs=2)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -71,7 +86,7 @@ def test_a_corpus_of_another_shape_is_rebuilt_and_repaired(shape: dict[str, Any]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_of_other_shapes_are_inspected_and_searched(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_rows_of_other_shapes_are_inspected_and_searched(shape: dict[str, Any], plain: Path, tmp_path: Path) -> None:
     aligned = pack_small(tmp_path, epochs=2, **shape)
     corpus = read_corpus(aligned)
     number, row = next((n, row) for n, row in enumerate(corpus.rows["train"]) if len(row.entries) > 1)
@@ -89,7 +104,6 @@ def test_rows_of_other_shapes_are_inspected_and_searched(shape: dict[str, Any], 
     wanted = [entry for rows in ("train", "validation") for row in corpus.rows[rows] for entry in row.entries]
     found = find_conversations(aligned, words, len(wanted)).conversations
     assert row.entries[1]["record"] in [each["record"] for each in found]
-    plain = pack_small(tmp_path, epochs=2)
     assert {each["record"] for each in found} == {
         each["record"] for each in find_conversations(plain, words, len(wanted)).conversations
     }
@@ -107,7 +121,7 @@ def test_the_dry_run_the_report_and_the_card_know_the_shape(shape: dict[str, Any
     assert found.tokens["padding"] == manifest.ledger.tokens.padding
     size = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
     assert 0.7 * size < found.disk["shards"] < size * 1.1
-    page = write_report(recipe.published, tmp_path / "report.html")[0].read_text()
+    page = page_of(recipe.published, tmp_path / "report.html")
     card = (folder_of(recipe.published) / "README.md").read_text()
     columns = set(read_corpus(recipe.published).rows["train"][0].columns)
     assert set(re.findall(r"^\| `(\w+)` \| (?:int|list)", card, re.M)) == columns

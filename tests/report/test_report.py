@@ -11,7 +11,7 @@ import re
 import shutil
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -26,6 +26,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.commands import BIN, ROOT, SHARED, command, needs_shared
 from support.damage.kinds import flip
+from support.inspected import page_of
 from support.packed_rows import folder_of, shards_of
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
@@ -172,14 +173,26 @@ class Outline(HTMLParser):
         return re.sub(r"\b[0-9a-f]{12,64}\b", "HEX", text)
 
 
+class OnDemand(dict[str, Any]):
+    """Values that are made when a test asks for them, once."""
+
+    def __init__(self, make: Callable[[str], Any]):
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, kind: str) -> Any:
+        self[kind] = self._make(kind)
+        return self[kind]
+
+
 @pytest.fixture(scope="module")
 def written(made: dict[str, Path]) -> dict[str, Path]:
-    return {kind: write_report(path, None)[0] for kind, path in made.items()}
+    return OnDemand(lambda kind: write_report(made[kind], None)[0])
 
 
 @pytest.fixture(scope="module")
 def pages(written: dict[str, Path]) -> dict[str, Page]:
-    return {kind: Page(path.read_text()) for kind, path in written.items()}
+    return OnDemand(lambda kind: Page(written[kind].read_text()))
 
 
 # -- figures of any corpus -------------------------------------------------------------------------------------------
@@ -447,7 +460,7 @@ SHAPES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_the_page_explains_the_shape_of_rows(kind: str, tmp_path: Path) -> None:
     settings, sentences = SHAPES[kind]
     path = pack_corpus(make_recipe(tmp_path, conversations(30), **{"validation": 0.2} | settings))
-    manifest, text = load_manifest(path), Outline(write_report(path, None)[0].read_text()).text()
+    manifest, text = load_manifest(path), Outline(page_of(path, tmp_path / "report.html")).text()
     for sentence in sentences:
         assert sentence in text, sentence
     words = ("(mix", "(align", "(padding", "(balance", "(company", "Loss weights", "other padding")
@@ -519,8 +532,20 @@ def test_a_page_stays_small(tmp_path: Path) -> None:
     assert any("character" in text for text in page.conversations), "omissions are marked"
 
 
-def test_a_page_that_is_too_large_shows_less_text(made: dict[str, Path], tmp_path: Path, monkeypatch: Any) -> None:
-    whole = write_report(made["truncate"], tmp_path / "whole.html")[1]
+def test_a_page_that_is_too_large_shows_less_text(
+    made: dict[str, Path], written: dict[str, Path], tmp_path: Path, monkeypatch: Any
+) -> None:
+    whole = written["truncate"].stat().st_size
+    drawn: list[dict[str, Any]] = []
+    draw = report._plots
+
+    def draw_once(*arguments: Any) -> dict[str, Any]:
+        """Return the same plots for each page: only the text differs."""
+        if not drawn:
+            drawn.append(draw(*arguments))
+        return drawn[0]
+
+    monkeypatch.setattr(report, "_plots", draw_once)
     monkeypatch.setattr(report, "MOST_BYTES", whole - 1)
     monkeypatch.setattr(report, "BUDGETS", (15_000, 300))
     assert write_report(made["truncate"], tmp_path / "less.html")[1] < whole

@@ -1,4 +1,4 @@
-"""Output of `packcorpus inspect`, without starting a process.
+"""Output of `packcorpus inspect` and `report`, without starting a process.
 
 It is returned as text, or as the object that --json prints.
 """
@@ -6,15 +6,18 @@ It is returned as text, or as the object that --json prints.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from tasks.cli.output import value_as_json
 from tasks.cli.questions import Question, answer, render
+from tasks.report import report
 
 
 def rendered(value: Any, renderer: Callable[[Any, Console], None], width: int = 100, terminal: bool = False) -> str:
@@ -39,3 +42,13 @@ def as_object(path: Path, **asked: Any) -> dict[str, Any]:
 def _root_of(path: Path) -> Path:
     """Return the root of a config (its folder) or of a manifest (one folder above)."""
     return path.parent if path.suffix == ".yaml" else path.parent.parent
+
+
+def page_of(path: Path, output: Path) -> str:
+    """Write the report of a corpus without its plots, and return the page.
+
+    Plots take most of the time of a report.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "_plots", lambda *_: defaultdict(str))
+        return report.write_report(path, output)[0].read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.inspected import shown
+from support.inspected import page_of, shown
 from support.row_shapes import read_corpus
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
@@ -22,7 +22,6 @@ from tasks.inspection import waiting as waiting_module
 from tasks.inspection.dry_run import DryRun, summarize
 from tasks.inspection.waiting import waiting_of
 from tasks.packing.balance.waiting import RowsOfLength, forecast_rows
-from tasks.report.report import write_report
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.manifest import load_manifest
 
@@ -87,7 +86,7 @@ def test_the_commands_say_how_long_ranks_wait(given: dict[str, Any], tmp_path: P
         assert one.random == pytest.approx(other.random, rel=0.15)
         assert one.balanced is None
     text = f"8 ranks {found[0].random:.2f} % of the time"
-    page = write_report(path, tmp_path / "report.html")[0].read_text(encoding="utf-8")
+    page = page_of(path, tmp_path / "report.html")
     for said in (" ".join(shown(path).split()), page):
         assert text in said
         assert "with balance" not in said
@@ -132,7 +131,7 @@ def test_more_ranks_than_rows_are_named(tmp_path: Path) -> None:
         f"balance: {rows} rows are too few for one step of 3,000 ranks × 2 rows, so it has no effect; lower ranks or "
         "rows_per_rank"
     )
-    page = write_report(path, tmp_path / "report.html")[0].read_text(encoding="utf-8")
+    page = page_of(path, tmp_path / "report.html")
     for said in (" ".join(shown(path).split()), page):
         assert "the rows are too few for one step of 3,000 ranks with 2 rows each, so their order is random" in said
         assert "or any divisor of it" not in said
