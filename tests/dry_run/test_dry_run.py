@@ -81,6 +81,16 @@ def mixture(first: float, second: float, limit: int | None = None) -> list[dict[
 # -- everything is read -----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def files() -> tuple[list[Any], str]:
+    """Return the records of one source, and the lines of another with duplicates."""
+    records: list[Any] = conversations(400)
+    records[7] = {"messages": [{"role": "assistent", "content": "x"}]}
+    records[9] = {"messages": [{"role": "user", "content": "no answer"}]}
+    others = [*conversations(150, seed=1, longest=30), *records[:40], *records[:40]]
+    return records, "".join(f"{json.dumps(record)}\n" for record in others)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -102,12 +112,11 @@ def mixture(first: float, second: float, limit: int | None = None) -> list[dict[
     ],
     ids=str,
 )
-def test_figures_are_exact_if_everything_is_read(tmp_path: Path, settings: dict[str, Any]) -> None:
-    records: list[Any] = conversations(400)
-    records[7] = {"messages": [{"role": "assistent", "content": "x"}]}
-    records[9] = {"messages": [{"role": "user", "content": "no answer"}]}
-    others = [*conversations(150, seed=1, longest=30), *records[:40], *records[:40]]
-    (tmp_path / "other.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in others))
+def test_figures_are_exact_if_everything_is_read(
+    files: tuple[list[Any], str], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    records, others = files
+    (tmp_path / "other.jsonl").write_text(others)
     recipe = make_recipe(tmp_path, records, max_rejects=1.0, **{"sources": mixture(1, 1), **settings})
     manifest = load_manifest(pack_corpus(recipe))
     found = predicted(tmp_path / "corpus.yaml")
@@ -194,19 +203,27 @@ def test_efficiency_of_real_conversations_is_within_two_points(tmp_path: Path) -
         assert found.tokens["encoded"] == pytest.approx(plan["ledger"]["tokens"]["encoded"], rel=0.06)
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """Return a folder with a source of 6,000 conversations, and those of another."""
+    folder = tmp_path_factory.mktemp("large")
+    others = [json.dumps(record) for record in conversations(6_000, seed=1, longest=30)]
+    (folder / "other.jsonl").write_text("".join(f"{line}\n" for line in others))
+    return folder, conversations(8_000)
+
+
 @pytest.mark.parametrize("weighting", ["repeat", "token_share"])
-def test_mixture_is_estimated_from_a_sample(tmp_path: Path, weighting: str) -> None:
+def test_mixture_is_estimated_from_a_sample(large: tuple[Path, list[Any]], weighting: str) -> None:
     """The mixture is estimated from a sample.
 
     The sample has a tenth of the conversations. A limit of 3,000 is far above the sample.
     """
-    others = [json.dumps(record) for record in conversations(6_000, seed=1, longest=30)]
-    (tmp_path / "other.jsonl").write_text("".join(f"{line}\n" for line in others))
+    folder, records = large
     settings = {"weighting": weighting, "sources": mixture(1.5, 1, limit=3_000), "validation": 0.1, "min_tokens": 15}
-    recipe = make_recipe(tmp_path, conversations(8_000), **settings)
+    recipe = make_recipe(folder, records, **settings)  # the other weighting has the same tokens
     run_all(Plan(recipe), check_content=True)
     plan = read_json(recipe.plan_folder / "plan.json")
-    found = predicted(tmp_path / "corpus.yaml", budget=180_000)
+    found = predicted(folder / "corpus.yaml", budget=180_000)
     assert sum(len(source.sample.records) for source in found.sources) < 2_000
     for estimate, real in zip(found.mixture, plan["mixture"], strict=True):
         for name in ("conversations", "copies", "tokens", "trained_tokens"):
