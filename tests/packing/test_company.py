@@ -6,6 +6,7 @@ The rows stay as they are. Conversations of equal length trade places.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,16 +152,33 @@ def place_facts(path: Path) -> Counter[tuple[Any, ...]]:
     return Counter((split, *sorted(lengths)) for (split, *_), lengths in rows.items())
 
 
-@pytest.mark.parametrize("given", [{}, {"epochs": 2}, {"plan_group": 30, "validation": 0.3}, {"overlong": "split"}])
+def pack_grouped(folder: Path, **settings: Any) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
+        return pack_small(folder, **settings)
+
+
+@pytest.fixture(scope="module")
+def usual_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Path]:
+    """Pack a corpus without `company`, once for both values of it."""
+    found: dict[str, Path] = {}
+
+    def make(given: dict[str, Any]) -> Path:
+        if (name := str(given)) not in found:
+            found[name] = pack_grouped(tmp_path_factory.mktemp("usual"), **given)
+        return found[name]
+
+    return make
+
+
 @pytest.mark.parametrize("company", ["similar", "apart"])
+@pytest.mark.parametrize("given", [{}, {"epochs": 2}, {"plan_group": 30, "validation": 0.3}, {"overlong": "split"}])
 def test_a_corpus_is_as_full_and_verified(
-    given: dict[str, Any], company: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], company: str, usual_of: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
-    usual, other, again = (
-        pack_small(tmp_path / name, **given, **chosen)
-        for name, chosen in (("a", {}), ("b", {"company": company}), ("c", {"company": company, "part_size": 3000}))
-    )
+    usual = usual_of(given)
+    other = pack_grouped(tmp_path / "b", **given, company=company)
+    again = pack_grouped(tmp_path / "c", **given, company=company, part_size=3000)
     one, two = load_manifest(usual), load_manifest(other)
     assert one.key != two.key
     assert "company" not in one.config
