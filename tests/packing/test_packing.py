@@ -73,10 +73,15 @@ def optimal_rows(lengths: list[int], capacity: int) -> int:
     return best((1 << len(lengths)) - 1)[0]
 
 
-def check_plan(lengths: np.ndarray, capacity: int, order: np.ndarray | None = None) -> int:
-    """Pack, assert every invariant of a plan, and return the number of rows."""
+def check_plan(
+    lengths: np.ndarray, capacity: int, order: np.ndarray | None = None, packed: bin_packing.Packing | None = None
+) -> int:
+    """Pack, assert every invariant of a plan, and return the number of rows.
+
+    `packed` is the result for these lengths, if they were packed before.
+    """
     counts = bin_packing.histogram(lengths, capacity)
-    patterns, (bound, _) = bin_packing.solve(counts, capacity)
+    patterns, (bound, _) = packed or bin_packing.solve(counts, capacity)
     row, start = bin_packing.assign(lengths, patterns, order)
     assert row.dtype == start.dtype == np.int32
     assert row.shape == start.shape == lengths.shape
@@ -225,7 +230,7 @@ def test_few_conversations_in_a_row_are_packed_optimally(capacity: int, low: int
     counts = bin_packing.histogram(lengths, capacity)
     packed = bin_packing.solve(counts, capacity)
     searched = bin_packing.search(counts, capacity)
-    assert check_plan(lengths, capacity) == packed.patterns.rows == packed.bound[0]
+    assert check_plan(lengths, capacity, packed=packed) == packed.patterns.rows == packed.bound[0]
     is_plain = packed.bound == bin_packing.lower_bound(counts, capacity)
     assert is_plain or packed.bound[1] == "linear program"
     assert packed.patterns.rows < column_generation.rows_of(searched)

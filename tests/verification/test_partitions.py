@@ -92,10 +92,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Path]:
     Some conversations are split, dropped, or packed several times.
     """
     root = tmp_path_factory.mktemp("corpus")
-    (root / "other.jsonl").write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in conversations(12, seed=1)))
+    (root / "other.jsonl").write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in conversations(8, seed=1)))
     sources = [{"path": "chat.jsonl", "weight": 2.5}, {"path": "other.jsonl", "limit": 5}]
     settings = {"sources": sources, "sequence_length": 64, "overlong": "split", "validation": 0.3, "epochs": 2}
-    recipe = make_recipe(root, conversations(30, longest=40), **settings)
+    recipe = make_recipe(root, conversations(16, longest=40), **settings)
     manifest = load_manifest(pack_corpus(recipe))
     assert manifest.ledger.conversations.split
     return manifest, recipe.corpus_folder
