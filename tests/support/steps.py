@@ -111,6 +111,19 @@ class Slow(Marked):
 
 
 @dataclass(frozen=True)
+class Meeting(Marked):
+    """A step that waits until `count` steps of its folder have begun."""
+
+    count: int
+
+    def do(self) -> None:
+        deadline = time.monotonic() + 300
+        while not all((self.folder / str(number)).exists() for number in range(self.count)):
+            assert time.monotonic() < deadline, "another step does not begin"
+            time.sleep(0.01)
+
+
+@dataclass(frozen=True)
 class Writing(Marked):
     """A step that takes `seconds` in the middle of writing its output."""
 

@@ -22,7 +22,7 @@ from support.commands import BIN, corpus_bytes, luigi, write_chats
 from support.servers.ray_cluster import Cluster, cluster_in
 from support.servers.remote import needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
-from support.steps import Canceled, DiskFull, Dying, Failing, Slow, pack_on
+from support.steps import Canceled, DiskFull, Dying, Failing, Meeting, Slow, pack_on
 
 from pipeline.engines import hashing
 from pipeline.engines.hashing import hash_sources
@@ -212,8 +212,8 @@ def test_drivers_that_are_interrupted_killed_and_refused(tmp_path: Path, cluster
     """
     for name in ("one", "other"):
         write_project(tmp_path / name, ())
-        write_chats(tmp_path / name / "a.jsonl", 24_000)
-        (tmp_path / name / "corpus.yaml").write_text(CONFIG + "part_size: 300000\n")
+        write_chats(tmp_path / name / "a.jsonl", 12_000)
+        (tmp_path / name / "corpus.yaml").write_text(CONFIG + "part_size: 150000\n")
     folder = tmp_path / "one"
 
     run = started(folder)
@@ -224,6 +224,7 @@ def test_drivers_that_are_interrupted_killed_and_refused(tmp_path: Path, cluster
     interrupted = receipts(folder)
 
     run = started(folder)
+    run.send_signal(signal.SIGSTOP)  # so that it cannot end before the other driver is refused
     refused = luigi(folder, "--config", "corpus.yaml", "--on", "here")
     assert refused.returncode == 75
     assert refused.stderr.startswith("E711 error: ")
@@ -244,14 +245,32 @@ def test_drivers_that_are_interrupted_killed_and_refused(tmp_path: Path, cluster
 
 
 def test_a_lost_node_costs_only_what_it_was_doing(tmp_path: Path, cluster: Cluster) -> None:
-    steps = [Slow(tmp_path, number, 0.5) for number in range(12)]
+    """The node is killed in the middle of a step, which another node takes again."""
+    (tmp_path / "meeting").mkdir()
+    steps = [Slow(tmp_path, number, 0.2) for number in range(12)]
+
+    def worker_there() -> int | None:
+        """Return the process id of a step that the second node runs."""
+        scratch = f"{SCRATCH}={cluster.logs[1].with_suffix('.scratch')}".encode()
+        for step in steps:
+            mark = tmp_path / f"{step.number}.pid"
+            worker = mark.read_text() if mark.exists() and not step.outputs()[1].exists() else ""
+            if worker and scratch in Path(f"/proc/{worker}/environ").read_bytes().split(b"\0"):
+                return int(worker)
+        return None
+
+    is_killed = False
     with OnRay("ray://auto") as engine:
+        list(engine.map([Meeting(tmp_path / "meeting", number, count=2) for number in range(2)]))  # both nodes work
         found = {}
         for index, outcome in engine.map(steps):
             found[index] = outcome.tokens
-            if len(found) == 3:
+            if len(found) >= 3 and not is_killed and (worker := worker_there()):
+                os.kill(worker, signal.SIGKILL)
                 cluster.second.kill()
+                is_killed = True
     assert found == {number: number for number in range(12)}
+    assert is_killed
     assert sum(step.attempts for step in steps) <= 13, "one step per CPU of the node, again"
 
 

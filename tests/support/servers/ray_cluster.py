@@ -20,7 +20,8 @@ from support.commands import ROOT
 from tasks.stores.scratch import SCRATCH
 
 LIMIT = 300.0  # seconds for a node to start, with other processes; it takes five
-SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_period_ms": "500"}  # a node is lost after 5 checks
+# A node is lost after five checks that fail at once. A node that is only slow has 10 s to answer each check.
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_period_ms": "100"}
 
 
 class Node:
@@ -29,7 +30,8 @@ class Node:
         paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", SCRATCH: str(log.with_suffix(".scratch"))}
         with log.open("wb") as out:  # not a pipe: the daemons keep it open
             self.process = subprocess.Popen(
-                [*words, "--object-store-memory=80000000"], stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+                [*words, "--include-log-monitor=false", "--object-store-memory=80000000"], stdin=subprocess.DEVNULL,
+                stdout=out, stderr=out,
                 env=os.environ | paths | SETTINGS, start_new_session=True,
             )  # fmt: skip
 
