@@ -21,6 +21,7 @@ import pytest
 from luigi.scheduler import RUNNING, Scheduler
 from luigi.worker import TaskProcess
 from support.commands import BIN, ROOT, write_chats
+from support.small_corpus import write_project
 
 from pipeline import events, training
 from pipeline.graph import PackCorpus
@@ -238,7 +239,7 @@ def test_training_restores_the_signal_handlers() -> None:
 
 # Tasks that block signals, as a task that waits for a lock in C does. One of them may not be killed.
 DEAF = """
-import multiprocessing, signal, sys, time
+import fcntl, multiprocessing, signal, sys, time
 from pathlib import Path
 
 import luigi
@@ -256,17 +257,27 @@ class Deaf(luigi.Task):
 
     def run(self):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
-        (folder / f"{self.number} is deaf").touch()
-        while not (folder / "pressed").exists():
-            time.sleep(0.02)
-        time.sleep(2)
+        with (folder / f"{self.number}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends
+            (folder / f"{self.number} is deaf").touch()
+            while not (folder / "pressed").exists():
+                time.sleep(0.02)
+            self.work()
         (folder / f"{self.number} has ended").touch()
+
+    def work(self):
+        time.sleep(60)
 
     def complete(self):
         return False
 
 class Saving(Deaf):
     may_be_killed = False
+
+    def work(self):
+        for number in (0, 1):  # waits until the other tasks have been killed
+            fcntl.flock((folder / f"{number}.lock").open("w"), fcntl.LOCK_EX)
+        time.sleep(0.3)
 
 tasks = [Deaf(number=0), Deaf(number=1), Saving(number=2)]
 luigi.build(tasks, workers=3, local_scheduler=True, log_level="CRITICAL")
@@ -280,7 +291,7 @@ def test_a_child_that_does_not_exit_is_killed_unless_it_is_saving(tmp_path: Path
     run = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         deadline = time.monotonic() + 300
-        while len(list(tmp_path.iterdir())) < 3:
+        while len(list(tmp_path.glob("* is deaf"))) < 3:
             assert time.monotonic() < deadline, "the tasks do not begin"
             time.sleep(0.02)
         for _ in range(times):
@@ -297,8 +308,8 @@ def test_a_child_that_does_not_exit_is_killed_unless_it_is_saving(tmp_path: Path
 
 @pytest.mark.parametrize("number", STOP)
 def test_a_signal_to_the_parent_alone_stops_the_run(tmp_path: Path, number: signal.Signals) -> None:
-    write_chats(tmp_path / "a.jsonl", 40_000)
-    (tmp_path / "corpus.yaml").write_text("name: some\nsources: [a.jsonl]\nvocab_size: 400\npart_size: 1000000\n")
+    write_project(tmp_path, (), sources=["a.jsonl"], part_size=1 << 17)
+    write_chats(tmp_path / "a.jsonl", 12_000)
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", "2"]
     run = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
