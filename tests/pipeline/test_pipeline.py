@@ -32,6 +32,8 @@ template: chatml
 sequence_length: 128
 vocab_size: 400
 """
+# For runs whose number of workers is not the point: workers take as long to start as the rest of such a run.
+ONE = ("--workers", "1")
 
 
 @pytest.fixture
@@ -115,19 +117,19 @@ def test_check_sources_hashes_every_source_again(folder: Path) -> None:
     (folder / "chats.jsonl").unlink()
     (folder / "chats.jsonl").symlink_to(ROOT / "data" / "sample" / "chat.jsonl")
     set_config(folder, vocab_size=700, sequence_length=2048)
-    first = pack(folder, "--config", "corpus.yaml")
+    first = pack(folder, *ONE, "--config", "corpus.yaml")
     [entry] = (folder / "data" / "digests").iterdir()
     right = read_receipt(entry)
     write_receipt(entry, right | {"sha256": "0" * 64, "ranges": [[0, right["state"][0], "0" * 64]]})
-    assert pack(folder, "--config", "corpus.yaml").name != first.name, "the cache was not read"
-    assert pack(folder, "--config", "corpus.yaml", "--check-sources").name == first.name
+    assert pack(folder, *ONE, "--config", "corpus.yaml").name != first.name, "the cache was not read"
+    assert pack(folder, *ONE, "--config", "corpus.yaml", "--check-sources").name == first.name
     assert read_receipt(entry) == right
-    assert pack(folder, "--config", "corpus.yaml").name == first.name
+    assert pack(folder, *ONE, "--config", "corpus.yaml").name == first.name
 
 
 def test_another_sequence_length_reuses_every_token_file(folder: Path, first: Path) -> None:
     before = token_files(folder)
-    second = pack(folder, "--config", "corpus.yaml", "--sequence-length", "200")
+    second = pack(folder, *ONE, "--config", "corpus.yaml", "--sequence-length", "200")
     assert token_files(folder) == before
     assert first != second
     assert orjson.loads(second.read_bytes())["sequence_length"] == 200
@@ -180,7 +182,7 @@ def test_a_changed_template_policy_or_tokenizer_retokenizes_everything(
 ) -> None:
     before = token_files(folder)
     set_config(folder, **change)
-    pack(folder, "--config", "corpus.yaml")
+    pack(folder, *ONE, "--config", "corpus.yaml")
     assert len(token_files(folder)) == 2 * len(before)
 
 
@@ -200,12 +202,17 @@ def test_same_bytes_for_any_workers_parts_date_folder_and_hash_seed(
         ("4", 2048, {"PYTHONHASHSEED": "8", "LC_ALL": "C"}),
         ("1", 64 << 20, {}),
     ]
+    parts = []
     for workers, part_size, environment in variants:
         other = tmp_path_factory.mktemp("elsewhere") / "a folder with spaces"
         other.mkdir()
         shutil.copy(folder / "chats.jsonl", other / "chats.jsonl")
         (other / "corpus.yaml").write_text(CONFIG + f"part_size: {part_size}\n")
         assert corpus_bytes(pack(other, "--config", "corpus.yaml", "--workers", workers, **environment)) == expected
+        parts.append(len(token_files(other)))
+    assert parts[0] > 2
+    assert parts[1] > 10
+    assert parts[2] == 1
 
 
 @needs_shared
@@ -225,6 +232,7 @@ def test_same_bytes_on_real_data_for_any_workers_and_parts(tmp_path: Path) -> No
         )
         manifest = pack(folder, "--config", "corpus.yaml", "--workers", workers)
         verify(manifest)
+        assert (len(token_files(folder)) > 10) == (part_size == 64 << 10)
         found.append(corpus_bytes(manifest))
     assert found[0] == found[1] == found[2]
 
@@ -257,7 +265,7 @@ def test_format_2_has_one_conversation_a_row(folder: Path) -> None:
     import datasets
 
     set_config(folder, packing="false")
-    manifest = pack(folder, "--config", "corpus.yaml")
+    manifest = pack(folder, *ONE, "--config", "corpus.yaml")
     verify(manifest)
     facts = orjson.loads(manifest.read_bytes())
     assert facts["format_version"] == "2.0"
@@ -292,7 +300,7 @@ FAILURES = {
 def test_a_failure_is_one_clear_message(folder: Path, case: str) -> None:
     settings, arguments, expected = FAILURES[case]
     set_config(folder, **settings)
-    done = luigi(folder, *(arguments if "--config" in arguments else ("--config", "corpus.yaml", *arguments)))
+    done = luigi(folder, *ONE, *(arguments if "--config" in arguments else ("--config", "corpus.yaml", *arguments)))
     assert done.returncode not in (0, 70), done.stderr
     assert done.stderr.count("error: ") == 1, done.stderr
     assert expected in done.stderr
@@ -306,14 +314,14 @@ def test_rejects_are_shown_counted_and_limited(folder: Path) -> None:
         file.write(b'{"messages": [{"role": "assistent", "content": "x"}]}\n')
         file.write(b'{"messages": [{"role": "user", "content": "trunca')
     set_config(folder, max_rejects=0.0)
-    done = luigi(folder, "--config", "corpus.yaml")
+    done = luigi(folder, *ONE, "--config", "corpus.yaml")
     assert done.returncode == 65
     assert "chats.jsonl:301" in done.stderr
     assert "did you mean assistant?" in done.stderr
     assert "chats.jsonl:302" in done.stderr
     assert not list(folder.glob("manifests/*"))
     set_config(folder)
-    manifest = pack(folder, "--config", "corpus.yaml")
+    manifest = pack(folder, *ONE, "--config", "corpus.yaml")
     verify(manifest)
     facts = orjson.loads(manifest.read_bytes())
     assert sum(facts["ledger"]["conversations"]["rejected"].values()) == 2
@@ -330,7 +338,7 @@ def test_an_overlong_answer_and_question_among_300_neither_end_a_run_nor_disappe
     lines = (folder / "chats.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "chats.jsonl").write_bytes(b"".join(lines[:300]))
     (folder / "long.jsonl").write_bytes(b"".join(lines[300:]))
-    done = luigi(folder, "--config", "corpus.yaml")
+    done = luigi(folder, *ONE, "--config", "corpus.yaml")
     assert done.returncode == 0, done.stderr
     assert "302 conversations: 301 packed, 1 rejected, 0 dropped" in done.stderr
     assert "E236 no_trained_tokens, 1: long.jsonl:2 no trained token is left within " in done.stderr
@@ -340,7 +348,7 @@ def test_an_overlong_answer_and_question_among_300_neither_end_a_run_nor_disappe
     assert f"overlong: 1 conversation truncated to {length:,} tokens, which drops {cut:,} tokens (" in done.stderr
     assert " % of all); to keep them, raise sequence_length or set overlong: split\n" in done.stderr
     set_config(folder, **wide, overlong="drop")
-    done = luigi(folder, "--config", "corpus.yaml")
+    done = luigi(folder, *ONE, "--config", "corpus.yaml")
     assert f"overlong: 2 conversations longer than {length:,} tokens dropped; to keep them, " in done.stderr
 
 
@@ -349,19 +357,19 @@ def test_the_delimiter_and_the_encoding_that_were_found_are_reported(folder: Pat
     (folder / "a.csv").write_text("prompt;completion\n" + rows, encoding="cp1252")
     found = "a.csv: found delimiter ';' and encoding windows-1252; if that is wrong, set it in its source"
     set_config(folder, sources="[a.csv]")
-    assert f"note: {found}\n" in luigi(folder, "--config", "corpus.yaml").stderr
+    assert f"note: {found}\n" in luigi(folder, *ONE, "--config", "corpus.yaml").stderr
     checked = command(folder, str(BIN / "packcorpus"), "check", "corpus.yaml")
     assert found in " ".join(checked.stdout.split())
     shown = command(folder, str(BIN / "packcorpus"), "inspect", "a.csv").stdout
     assert shown.startswith("a.csv  prompt_completion, csv, delimiter ';', windows-1252, ")
     set_config(folder, sources="[{path: a.csv, delimiter: ';', encoding: cp1252}]", sequence_length=64)
-    assert "note: " not in luigi(folder, "--config", "corpus.yaml").stderr
+    assert "note: " not in luigi(folder, *ONE, "--config", "corpus.yaml").stderr
 
 
 def test_a_failed_run_keeps_the_earlier_corpus(folder: Path, first: Path) -> None:
     before = corpus_bytes(first)
     (folder / "chats.jsonl").write_bytes(b"{}\n")
-    assert luigi(folder, "--config", "corpus.yaml").returncode != 0
+    assert luigi(folder, *ONE, "--config", "corpus.yaml").returncode != 0
     assert corpus_bytes(first) == before
     verify(first)
 
@@ -406,7 +414,7 @@ def test_a_shard_is_rebuilt_from_other_parts(folder: Path, first: Path) -> None:
 def test_the_same_bytes_under_another_name_get_that_name(folder: Path, first: Path) -> None:
     (folder / "chats.jsonl").rename(folder / "talks.jsonl")
     set_config(folder, name="talks", sources="[{path: talks.jsonl}]")
-    facts = orjson.loads(pack(folder, "--config", "corpus.yaml").read_bytes())
+    facts = orjson.loads(pack(folder, *ONE, "--config", "corpus.yaml").read_bytes())
     assert [source["path"] for source in facts["sources"]] == ["talks.jsonl"]
 
 
@@ -446,8 +454,8 @@ def test_two_projects_run_at_the_same_time(folder: Path, tmp_path_factory: pytes
 
 def test_its_own_outputs_are_refused_as_sources(folder: Path) -> None:
     set_config(folder, sources="[{path: '**/*.jsonl'}]")
-    pack(folder, "--config", "corpus.yaml")
-    done = luigi(folder, "--config", "corpus.yaml")
+    pack(folder, *ONE, "--config", "corpus.yaml")
+    done = luigi(folder, *ONE, "--config", "corpus.yaml")
     assert done.returncode != 0
     assert "is an output of packcorpus" in done.stderr
 
@@ -480,7 +488,7 @@ def test_tokens_of_rejected_conversations_are_reported(folder: Path) -> None:
     long = orjson.dumps({"prompt": "and then " * 4000, "completion": "yes"})
     (folder / "long.jsonl").write_bytes(long + b"\n")
     set_config(folder, sources="[chats.jsonl, long.jsonl]", max_rejects=0.5)
-    done = luigi(folder, "--config", "corpus.yaml")
+    done = luigi(folder, *ONE, "--config", "corpus.yaml")
     assert "of all tokens were in conversations that were rejected" in done.stderr, done.stderr
     tokens = orjson.loads((folder / done.stdout.split()[-1]).read_bytes())["ledger"]["tokens"]
     assert tokens["rejected"] > 400
@@ -510,7 +518,7 @@ def test_user_files_named_like_our_packages_are_not_imported(folder: Path, monke
     """Many working directories have a train.py."""
     for name in ("train", "tasks", "pipeline"):
         (folder / f"{name}.py").write_text("raise SystemExit('imported a file of the user')\n")
-    manifest = pack(folder, "--config", "corpus.yaml")
+    manifest = pack(folder, *ONE, "--config", "corpus.yaml")
     monkeypatch.chdir(folder)
     record = training.record_of(training.command("", f"manifests/{manifest.name}", ".", "", "--base-model nowhere"))
     assert record.name == "training.json"
@@ -523,12 +531,12 @@ def test_the_manifest_of_the_latest_run_is_remembered(folder: Path, first: Path)
     It is also remembered if the corpus was already packed.
     """
     assert last_manifest(folder) == first
-    other = pack(folder, "--config", "corpus.yaml", "--sequence-length", "200")
+    other = pack(folder, *ONE, "--config", "corpus.yaml", "--sequence-length", "200")
     assert last_manifest(folder) == other != first
-    assert "already packed" in luigi(folder, "--config", "corpus.yaml").stderr
+    assert "already packed" in luigi(folder, *ONE, "--config", "corpus.yaml").stderr
     assert last_manifest(folder) == first
 
 
 def test_sources_may_be_a_single_path(folder: Path, first: Path) -> None:
     set_config(folder, sources="chats.jsonl")
-    assert luigi(folder, "--config", "corpus.yaml").stdout.strip() == f"manifests/{first.name}"
+    assert luigi(folder, *ONE, "--config", "corpus.yaml").stdout.strip() == f"manifests/{first.name}"
