@@ -243,6 +243,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_bytes(
     set_config(folder, part_size=2048)
     whole = tmp_path_factory.mktemp("whole")
     shutil.copytree(folder, whole, dirs_exist_ok=True)
+    assert luigi(whole, "--config", "nowhere.yaml").returncode == 66  # the first command starts a server
     start = time.perf_counter()
     expected = corpus_bytes(pack(whole, "--config", "corpus.yaml"))
     took = time.perf_counter() - start
