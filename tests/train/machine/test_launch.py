@@ -55,7 +55,7 @@ def test_ranks_ignore_modules_of_the_user_with_our_names(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with pytest.raises(RankFailed) as caught:
-        launch(2, ["--manifest", "none", "--no-such-option"])
+        launch(1, ["--manifest", "none", "--no-such-option"])
     output = capfd.readouterr()
     assert (caught.value.exit_code, output.out) == (64, "")
     assert "--no-such-option" in output.err

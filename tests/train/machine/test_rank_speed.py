@@ -45,7 +45,7 @@ def test_the_clock_counts_passes_and_not_waits() -> None:
     for _ in range(WARM_UP):
         take_pass(clock, model, batch, last=True)
     assert clock.speeds(0, 0.1) == [RankSpeed(0, clock.speeds(0, 0.1)[0].host, "CPU", 0, None, None, 0.1)]
-    spent = sum(take_pass(clock, model, batch, last=last, wait=0.2) for last in (False, True) * 3)
+    spent = sum(take_pass(clock, model, batch, last=last, wait=0.05) for last in (False, True) * 3)
     [own] = clock.speeds(3, 0.0)
     assert (own.rank, own.device, own.steps) == (3, "CPU", 3)
     assert 0 < clock.seconds < spent

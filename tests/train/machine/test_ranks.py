@@ -49,13 +49,23 @@ def test_the_launcher_reports_the_rank_that_ended_first(codes: dict[int, int], m
     assert isinstance(failed, Interrupted) == (code == 75)
 
 
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a manifest and the folder of a model."""
+    folder = tmp_path_factory.mktemp("ranks")
+    manifest = pack_corpus(make_recipe(folder / "c", conversations(60), name="mine", sequence_length=64))
+    tiny_model(adapter=False, num_hidden_layers=1).save_pretrained(folder / "tiny")
+    return manifest, folder / "tiny"
+
+
 @pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (1, signal.SIGTERM)])
-def test_only_our_lines_reach_the_user(tmp_path: Path, rank: int, number: signal.Signals) -> None:
-    manifest = pack_corpus(make_recipe(tmp_path / "c", conversations(60), name="mine", sequence_length=64))
+def test_only_our_lines_reach_the_user(
+    corpus: tuple[Path, Path], tmp_path: Path, rank: int, number: signal.Signals
+) -> None:
+    manifest, model = corpus
     words = ["-m", "train", "--manifest", str(manifest), "--device", "cpu", "--gpus", "2", "--micro-batch", "1"]
     words += ["--tokens-per-step", "128", "--max-steps", "500", "--output", str(tmp_path / "run")]
-    tiny_model(adapter=False).save_pretrained(tmp_path / "tiny")
-    words += ["--base-model", str(tmp_path / "tiny")]
+    words += ["--base-model", str(model)]
     with started(ROOT, *words) as process:
         output = ""
         for line in process.stderr:

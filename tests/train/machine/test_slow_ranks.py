@@ -34,18 +34,21 @@ def test_a_slow_first_rank_is_waited_for_but_not_in_a_step(tmp_path: Path) -> No
 def rank(folder: Path) -> None:
     """Run one of two ranks.
 
-    A step may take one second here, and the first rank prepares for two.
+    A step may take one second here, and the first rank prepares for longer. It does not take part in the step before
+    the other rank has waited in vain.
     """
     ranks.STEP = timedelta(seconds=1)
     state = ranks.start(cpu=True)
     began = time.monotonic()
-    ranks.main_first(state.is_main_process, lambda: time.sleep(2.0 * state.is_main_process))
-    assert time.monotonic() - began >= 2
+    ranks.main_first(state.is_main_process, lambda: time.sleep(1.5 * state.is_main_process))
+    assert time.monotonic() - began >= 1.5
     found = ranks.largest([3.0 * state.process_index, 1.0 - state.process_index], torch.device("cpu"))
     step = ""
     if state.is_main_process:
-        time.sleep(3)
-        step = "waited in vain"
+        end = time.monotonic() + 10
+        while not (folder / "1").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        step = "waited in vain" if time.monotonic() < end else "nobody waited in vain"
     else:
         began = time.monotonic()
         try:
