@@ -74,7 +74,7 @@ def run(plan: dict) -> None:  # type: ignore[type-arg]
         node, name = plan["stop"].split()
         errors, end = Path(plan["outputs"][0][1]), time.monotonic() + LIMIT
         while "\nstep 1/" not in errors.read_text() and time.monotonic() < end:
-            time.sleep(0.05)
+            time.sleep(0.01)
         os.kill(pids[int(node)], signal.Signals[f"SIG{name}"])
     print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]))
 

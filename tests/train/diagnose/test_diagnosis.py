@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from support.commands import ROOT, command
+from support.commands import ROOT, in_fork_with_torch
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -38,6 +37,17 @@ from train.measures.phases import PHASES
 LENGTH = 512
 
 
+# A trial draws a picture of its run that nobody looks at, which takes a fifth of its time.
+WITHOUT_PICTURE = """
+import sys
+from train.__main__ import main
+from train.loop import record
+
+record.picture = lambda *_: b""
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 class Forked:
     """A stand-in for Popen that forks a process with torch already loaded.
 
@@ -46,7 +56,8 @@ class Forked:
 
     def __init__(self, words: list[str], **named: Any):
         assert words[1:4] == ["-P", "-m", "train"]
-        self._done = command(ROOT, sys.executable, *words[2:], **{"PACKCORPUS_JSON": named["env"]["PACKCORPUS_JSON"]})
+        json_errors = {"PACKCORPUS_JSON": named["env"]["PACKCORPUS_JSON"]}
+        self._done = in_fork_with_torch(ROOT, "-c", WITHOUT_PICTURE, *words[4:], **json_errors)
         self.returncode = self._done.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -63,8 +74,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Conversations have about 50 tokens.
     """
     folder = tmp_path_factory.mktemp("diagnosis")
+    records = conversations(400, seed=5)
     for name, length in {"long": LENGTH, "short": 128}.items():
-        records = conversations(1000, seed=5)
         pack_corpus(make_recipe(folder, records, name=name, sequence_length=length))
     torch.manual_seed(1)
     config = LlamaConfig(
@@ -102,7 +113,7 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     monkeypatch.setattr(schedule, "MOST", 1)
     monkeypatch.setattr(compare, "STUDENT", (0.0,))
     given = words(folder, "long", "--only", "sequence_length", "--steps", "5", "--attention", "eager")
-    given += ["--tokens-per-step", "2048", "--quantization", "none"]
+    given += ["--tokens-per-step", "1024", "--quantization", "none"]
     path, found, shown = diagnosed(given, capsys, monkeypatch)
     trials = {one["trial"]["name"]: one for one in found["trials"]}
     assert list(trials) == ["sequence_length: 256", "sequence_length: 1024"]
@@ -175,7 +186,7 @@ def test_conversations_that_shorter_rows_lose_are_counted(folder: Path, tmp_path
     corpus = open_corpus(Path("long"), root=folder)
     assert lost(corpus, replan(corpus, {"sequence_length": 256}, folder, tmp_path / "half")) == ""
     found = lost(corpus, replan(corpus, {"sequence_length": 24, "overlong": "drop"}, folder, tmp_path / "short"))
-    assert re.fullmatch(r"without [1-9]\d* of 1000 conversations", found)
+    assert re.fullmatch(r"without [1-9]\d* of 400 conversations", found)
 
 
 class Simulated:
