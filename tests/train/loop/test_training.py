@@ -41,7 +41,7 @@ LENGTH, VOCABULARY = 128, 500
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Corpora `packed` and `whole` (format 2.0), and the model `tiny`."""
     folder = tmp_path_factory.mktemp("training")
-    records = conversations(400, seed=3)
+    records = conversations(180, seed=3)  # 11 rows of validation, an odd number
     for name, settings in {"packed": {"validation": 0.1}, "whole": {"packing": False, "validation": 0.1}}.items():
         pack_corpus(make_recipe(folder / name, records, name=name, sequence_length=LENGTH, **settings))
     save_model(folder / "tiny")
@@ -93,7 +93,7 @@ def losses_of(output: Path) -> list[tuple[int, float]]:
 
 
 def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_path: Path) -> None:
-    given = words(folder, tmp_path / "run", "--max-steps", "20", "--eval-every", "10")
+    given = words(folder, tmp_path / "run", "--max-steps", "20", "--eval-every", "10", "--micro-batch", "2")
     done = run(given)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run" / "training.json").read_text())
