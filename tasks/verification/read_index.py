@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.core.errors import DataError
+from tasks.storage.arrow import strings, to_arrow, to_numpy
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import SAMPLE_DROP_REASONS
 from tasks.storage.shards import open_index
@@ -109,7 +110,7 @@ def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
             entries["split"] = kind_numbers[split_of_entry]
             by_conversation.add(range_of(entries, totals, ranges), entries)
             in_row = block.column("row").is_valid()
-            placed, split = block.filter(in_row), split_of_entry[in_row.to_numpy(zero_copy_only=False)]
+            placed, split = block.filter(in_row), split_of_entry[to_numpy(in_row)]
             shard = _numpy(placed, "shard").astype(np.int64)
             exists = (known[split] >= 0) & (shard >= 0) & (shard < of_splits[split])
             pieces = np.empty(len(shard), PIECE)
@@ -191,7 +192,7 @@ def _entries(block: pa.RecordBatch, splits: list[str]) -> np.ndarray:
     entries = np.empty(block.num_rows, ENTRY)
     for name in ("source", "record", "length", "trained", "separator", "truncated", "turns", "digest"):
         entries[name] = _numpy(block, name)
-    entries["first"] = block.column("first").fill_null(-1).to_numpy()
+    entries["first"] = _filled(block.column("first"))
     entries["turn"] = _numpy(block, "turn") if "turn" in block.schema.names else -1
     entries["split"] = _numbers(block.column("split"), splits)
     entries["dropped"] = _numbers(block.column("dropped"), SAMPLE_DROP_REASONS)
@@ -199,11 +200,17 @@ def _entries(block: pa.RecordBatch, splits: list[str]) -> np.ndarray:
 
 
 def _numpy(block: pa.RecordBatch, name: str) -> np.ndarray:
-    found: np.ndarray = block.column(name).to_numpy(zero_copy_only=False)
-    return found
+    return to_numpy(block.column(name))
 
 
 def _numbers(names: pa.Array, known: tuple[str, ...] | list[str]) -> np.ndarray:
     """Return the index of each name in `known`, or -1 for unknown names and for null."""
-    found: np.ndarray = pc.index_in(names.cast(pa.string()), pa.array(known, pa.string())).fill_null(-1).to_numpy()
-    return found
+    return _filled(pc.index_in(names.cast(pa.string()), strings(known)))
+
+
+def _filled(numbers: pa.Array) -> np.ndarray:
+    """Return int32 numbers, with -1 for null.
+
+    `fill_null` would import pandas, like the functions that storage/arrow.py replaces.
+    """
+    return to_numpy(pc.coalesce(numbers, to_arrow(np.full(len(numbers), -1, np.int32))))
