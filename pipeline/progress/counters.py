@@ -17,12 +17,11 @@ import mmap
 import sys
 import time
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from tasks.core.process import peak_memory
+from tasks.core.process import peak_memory, version_of
 
 STAGES = ("TrainTokenizer", "TokenizePart", "PlanGroup", "PlanPacking", "WriteShard")
 FIELDS = (
@@ -140,5 +139,5 @@ def run_record() -> dict[str, Any]:
         "tokens_per_second": round(total("tokens") / seconds, 1),
         "peak_memory_bytes": int(max(float(peaks.max()), peak_memory())),
         "tasks_found_done": int(total("reused")),
-        "versions": {name: metadata.version(name) for name in _VERSIONS} | {"python": sys.version.split()[0]},
+        "versions": {name: version_of(name) for name in _VERSIONS} | {"python": sys.version.split()[0]},
     }
