@@ -53,8 +53,8 @@ _JINJA = {"tokenizer": "hf", "template": "own.jinja", "validation": 0.2, "max_re
 KINDS: dict[str, dict[str, Any]] = {
     "packed": _JINJA,
     "whole": _JINJA | {"packing": False},
-    # With rows of this length, the first plan is optimal, and two parts and two shards are as many as are damaged: the
-    # next run is tested hundreds of times.
+    # With rows of this length, the first plan is optimal, and two parts are as many as are damaged: the next run is
+    # tested hundreds of times.
     "trained": _JINJA
     | {"tokenizer": None, "vocab_size": 320, "template": "chatml", "part_size": 8192, "sequence_length": 256},
 }
@@ -124,8 +124,10 @@ class Project:
         self.kept = {pattern: sorted(self.root.glob(pattern)) for pattern in KEPT}
         self.saved = {file: file.read_bytes() for files in (self.files, *self.kept.values()) for file in files}
         self.corpus = corpus_bytes(published)
-        self.states: dict[Path, tuple[int, ...]] = {}  # of files that have their saved content
-        self._keep_states()
+        self.states: dict[str, tuple[int, ...]] = {}  # of files that have their saved content
+        self.paths = {str(path): path for path in self.saved}  # a Path takes longer to look up and to open
+        self.damaged: list[Path] = []  # the files of the current cell
+        self.restore()
         # The sources stay whole, so all runs share what is known of them.
         self.recipe = resolve(self.root / "corpus.yaml", self.root)
         # From before the damage: an open corpus, and the place of the first conversation in the first row.
@@ -134,8 +136,7 @@ class Project:
 
     @classmethod
     def make(cls, root: Path, kind: str = "packed") -> Project:
-        count = 60 if kind == "trained" else 100
-        mine, theirs = ([*conversations(count, seed=seed), REJECT] for seed in (0, 1))
+        mine, theirs = ([*conversations(60, seed=seed), REJECT] for seed in (0, 1))
         other = cls(make(root / "other", theirs, **KINDS[kind]))
         return cls(make(root / "damaged", mine, **KINDS[kind]), other)
 
@@ -145,26 +146,22 @@ class Project:
 
     def changed(self) -> list[Path]:
         """Return the files that differ from their saved content."""
-        return [path for path in self.saved if not self._is_kept(path) and not self._is_equal(path)]
+        return [path for path in self._written() if not self._is_equal(path)]
 
     def restore(self) -> None:
-        for file in self.changed():
-            undo(file, self.saved[file])
-        self._keep_states()
+        for path in self._written():
+            if not self._is_equal(path):
+                undo(path, self.saved[path])
+            touch(path)
+            self.states[str(path)] = _state_of(str(path))
 
-    def _keep_states(self) -> None:
-        """Record the states of all files, which must have their saved content.
+    def _written(self) -> list[Path]:
+        """Return the files that were written since they had their saved content.
 
         Reading all files after each damage would take a fifth of the time. `touch` gives a file a time in the future,
         so any later write changes its state, even a write within the same tick of the clock.
         """
-        for path in self.saved:
-            if not self._is_kept(path):
-                touch(path)
-                self.states[path] = _state_of(path)
-
-    def _is_kept(self, path: Path) -> bool:
-        return path in self.states and _state_of(path) == self.states[path]
+        return [path for name, path in self.paths.items() if _state_of(name) != self.states.get(name)]
 
     def _is_equal(self, path: Path) -> bool:
         return not path.is_symlink() and path.is_file() and path.read_bytes() == self.saved[path]
@@ -180,8 +177,9 @@ class Project:
         for file in files:
             for how in rows:
                 names = self._damage(how, file)
-                if changed := self.changed():
-                    for path in changed:
+                self.damaged = self.changed()
+                if self.damaged:
+                    for path in self.damaged:
                         touch(path)
                     yield how, file, names
                     self.restore()
@@ -237,7 +235,7 @@ class Project:
             manifest.write_bytes(to_json(values))
 
 
-def _state_of(path: Path) -> tuple[int, ...]:
+def _state_of(path: str) -> tuple[int, ...]:
     """Return what any write or replacement of a file changes."""
     try:
         found = os.lstat(path)
@@ -342,12 +340,11 @@ def refused(reader: Reader, project: Project, names: tuple[str, ...]) -> str:
 
     The error must contain one of the names and the fix.
     """
-    before = project.changed()
     try:
         reader.read(project)
     except PackError as error:
         is_named = any(name in str(error) for name in names) and REPAIR in str(error)
-        return REFUSED if is_named and project.changed() == before else f"{TRUSTED}: {error}"
+        return REFUSED if is_named and project.changed() == project.damaged else f"{TRUSTED}: {error}"
     return TRUSTED
 
 
@@ -356,7 +353,7 @@ def repaired(project: Project, path: Path, names: tuple[str, ...]) -> str:
 
     Return REFUSED if it raises an error with one of the names and writes nothing.
     """
-    before = project.changed()
+    before = project.damaged
     try:
         with small_shards():
             restored = [file.path for file in repair(path)]
