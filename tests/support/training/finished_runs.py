@@ -8,9 +8,14 @@ A finished run is a base model and a folder as `python -m train` writes it.
 
 from __future__ import annotations
 
+import shutil
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
+import orjson
 import torch
 from support.training.architectures import ARCHITECTURES, build
 from transformers import AutoModelForCausalLM
@@ -18,6 +23,7 @@ from transformers import AutoModelForCausalLM
 from tasks.storage.files import sha256_of, to_json
 from train.config import TrainingConfig
 from train.loop.run_folder import model_digest
+from train.merge import compare
 from train.merge.find_run import find_base, find_run
 from train.merge.merge_run import merge
 from train.model.adapters.adapter import add_adapter
@@ -32,14 +38,30 @@ def finished_run(
 ) -> Path:
     """Write a base model and a run on it, and return the run's folder.
 
-    `how` has settings of the model and of the training.
+    `how` has settings of the model and of the training. Many tests need the same run, which is made once and copied.
     """
+    made = _made(name, dtype, scale, orjson.dumps(how, option=orjson.OPT_SORT_KEYS))
+    for part in ("base", "run"):
+        shutil.copytree(Path(made.name) / part, folder / part)
+    for file in (folder / "run").iterdir():
+        if file.suffix in (".json", ".md"):  # they name the base model
+            text = file.read_text(encoding="utf-8").replace(str(Path(made.name).resolve()), str(folder.resolve()))
+            file.write_text(text, encoding="utf-8")
+    return folder / "run"
+
+
+@cache
+def _made(name: str, dtype: torch.dtype, scale: float, given: bytes) -> TemporaryDirectory[str]:
+    """Return a folder with a base model and a run on it."""
+    made = TemporaryDirectory()
+    folder, how = Path(made.name).resolve(), orjson.loads(given)
     known = {*TrainingConfig.model_fields, "corpus"}
     settings = {key: how.pop(key) for key in [*how] if key not in known}
     torch.manual_seed(3)
     base = folder / "base"
     build(name, **ARCHITECTURES[name][0] | settings).to(dtype).save_pretrained(base)
-    return run_on(folder / "run", base, scale, **how)
+    run_on(folder / "run", base, scale, **how)
+    return made
 
 
 def run_on(run: Path, base: Path, scale: float = 0.02, corpus: dict[str, Any] | None = None, **config: Any) -> Path:
@@ -66,9 +88,13 @@ def randomize(model: Any, scale: float = 0.02) -> None:
 
 
 def merged(run: Path, output: Path, dtype: str | None = None, root: Path | None = None) -> Path:
-    """Merge a run in this process."""
+    """Merge a run in this process.
+
+    No garbage is collected before each model is loaded: these models are tiny, and that takes an eighth of the time.
+    """
     found = find_run(str(run), output.parent)
-    return merge(found, find_base(found), dtype, output, root or output.parent)
+    with mock.patch.object(compare, "gc"):
+        return merge(found, find_base(found), dtype, output, root or output.parent)
 
 
 def write_record(run: Path, base: Path, config: TrainingConfig, corpus: dict[str, Any]) -> None:
