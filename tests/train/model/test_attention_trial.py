@@ -125,12 +125,12 @@ def fail_with(error: Exception) -> Any:
         ("os._exit(0)", "its process failed (no message)"),
         ("open(sys.argv[1] + '/loaded', 'w'); time.sleep(60)", "took longer than 1 s"),
         # Loading or downloading a model has no time limit.
-        ("time.sleep(1.5); sys.exit('later')", "its process failed (later)"),
+        ("time.sleep(0.8); sys.exit('later')", "its process failed (later)"),
     ],
 )
 def test_a_kernel_that_ends_its_process_is_a_reason(code: str, reason: str) -> None:
     stand_in = (sys.executable, "-S", "-c", f"import os, signal, sys, time; {code}")
-    assert in_process({"backend": "flash2"}, stand_in, limit=1.0) == Trial("flash2", 0.0, reason)
+    assert in_process({"backend": "flash2"}, stand_in, limit=0.6) == Trial("flash2", 0.0, reason)
 
 
 def test_the_process_does_not_outlive_the_one_that_started_it(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_weak_leak_in_the_last_layer_is_detected(weight: float) -> None:
 
 @pytest.mark.parametrize("family", EXPERTS)
 def test_experts_may_round_differently_but_not_leak(family: str) -> None:
-    model, rows = tiny_model(family, adapter=False), several(4)
+    model, rows = tiny_model(family, adapter=False), several(2)
     batch = Collator("sdpa")(rows)
     seen = check_isolation(model, batch, rows, seed=1)
     assert seen.passed

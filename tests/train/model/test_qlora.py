@@ -57,7 +57,7 @@ def test_the_loss_falls_with_nf4_on_a_cpu(tmp_path: Path, monkeypatch: pytest.Mo
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-3)
     losses = []
     for _ in range(20):
-        loss = model(**batch_of(0, 1))["loss"]
+        loss = model(**batch_of(0))["loss"]
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
