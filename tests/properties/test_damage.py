@@ -74,7 +74,7 @@ def test_every_reader_accepts_a_whole_corpus(column: str, project: Callable[[str
 def test_the_files_that_are_damaged_are_all_that_there_are(project: Callable[[str], Project]) -> None:
     for kind in KINDS:
         made = project(kind)
-        assert len(load_manifest(made.published).splits["train"].shards) > 1
+        assert len(load_manifest(made.published).splits["train"].shards) > (1 if kind == "trained" else 2)
         # test_digest_cache.py damages the digests of sources. A later run adds the digests of new files.
         known = {*made.saved, made.folder / "run.json", *(made.root / "data" / "digests").glob("*.json")}
         found = {path for top in ("data", "manifests") for path in (made.root / top).rglob("*") if path.is_file()}

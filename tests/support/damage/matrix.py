@@ -53,8 +53,8 @@ _JINJA = {"tokenizer": "hf", "template": "own.jinja", "validation": 0.2, "max_re
 KINDS: dict[str, dict[str, Any]] = {
     "packed": _JINJA,
     "whole": _JINJA | {"packing": False},
-    # With rows of this length, the first plan is optimal, and two parts are as many as are damaged: the next run is
-    # tested hundreds of times.
+    # With rows of this length, the first plan is optimal, and two parts and two shards are as many as are damaged: the
+    # next run is tested hundreds of times.
     "trained": _JINJA
     | {"tokenizer": None, "vocab_size": 320, "template": "chatml", "part_size": 8192, "sequence_length": 256},
 }
@@ -136,7 +136,8 @@ class Project:
 
     @classmethod
     def make(cls, root: Path, kind: str = "packed") -> Project:
-        mine, theirs = ([*conversations(60, seed=seed), REJECT] for seed in (0, 1))
+        count = 60 if kind == "trained" else 80  # 80 have three shards for training: one is neither first nor last
+        mine, theirs = ([*conversations(count, seed=seed), REJECT] for seed in (0, 1))
         other = cls(make(root / "other", theirs, **KINDS[kind]))
         return cls(make(root / "damaged", mine, **KINDS[kind]), other)
 
