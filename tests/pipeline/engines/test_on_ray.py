@@ -24,7 +24,8 @@ from support.servers.remote import needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from support.steps import Canceled, DiskFull, Dying, Failing, Meeting, Slow, pack_on
 
-from pipeline.engines import hashing
+from pipeline.engines import engine as engines
+from pipeline.engines import hashing, on_ray
 from pipeline.engines.hashing import hash_sources
 from pipeline.engines.on_ray import OnRay, leave
 from tasks.core.errors import Busy, DataError, InputMissing, StorageError
@@ -131,15 +132,21 @@ def test_running_steps_are_canceled_before_the_connection_ends(
     assert capfd.readouterr().err == ""
 
 
-def test_a_step_that_loses_every_worker_is_named(tmp_path: Path, cluster: Cluster) -> None:
+def test_a_step_that_loses_every_worker_is_named(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has fewer attempts here, because each takes a new worker of Ray."""
+    assert engines.ATTEMPTS == on_ray.ATTEMPTS == 4
+    for module in (engines, on_ray):
+        monkeypatch.setattr(module, "ATTEMPTS", 2)
     steps = [Dying(tmp_path, number, deaths=99 if number == 1 else 0) for number in range(3)]
     with (
         OnRay("ray://auto") as engine,
-        pytest.raises(Busy, match=r"chat\.jsonl:2: lost its worker 4 times") as found,
+        pytest.raises(Busy, match=r"chat\.jsonl:2: lost its worker 2 times") as found,
     ):
         list(engine.map(steps))
     assert found.value.code == "E714"
-    assert [step.attempts for step in steps] == [1, 4, 1]
+    assert [step.attempts for step in steps] == [1, 2, 1]
 
 
 def test_a_bad_record_on_a_node_is_reported_as_it_is_here(tmp_path: Path, cluster: Cluster) -> None:
@@ -157,31 +164,35 @@ def test_a_bad_record_on_a_node_is_reported_as_it_is_here(tmp_path: Path, cluste
     assert done["ray://auto"].stderr.count("error:") == 1
 
 
-# Builds a corpus, with a program that counts connections and forks of tasks.
+# Tries to build a corpus twice, with a program that counts connections and forks of tasks. Only the second run accepts
+# the bad record.
 PROGRAM = """
 import os, signal, luigi, ray, pipeline
 connections, forks, init = [], [], ray.init
 ray.init = lambda **given: connections.append(1) or init(**given)
 os.register_at_fork(after_in_parent=lambda: connections and forks.append(1))
-run = pipeline.PackCorpus(config="corpus.yaml", on="ray://auto")
-done = luigi.build([run], workers=2, local_scheduler=True, log_level="CRITICAL")
-left = not ray.is_initialized() and "Guard" in str(signal.getsignal(signal.SIGTERM))
-print(f"done: {done}, {len(connections)} connections, {len(forks)} forks, left: {left}")
+for config in ("strict.yaml", "corpus.yaml"):
+    connections.clear()
+    run = pipeline.PackCorpus(config=config, on="ray://auto")
+    done = luigi.build([run], workers=2, local_scheduler=True, log_level="CRITICAL")
+    left = not ray.is_initialized() and "Guard" in str(signal.getsignal(signal.SIGTERM))
+    print(f"done: {done}, {len(connections)} connections, {len(forks)} forks, left: {left}")
 """
 
 
-@pytest.mark.parametrize("max_rejects", [1, 0])
-def test_the_stages_of_a_run_share_one_connection(tmp_path: Path, cluster: Cluster, max_rejects: int) -> None:
+def test_the_stages_of_a_run_share_one_connection(tmp_path: Path, cluster: Cluster) -> None:
     """The connection ends with the run, even if planning fails.
 
     Ray does not replace the handler that ends a run on SIGTERM.
     """
     records = [*conversations(40), {"messages": []}]
-    write_project(tmp_path, records, part_size=2048, max_rejects=max_rejects)
+    write_project(tmp_path, records, part_size=1024, max_rejects=0).rename(tmp_path / "strict.yaml")
+    write_project(tmp_path, records, part_size=2048, max_rejects=1)  # other parts, so that all stages run again
     words = [sys.executable, "-c", PROGRAM]
     found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LIMIT)
-    assert found.stdout.splitlines()[-1:] == [f"done: {max_rejects == 1}, 1 connections, 0 forks, left: True"], found
-    assert ("E251" in found.stderr) == (max_rejects == 0)
+    printed = [line for line in found.stdout.splitlines() if line.startswith("done: ")]
+    assert printed == [f"done: {done}, 1 connections, 0 forks, left: True" for done in (False, True)], found
+    assert found.stderr.count("E251") == 1
 
 
 def started(folder: Path) -> subprocess.Popen[str]:

@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from support.commands import ROOT
@@ -48,24 +48,35 @@ class Cluster:
         self.address = f"127.0.0.1:{port}"
         options = ["--include-dashboard=false", f"--ray-client-server-port={free_port()}", f"--port={port}"]
         self.head, self.log = Node(folder / "head.log", "--head", *options), folder / "head.log"
-        self._folder, self.logs = folder, [self.log]
+        self.second: Node | None = None
+        self._folder, self._port, self.logs = folder, port, [self.log]
 
     def wait(self) -> None:
-        """Add the second node as soon as the first one answers, and wait for it."""
-        deadline = time.monotonic() + LIMIT
-        while "started" not in self.log.read_text():
-            assert self.head.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        """Add the second node as soon as the first one listens, and wait for both.
+
+        The second one takes as long to load Ray as the first one takes to start the rest.
+        """
+        self._wait_until(self._listens)
         self.log = self._folder / "second.log"
         self.logs.append(self.log)
         self.second = Node(self.log, f"--address={self.address}")
-        while "started" not in self.log.read_text():
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.2)
+        self._wait_until(lambda: all("started" in log.read_text() for log in self.logs))
+
+    def _listens(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1):
+            return True
+        return False
+
+    def _wait_until(self, is_true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT
+        while not is_true():
+            nodes = (self.head, self.second) if self.second else (self.head,)
+            assert all(node.process.poll() is None for node in nodes), [log.read_text() for log in self.logs]
+            assert time.monotonic() < deadline, [log.read_text() for log in self.logs]
+            time.sleep(0.05)
 
     def kill(self) -> None:
-        for node in (self.head, getattr(self, "second", None)):
+        for node in (self.head, self.second):
             if node:
                 node.kill()
 
