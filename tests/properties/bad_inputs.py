@@ -37,6 +37,8 @@ from tasks.storage.files import to_json
 from tasks.storage.manifest import manifest_digest
 
 PACK = ["luigi", "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml"]
+# For bad records, few of which end a run: workers take as long to start as the rest of such a run.
+ONE = [*PACK, "--workers", "1"]
 GOOD = [
     {"messages": [{"role": "user", "content": "What is 6 × 7?"}, {"role": "assistant", "content": f"It is {n}."}]}
     for n in range(42, 62)
@@ -79,7 +81,12 @@ def project(folder: Path, data: bytes, name: str = "chats.jsonl", **settings: An
 def bad(number: int, what: str, *records: Any, **settings: Any) -> None:
     """Add a case made of records."""
     before = [GOOD[0]] * isinstance(records[0], bytes)  # so that the format can be detected
-    CASES.append((number, what, lambda folder: project(folder, lines(*before, *records), **settings)))
+
+    def make(folder: Path) -> list[str]:
+        project(folder, lines(*before, *records), **settings)
+        return ONE
+
+    CASES.append((number, what, make))
 
 
 def file_of(number: int, what: str, name: str, data: Callable[[], bytes], **settings: Any) -> None:
@@ -273,7 +280,7 @@ def packed(folder: Path) -> Path:
 def packed_once() -> tempfile.TemporaryDirectory[str]:
     whole = tempfile.TemporaryDirectory()
     project(Path(whole.name), lines(chat()))
-    done = command(Path(whole.name), str(BIN / PACK[0]), *PACK[1:])
+    done = command(Path(whole.name), str(BIN / ONE[0]), *ONE[1:])
     assert done.returncode == 0, done.stderr
     return whole
 
