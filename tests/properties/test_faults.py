@@ -98,6 +98,7 @@ def test_a_worker_that_is_killed_is_spoken_of(tmp_path: Path) -> None:
     children: list[int] = []
     while not children:
         assert time.monotonic() < deadline, "no task begins"
+        time.sleep(0.005)
         children = [int(child) for child in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
     os.kill(children[0], signal.SIGKILL)
     done = faults.finish(run)
