@@ -95,15 +95,15 @@ def test_bare_command_packs_the_sample_and_names_the_manifest_last(tmp_path: Pat
     assert "nothing to do" in again.stderr
 
 
-def test_a_second_run_is_a_no_op(folder: Path) -> None:
+def test_a_second_run_is_a_no_op(folder: Path, first: Path) -> None:
     def times() -> dict[Path, int]:
         # A later run adds the digest of a file that was just written.
         kept = (folder / "data", folder / "data" / "digests")
         found = (p for p in folder.rglob("*") if p not in kept and kept[1] not in p.parents)
         return {p: p.stat().st_mtime_ns for p in found}
 
-    pack(folder, "--config", "corpus.yaml")
     before = times()
+    assert first in before
     done = luigi(folder, "--config", "corpus.yaml")
     assert "nothing to do" in done.stderr
     assert times() == before
@@ -379,7 +379,7 @@ def test_a_missing_shard_is_rebuilt(folder: Path, first: Path) -> None:
     before = corpus_bytes(first)
     shard = next((folder / "data" / "corpora").rglob("train-*.arrow"))
     shard.unlink()
-    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+    assert corpus_bytes(pack(folder, *ONE, "--config", "corpus.yaml")) == before
 
 
 def test_shards_that_an_interrupted_run_left_are_checked_once(folder: Path, first: Path) -> None:
@@ -388,7 +388,7 @@ def test_shards_that_an_interrupted_run_left_are_checked_once(folder: Path, firs
     for damage in (lambda: flip(shard), next((folder / "data" / "plans").rglob("plan.json")).unlink):
         first.unlink()
         damage()
-        assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+        assert corpus_bytes(pack(folder, *ONE, "--config", "corpus.yaml")) == before
 
 
 def test_a_corpus_is_republished_from_its_folder_alone(folder: Path, first: Path) -> None:
@@ -396,7 +396,7 @@ def test_a_corpus_is_republished_from_its_folder_alone(folder: Path, first: Path
     for cache in ("tokens", "plans"):
         shutil.rmtree(folder / "data" / cache)
     first.unlink()
-    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+    assert corpus_bytes(pack(folder, *ONE, "--config", "corpus.yaml")) == before
 
 
 def test_a_shard_is_rebuilt_from_other_parts(folder: Path, first: Path) -> None:
@@ -406,10 +406,10 @@ def test_a_shard_is_rebuilt_from_other_parts(folder: Path, first: Path) -> None:
     """
     before = corpus_bytes(first)
     set_config(folder, part_size=1024)
-    pack(folder, "--config", "corpus.yaml", "--sequence-length", "200")
+    pack(folder, *ONE, "--config", "corpus.yaml", "--sequence-length", "200")
     for shard in (folder / "data" / "corpora").glob("*/train-*.arrow"):
         shard.unlink()
-    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+    assert corpus_bytes(pack(folder, *ONE, "--config", "corpus.yaml")) == before
 
 
 def test_the_same_bytes_under_another_name_get_that_name(folder: Path, first: Path) -> None:
@@ -423,7 +423,7 @@ def test_a_missing_plan_file_is_rebuilt(folder: Path, first: Path) -> None:
     before = corpus_bytes(first)
     shutil.rmtree(folder / "data" / "corpora")
     next((folder / "data" / "plans").rglob("index.arrow")).unlink()
-    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+    assert corpus_bytes(pack(folder, *ONE, "--config", "corpus.yaml")) == before
 
 
 def test_a_concurrent_run_of_the_same_corpus_is_refused(folder: Path, first: Path) -> None:
@@ -436,7 +436,7 @@ def test_a_concurrent_run_of_the_same_corpus_is_refused(folder: Path, first: Pat
         assert busy.returncode == 75
         assert "another run is packing this corpus" in busy.stderr
         assert "Traceback" not in busy.stderr
-    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+    assert corpus_bytes(pack(folder, *ONE, "--config", "corpus.yaml")) == before
 
 
 def test_two_projects_run_at_the_same_time(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -466,16 +466,15 @@ def test_ctrl_c_stops_at_once_and_the_run_resumes(folder: Path, workers: str) ->
     write_chats(folder / "chats.jsonl", 12_000)
     shutil.copy(kind_path("sp_bpe_chatml"), folder / "tiny.model")
     set_config(folder, part_size=1 << 17, tokenizer="tiny.model")
-    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", workers]
-    run = subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 300
-    while not list((folder / "data").glob("tokens/*/*.json")):
-        assert time.monotonic() < deadline, "no part is done"
-        time.sleep(0.05)
-    os.killpg(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=300)
-    assert run.returncode == 75
+    with started(folder, *words, package="tasks") as run:
+        deadline = time.monotonic() + 300
+        while not list((folder / "data").glob("tokens/*/*.json")):
+            assert time.monotonic() < deadline, "no part is done"
+            time.sleep(0.02)
+        os.killpg(run.pid, signal.SIGINT)
+        errors = run.stderr.read()
+        assert run.wait() == 75
     assert "interrupted; run the same command again to resume" in errors
     assert "Traceback" not in errors
     before = {path: time for path, time in token_files(folder).items() if path.with_suffix(".json").exists()}
