@@ -19,7 +19,7 @@ import orjson
 import psutil
 import pytest
 import torch
-from support.commands import BIN, ROOT, Done, command, in_fork_with_torch, pack, started, write_chats
+from support.commands import BIN, NO_PICTURE, ROOT, Done, command, in_fork_with_torch, pack, started, write_chats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONFIG = "name: chats\nsources: [{path: chats.jsonl}]\nsequence_length: 128\nvocab_size: 400\n"
@@ -84,7 +84,7 @@ def test_it_packs_and_trains_and_after_ctrl_c_the_same_command_completes_the_tra
     assert process.wait(timeout=120) == 75, errors
     checkpoint = the_checkpoint(folder, errors)
 
-    done = in_fork_with_torch(folder, *wanted)
+    done = in_fork_with_torch(folder, *wanted, **NO_PICTURE)
     assert done.returncode == 0, done.stderr
     assert f"from {checkpoint.name}" in done.stderr
     assert f"resuming after step {checkpoint.name.removeprefix('checkpoint-')}; loading" in done.stderr
@@ -100,7 +100,7 @@ def test_it_packs_and_trains_and_after_ctrl_c_the_same_command_completes_the_tra
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_to_luigi_alone_leaves_a_checkpoint(folder: Path, workers: str) -> None:
     """A batch system sends SIGTERM to luigi alone."""
-    with started(folder, *words(f"{OPTIONS} --max-steps 30"), "--workers", workers) as process:
+    with started(folder, *words(f"{OPTIONS} --max-steps 30"), "--workers", workers, **NO_PICTURE) as process:
         errors = ""
         for line in process.stderr:
             errors += line

@@ -29,6 +29,9 @@ SHARED = ROOT.parent / "shared"
 BIN = Path(sys.executable).parent
 LIMIT = 300  # seconds
 
+# For runs of training whose picture no test reads: drawing it takes half of the CPU time of a run of a few steps.
+NO_PICTURE = {"TEST_WITHOUT_PICTURE": "1"}
+
 needs_shared = pytest.mark.skipif(not (SHARED / "corpora").is_dir(), reason="needs ../shared/corpora")
 
 Done = subprocess.CompletedProcess[str]

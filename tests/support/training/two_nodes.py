@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.commands import in_fork_with_torch
+from support.commands import NO_PICTURE, in_fork_with_torch
 
 LIMIT = 250  # seconds, with other processes; less than that of the command that runs both
 
@@ -50,7 +50,7 @@ def two_nodes(folders: Sequence[Path], arguments: Sequence[Sequence[str]], stop:
         outputs = [[str(Path(name) / f"{node}.{stream}") for stream in ("out", "err")] for node in range(2)]
         plan = {"folders": list(map(str, folders)), "arguments": arguments, "port": port, "outputs": outputs}
         code = "import json, sys; from support.training.two_nodes import run; run(json.loads(sys.argv[1]))"
-        done = in_fork_with_torch(folders[0], "-c", code, json.dumps(plan | {"stop": stop}))
+        done = in_fork_with_torch(folders[0], "-c", code, json.dumps(plan | {"stop": stop}), **NO_PICTURE)
         assert done.returncode == 0, done.stderr
         codes = json.loads(done.stdout.splitlines()[-1])
         return [

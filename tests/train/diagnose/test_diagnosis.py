@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from support.commands import ROOT, in_fork_with_torch
+from support.commands import NO_PICTURE, ROOT, in_fork_with_torch
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -37,17 +37,6 @@ from train.measures.phases import PHASES
 LENGTH = 512
 
 
-# A trial draws a picture of its run that nobody looks at, which takes a fifth of its time.
-WITHOUT_PICTURE = """
-import sys
-from train.__main__ import main
-from train.loop import record
-
-record.picture = lambda *_: b""
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 class Forked:
     """A stand-in for Popen that forks a process with torch already loaded.
 
@@ -57,7 +46,7 @@ class Forked:
     def __init__(self, words: list[str], **named: Any):
         assert words[1:4] == ["-P", "-m", "train"]
         json_errors = {"PACKCORPUS_JSON": named["env"]["PACKCORPUS_JSON"]}
-        self._done = in_fork_with_torch(ROOT, "-c", WITHOUT_PICTURE, *words[4:], **json_errors)
+        self._done = in_fork_with_torch(ROOT, *words[1:], **json_errors, **NO_PICTURE)
         self.returncode = self._done.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:

@@ -117,6 +117,7 @@ def test_options_are_tried_once_and_then_reused(tmp_path: Path, monkeypatch: pyt
         return Tried(True, "compile: used: as asked", 0.5 if timed else float("nan"))
 
     monkeypatch.setattr(options, "try_compile", compiles)
+    monkeypatch.setattr("train.loop.record.picture", lambda *_: b"")  # it takes half of the time
     monkeypatch.setattr(options, "try_fused_loss", lambda *_: Tried(False, "fused_loss: not used: as asked"))
     manifest = pack_corpus(make_recipe(tmp_path, conversations(100, seed=3), sequence_length=LENGTH))
     tiny_model(adapter=False, num_hidden_layers=1, use_cache=True).save_pretrained(tmp_path / "tiny")

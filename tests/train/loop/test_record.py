@@ -37,6 +37,13 @@ def test_steps_of_an_earlier_version_have_no_phases() -> None:
     assert len(shown) > len(plain) + 1000, "the share of the GPU has an axis of its own"
 
 
+def test_the_step_of_the_kept_adapter_is_marked_unless_it_is_the_last() -> None:
+    evaluated = [{"step": step, "eval_loss": 1.0 + step} for step in (1, 2)]
+    log = [TIMED, evaluated[0], TIMED | {"step": 2}, evaluated[1]]
+    first, last = picture(log, "run", 1), picture(log, "run", 2)
+    assert len(first) > len(last) + 300, "a line and its label"
+
+
 def test_what_a_gpu_cannot_use_is_recorded_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy", raising=False)

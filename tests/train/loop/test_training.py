@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from support.commands import ROOT, Done, command, started
+from support.commands import NO_PICTURE, ROOT, Done, command, started
 from support.damage.kinds import flip
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.architectures import ARCHITECTURES, build
@@ -68,13 +68,13 @@ def words(folder: Path, output: Path, *options: str, manifest: Path | None = Non
     return [sys.executable, "-m", "train", *where, "--base-model", str(folder / "tiny"), *common, *options]
 
 
-def run(given: list[str]) -> Done:
-    return command(ROOT, *given)
+def run(given: list[str], *, has_picture: bool = False) -> Done:
+    return command(ROOT, *given, **({} if has_picture else NO_PICTURE))
 
 
 def stop(given: list[str], number: int) -> tuple[int, str]:
     """Send a signal after the first step; return the exit code and stderr."""
-    with started(ROOT, *given[1:]) as process:
+    with started(ROOT, *given[1:], **NO_PICTURE) as process:
         output = ""
         for line in process.stderr:
             output += line
@@ -94,7 +94,7 @@ def losses_of(output: Path) -> list[tuple[int, float]]:
 
 def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_path: Path) -> None:
     given = words(folder, tmp_path / "run", "--max-steps", "20", "--eval-every", "10", "--micro-batch", "2")
-    done = run(given)
+    done = run(given, has_picture=True)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run" / "training.json").read_text())
     manifest = json.loads(manifest_of(folder).read_text())
@@ -113,6 +113,7 @@ def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_pat
     assert 0 <= result["data_wait"] < 0.2
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json", "tiny.model", "training.svg"} <= files
+    assert "<svg" in (tmp_path / "run" / "training.svg").read_text()
     assert not [*(tmp_path / "run").rglob("README.md")], "PEFT writes no model card of placeholders"
     assert "optimizer steps: 20, should be 100 or more" in done.stderr
     again = run(given)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from support.commands import ROOT, started
+from support.commands import NO_PICTURE, ROOT, started
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.gloo_ranks import gloo_ranks
 from support.training.tiny_training import tiny_model
@@ -66,7 +66,7 @@ def test_only_our_lines_reach_the_user(
     words = ["-m", "train", "--manifest", str(manifest), "--device", "cpu", "--gpus", "2", "--micro-batch", "1"]
     words += ["--tokens-per-step", "128", "--max-steps", "500", "--output", str(tmp_path / "run")]
     words += ["--base-model", str(model)]
-    with started(ROOT, *words) as process:
+    with started(ROOT, *words, **NO_PICTURE) as process:
         output = ""
         for line in process.stderr:
             output += line

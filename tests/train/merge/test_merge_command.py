@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from support.commands import ROOT, command
+from support.commands import NO_PICTURE, ROOT, command
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.architectures import build
 from transformers import AutoModelForCausalLM
@@ -32,7 +32,7 @@ def test_a_run_in_nf4_is_merged(tmp_path: Path) -> None:
     [manifest] = (tmp_path / "manifests").iterdir()
     given = ["--manifest", str(manifest), "--base-model", "tiny", "--device", "cpu", "--micro-batch", "1"]
     steps = ["--tokens-per-step", "64", "--max-steps", "4", "--learning-rate", "2e-2", "--warmup", "0"]
-    trained = command(tmp_path, PYTHON, "-m", "train", *given, *steps)
+    trained = command(tmp_path, PYTHON, "-m", "train", *given, *steps, **NO_PICTURE)
     assert trained.returncode == 0, trained.stderr
     record = Path(trained.stdout.splitlines()[-1])
 

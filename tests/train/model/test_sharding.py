@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.commands import ROOT, command
+from support.commands import NO_PICTURE, ROOT, command
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.gloo_ranks import gloo_ranks
 from support.training.tiny_training import tiny_model
@@ -41,7 +41,7 @@ def test_a_sharded_run_has_the_same_adapter_and_validation_loss(folder: Path) ->
     runs = {sharding: folder / sharding for sharding in ("none", "full")}
 
     def train(sharding: str) -> dict:  # type: ignore[type-arg]
-        done = command(ROOT, *words, "--sharding", sharding, "--output", str(runs[sharding]))
+        done = command(ROOT, *words, "--sharding", sharding, "--output", str(runs[sharding]), **NO_PICTURE)
         assert done.returncode == 0, done.stderr
         return dict(json.loads((runs[sharding] / "training.json").read_text()))
 

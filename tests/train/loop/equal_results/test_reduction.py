@@ -51,6 +51,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def _without_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.loop.record.picture", lambda *_: b"")  # no test looks at it, and it takes long
+
+
+@pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
     torch.set_num_threads(1)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
