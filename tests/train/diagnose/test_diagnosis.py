@@ -43,10 +43,12 @@ class Forked:
     The fork starts at once.
     """
 
+    command: tuple[str, ...] = ("-P", "-m", "train")
+
     def __init__(self, words: list[str], **named: Any):
-        assert words[1:4] == ["-P", "-m", "train"]
+        assert tuple(words[1:4]) == Forked.command
         json_errors = {"PACKCORPUS_JSON": named["env"]["PACKCORPUS_JSON"]}
-        self._done = in_fork_with_torch(ROOT, *words[1:], **json_errors, **NO_PICTURE)
+        self._done = in_fork_with_torch(ROOT, *self.command, *words[4:], **json_errors, **NO_PICTURE)
         self.returncode = self._done.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -56,9 +58,35 @@ class Forked:
         pass
 
 
+class ForkedWithSlowRows(Forked):
+    """A run in which a pass with a row of more than 256 tokens takes long.
+
+    The time is not computing time, so the result is the same on a loaded machine.
+    """
+
+    command = (
+        "-c",
+        """
+import sys, time
+from train.__main__ import main
+from transformers import Trainer
+
+plain = Trainer.training_step
+
+def slow(self, model, inputs, *others):
+    if inputs["input_ids"].shape[-1] > 256:
+        time.sleep(0.25)
+    return plain(self, model, inputs, *others)
+
+Trainer.training_step = slow
+sys.exit(main(sys.argv[1:]))
+""",
+    )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Corpora in rows of 512 and 128, and a model that is mostly attention.
+    """Corpora in rows of 512 and 128, and a model.
 
     Conversations have about 50 tokens.
     """
@@ -68,8 +96,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pack_corpus(make_recipe(folder, records, name=name, sequence_length=length))
     torch.manual_seed(1)
     config = LlamaConfig(
-        vocab_size=500, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=16,
-        num_key_value_heads=16, max_position_embeddings=LENGTH, initializer_range=0.1,
+        vocab_size=500, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=LENGTH, initializer_range=0.1,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     return folder
@@ -82,10 +110,13 @@ def words(folder: Path, name: str, *others: str) -> list[str]:
 
 
 def diagnosed(
-    given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    given: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    process: type[Forked] = Forked,
 ) -> tuple[Path, dict[str, Any], str]:
     """Return the path of a diagnosis, its content, and the output."""
-    monkeypatch.setattr(run_trial, "Popen", Forked)
+    monkeypatch.setattr(run_trial, "Popen", process)
     monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
     assert diagnose.main(given) == 0
     shown = capsys.readouterr()
@@ -101,9 +132,9 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     monkeypatch.setattr(schedule, "FEWEST", 1)
     monkeypatch.setattr(schedule, "MOST", 1)
     monkeypatch.setattr(compare, "STUDENT", (0.0,))
-    given = words(folder, "long", "--only", "sequence_length", "--steps", "5", "--attention", "eager")
-    given += ["--tokens-per-step", "1024", "--quantization", "none"]
-    path, found, shown = diagnosed(given, capsys, monkeypatch)
+    given = words(folder, "long", "--only", "sequence_length", "--steps", "3", "--attention", "eager")
+    given += ["--tokens-per-step", str(LENGTH), "--quantization", "none"]
+    path, found, shown = diagnosed(given, capsys, monkeypatch, ForkedWithSlowRows)
     trials = {one["trial"]["name"]: one for one in found["trials"]}
     assert list(trials) == ["sequence_length: 256", "sequence_length: 1024"]
     assert trials["sequence_length: 1024"]["reason"].startswith("E614"), "more positions than the model has"
