@@ -36,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_sharded_run_has_the_same_adapter_and_validation_loss(folder: Path) -> None:
     (manifest,) = (folder / "c" / "manifests").glob("*.json")
     words = [sys.executable, "-m", "train", "--manifest", str(manifest), "--base-model", str(folder / "tiny")]
-    words += ["--device", "cpu", "--gpus", "2", "--tokens-per-step", "256", "--micro-batch", "1", "--max-steps", "4"]
-    words += ["--save-every", "2", "--learning-rate", "5e-3"]
+    words += ["--device", "cpu", "--gpus", "2", "--tokens-per-step", "256", "--micro-batch", "1", "--max-steps", "2"]
+    words += ["--save-every", "1", "--learning-rate", "5e-3"]
     runs = {sharding: folder / sharding for sharding in ("none", "full")}
 
     def train(sharding: str) -> dict:  # type: ignore[type-arg]
@@ -57,8 +57,8 @@ def test_a_sharded_run_has_the_same_adapter_and_validation_loss(folder: Path) ->
     assert (runs["full"] / "adapter_model.safetensors").read_bytes() == adapter
     for name in ("training.json", "adapter_model.safetensors"):
         (runs["full"] / name).unlink()
-    shutil.rmtree(runs["full"] / "checkpoint-4")
-    assert train("full")["in_effect"]["starts"] == "from checkpoint-2"
+    shutil.rmtree(runs["full"] / "checkpoint-2")
+    assert train("full")["in_effect"]["starts"] == "from checkpoint-1"
     assert (runs["full"] / "adapter_model.safetensors").read_bytes() == adapter
 
 
