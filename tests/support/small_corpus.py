@@ -90,13 +90,14 @@ def tokens_of(draw: st.DrawFn, longest: int = 40) -> Tokens:
     The first token is untrained.
     """
     size = draw(st.integers(2, longest))
-    ids = draw(st.lists(st.integers(3, 99), min_size=size, max_size=size))
-    trained = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    # Two draws of bytes take less than half the time of a draw for each token.
+    ids = [3 + byte % 97 for byte in draw(st.binary(min_size=size, max_size=size))]
+    flags = draw(st.binary(min_size=size, max_size=size))
     separator = draw(st.booleans())
     if separator:
         ids[-1] = EOS
     begin = draw(st.integers(1, size - 1))
-    trained = [index == begin or (index > begin and flag) for index, flag in enumerate(trained)]
+    trained = [index == begin or (index > begin and flag % 2 > 0) for index, flag in enumerate(flags)]
     return [token if flag else ~token for token, flag in zip(ids, trained, strict=True)], separator
 
 
