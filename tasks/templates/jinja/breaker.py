@@ -84,17 +84,8 @@ class Breaker:
         return any(core in string for string in long)
 
     @cached_property
-    def _fragments(self) -> tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]:
-        """Return proper prefixes, suffixes, and inner substrings of control strings.
-
-        The last item has the control strings that are too long to list their substrings.
-        """
-        strings = self._encoder.controls
-        starts = _Ends([s[:i] for s in strings for i in range(1, len(s))], left=False)
-        ends = _Ends([s[i:] for s in strings for i in range(1, len(s))], left=True)
-        short = [s for s in strings if len(s) < 64]
-        insides = frozenset(s[i:j] for s in short for i in range(1, len(s)) for j in range(i + 1, len(s)))
-        return starts, ends, insides, tuple(s for s in strings if len(s) >= 64)
+    def _fragments(self) -> _Fragments:
+        return _fragments_of(tuple(self._encoder.controls))
 
     def _breaker(self, text: str) -> str:
         """Return a private character that can break the control strings of a conversation.
@@ -231,6 +222,22 @@ class _Ends:
             if k <= self.STEM and piece not in self._stems:
                 return False
         return False
+
+
+_Fragments = tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]
+
+
+@lru_cache(8)  # for several templates of a tokenizer; it may have a thousand control strings
+def _fragments_of(strings: tuple[str, ...]) -> _Fragments:
+    """Return proper prefixes, suffixes, and inner substrings of control strings.
+
+    The last item has the control strings that are too long to list their substrings.
+    """
+    starts = _Ends([s[:i] for s in strings for i in range(1, len(s))], left=False)
+    ends = _Ends([s[i:] for s in strings for i in range(1, len(s))], left=True)
+    short = [s for s in strings if len(s) < 64]
+    insides = frozenset(s[i:j] for s in short for i in range(1, len(s)) for j in range(i + 1, len(s)))
+    return starts, ends, insides, tuple(s for s in strings if len(s) >= 64)
 
 
 def _too_deep() -> Reject:
