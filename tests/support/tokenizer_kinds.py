@@ -13,6 +13,7 @@ import functools
 import hashlib
 import io
 import json
+import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -434,6 +435,17 @@ def _no_sync(file: int) -> None:
     """
 
 
+@functools.cache
+def _place(process: int) -> Path:
+    """Return the folder in which a process tokenizes; a fork needs its own."""
+    return Path(tempfile.mkdtemp(prefix=f"{process}_", dir=folder()))
+
+
+@functools.cache
+def _config(train_on: Any, **settings: Any) -> Config:
+    return Config(sources=[Source(path="part.jsonl")], train_on=train_on, **settings)
+
+
 def tokenize(
     records: Sequence[Mapping[str, Any]],
     encoder: Encoder,
@@ -446,23 +458,22 @@ def tokenize(
 
     Returns the rows of the token file, and the receipt.
     """
-    config = Config(
-        sources=[Source(path="part.jsonl")],
-        train_on=train_on,  # type: ignore[arg-type]
-        **settings,
-    )
+    config = _config(train_on, **settings)
     if isinstance(template, str):
         template = BuiltIn(template, encoder, config.train_on)
+    place = _place(os.getpid())
     # These files do not have to survive a power cut, and fsync would take most of the time.
-    with tempfile.TemporaryDirectory(dir=folder()) as name, mock.patch("os.fsync", _no_sync):
-        place = Path(name)
+    with mock.patch("os.fsync", _no_sync):
         lines = [json.dumps(record, ensure_ascii=False) for record in records]
         (place / "part.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
         # Not find_parts: its threads would take a third of the time to compute a digest that no test reads.
         file = identify_file(place / "part.jsonl", "part.jsonl", Source(path="part.jsonl", format=format))
         part = Part(file, 0, file.bytes, sha256="")
         receipt = tokenize_part(part, encoder, template, config, place / "tokens.arrow", place / "receipt.json")
-        return read_rows(place / "tokens.arrow"), receipt
+        rows = read_rows(place / "tokens.arrow")
+    for file_name in ("part.jsonl", "tokens.arrow", "receipt.json"):
+        (place / file_name).unlink()
+    return rows, receipt
 
 
 def written(spans: Sequence[Span], encoder: Encoder) -> tuple[bytes, list[bool], list[tuple[int, int]]]:
@@ -542,9 +553,10 @@ def read_rows(token_file: Path) -> list[Row]:
     """Return the rows of a token file, with token IDs and labels apart."""
     files = TokenFiles([token_file])
     table = files.tables[0]
+    columns = [table.column(name).to_pylist() for name in ("record", "trained", "separator")]
     rows = []
     for index in range(len(table)):
         values = np.array(files.tokens(0, index))
-        record, count, separator = (table.column(c)[index].as_py() for c in ("record", "trained", "separator"))
+        record, count, separator = (column[index] for column in columns)
         rows.append(Row(record, count, separator, values ^ (values >> 31), values >= 0))
     return rows
