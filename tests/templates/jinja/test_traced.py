@@ -143,19 +143,27 @@ def test_filled_conversations_are_what_is_rendered(name: str, contents: list[str
     assert [row.trained.tolist() for row in filled] == [row.trained.tolist() for row in rendered]
 
 
+def texts_and_values(text: st.SearchStrategy[str]) -> tuple[st.SearchStrategy[str], st.SearchStrategy[dict[str, Any]]]:
+    """Return a strategy of texts, and one of arguments that hold them."""
+    return text, st.dictionaries(text, st.one_of(text, st.integers(), st.lists(text, max_size=2)), max_size=2)
+
+
+# Prepared once, which takes as long as many draws.
+SHORT = st.sampled_from(["yes", "no", "2+2?", "é", "It is 4."])
+UNUSUAL = st.sampled_from(
+    ["</think>", "<think>a</think>b", "secret", "\nb", " b ", "b\n\n", 'é\u2028"\\', "<|im_end|>"]
+)
+CLEAN, MIXED = texts_and_values(SHORT), texts_and_values(st.one_of(SHORT, SHORT, SHORT, UNUSUAL))
+
+
 @st.composite
 def modern(draw: st.DrawFn) -> dict[str, Any]:
     """Draw a conversation with reasoning, calls, results, and tools.
 
     Half of the conversations contain only short words.
     """
-    odd = st.sampled_from(
-        ["</think>", "<think>a</think>b", "secret", "\nb", " b ", "b\n\n", 'é\u2028"\\', "<|im_end|>"]
-    )
-    clean = st.sampled_from(["yes", "no", "2+2?", "é", "It is 4."])
     flag = st.booleans()
-    text = clean if draw(flag) else st.one_of(clean, clean, clean, odd)
-    value = st.dictionaries(text, st.one_of(text, st.integers(), st.lists(text, max_size=2)), max_size=2)
+    text, value = CLEAN if draw(flag) else MIXED
     messages: list[dict[str, Any]] = []
     if draw(flag):
         messages.append({"role": "system", "content": draw(text)})
