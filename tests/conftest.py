@@ -68,12 +68,14 @@ TRAINING = (
     "train",
 )
 
-# The longest first, so that no worker is left with one of them at the end. One worker runs all of them, because they
-# share one process that has loaded torch (support/servers/command_server.py). The other workers run the other tests.
+# First the tests in forks of a process that has loaded torch (support/servers/command_server.py), the longest first. One
+# worker gets all of them, so that no other worker needs such a process. Then other long tests.
 FIRST = (
-    "test_training.py", "test_gradients.py", "test_docs.py", "test_imports.py", "test_train_adapter.py",
-    "test_several_machines.py", "test_options.py", "test_alarm.py", "test_whole_modules.py", "test_diagnosis.py",
-    "test_sharding.py", "test_merge_command.py",
+    "test_training.py", "test_train_adapter.py", "test_several_machines.py", "test_diagnosis.py", "test_sharding.py",
+    "test_weighted_loss.py", "test_interruption.py", "test_reduction.py", "test_ranks.py", "test_streamed_training.py",
+    "test_alarm.py", "test_gradients.py", "test_slow_ranks.py", "test_mixed_training.py", "test_balanced_rows.py",
+    "test_rank_speed.py", "test_attention_trial.py", "test_checkpoints.py", "test_merge_command.py", "test_docs.py",
+    "test_imports.py", "test_options.py", "test_whole_modules.py",
 )  # fmt: skip
 
 # What a machine may lack: a word in the reason of a skipped test, and how to get it.

@@ -26,7 +26,10 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from typing import Any, NoReturn
+
+from pydantic import BaseModel
 
 LIBRARIES = {
     "tasks": (
@@ -63,8 +66,18 @@ def preload(package: str) -> None:
     for found in pkgutil.walk_packages(sys.modules[package].__path__, f"{package}."):
         if found.name not in HOOKED:
             importlib.import_module(found.name)
+    for model in models(BaseModel):
+        if model.__module__.startswith("tasks."):
+            model.model_rebuild()  # which would otherwise wait until a fork needs it
     if package == "train":
         warm()
+
+
+def models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield all models that are loaded."""
+    for model in base.__subclasses__():
+        yield model
+        yield from models(model)
 
 
 def warm() -> None:
