@@ -68,8 +68,8 @@ TRAINING = (
     "train",
 )
 
-# First the tests in forks of a process that has loaded torch (support/servers/command_server.py), the longest first. One
-# worker gets all of them, so that no other worker needs such a process. Then other long tests.
+# First the tests in forks of a process that has loaded torch (support/servers/command_server.py), the longest first.
+# One worker gets all of them, so that no other worker needs such a process. Then other long tests.
 FIRST = (
     "test_training.py", "test_train_adapter.py", "test_several_machines.py", "test_diagnosis.py", "test_sharding.py",
     "test_weighted_loss.py", "test_interruption.py", "test_reduction.py", "test_ranks.py", "test_streamed_training.py",

@@ -164,7 +164,8 @@ def load_manifest(path: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "manifest"
-        raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {where}: {first['msg']}") from None
+        problem = f"{path}: is not a packcorpus manifest: {where}: {first['msg']}{_hint_if_ours(path)}"
+        raise DataError("bad_manifest", problem) from None
     for edit in _edits(path, manifest, values):
         raise DataError("edited_manifest", f"{path}: was edited{edit}; {repair_hint(path)}")
     return manifest
@@ -183,9 +184,7 @@ def read_values(path: Path) -> Any:
         # This is not an artifact that a run would rebuild: it may be the user's own file.
         if error.reason != "damaged_artefact":
             raise
-        ours = path.name == "manifest.json" or path.absolute().parent.name == "manifests"
-        fix = f"; {repair_hint(path)}" if ours else ""
-        raise DataError("bad_manifest", f"{error}, so it is not a manifest{fix}") from None
+        raise DataError("bad_manifest", f"{error}, so it is not a manifest{_hint_if_ours(path)}") from None
 
 
 def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[str]:
@@ -197,7 +196,7 @@ def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[s
     try:
         unedited = manifest_digest(values) == manifest.digest and to_json(values) == path.read_bytes()
     except orjson.JSONEncodeError as error:
-        raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {error}") from None
+        raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {error}{_hint_if_ours(path)}") from None
     if not unedited:
         yield " or damaged (its content does not match its digest)"
     for inside in (*(file.path for file in manifest.listed()), manifest.tokenizer.path, manifest.corpus):
@@ -210,7 +209,8 @@ def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[s
     try:
         key = key_of_manifest(manifest)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: config: {error!r}") from None
+        problem = f"{path}: is not a packcorpus manifest: config: {error!r}{_hint_if_ours(path)}"
+        raise DataError("bad_manifest", problem) from None
     if key != manifest.key:
         yield " (its key does not match its settings and sources)"
     for name, once, again in _repeated_values(manifest):
@@ -245,6 +245,12 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
 def repair_hint(path: Path) -> str:
     """Return the command that repairs `path`, for the end of an error message."""
     return f"{REPAIR} {shlex.quote(str(path))}"
+
+
+def _hint_if_ours(path: Path) -> str:
+    """Return "; " and the `repair_hint` if a run writes manifests there, or ""."""
+    ours = path.name == "manifest.json" or path.absolute().parent.name == "manifests"
+    return f"; {repair_hint(path)}" if ours else ""
 
 
 def lost_hint(path: Path) -> str:

@@ -28,7 +28,7 @@ from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.facts.ledger import Ledger
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.keys import VERSIONS
-from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
+from tasks.storage.manifest import Manifest, load_manifest, manifest_digest, repair_hint
 
 Corpus = tuple[Path, Path]  # the root of the project, and the published manifest
 
@@ -186,8 +186,9 @@ def test_extra_and_missing_keys_are_refused(copied: Corpus) -> None:
     original = orjson.loads(path.read_bytes())
     for key in original.keys() - {"texts_version"}:  # corpora of earlier versions do not have this key
         write_values(path, {k: v for k, v in original.items() if k != key}, sign=key != "digest")
-        with pytest.raises(DataError, match=f"is not a packcorpus manifest: {key}"):
+        with pytest.raises(DataError, match=f"is not a packcorpus manifest: {key}") as caught:
             load_manifest(path)
+        assert str(caught.value).endswith(f"; {repair_hint(path)}")
     write_values(path, original | {"comment": "mine"})
     with pytest.raises(DataError, match="is not a packcorpus manifest: comment"):
         load_manifest(path)
@@ -341,8 +342,9 @@ def test_not_a_manifest(tmp_path: Path) -> None:
         load_manifest(path)
     for text in ("{}", "[]", "null", '"a"', "1", '{"digest": 5}'):
         path.write_text(text)
-        with pytest.raises(DataError, match=r"x\.json: is not a packcorpus manifest"):
+        with pytest.raises(DataError, match=r"x\.json: is not a packcorpus manifest") as caught:
             load_manifest(path)
+        assert "repair" not in str(caught.value), "it may be any file"
 
 
 def test_a_manifest_nested_too_deeply_is_refused(copied: Corpus) -> None:
