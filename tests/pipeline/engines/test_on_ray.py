@@ -236,11 +236,13 @@ def test_drivers_that_are_interrupted_killed_and_refused(tmp_path: Path, cluster
 
     run = started(folder)
     run.send_signal(signal.SIGSTOP)  # so that it cannot end before the other driver is refused
-    refused = luigi(folder, "--config", "corpus.yaml", "--on", "here")
+    try:
+        refused = luigi(folder, "--config", "corpus.yaml", "--on", "here")
+    finally:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
     assert refused.returncode == 75
     assert refused.stderr.startswith("E711 error: ")
-    os.killpg(run.pid, signal.SIGKILL)
-    run.communicate()
     killed = receipts(folder)
     assert interrupted.items() <= killed.items()
 
