@@ -10,10 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections import Counter
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import orjson
 import pytest
@@ -34,69 +31,22 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CAPTURED = [page for page in PAGES if "<!-- capture" in page.read_text(encoding="utf-8")]
 FORKED = {name: value for name, value in capture.ENVIRONMENT.items() if name != "OMP_NUM_THREADS"}
 USAGE, BUG, NOT_FOUND = 64, 70, 127
-Results = tuple[tuple[str, subprocess.CompletedProcess[str]], ...]
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder in which the commands of all pages run."""
-    return tmp_path_factory.mktemp("pages") / "work"
 
 
 @pytest.mark.parametrize("page", CAPTURED, ids=lambda page: page.name)
-def test_the_commands_of_a_page_run(page: Path, work: Path) -> None:
+def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """The commands of a page run in order, as docs/capture.py runs them.
 
     The commands of the README succeed. Commands of other pages may show an error.
     """
-    lines = commands_of(page)
-    common = max((start for start in starts() if lines[: len(start)] == start), key=len, default=())
-    before, results = after(common, work)
-    replace(work, before)
-    for line, done in (*results, *((line, run(line, work)) for line in lines[len(common) :])):
-        assert done.returncode not in (USAGE, BUG, NOT_FOUND), f"{line}\n{done.stdout}{done.stderr}"
-        assert done.returncode == 0 or page.name != "README.md", f"{line}\n{done.stdout}{done.stderr}"
-
-
-def commands_of(page: Path) -> tuple[str, ...]:
-    found = []
+    shutil.copytree(ROOT / "data" / "sample", tmp_path / "data" / "sample")
+    shutil.copy(ROOT / "luigi.cfg", tmp_path)
     for setup, _, _, body in capture.MARKER.findall(page.read_text(encoding="utf-8")):
         for line in [f"$ {setup}"] if setup else body.splitlines():
             if line.strip().startswith("$ "):
-                found.append(line.strip()[2:])
-    return tuple(found)
-
-
-@cache
-def starts() -> set[tuple[str, ...]]:
-    """Return all sequences of commands that several pages begin with."""
-    found = Counter(lines[:count] for lines in map(commands_of, CAPTURED) for count in range(1, len(lines) + 1))
-    return {lines for lines, pages in found.items() if pages > 1}
-
-
-@cache
-def after(lines: tuple[str, ...], work: Path) -> tuple[Path, Results]:
-    """Return a copy of the folder after these commands, and their results.
-
-    Several pages begin with the same commands, which run only once. They run in `work`, like all others, because files
-    that they write contain its path.
-    """
-    results: Results = ()
-    if lines:
-        before, results = after(lines[:-1], work)
-        replace(work, before)
-        results += ((lines[-1], run(lines[-1], work)),)
-    else:
-        shutil.copytree(ROOT / "data" / "sample", work / "data" / "sample")
-        shutil.copy(ROOT / "luigi.cfg", work)
-    copy = Path(mkdtemp(dir=work.parent)) / "copy"
-    shutil.copytree(work, copy, symlinks=True)
-    return copy, results
-
-
-def replace(folder: Path, source: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(source, folder, symlinks=True)
+                done = run(line.strip()[2:], tmp_path)
+                assert done.returncode not in (USAGE, BUG, NOT_FOUND), f"{line}\n{done.stdout}{done.stderr}"
+                assert done.returncode == 0 or page.name != "README.md", f"{line}\n{done.stdout}{done.stderr}"
 
 
 def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
