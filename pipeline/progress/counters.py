@@ -17,11 +17,12 @@ import mmap
 import sys
 import time
 from datetime import UTC, datetime
+from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from tasks.core.process import peak_memory, version_of
+from tasks.core.process import peak_memory
 
 STAGES = ("TrainTokenizer", "TokenizePart", "PlanGroup", "PlanPacking", "WriteShard")
 FIELDS = (
@@ -139,5 +140,5 @@ def run_record() -> dict[str, Any]:
         "tokens_per_second": round(total("tokens") / seconds, 1),
         "peak_memory_bytes": int(max(float(peaks.max()), peak_memory())),
         "tasks_found_done": int(total("reused")),
-        "versions": {name: version_of(name) for name in _VERSIONS} | {"python": sys.version.split()[0]},
+        "versions": {name: metadata.version(name) for name in _VERSIONS} | {"python": sys.version.split()[0]},
     }

@@ -1,31 +1,18 @@
-"""Measure this process, find the versions of its libraries, and quiet native code."""
+"""Measure this process, and quiet the native code in it."""
 
 from __future__ import annotations
 
 import os
-import re
 import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 
 
 def peak_memory() -> int:
     """Return the peak resident memory of this process in bytes."""
     # macOS counts bytes, other systems count units of 1,024 bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def version_of(library: str) -> str:
-    """Return the version of an installed library, like `importlib.metadata.version`.
-
-    That function parses the whole description of the library as an email, which takes up to 1 ms. Raises
-    PackageNotFoundError.
-    """
-    text = metadata.distribution(library).read_text("METADATA")
-    found = re.search(r"^Version: *(\S+)$", text or "", re.MULTILINE)
-    return found[1] if found else metadata.version(library)
 
 
 @contextmanager

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
 from tasks.core.errors import PackError, UsageError
 from tasks.core.printable import shown
-from tasks.core.process import version_of
 from tasks.encoders.encoder import Encoded, Encoder, Unencodable
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
@@ -145,7 +145,7 @@ def verdict_file(recipe: Recipe) -> Path:
 
 @lru_cache(maxsize=1)
 def _versions() -> dict[str, str]:
-    return {name: version_of(name) for name in ("gigatoken", "sentencepiece", "tokenizers")}
+    return {name: metadata.version(name) for name in ("gigatoken", "sentencepiece", "tokenizers")}
 
 
 @lru_cache(maxsize=2)
