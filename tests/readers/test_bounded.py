@@ -2,19 +2,14 @@
 
 Each run takes at most 10 s of CPU time and at most 1 GB more memory than a usual run, and ends without a signal. The
 system measures the CPU time of the command and its workers, and the memory of the largest process
-(support/servers/measured_server.py). The usual run measures the memory of Python, the libraries, and the tokenizer.
+(support/servers/command_server.py). The usual run measures the memory of Python, the libraries, and the tokenizer.
 """
 
 from __future__ import annotations
 
-import atexit
 import gzip
 import io
-import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import orjson
@@ -30,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from support.commands import BIN, ROOT
+from support.commands import BIN, started
 from support.tokenizer_kinds import kind_path
 
 from tasks.config import load_config
@@ -40,7 +34,6 @@ from tasks.templates.jinja.sandbox import limits
 
 # A command takes one more second of CPU time to load the libraries, which the server has loaded.
 SECONDS, MEMORY = 9.0, 1 << 30
-SERVER = ROOT / "tests" / "support" / "servers" / "measured_server.py"
 COMMAND = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "c.yaml", "--workers", "2"]
 
 
@@ -70,41 +63,14 @@ def pack(
 
 
 def run(folder: Path, words: Sequence[str]) -> Run:
-    """Run a command in a fork of the server until all its processes have ended.
+    """Run a command in a fork of the command server until all its processes end.
 
     The stderr of a process that goes on would stay open, and would be read until then.
     """
-    environment = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
-    with tempfile.TemporaryDirectory() as name:
-        out, errors = Path(name) / "stdout", Path(name) / "stderr"
-        out.touch()
-        os.mkfifo(errors)
-        request = {"words": list(words), "folder": str(folder), "environment": environment}
-        asked, answers = server()
-        asked.write(json.dumps(request | {"stdout": str(out), "stderr": str(errors)}) + "\n")
-        asked.flush()
-        messages = errors.read_text().rstrip("\n")
-        code, cpu, memory = json.loads(answers.readline())
-        last = out.read_text().splitlines()[-1:]
-    return Run(code, cpu, memory, messages, folder / last[0] if last else None)
-
-
-@cache
-def server() -> tuple[IO[str], IO[str]]:
-    """Start the server of this process, and return its stdin and stdout.
-
-    It ends when its stdin is closed.
-    """
-    words = [sys.executable, str(SERVER)]
-    started = subprocess.Popen(
-        words, cwd=tempfile.gettempdir(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    assert started.stdin is not None
-    assert started.stdout is not None
-    atexit.register(started.wait)
-    atexit.register(started.stdin.close)  # runs before the wait
-    return started.stdin, started.stdout
+    with started(folder, *words, package="tasks") as command:
+        messages = command.stderr.read().rstrip("\n")
+        end = command.end()
+    return Run(end.code, end.seconds, end.memory, messages, next((folder / "manifests").glob("*.json"), None))
 
 
 def chat(content: str) -> bytes:
@@ -270,7 +236,7 @@ sys.exit(luigi_run(sys.argv[1:]))
 def test_a_template_that_loops_ends_the_run_and_all_its_processes(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "t.jinja").write_text("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
-    command = [sys.executable, "-c", WITH_SHORT_LIMIT, *COMMAND[1:]]
+    command = ["-c", WITH_SHORT_LIMIT, *COMMAND[1:]]
     found = pack(tmp_path, GOOD, kind="hf_byte_level", more="template: t.jinja\n", command=command)
     check(found, "hf_byte_level")
     assert found.cpu + limits.SECONDS < SECONDS, "with its own limit, the run would take too long"

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import orjson
 import pytest
@@ -74,15 +74,27 @@ def _with_program(words: tuple[str, ...]) -> tuple[str, ...]:
     return words if words[0] == str(BIN / "luigi") else (sys.executable, *words)
 
 
+class End(NamedTuple):
+    """How a command ended: `wait_for` of support/servers/command_server.py."""
+
+    code: int
+    seconds: float
+    memory: int
+
+
 class Started(NamedTuple):
     """A running command.
 
-    `pid` is its process id, `stderr` is its standard error, and `wait` returns its exit code.
+    `pid` is its process id, `stderr` is its standard error, and `end` waits for its end.
     """
 
     pid: int
     stderr: TextIO
-    wait: Callable[[], int]
+    end: Callable[[], End]
+
+    def wait(self) -> int:
+        """Wait for the end of the command and return its exit code."""
+        return self.end().code
 
 
 @contextmanager
@@ -99,7 +111,7 @@ def started(folder: Path, *words: str, package: str = "train", **environment: st
         try:
             pid = server.start(folder, _with_program(words), _environment(environment), os.devnull, str(pipe))
             with pipe.open() as stderr:
-                yield Started(pid, stderr, server.wait)
+                yield Started(pid, stderr, server.end)
         except BaseException:
             server.stop()
             raise
@@ -140,7 +152,7 @@ class _Server:
     def run(self, folder: Path, words: tuple[str, ...], environment: dict[str, str]) -> Done:
         with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
             self.start(folder, words, environment, out.name, err.name)
-            return subprocess.CompletedProcess(words, self.wait(), out.read().decode(), err.read().decode())
+            return subprocess.CompletedProcess(words, self.end().code, out.read().decode(), err.read().decode())
 
     def start(self, folder: Path, words: tuple[str, ...], environment: dict[str, str], stdout: str, stderr: str) -> int:
         """Start a command and return its process id."""
@@ -150,17 +162,17 @@ class _Server:
         self._command = self._answer()
         return self._command
 
-    def wait(self) -> int:
-        """Wait for the command that was started and return its exit code."""
-        code, self._command = self._answer(), 0
-        return code
+    def end(self) -> End:
+        """Wait for the end of the command that was started."""
+        end, self._command = End(*self._answer()), 0
+        return end
 
-    def _answer(self) -> int:
+    def _answer(self) -> Any:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], LIMIT)[0]:
             self.stop()
             raise subprocess.TimeoutExpired(self._process.args, LIMIT)
-        return int(self._process.stdout.readline())
+        return json.loads(self._process.stdout.readline())
 
     def stop(self) -> None:
         _server.cache_clear()

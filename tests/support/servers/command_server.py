@@ -1,7 +1,7 @@
 """Run commands in forks of one process that has imported the libraries.
 
     tests/support/commands.py ─{"words", "folder", "environment", "stdout", "stderr"}─▶ stdin ─fork─▶ the command
-                              ◀──────────────────── exit code ────────────────────────── stdout
+                              ◀──────── process ID; [exit code, seconds, bytes] ──────── stdout
 
 A command starts in milliseconds. Every command runs in its own fork, so no state remains. The fork ends as the
 interpreter does, except that it frees no memory: tests/pipeline/test_commands.py compares it with a process. The fork
@@ -116,15 +116,25 @@ def next_request() -> dict[str, Any]:
             os.setpgid(0, 0)  # so that a test can send a signal to the command and all its processes
             return request
         print(child, flush=True)
-        _, status = os.waitpid(child, 0)
+        end = wait_for(child)
         if changes := _taken():
             request |= changes
             child = os.fork()
             if not child:
                 return request
-            _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+            end = wait_for(child)
+        print(json.dumps(end), flush=True)
     sys.exit()
+
+
+def wait_for(child: int) -> tuple[int, float, int]:
+    """Wait for the end of a fork, and return its exit code, seconds, and bytes.
+
+    The seconds are the CPU time of the fork and of all processes that it has waited for. The bytes are the memory of
+    the largest of them, with what the fork shares with this process. The system measures both, so no peak is missed.
+    """
+    _, status, used = os.wait4(child, 0)
+    return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss << 10
 
 
 # The successor of a command: the words and the environment that the command would pass to os.execv.
