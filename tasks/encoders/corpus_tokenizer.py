@@ -26,11 +26,15 @@ def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
     return TokenizerFiles(main, files)
 
 
-def open_tokenizer(manifest: Manifest, folder: Path, files: TokenizerFiles | None = None) -> Encoder:
+def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
     """Open the tokenizer in a corpus folder.
 
-    `files` are its files if they were found before. Raises the errors of find_tokenizer_files and open_encoder.
+    Raises the errors of find_tokenizer_files and open_encoder.
     """
-    files = files or find_tokenizer_files(manifest, folder)
+    return open_found(manifest, find_tokenizer_files(manifest, folder))
+
+
+def open_found(manifest: Manifest, files: TokenizerFiles) -> Encoder:
+    """Open the tokenizer whose files find_tokenizer_files has found."""
     config = manifest.config
     return open_encoder(files, config.get("eos_token"), config.get("pad_token"), config.get("content_tokens") or ())

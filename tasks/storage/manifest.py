@@ -164,8 +164,7 @@ def load_manifest(path: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "manifest"
-        problem = f"{path}: is not a packcorpus manifest: {where}: {first['msg']}{_hint_if_ours(path)}"
-        raise DataError("bad_manifest", problem) from None
+        raise _not_a_manifest(path, f"{where}: {first['msg']}") from None
     for edit in _edits(path, manifest, values):
         raise DataError("edited_manifest", f"{path}: was edited{edit}; {repair_hint(path)}")
     return manifest
@@ -196,7 +195,7 @@ def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[s
     try:
         unedited = manifest_digest(values) == manifest.digest and to_json(values) == path.read_bytes()
     except orjson.JSONEncodeError as error:
-        raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {error}{_hint_if_ours(path)}") from None
+        raise _not_a_manifest(path, str(error)) from None
     if not unedited:
         yield " or damaged (its content does not match its digest)"
     for inside in (*(file.path for file in manifest.listed()), manifest.tokenizer.path, manifest.corpus):
@@ -209,8 +208,7 @@ def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[s
     try:
         key = key_of_manifest(manifest)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"{path}: is not a packcorpus manifest: config: {error!r}{_hint_if_ours(path)}"
-        raise DataError("bad_manifest", problem) from None
+        raise _not_a_manifest(path, f"config: {error!r}") from None
     if key != manifest.key:
         yield " (its key does not match its settings and sources)"
     for name, once, again in _repeated_values(manifest):
@@ -245,6 +243,10 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
 def repair_hint(path: Path) -> str:
     """Return the command that repairs `path`, for the end of an error message."""
     return f"{REPAIR} {shlex.quote(str(path))}"
+
+
+def _not_a_manifest(path: Path, problem: str) -> DataError:
+    return DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {problem}{_hint_if_ours(path)}")
 
 
 def _hint_if_ours(path: Path) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from tasks.core.errors import DataError
-from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_tokenizer
+from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_found
 from tasks.storage.corpus_folder import reading
 from tasks.storage.facts.ledger import SampleFacts
 from tasks.storage.manifest import Manifest
@@ -29,7 +29,7 @@ from tasks.verification.rules import Conversations
 def check_beside(manifest: Manifest, folder: Path) -> None:
     """Check the recorded tokenizer and template against the files next to the shards."""
     recorded, files = manifest.tokenizer, find_tokenizer_files(manifest, folder)
-    encoder = open_tokenizer(manifest, folder, files)
+    encoder = open_found(manifest, files)
     template = [file.sha256 for file in manifest.files if file.path == "template.jinja"]
     for name, found, noted in (
         ("tokenizer.sha256", files.sha256(), recorded.sha256),
