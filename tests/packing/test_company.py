@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.packed_rows import folder_of, pack_small
 from support.profiles import examples
-from support.small_corpus import conversations, make_recipe, token_file
+from support.small_corpus import conversations, make_recipe, once, token_file
 
 from tasks import recipe as recipe_module
 from tasks.config import Config
@@ -159,24 +159,17 @@ def pack_grouped(folder: Path, **settings: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def usual_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Path]:
+def usual_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Pack a corpus without `company`, once for both values of it."""
-    found: dict[str, Path] = {}
-
-    def make(given: dict[str, Any]) -> Path:
-        if (name := str(given)) not in found:
-            found[name] = pack_grouped(tmp_path_factory.mktemp("usual"), **given)
-        return found[name]
-
-    return make
+    return once(lambda **given: pack_grouped(tmp_path_factory.mktemp("usual"), **given))
 
 
 @pytest.mark.parametrize("company", ["similar", "apart"])
 @pytest.mark.parametrize("given", [{}, {"epochs": 2}, {"plan_group": 30, "validation": 0.3}, {"overlong": "split"}])
 def test_a_corpus_is_as_full_and_verified(
-    given: dict[str, Any], company: str, usual_of: Callable[[dict[str, Any]], Path], tmp_path: Path
+    given: dict[str, Any], company: str, usual_of: Callable[..., Path], tmp_path: Path
 ) -> None:
-    usual = usual_of(given)
+    usual = usual_of(**given)
     other = pack_grouped(tmp_path / "b", **given, company=company)
     again = pack_grouped(tmp_path / "c", **given, company=company, part_size=3000)
     one, two = load_manifest(usual), load_manifest(other)

@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
-from support.small_corpus import OneSecond, conversations, make_recipe, pack_corpus
+from support.small_corpus import OneSecond, conversations, make_groups_small, make_recipe, pack_corpus
 
-from tasks import recipe as recipe_module
 from tasks.config import Config
 from tasks.core.errors import DataError, StorageError
 from tasks.inspection.diff import compare
@@ -146,15 +145,10 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def make_small(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 8000)
-    patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
-
-
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make groups and shards of very few source bytes."""
-    make_small(monkeypatch)
+    make_groups_small(monkeypatch)
 
 
 def packed(folder: Path, **changes: Any) -> tuple[Recipe, Manifest, Path]:
@@ -167,7 +161,7 @@ def packed(folder: Path, **changes: Any) -> tuple[Recipe, Manifest, Path]:
 def in_one_group(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Manifest, Path]:
     """Pack the corpus of the tests below without groups."""
     with pytest.MonkeyPatch.context() as patch:
-        make_small(patch)
+        make_groups_small(patch)
         return packed(tmp_path_factory.mktemp("single"), plan_group=10_000)
 
 
@@ -286,8 +280,7 @@ def test_the_corpora_of_a_config_are_found_whether_or_not_they_are_groups(
 ) -> None:
     whole = pack_corpus(make_recipe(tmp_path, RECORDS))
     assert corpora_of(resolve(tmp_path / "corpus.yaml", tmp_path).config, whole.parent) == [whole]
-    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 8000)
-    monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
+    make_groups_small(monkeypatch)
     cut = make_recipe(tmp_path, RECORDS, plan_group=100)
     published = pack_corpus(cut)
     assert published in corpora_of(cut.config, whole.parent)

@@ -23,9 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.damage.kinds import flip
 from support.profiles import examples
-from support.small_corpus import EOS, PAD, Tokens, ids_of, token_file, tokens_of, write_receipt
+from support.small_corpus import EOS, PAD, Tokens, ids_of, make_groups_small, token_file, tokens_of, write_receipt
 
-from tasks import recipe as recipe_module
 from tasks.config import Config
 from tasks.core.errors import DataError, StorageError
 from tasks.corpus.shards import write_shard
@@ -83,8 +82,7 @@ def recipe_of(sources: Sequence[Sequence[PartInput]], /, **values: Any) -> Itera
     """
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         if values.get("plan_group", 1000) < 1000:
-            patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 3)
-            patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 1)
+            make_groups_small(patch, shard=3, conversation=1)
         root = Path(name)
         (root / "any.model").write_bytes(b"never opened here")
         config = Config(**{"sources": [Source(path="x")], "tokenizer": "any.model"} | values)

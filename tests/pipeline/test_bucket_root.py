@@ -24,10 +24,9 @@ import pytest
 from support.bucket_roots import WAYS, Tree, in_shares, on_other_machines, own_scratch, tree_of
 from support.commands import ROOT, packcorpus
 from support.servers.remote import SECRET, environment, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
-from support.small_corpus import conversations, pack_corpus, write_project
+from support.small_corpus import conversations, make_groups_small, pack_corpus, write_project
 
 from pipeline.graph import PackCorpus, guard
-from tasks import recipe as recipe_module
 from tasks import stages, steps
 from tasks.core.error_messages import as_text
 from tasks.core.errors import Busy, PackError, StorageError
@@ -71,10 +70,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return tree_of(folder / "root")
 
 
-def make_groups_small(patch: pytest.MonkeyPatch) -> None:
-    """Make groups small, so that the corpus has several."""
-    patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
-    patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
+def make_all_small(patch: pytest.MonkeyPatch) -> None:
+    """Make groups and chunks small, so that the corpus has several."""
+    make_groups_small(patch, shard=4000)
     for name in ("plan_group", "plan_chunk"):
         patch.setitem(SETTINGS, name, 10)
 
@@ -84,7 +82,7 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """Return the outputs of the same corpus with several groups in a folder."""
     folder = tmp_path_factory.mktemp("grouped")
     with pytest.MonkeyPatch.context() as patch:
-        make_groups_small(patch)
+        make_all_small(patch)
         recipe = recipe_of(folder, folder / "root")
         assert recipe.most_groups > 3
         pack_corpus(recipe)
@@ -94,7 +92,7 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch, grouped: Tree) -> Tree:
     """Make groups small, and return the outputs of the corpus in a folder."""
-    make_groups_small(monkeypatch)
+    make_all_small(monkeypatch)
     return grouped
 
 

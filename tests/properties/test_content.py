@@ -86,8 +86,8 @@ def neighbors(rng: random.Random, kind: str, count: int) -> list[str]:
     One text may begin a control string that the next one completes.
     """
     strings = control_strings(kind)
-    space = SPACE if kind in LOSSLESS else SPACE[:6]
-    others = kind in LOSSLESS
+    lossless = kind in LOSSLESS
+    space = SPACE if lossless else SPACE[:6]
     texts = []
     for _ in range(count):
         text = ""
@@ -97,7 +97,7 @@ def neighbors(rng: random.Random, kind: str, count: int) -> list[str]:
                 text += pick(rng, strings)
             elif which < 3:
                 text += _cut(rng, pick(rng, strings))
-            elif which < 4 and others:
+            elif which < 4 and lossless:
                 text += pick(rng, OTHER) if rng.random() < 0.7 else _any_character(rng)
             else:
                 text += pick(rng, WORDS)

@@ -13,7 +13,7 @@ import pytest
 from support.inspected import page_of, shown
 from support.packed_rows import folder_of, pack_small, shards_of
 from support.row_shapes import Shaped, check_corpus, read_corpus
-from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.small_corpus import conversations, make_groups_small, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError, UsageError
 from tasks.dry_run.dry_run import predict
@@ -37,8 +37,7 @@ def pack(folder: Path, **given: Any) -> Path:
 def pack_groups(folder: Path, **shape: Any) -> Path:
     """Pack a corpus of several groups and shards."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.recipe.SOURCE_BYTES_PER_SHARD", 2000)
-        patch.setattr("tasks.recipe.BYTES_PER_CONVERSATION", 100)
+        make_groups_small(patch, shard=2000, conversation=100)
         given = {"plan_group": 9, "plan_chunk": 4, "epochs": 2}
         recipe = make_recipe(folder, conversations(60), **given, **shape)
         path = pack_corpus(recipe)

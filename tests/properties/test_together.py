@@ -25,9 +25,8 @@ from support.differential.comparison import library_of
 from support.packed_rows import folder_of
 from support.profiles import examples
 from support.row_shapes import IGNORED, Shaped, check_corpus, read_corpus
-from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.small_corpus import conversations, make_groups_small, make_recipe, pack_corpus
 
-from tasks import recipe as recipe_module
 from tasks.config import load_config
 from tasks.core.errors import UsageError
 from tasks.storage.manifest import Manifest, load_manifest
@@ -179,8 +178,7 @@ def copies(chosen: Given) -> int:
 
 def pack(folder: Path, chosen: Given, **other: Any) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
-        patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 100)
+        make_groups_small(patch, shard=4000, conversation=100)
         return pack_corpus(make_recipe(folder, RECORDS, max_rejects=1, **chosen, **other))
 
 
@@ -210,8 +208,7 @@ def test_a_corpus_is_what_the_reference_says_and_repaired(
     if damage != "delete":
         shard.write_bytes(whole[: len(whole) // 2] + (b"" if damage == "cut" else flipped(whole[len(whole) // 2 :])))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
-        patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 100)
+        make_groups_small(patch, shard=4000, conversation=100)
         assert [file.path for file in repair(path)] == [shard]
     assert shard.read_bytes() == whole
 

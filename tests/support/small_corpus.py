@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pytest
 import yaml
 from hypothesis import strategies as st
 from support.tokenizer_kinds import kind_path
 
+from tasks import recipe as recipe_module
 from tasks.recipe import Recipe, resolve
 from tasks.stages import Publish, run_all
 from tasks.steps import Progress
@@ -76,6 +78,30 @@ def pack_corpus(recipe: Recipe) -> Path:
     """Run every stage as Luigi would, and return the published manifest."""
     run_all(Publish(recipe), OneSecond(), check_content=True)
     return recipe.published
+
+
+def make_groups_small(patch: pytest.MonkeyPatch, shard: int = 8000, conversation: int = 64) -> None:
+    """Make groups and shards small, so that a small corpus has several.
+
+    A shard gets this many bytes of the sources, and a conversation counts as that many.
+    """
+    patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", shard)
+    patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", conversation)
+
+
+Made = TypeVar("Made")
+
+
+def once(make: Callable[..., Made]) -> Callable[..., Made]:
+    """Return a function that calls `make` only once for equal settings."""
+    found: dict[str, Made] = {}
+
+    def made(**settings: Any) -> Made:
+        if (name := repr(sorted(settings.items()))) not in found:
+            found[name] = make(**settings)
+        return found[name]
+
+    return made
 
 
 # -- from numbers ----------------------------------------------------------------------------------------------------

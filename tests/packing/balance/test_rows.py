@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.packed_rows import sign
-from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.small_corpus import conversations, make_groups_small, make_recipe, once, pack_corpus
 
-from tasks import recipe as recipe_module
 from tasks.core.errors import DataError
 from tasks.packing.balance.waiting import idle_share
 from tasks.recipe import Recipe
@@ -37,14 +36,9 @@ BALANCE = {"ranks": 4, "rows_per_rank": 2}
 Rows = dict[str, list[dict[str, np.ndarray]]]  # by split: the columns of each shard, [rows, sequence_length]
 
 
-def make_small(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 8000)
-    patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
-
-
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_small(monkeypatch)
+    make_groups_small(monkeypatch)
 
 
 Packed = tuple[Recipe, Manifest, Path]
@@ -57,18 +51,15 @@ def packed(folder: Path, **changes: Any) -> Packed:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Packed]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Packed]:
     """Pack a corpus with these changes, once for all tests that only read it."""
-    found: dict[str, Packed] = {}
 
-    def make(changes: dict[str, Any]) -> Packed:
-        if (name := str(changes)) not in found:
-            with pytest.MonkeyPatch.context() as patch:
-                make_small(patch)
-                found[name] = packed(tmp_path_factory.mktemp("made"), **changes)
-        return found[name]
+    def make(**changes: Any) -> Packed:
+        with pytest.MonkeyPatch.context() as patch:
+            make_groups_small(patch)
+            return packed(tmp_path_factory.mktemp("made"), **changes)
 
-    return make
+    return once(make)
 
 
 def rows_of(manifest: Manifest, path: Path) -> Rows:
@@ -94,10 +85,8 @@ def counted(shard: dict[str, np.ndarray]) -> list[tuple[int, int, int, int]]:
 
 
 @pytest.mark.parametrize("changes", [{}, GROUPS[1], {"balance": BALANCE}, GROUPS[1] | {"balance": BALANCE}])
-def test_the_statistics_are_those_of_the_rows(
-    changes: dict[str, Any], made: Callable[[dict[str, Any]], Packed]
-) -> None:
-    _, manifest, published = made(changes)
+def test_the_statistics_are_those_of_the_rows(changes: dict[str, Any], made: Callable[..., Packed]) -> None:
+    _, manifest, published = made(**changes)
     folder = corpus_folder(manifest, published)
     assert (folder / ROWS).stat().st_size < 30 * manifest.packing_metadata.rows + 1000 * len(manifest.listed())
     expected = {name: [counted(shard) for shard in shards] for name, shards in rows_of(manifest, published).items()}
@@ -117,10 +106,10 @@ def test_the_statistics_are_those_of_the_rows(
 
 @pytest.mark.parametrize("changes", GROUPS)
 def test_balance_changes_the_order_of_rows_and_nothing_else(
-    changes: dict[str, Any], made: Callable[[dict[str, Any]], Packed], tmp_path: Path
+    changes: dict[str, Any], made: Callable[..., Packed], tmp_path: Path
 ) -> None:
-    plain, without, path = made(changes)
-    recipe, manifest, published = made(changes | {"balance": BALANCE})
+    plain, without, path = made(**changes)
+    recipe, manifest, published = made(**changes, balance=BALANCE)
     assert without.config.get("balance") is None
     assert "balance" not in without.config
     assert manifest.config["balance"] == BALANCE
@@ -142,6 +131,7 @@ def test_balance_changes_the_order_of_rows_and_nothing_else(
         assert [shard.rows for shard in manifest.splits[name].shards] == [s.rows for s in without.splits[name].shards]
     assert manifest.ledger == without.ledger
     assert manifest.packing_metadata == without.packing_metadata
+    verify(published)
     assert rebuild(published)
     # The same bytes for any part size.
     *_, again = packed(tmp_path / "c", **changes, balance=BALANCE, part_size=2000)
@@ -149,12 +139,12 @@ def test_balance_changes_the_order_of_rows_and_nothing_else(
 
 
 @pytest.mark.parametrize("changes", GROUPS)
-def test_the_ranks_of_a_step_have_equal_work(changes: dict[str, Any], made: Callable[[dict[str, Any]], Packed]) -> None:
+def test_the_ranks_of_a_step_have_equal_work(changes: dict[str, Any], made: Callable[..., Packed]) -> None:
     """Ranks have equal work in every packing, also with half the ranks.
 
     Each group begins with a whole step.
     """
-    _, manifest, published = made(changes | {"balance": BALANCE})
+    _, manifest, published = made(**changes, balance=BALANCE)
     folder = corpus_folder(manifest, published)
     for name, split in manifest.splits.items():
         found = statistics_of_split(manifest, folder, name)

@@ -21,14 +21,13 @@ from typing import Any
 
 import pytest
 from support.commands import corpus_bytes, packcorpus
-from support.small_corpus import OneSecond, conversations, make_recipe, pack_corpus, write_project
+from support.small_corpus import OneSecond, conversations, make_groups_small, make_recipe, pack_corpus, write_project
 from support.steps import Failing, Marked, pack_on, steps_of
 
 from pipeline import graph
 from pipeline.engines.engine import Engine, lost, open_engine, workers_of
 from pipeline.engines.here import Here
 from pipeline.engines.workers import Workers, start_method
-from tasks import recipe as recipe_module
 from tasks.core import memory_limit
 from tasks.core.errors import DataError, StorageError, UsageError
 from tasks.recipe import Recipe, resolve
@@ -82,8 +81,7 @@ def recipe_in(folder: Path, settings: dict[str, Any]) -> Recipe:
 def test_the_corpus_is_the_same_on_every_engine(
     tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
-    monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
+    make_groups_small(monkeypatch, shard=4000)
     expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", settings)))
     for name, engine in ENGINES.items():
         if name == "spawned" and "template" not in settings:

@@ -48,7 +48,6 @@ RESIGNED = "one copy edited, its digest recomputed"
 ROWS = (*DAMAGES, EDITED, OF_ANOTHER, SWAPPED, RESIGNED, *SIGNED)
 
 REJECT = {"messages": [{"role": "assistent", "content": "x"}]}
-RECORDS = [*conversations(100), REJECT]
 _JINJA = {"tokenizer": "hf", "template": "own.jinja", "validation": 0.2, "max_rejects": 1.0}
 KINDS: dict[str, dict[str, Any]] = {
     "packed": _JINJA,
@@ -96,7 +95,7 @@ def small_shards() -> Iterator[None]:
         recipe_module.SOURCE_BYTES_PER_SHARD = usual
 
 
-def make(root: Path, records: Sequence[dict[str, Any]] = RECORDS, **settings: Any) -> Path:
+def make(root: Path, records: Sequence[dict[str, Any]], **settings: Any) -> Path:
     """Pack a small corpus below `root` and return its published manifest.
 
     It has several shards, two splits, and a reject.
