@@ -44,4 +44,4 @@ __all__ = [
 
 settings.apply()
 guard.install()
-startup.restore_interrupt()
+startup.end()

@@ -89,7 +89,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = sys.argv[1:]
-    startup.restore_interrupt()
+    startup.end()
     try:
         code = app(standalone_mode=False)
         if code != _INTERRUPTED:
