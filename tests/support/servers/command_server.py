@@ -223,10 +223,12 @@ def ranks_of(words: list[str]) -> int:
 
 
 def main() -> None:
+    gc.disable()  # what is imported remains
     preload(sys.argv[1])
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         finalizer.atexit = False  # torch's 250 only free memory, which takes a tenth of a short run
     gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     request = next_request()
     become(request)
