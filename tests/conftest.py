@@ -29,13 +29,12 @@ from hypothesis import settings
 from support import profiles  # noqa: F401 - registers the profiles
 from support.templates.shared_processes import shared_processes
 
-TESTS = Path(__file__).parent
-QUICK = "not slow and not training"
-
 # Nearly all objects that are made while libraries and tests are imported remain. Looking for garbage among them takes a
 # third of that time.
 gc.disable()
 
+TESTS = Path(__file__).parent
+QUICK = "not slow and not training"
 # By folder or file, so that a new test there needs no marker. Single slow tests elsewhere have their own marker.
 SLOW = (
     "cli/test_inspect.py",

@@ -26,6 +26,9 @@ from tasks.storage.files import remove_abandoned
 IN_FLIGHT = 4
 # Seconds between two queries for the number of CPUs, because nodes come and go.
 REFRESH = 2.0
+# Seconds for short steps to end by themselves. If a task completes in the moment in which it is canceled, Ray ends this
+# process with a native stack trace (the race of ray-project/ray#54798).
+FINISHING = 0.5
 # Seconds for canceled steps to end, and then for Ray to kill the steps of a disconnected driver, unless the nodes are
 # busy.
 LEAVING = 2.0
@@ -70,7 +73,7 @@ def join(on: str) -> Any:
 def leave(running: Sequence[Any] = ()) -> list[Any]:
     """Leave the cluster that this process has joined, if any.
 
-    Tasks that are still running are canceled first: the references in `running`, and those that load our modules.
+    Tasks that do not end soon are canceled first: the references in `running`, and those that load our modules.
     Canceled steps remove their partial files. If Ray killed the tasks, it would also print a line for each on stderr,
     from its native code. Returns the tasks that did not end in time. Ray kills these, and stops its workers of this
     run, and no others.
@@ -85,7 +88,7 @@ def leave(running: Sequence[Any] = ()) -> list[Any]:
     _loading.clear()
     try:
         with suppress(Exception):  # the cluster may be gone
-            unfinished = _unfinished(ray, unfinished, 0)
+            unfinished = _unfinished(ray, unfinished, FINISHING)
             for reference in unfinished:
                 ray.cancel(reference)
             unfinished = _unfinished(ray, unfinished, LEAVING)

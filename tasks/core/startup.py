@@ -1,4 +1,4 @@
-"""Load the modules of a command: faster, and with one line on Ctrl-C.
+"""Load the modules of a command without garbage collection, and handle Ctrl-C.
 
     import startup ─▶ no garbage collection; Ctrl-C ends the command ─▶ the other modules ─▶ end()
 

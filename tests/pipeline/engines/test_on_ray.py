@@ -132,6 +132,20 @@ def test_running_steps_are_canceled_before_the_connection_ends(
     assert capfd.readouterr().err == ""
 
 
+def test_steps_that_end_soon_are_not_canceled(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray ends this process if a step completes while it is canceled."""
+    canceled: list[object] = []
+    monkeypatch.setattr(ray, "cancel", canceled.append)
+    steps = [Slow(tmp_path, number, 0.02) for number in range(8)]
+    engine = OnRay("ray://auto").__enter__()
+    next(engine.map(steps))
+    assert len(engine._running) >= 6
+    engine.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert not {*canceled} & {*engine._running}
+
+
 def test_a_step_that_loses_every_worker_is_named(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +244,8 @@ def test_drivers_that_are_interrupted_killed_and_refused(tmp_path: Path, cluster
     run = started(folder)
     os.killpg(run.pid, signal.SIGINT)
     _, errors = run.communicate(timeout=LIMIT)
-    assert (run.returncode, errors.splitlines()[-1]) == (75, "E713 interrupted; run the same command again to resume")
+    last = "E713 interrupted; run the same command again to resume"
+    assert (run.returncode, errors.splitlines()[-1]) == (75, last), errors
     assert not temporary(folder), "the driver waits for the end of its steps, and removes what they were writing"
     interrupted = receipts(folder)
 
