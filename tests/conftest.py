@@ -72,14 +72,16 @@ TRAINING = (
     "train",
 )
 
-# First the tests in forks of a process that has loaded torch (support/servers/command_server.py), the longest first.
-# One worker gets all of them, so that no other worker needs such a process. Then other long tests.
+# First a test that compiles C++ for up to half a minute. Then the tests in forks of a process that has loaded torch
+# (support/servers/command_server.py), the longest first. One worker gets all of them, so that no other one needs such a
+# process. Then other long tests.
 FIRST = (
+    "test_options.py",
     "test_training.py", "test_train_adapter.py", "test_several_machines.py", "test_diagnosis.py", "test_sharding.py",
     "test_weighted_loss.py", "test_interruption.py", "test_reduction.py", "test_ranks.py", "test_streamed_training.py",
     "test_alarm.py", "test_gradients.py", "test_slow_ranks.py", "test_mixed_training.py", "test_balanced_rows.py",
     "test_rank_speed.py", "test_attention_trial.py", "test_checkpoints.py", "test_merge_command.py", "test_docs.py",
-    "test_imports.py", "test_options.py", "test_whole_modules.py",
+    "test_imports.py", "test_whole_modules.py",
 )  # fmt: skip
 
 # Then tests that fork their process, which grows: a fork takes 9 ms at first and 30 ms at the end.
