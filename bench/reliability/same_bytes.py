@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = (512, 1024, 2048, 4096)
 JINJA = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
-    "{% if m.role == 'assistant' %}{% generation %}{{ (m.content or '') + '<|im_end|>' }}{% endgeneration %}"
-    "{% else %}{{ (m.content or '') + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if m.role == 'assistant' %}{% generation %}{{ (m.content or '') + '<|im_end|>\n' }}{% endgeneration %}"
+    "{% else %}{{ (m.content or '') + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 COMPARED = (".arrow",)
 
