@@ -29,8 +29,10 @@ from hypothesis import settings
 from support import profiles  # noqa: F401 - registers the profiles
 from support.templates.shared_processes import shared_processes
 
-# Nearly all objects that are made while libraries and tests are imported remain. Looking for garbage among them takes a
-# third of that time.
+from tasks.core import startup
+
+# Nearly all objects that are made while libraries and tests are imported remain. Looking for garbage among them takes
+# over a quarter of that time.
 gc.disable()
 
 TESTS = Path(__file__).parent
@@ -150,17 +152,13 @@ def order(item: pytest.Item) -> int:
 def pytest_collection_finish() -> None:
     """Exclude all objects that are loaded by now from garbage collection.
 
-    It stays off if `pytest_runtest_teardown` can see how much memory the process has. Forks have it.
+    Collection stays off if `pytest_runtest_teardown` can see how much memory the process has. Forks collect, but not
+    among the objects of their parent, because that would write to all of them.
     """
     gc.freeze()
     if not STATM.exists():
         gc.enable()
-    os.register_at_fork(after_in_child=_collect_in_fork)
-
-
-def _collect_in_fork() -> None:
-    gc.freeze()  # a collection would write to all objects of the parent
-    gc.enable()
+    os.register_at_fork(after_in_child=startup.collect_from_now)
 
 
 # Tests of what the process of a template remembers. Each of their templates has its own.

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from support.commands import SHARED, needs_shared, packcorpus
 from support.packed_rows import LENGTH, folder_of, pack_small, shards_of, sign
-from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.small_corpus import conversations, make_groups_small, make_recipe, pack_corpus
 
 from tasks.conversations.formats import read_record
 from tasks.conversations.keys.loss_weights import loss_weight_hints, with_loss_weights
@@ -222,13 +222,10 @@ def test_conversation_mean_is_that_of_all_pieces_and_samples(tmp_path: Path) -> 
 def test_weights_are_computed_alike_for_parts_groups_and_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tasks import recipe as recipe_module
-
     records, found = weighed(90), []
     for name, part_size, groups in (("one", 1 << 20, 1), ("parts", 1 << 10, 1), ("groups", 1 << 10, 3)):
         if groups > 1:
-            monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 1)
-            monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
+            make_groups_small(monkeypatch, shard=4000, conversation=1)
         given_ = {"plan_group": 30, "plan_chunk": 5} if groups > 1 else {}
         recipe = make_recipe(
             tmp_path / name, records, loss_weight="both", part_size=part_size, sequence_length=64, **given_

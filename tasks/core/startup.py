@@ -19,21 +19,22 @@ from types import FrameType
 
 COMMANDS = ("luigi", "packcorpus")
 INTERRUPTED = b"E713 interrupted; nothing was started\n"
-# A program that imports this package keeps its own handler. `python -m luigi` is named luigi/__main__.py.
+# Another program that imports this package keeps its handler and its collector. `python -m luigi` is named
+# luigi/__main__.py.
 IS_COMMAND = os.path.basename((sys.argv or [""])[0].removesuffix("/__main__.py")) in COMMANDS
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     os.write(2, INTERRUPTED)
     os._exit(75)
 
 
 def end() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again, and collect garbage again."""
-    if signal.getsignal(signal.SIGINT) is _end:
+    if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if IS_COMMAND:
-        _collect()
+        collect_from_now()
 
 
 @contextmanager
@@ -45,11 +46,11 @@ def loading() -> Iterator[None]:
         yield
     finally:
         if did_collect:
-            _collect()
+            collect_from_now()
 
 
-def _collect() -> None:
-    """Collect garbage, but only among objects that are made from now on."""
+def collect_from_now() -> None:
+    """Collect garbage only among objects that are made from now on."""
     gc.freeze()
     gc.enable()
 
@@ -57,4 +58,4 @@ def _collect() -> None:
 if IS_COMMAND:
     gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGINT, _exit)

@@ -15,7 +15,6 @@ seconds) and for a luigi whose training runs in a fork, too (support/servers/for
 from __future__ import annotations
 
 import atexit
-import gc
 import importlib
 import json
 import logging
@@ -31,6 +30,8 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from pydantic import BaseModel
+
+from tasks.core import startup
 
 LIBRARIES = {
     "tasks": (
@@ -223,12 +224,10 @@ def ranks_of(words: list[str]) -> int:
 
 
 def main() -> None:
-    gc.disable()  # what is imported remains
-    preload(sys.argv[1])
+    with startup.loading():
+        preload(sys.argv[1])
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         finalizer.atexit = False  # torch's 250 only free memory, which takes a tenth of a short run
-    gc.freeze()
-    gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     request = next_request()
     become(request)
