@@ -30,7 +30,7 @@ from pydantic import (
 
 from tasks.conversations.keys.role_names import Roles, with_roles
 from tasks.core.errors import UsageError
-from tasks.core.yaml_settings import canonical_json, check_settings, defaults_of, read_settings
+from tasks.core.yaml_settings import Removed, canonical_json, check_removed, check_settings, defaults_of, read_settings
 from tasks.readers.containers import container_by_extension
 from tasks.row_settings import (
     LONGEST_ROW,
@@ -54,6 +54,12 @@ NOT_IN_KEY = {"part_size", "engine", "roles"}
 TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
 # These settings do not change texts (but see settings_of_texts):
 ROWS_IF_SET = ("company", "company_by", "loss_weight", "balance", *SHAPE_SETTINGS, "mix")
+
+# Settings of earlier versions, and what to use instead.
+REMOVED: Removed = {}
+
+# Removed settings that manifests may record with a value that had no effect.
+WITHOUT_EFFECT: dict[str, Any] = {}
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
 
@@ -417,9 +423,9 @@ def _read(path: Path) -> dict[str, Any]:
     found = container_by_extension(path.name) if os.path.isfile(path) else None
     try:
         if found is None or path.suffix.lower() == ".json":  # YAML includes JSON
-            return read_settings(path)
-    except UsageError:
-        if found is None:
+            return read_settings(path, REMOVED)
+    except UsageError as error:
+        if found is None or error.reason == "removed_setting":
             raise
     raise UsageError(
         "bad_config_file",
@@ -446,3 +452,21 @@ def load_config(path: Path, sequence_length: str = "") -> Config:
     if isinstance(sources, list):
         values["sources"] = [{"path": source} if isinstance(source, str) else source for source in sources]
     return check_settings(Config, values, str(path))
+
+
+def check_recorded(recorded: dict[str, Any], where: Path) -> None:
+    """Raise UsageError if a recorded config has a removed setting that had an effect.
+
+    `where` names the manifest in messages.
+    """
+    with_effect = {name: value for name, value in recorded.items() if (name, value) not in WITHOUT_EFFECT.items()}
+    check_removed(with_effect, REMOVED, str(where))
+
+
+def config_of(recorded: dict[str, Any], part_size: int) -> Config:
+    """Return a recorded config that has passed `check_recorded`.
+
+    Raises ValueError if it is invalid.
+    """
+    kept = {name: value for name, value in recorded.items() if name not in REMOVED}
+    return Config.model_validate(kept | {"part_size": part_size})

@@ -84,6 +84,18 @@ def refusal(folder: Path, text: str | bytes) -> str:
     return message
 
 
+def test_removed_settings_name_their_line_and_what_to_use() -> None:
+    removed = {"cache": "remove it", "load: stream": "use load: mmap"}
+    assert parse_settings("load: mmap", "a.yaml", removed) == {"load": "mmap"}
+    with pytest.raises(UsageError) as caught:
+        parse_settings("epochs: 2\nload: stream\n\ncache: /tmp\n", "a.yaml", removed)
+    assert caught.value.reason == "removed_setting"
+    assert str(caught.value).splitlines() == [
+        "a.yaml: line 2: load: stream was removed; use load: mmap",
+        "a.yaml: line 4: cache was removed; remove it",
+    ]
+
+
 def test_defaults_are_filled_in(tmp_path: Path) -> None:
     config = load(tmp_path, "sources: [{path: x.jsonl}]\n")
     assert config.model_dump() == DEFAULTS
@@ -272,7 +284,7 @@ def test_a_wrong_value_is_named(line: str, said: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_numbers_are_what_they_look_like(text: str, value: Any) -> None:
     """YAML 1.1 reads some numbers in base 60 and, after a leading zero, in base 8."""
-    found = parse_settings(f"x: {text}", "a.yaml")["x"]
+    found = parse_settings(f"x: {text}", "a.yaml", {})["x"]
     assert (found, type(found)) == (value, type(value))
 
 

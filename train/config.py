@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tasks.core.yaml_settings import check_settings, parse_settings, read_settings
+from tasks.core.yaml_settings import Removed, check_settings, parse_settings, read_settings
 
 DEFAULT = Path(__file__).with_name("qlora.yaml")
 
@@ -33,6 +33,9 @@ LATER = ("lora_variant", "modules_to_save", "adapter", "keep", "early_stopping",
 
 # Values in the key of every run, because earlier versions included them.
 EARLIER = {"micro_batch": "auto"}
+
+# Settings of earlier versions, and what to use instead.
+REMOVED: Removed = {}
 
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 # Experiment trackers, by the name of their package.
@@ -213,9 +216,9 @@ def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None 
     `overrides` maps keys to YAML texts and takes precedence over the file. Raises InputMissing if the file does not
     exist, and UsageError if a setting is unknown or invalid. The error names the key and the closest known key.
     """
-    values = read_settings(path)
+    values = read_settings(path, REMOVED)
     for key, text in (overrides or {}).items():
-        values |= parse_settings(f"{key}: {text}", f"--{key.replace('_', '-')} {text}")
+        values |= parse_settings(f"{key}: {text}", f"--{key.replace('_', '-')} {text}", REMOVED)
     place = str(path)
     if overrides:
         place = "the command line" if path == DEFAULT else f"{path} with the command line"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args, get_or
 from tasks.core.errors import UsageError
 from tasks.stores.scratch import local_path_of, root_of
 from tasks.stores.urls import check_url, is_url
-from train.config import DEFAULT, TrainingConfig, load_training_config
+from train.config import DEFAULT, REMOVED, TrainingConfig, load_training_config
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -53,7 +53,14 @@ def settings_parser(prog: str, description: str) -> Parser:
             default = str(field.default).lower() if isinstance(field.default, bool) else field.default
             text += f" (default: {default})"
         settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar=_values(field), help=text)
+    for name in _removed_options():
+        settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", help=argparse.SUPPRESS)
     return ours
+
+
+def _removed_options() -> list[str]:
+    """Return removed settings, whose options lead to the error that says what to use."""
+    return [name for name in REMOVED if ":" not in name]
 
 
 def _local_root(text: str) -> Path:
@@ -80,7 +87,7 @@ def config_of(options: argparse.Namespace) -> TrainingConfig:
 
 def overrides(options: argparse.Namespace) -> dict[str, str]:
     """Return the settings given as options: {name: YAML text}."""
-    given = {name: getattr(options, f"set_{name}") for name in TrainingConfig.model_fields}
+    given = {name: getattr(options, f"set_{name}") for name in (*TrainingConfig.model_fields, *_removed_options())}
     return {name: text for name, text in given.items() if text is not None}
 
 

@@ -71,6 +71,9 @@ _ALL = [
     Code("E108", "not_in_it", USAGE, "The requested item is not in the corpus or the source.",
          "the number is out of range, the name is unknown, or the conversation was rejected",
          "use a value that the message suggests"),
+    Code("E109", "removed_setting", USAGE, "A setting was removed.",
+         "the config, the command line, or the corpus is from an earlier version",
+         "use what the message suggests, or the earlier version"),
 
     Code("E201", "not_an_object", DATA, "A record is not a JSON object.",
          "the line holds a list, a string, or a number", "write one object per conversation"),

@@ -68,7 +68,12 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", INTEGER, list("+-01234567
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("+-.0123456789"))
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+# Settings that earlier versions had, and what to use instead. A name stands for all values.
+# "name: value" stands for one value of a setting that still exists.
+Removed = dict[str, str]
+
+
+def read_settings(path: Path, removed: Removed) -> dict[str, Any]:
     """Return the values of a YAML file, or {} if it is empty.
 
     Raises UsageError or InputMissing, with line and column.
@@ -84,10 +89,10 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise InputMissing("config_missing", f"{path}: no such config{_yaml_nearby(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("bad_config_file", f"{path}: cannot be read as a config: {error}") from error
-    return parse_settings(text, str(path))
+    return parse_settings(text, str(path), removed)
 
 
-def parse_settings(text: str, where: str) -> dict[str, Any]:
+def parse_settings(text: str, where: str, removed: Removed) -> dict[str, Any]:
     """Return the values of a YAML text; `where` names it in messages."""
     try:
         values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a stricter SafeLoader
@@ -97,7 +102,24 @@ def parse_settings(text: str, where: str) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise UsageError("bad_config_file", f"{where}: expected `key: value` lines, found {type(values).__name__}")
+    check_removed(values, removed, where, text)
     return values
+
+
+def check_removed(values: dict[str, Any], removed: Removed, where: str, text: str = "") -> None:
+    """Raise UsageError if a setting was removed, with what to use instead.
+
+    `text` is the YAML text of the values. If it is given, the message names the lines.
+    """
+    named = {name: name if name in removed else f"{name}: {value}" for name, value in values.items()}
+    found = {name: setting for name, setting in named.items() if setting in removed}
+    if found:
+        root = yaml.compose(text, _Loader)
+        lines = {key.value: f"line {key.start_mark.line + 1}: " for key, _ in root.value} if root else {}
+        problems = [
+            f"{where}: {lines.get(name, '')}{found[name]} was removed; {removed[found[name]]}" for name in found
+        ]
+        raise UsageError("removed_setting", "\n".join(problems))
 
 
 @functools.cache

@@ -140,7 +140,7 @@ def write_draft(
         error.message = _with_options(error.message)
         raise
     # The text must be a valid config before it replaces a file.
-    check_settings(Config, parse_settings(text, str(output)), str(output))
+    check_settings(Config, parse_settings(text, str(output), {}), str(output))
     write_bytes(output, text.encode())
     load_config(output)
     return draft

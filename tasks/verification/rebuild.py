@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.config import Config, load_config
+from tasks.config import Config, check_recorded, config_of, load_config
 from tasks.core.errors import DataError, InputMissing, NotReproducible, PackError, UsageError
 from tasks.corpus.dataset_card import CARD
 from tasks.recipe import Recipe, recipe_of
@@ -50,16 +50,18 @@ def revisions_of(manifest: Manifest) -> dict[int, str]:
 def config_for(manifest: Manifest, corpus: Path, config_file: Path | None) -> tuple[Config, Path]:
     """Return the config of a corpus and the folder that its paths are relative to.
 
-    The config is read from `config_file` or, without one, from the manifest and run.json. Raises UsageError if run.json
-    does not record the folder, and InputMissing if the folder does not exist.
+    The config is read from `config_file` or, without one, from the manifest and run.json. Raises UsageError if the
+    corpus depends on a removed setting, or if run.json does not record the folder. Raises InputMissing if the folder
+    does not exist.
     """
+    check_recorded(manifest.config, corpus / "manifest.json")
     if config_file is not None:
         return load_config(config_file, ",".join(map(str, manifest.row_lengths))), config_file.parent
     record = corpus / "run.json"
     try:
         made_from = read_json(record)["made_from"]
         folder, part_size = Path(made_from["folder"]), made_from["part_size"]
-        config = Config.model_validate(manifest.config | {"part_size": part_size})
+        config = config_of(manifest.config, part_size)
     except (PackError, LookupError, TypeError, ValueError):
         raise UsageError(
             "config_unknown", f"{record}: does not record the folder of the config; name the config with --config FILE"
