@@ -12,8 +12,7 @@ DealParts × 1, PlanGroup × G   between TokenizePart and PlanPacking, if the co
 
 The stage decides inputs, outputs, completeness, and work. This is the graph of --on luigi. With an engine (--on
 workers, the default; --on ray://…), TokenizeParts, PlanGroups, and WriteShards each stand for all tasks of their kind.
-Such a task hands the steps of these tasks to the engine. Before that, a cluster hashes large sources, because the graph
-depends on their digests (engines/hashing.py).
+Such a task hands the steps of these tasks to the engine.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ import luigi
 
 from pipeline import events, settings, training
 from pipeline.engines.engine import is_remote, leave, open_engine, prepare
-from pipeline.engines.hashing import hash_sources
 from pipeline.progress.time_left import sizes_of
 from pipeline.run_guard import guard
 from tasks import stages
@@ -44,16 +42,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 @lru_cache(maxsize=32)
-def _recipe(config: str, root: str, sequence_length: str, check_sources: bool, on: str) -> Recipe:
+def _recipe(config: str, root: str, sequence_length: str, check_sources: bool) -> Recipe:
     """Return the recipe that all tasks of a run share.
 
     It holds the digests, keys, and encoder of the run.
     """
     if sequence_length:
-        base = _recipe(config, root, "", check_sources, on)
+        base = _recipe(config, root, "", check_sources)
         return replace(base, config=load_config(Path(config), sequence_length))
-    hash_first = partial(hash_sources, on) if is_remote(on) else None
-    return resolve(Path(config), root_of(root), check_sources, hash_first=hash_first)
+    return resolve(Path(config), root_of(root), check_sources)
 
 
 @lru_cache(maxsize=4)
@@ -88,7 +85,7 @@ class _Step(luigi.Task):
 
     @property
     def recipe(self) -> Recipe:
-        return _recipe(self.config, self.root, self.sequence_length or "", self.check_sources, self.on)
+        return _recipe(self.config, self.root, self.sequence_length or "", self.check_sources)
 
     @property
     def stage(self) -> stages.Stage:
@@ -310,8 +307,6 @@ class PackCorpus(_Sized):
         with guard.reporting():
             settings.check_workers(self.on)
             is_done = super().complete()
-        if is_done and is_remote(self.on):
-            leave()  # like `work`; the cluster may have hashed the sources
         return is_done
 
 

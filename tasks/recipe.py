@@ -15,9 +15,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_
 from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
-from tasks.sources.shares import WHOLE, Share
 from tasks.storage.files import has_artifact
 from tasks.storage.keys import ONE_PLAN, VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
@@ -381,27 +380,14 @@ def _tokenizer_changed(files: TokenizerFiles) -> DataError:
     return DataError("input_changed", f"{files.main}: the tokenizer changed during the run; run again")
 
 
-# Hashes files in advance, perhaps on other machines. Its arguments are a recipe without sources, the files, the size of
-# their parts, and the cache that gets the digests.
-HashFirst = Callable[[Recipe, Sequence[SourceFile], int, DigestCache], None]
-
-
-def resolve(
-    config_file: Path,
-    root: Path,
-    check_sources: bool = False,
-    share: Share = WHOLE,
-    hash_first: HashFirst | None = None,
-) -> Recipe:
+def resolve(config_file: Path, root: Path, check_sources: bool = False) -> Recipe:
     """Read the config, and find, cut, and hash its sources.
 
-    Files that are unchanged since an earlier run are only hashed again with `check_sources`. The files that `share`
-    reads are hashed first. `hash_first` may hash files on other machines. Raises PackError, naming the problem.
+    Files that are unchanged since an earlier run are only hashed again with `check_sources`. Raises PackError,
+    naming the problem.
     """
     cache = DigestCache(Layout(root).digests(), fresh=check_sources)
-    return recipe_of(
-        load_config(config_file), config_file.parent, root, cache=cache, share=share, hash_first=hash_first
-    )
+    return recipe_of(load_config(config_file), config_file.parent, root, cache=cache)
 
 
 def recipe_of(
@@ -410,8 +396,6 @@ def recipe_of(
     root: Path,
     revisions: Mapping[int, str] | None = None,
     cache: DigestCache | None = None,
-    share: Share = WHOLE,
-    hash_first: HashFirst | None = None,
 ) -> Recipe:
     """Find, cut, and hash the sources of a config in `folder`.
 
@@ -420,17 +404,7 @@ def recipe_of(
     """
     layout = Layout(root)
     embedded = config.reads_embeddings
-    found = find_parts(
-        config.sources,
-        folder,
-        config.part_size,
-        layout,
-        revisions,
-        cache=cache,
-        share=share,
-        embedded=embedded,
-        hash_first=hash_first and partial(hash_first, Recipe(config, folder, layout, (), ())),
-    )
+    found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache=cache, embedded=embedded)
     for file, _ in found:
         # A name that is not UTF-8 cannot be written to a manifest.
         if file.name.encode("utf-8", "ignore").decode() != file.name:

@@ -1,8 +1,8 @@
 """The steps of a run, as values that any process on any machine can run.
 
-    Recipe ─stages.py─▶ Step, under 4 KB ─pickle─▶ another process ─run─▶ data, then its receipt ─▶ Outcome
+    Recipe ─stages.py─▶ Step ─pickle─▶ another process ─run─▶ data, then its receipt ─▶ Outcome
 
-A step hashes a source file, tokenizes a part, plans a group, or writes a shard. It names everything that it reads and
+A step tokenizes a part, plans a group, or writes a shard. It names everything that it reads and
 writes. It does nothing if its receipt exists, so it may run twice, also in two processes at the same time: both write
 the same bytes. It does not depend on an engine; pipeline/engines decides where steps run.
 """
@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,8 @@ from tasks.packing.groups.dealt import DEAL
 from tasks.packing.groups.plan_group import files_of_group, group_receipt, plan_group
 from tasks.packing.plan import dropped
 from tasks.recipe import Recipe
-from tasks.sources.digests.digest_cache import DigestCache
-from tasks.sources.digests.hash_files import hash_file
-from tasks.sources.digests.sent_digests import with_digests, without_digests
-from tasks.sources.model import Part, SourceFile
-from tasks.sources.remote import with_blocks, with_copy
+from tasks.sources.model import Part
+from tasks.sources.remote import with_copy
 from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import has_artifact, read_receipt, write_receipt
 from tasks.storage.paths import Layout
@@ -112,52 +109,6 @@ class InRoot(Step):
 
 
 @dataclass(frozen=True)
-class HashFile(InRoot):
-    """Hash one source file and its parts, which gives them their names.
-
-    The output and the receipt are the same file: the entry of the digest cache. Without a cluster, the command hashes
-    its files in threads instead (sources/parts.py).
-    """
-
-    file: SourceFile
-    part_size: int
-
-    @property
-    def place(self) -> str:
-        return self.file.name
-
-    @property
-    def _cache(self) -> DigestCache:
-        return DigestCache(Layout(self.root).digests())
-
-    def outputs(self) -> tuple[Path, Path]:
-        entry = self._cache.entry_of(self.file, self.part_size)
-        return entry, entry
-
-    def is_done(self) -> bool:
-        return self._cache.find(self.file, self.part_size) is not None
-
-    def work(self, progress: Progress) -> dict[str, Any]:
-        file, cache = self.file, self._cache
-        if file.identity:
-            file = with_blocks(file, Layout(self.root).remote())
-        try:
-            hashed = partial(hash_file, file, self.part_size, cache)
-            found = cache.find_once(file, self.part_size, hashed, wait=True)
-        except OSError as error:
-            raise file.cannot_read(error) from None
-        assert found, "it was waited for"
-        return {"sha256": found.sha256}
-
-    def check_written(self) -> None:
-        """Accept a missing or invalid entry: the command then hashes the file itself.
-
-        That is so if only the time of the last status change is new, if the clocks of two machines differ, or if the
-        folder cannot be written.
-        """
-
-
-@dataclass(frozen=True)
 class Texts:
     """The settings that turn records into tokens, the same for all parts of a corpus.
 
@@ -189,9 +140,6 @@ class Tokenize(Step):
     key: str
     engine: str
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"part": without_digests(self.part)}
-
     @property
     def place(self) -> str:
         return f"{self.part.file.name}, from {self.part.start:,} to {self.part.stop:,}"
@@ -217,7 +165,7 @@ class Tokenize(Step):
                 "everywhere",
             )
         encoder = encoder_named(self.engine, recipe.encoder)
-        part = with_digests(with_copy(self.part, layout.remote()), layout.digests())
+        part = with_copy(self.part, layout.remote())
         with mirror.writing(*self.outputs()) as outputs:
             return tokenize_part(part, encoder, recipe.template, recipe.config, *outputs, on_batch=progress.tokenized)
 

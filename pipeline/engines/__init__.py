@@ -1,6 +1,5 @@
 """Engines: run steps in this process, in worker processes, or on a Ray cluster.
 
 An engine receives steps (tasks/steps.py) and yields the outcome of each step, in any order. Luigi decides which steps
-there are and whether they are done, in the same way for all engines. Only the steps that hash sources run before
-Luigi's graph exists (hashing.py).
+there are and whether they are done, in the same way for all engines.
 """

@@ -31,7 +31,7 @@ def run_part(config: Path, root: Path, stage: str, part: str, sequence_length: s
         raise UsageError("bad_command_line", f"--part {part}: expected I/N, from 1/N to N/N, such as 3/16")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a machine runs several shares in parallel instead
     own = Share(number, of)
-    recipe = replace(resolve(config, root, share=own), config=load_config(config, sequence_length))
+    recipe = replace(resolve(config, root), config=load_config(config, sequence_length))
     share, done = run_share(recipe, stage, own)
     every = len(recipe.parts) if stage == "tokenize" else len(recipe.shard_names())
     return {"stage": stage, "part": part, "share": share, "all": every, "found_done": done}

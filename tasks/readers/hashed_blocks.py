@@ -35,17 +35,6 @@ class BlockDigests:
     joined: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class KeptDigests:
-    """A reference to the digests of a large file, which a step has instead of them.
-
-    `record` is the name of the record that holds the digests, and `digest` is the digest of these digests.
-    """
-
-    record: str
-    digest: bytes
-
-
 class HashedBlocks:
     """Hash the bytes of a stream in blocks of `size` bytes.
 

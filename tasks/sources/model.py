@@ -29,7 +29,7 @@ from tasks.core.errors import DataError, Reject, StorageError
 from tasks.core.yaml_settings import defaults_of
 from tasks.readers.csv_files.delimiter import check_delimiter, name_of
 from tasks.readers.csv_files.encoding import check_encoding
-from tasks.readers.hashed_blocks import BlockDigests, KeptDigests, open_checked
+from tasks.readers.hashed_blocks import BlockDigests, open_checked
 from tasks.sources.remote_blocks import open_blocks
 from tasks.stores.store import Facts
 from tasks.stores.urls import check_url, is_url
@@ -135,8 +135,7 @@ class SourceFile:
     modification time of the content that `sha256` was computed from. `entry` is the index of the first entry of
     `sources` that matches the file. `roles` has further names of roles, in lower case, each with its role. `delimiter`
     and `encoding` of a CSV or TSV file are empty for the usual values: comma or tab, and UTF-8. If `embedded` is set,
-    embeddings of records are read. `blocks` has the digests of the file's blocks once the file is hashed, and `record`
-    names the entry of the digest cache that also has them, if there is one.
+    embeddings of records are read. `blocks` has the digests of the file's blocks once the file is hashed.
 
     The `name` of a remote file is its URL. `path` is then the local copy, `arrived` is the SHA-256 of the copy on
     arrival, and `revision` is the commit of a dataset on the Hub. An object that is read in blocks has its ETag as
@@ -162,8 +161,7 @@ class SourceFile:
     arrived: str = ""
     embedded: bool = False
     identity: str = ""
-    blocks: BlockDigests | KeptDigests | None = field(default=None, compare=False, repr=False)
-    record: str = field(default="", compare=False, repr=False)
+    blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
     @property
     def facts(self) -> Facts:
@@ -175,7 +173,6 @@ class SourceFile:
         Pass `stop` to read all bytes up to it, or omit it to read single places. Once the file is hashed, reading
         raises DataError if it has changed since.
         """
-        assert not isinstance(self.blocks, KeptDigests), "sent_digests.with_digests has read them"
         if self.identity:
             return open_blocks(self.path, self.name, self.facts, self.blocks, stop)
         if self.blocks is None:

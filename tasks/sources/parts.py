@@ -16,9 +16,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
@@ -27,19 +25,20 @@ from tasks.core.printable import in_bytes
 from tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReader
 from tasks.readers.containers import container_named
 from tasks.readers.strict_json import decode_block
-from tasks.sources.digests.digest_cache import DigestCache, Hashed
-from tasks.sources.digests.hash_files import HASH_CHUNK, hash_file, hash_objects
+from tasks.sources.digests.digest_cache import DigestCache
+from tasks.sources.digests.hash_files import HASH_CHUNK, hash_file
 from tasks.sources.model import Part, Source, SourceFile
-from tasks.sources.shares import WHOLE, Share
 from tasks.sources.source_files import find_files
 from tasks.storage.paths import Layout
 from tasks.stores.copies import damaged_copy
-from tasks.stores.threads import Stop
+from tasks.stores.threads import Stop, run_all
 
 # Each part costs 7 ms of overhead, two files, and two lines of a list that every run reads.
 MOST_PARTS = 2048
 
 HASH_THREADS = 4  # as fast as most disks read
+
+HASH_OBJECTS = 8  # objects in buckets that are fetched and hashed at once
 
 
 def find_parts(
@@ -53,41 +52,32 @@ def find_parts(
     hash_chunk: int = HASH_CHUNK,
     cache: DigestCache | None = None,
     embedded: bool = False,
-    share: Share = WHOLE,
-    hash_first: Callable[[list[SourceFile], int, DigestCache], None] | None = None,
 ) -> list[tuple[SourceFile, list[Part]]]:
     """Find the files of `sources`, hash them, and split them into parts.
 
     `part_size` is in bytes. It is doubled until `most_parts` parts of this size can hold all files; each file has at
-    least one part. Files that `cache` knows are not hashed. Among objects that are read in blocks, the objects of this
-    `share` are hashed first. `hash_first` gets the files, the size of their parts, and `cache`. It may hash files on
-    other machines, which write entries of the cache. Raises the errors of `find_files`, `hash_first`, and stores.
+    least one part. Files that `cache` knows are not hashed. Raises the errors of `find_files` and stores.
     """
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
-    files = find_files(sources, folder, layout, revisions, embedded, cache, share)
+    files = find_files(sources, folder, layout, revisions, embedded, cache)
     size = sum(file.bytes for file in files)
     # Because the size is doubled, a growing corpus keeps its parts until it is twice as large.
     while size > part_size * most_parts:
         part_size *= 2
-    if hash_first and cache:
-        hash_first(files, part_size, cache)
-    remote = hash_objects([file for file in files if file.identity], part_size, cache, share)
+    stop, found = Stop(), dict[int, tuple[SourceFile, list[Part]]]()
+
+    def split(number: int) -> None:
+        stop.check()
+        found[number] = _split(files[number], part_size, stop.check, hash_chunk, cache)
+
     # Threads suffice because hashing releases the GIL. They end before a worker is forked.
-    stop = Stop()
-    split = partial(_split, part_size=part_size, check=stop.check, hash_chunk=hash_chunk, cache=cache, remote=remote)
-    found = list[tuple[SourceFile, list[Part]]]()
-    with (
-        noted(lambda: f"hashing the sources, {in_bytes(size)}: {len(found):,} of {len(files):,} files done"),
-        ThreadPoolExecutor(min(HASH_THREADS, os.cpu_count() or 1)) as threads,
-    ):
-        try:
-            found.extend(threads.map(split, files))
-            if cache:
-                cache.prune()
-            return found
-        finally:
-            stop.set()  # after an error or an interruption, the remaining files are not hashed
+    count = HASH_OBJECTS if any(file.identity for file in files) else min(HASH_THREADS, os.cpu_count() or 1)
+    with noted(lambda: f"hashing the sources, {in_bytes(size)}: {len(found):,} of {len(files):,} files done"):
+        run_all(split, range(len(files)), count, stop.set)
+    if cache:
+        cache.prune()
+    return [found[number] for number in range(len(files))]
 
 
 class PartReader(RecordReader):
@@ -150,19 +140,17 @@ def _split(
     check: Callable[[], None],
     hash_chunk: int,
     cache: DigestCache | None,
-    remote: Mapping[str, Hashed],
 ) -> tuple[SourceFile, list[Part]]:
     """Hash a file unless its digests are known, and split it into parts.
 
     `check` ends the hashing by raising an error.
     """
     try:
-        known = remote.get(file.name) or (cache.find(file, part_size) if cache else None)
-        found = known or hash_file(file, part_size, cache, check, hash_chunk)
+        found = (cache and cache.find(file, part_size)) or hash_file(file, part_size, cache, check, hash_chunk)
         file.check_unchanged()
         if file.arrived not in ("", found.sha256):
             raise damaged_copy(file.name, file.path)
-        file = replace(file, sha256=found.sha256, blocks=found.blocks, record=found.record)
+        file = replace(file, sha256=found.sha256, blocks=found.blocks)
         container = container_named(file.container)
         return file, [Part(file, *range) for range in container.cut(file, found.ranges, part_size)]
     except OSError as error:

@@ -22,7 +22,6 @@ from tasks.sources.identify import identify
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.remote import Located
-from tasks.sources.shares import WHOLE, Share
 from tasks.storage.paths import Layout
 from tasks.stores.threads import run_all
 
@@ -36,7 +35,6 @@ def find_files(
     revisions: Mapping[int, str] | None = None,
     embedded: bool = False,
     cache: DigestCache | None = None,
-    share: Share = WHOLE,
 ) -> list[SourceFile]:
     """Return the files of `sources`, identified but not yet hashed.
 
@@ -44,8 +42,8 @@ def find_files(
     several entries match is read once. `folder` is the folder of the config. A file that is an output in `layout` is
     refused. Copies of remote files are written to `layout`; without `layout`, only local files are found. `revisions`
     maps the index of an entry to the commit of its dataset on the Hub. If `embedded` is set, embeddings of records are
-    read. Objects that `cache` knows are not read. Among the other objects, the objects of this `share` are read first.
-    Raises UsageError, InputMissing, DataError, StorageError, or PartMissing with the name of the file in the message.
+    read. Objects that `cache` knows are not read. Raises UsageError, InputMissing, DataError, StorageError, or
+    PartMissing with the name of the file in the message.
     """
     outputs, copies = (layout.outputs(), layout.remote()) if layout else ([], None)
     revisions = revisions or {}
@@ -54,7 +52,7 @@ def find_files(
         _check_source(source)
         with _reading(source):
             located.append(find_paths(source.path, folder, copies, revisions.get(entry, "")))
-    objects = _identify_objects(sources, located, cache, share)
+    objects = _identify_objects(sources, located, cache)
     found: dict[tuple[int, int], SourceFile] = {}
     for entry, source in enumerate(sources):
         with _reading(source):
@@ -88,12 +86,11 @@ def _reading(source: Source) -> Iterator[None]:
 
 
 def _identify_objects(
-    sources: Sequence[Source], located: Sequence[Sequence[Located]], cache: DigestCache | None, share: Share
+    sources: Sequence[Source], located: Sequence[Sequence[Located]], cache: DigestCache | None
 ) -> dict[tuple[int, str], SourceFile]:
     """Return the objects that are read in blocks, by entry and name.
 
-    Each object is identified by the first machine that needs it, and the objects of this machine's share come first. An
-    object that cannot be identified is left out: its error is raised when the object is needed, in the order of the
+    An object that cannot be identified is left out: its error is raised when the object is needed, in the order of the
     config.
     """
     objects: list[tuple[int, Located, os.stat_result]] = []
@@ -103,7 +100,6 @@ def _identify_objects(
     found = dict[tuple[int, str], SourceFile]()
     if not objects:
         return found
-    own = share.of([stat.st_size for _, _, stat in objects])
 
     def find(number: int) -> None:
         entry, each, stat = objects[number]
@@ -111,7 +107,7 @@ def _identify_objects(
             found[entry, each.name] = identify(each.path, each.name, sources[entry], stat, each.identity, cache)
 
     with noted(lambda: f"reading the start of each object: {len(found):,} of {len(objects):,} done"):
-        run_all(find, [*own, *sorted({*range(len(objects))}.difference(own), reverse=True)], AT_ONCE, lambda: None)
+        run_all(find, range(len(objects)), AT_ONCE, lambda: None)
     return found
 
 

@@ -29,9 +29,8 @@ from tasks.core.errors import PackError
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.sources import sources_of
 from tasks.recipe import Recipe, resolve
-from tasks.sources import remote, remote_blocks, source_files
-from tasks.sources.digests import digest_cache, hash_files
-from tasks.sources.model import SourceFile
+from tasks.sources import remote, remote_blocks
+from tasks.sources.digests import hash_files
 from tasks.sources.parts import read_part
 from tasks.sources.shares import WHOLE, Share
 from tasks.stages import run_share
@@ -96,9 +95,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def recipe_of(folder: Path, sources: Store, root: str | Path, share: Share = WHOLE, **settings: Any) -> Recipe:
+def recipe_of(folder: Path, sources: Store, root: str | Path, **settings: Any) -> Recipe:
     config = write_project(folder, [], sources=[{"path": sources.url_of("*")}], **SETTINGS | settings)
-    return resolve(config, root_of(root), share=share)
+    return resolve(config, root_of(root))
 
 
 # -- the same corpus, and each byte about once -------------------------------------------------------------------------
@@ -128,7 +127,7 @@ def test_three_machines_read_each_source_once(
     for number in (1, 2, 3):
         own_scratch(monkeypatch, tmp_path / f"machine-{number}")
         before = Counter(read)
-        recipe = recipe_of(tmp_path / "project", sources, root, Share(number, 3))
+        recipe = recipe_of(tmp_path / "project", sources, root)
         run_share(recipe, "tokenize", Share(number, 3))
         own[number] = sum((read - before)[name] for name in FILES)
     assert own[1] == size, "what shows the format is not read again to be hashed"
@@ -194,36 +193,6 @@ def test_sources_that_are_checked_are_read_as_a_whole(
         assert sum(read[name] for name in FILES) == (size if checked else 0)
 
 
-def test_an_object_that_another_machine_hashes_is_not_read(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
-) -> None:
-    """This machine hashes all other objects and then waits for the digests."""
-    root, name = f"s3://{new_bucket()}/root", "b.jsonl"
-    monkeypatch.setattr(digest_cache, "WORTH_A_CLAIM", 0)
-    expected = recipe_of(tmp_path / "project", sources, root)
-    store, entries = open_store(root), dict[str, bytes]()
-    for key in [key for key, _ in store.list("data/digests")]:
-        if b'"sha256"' in (content := store.get(key)):
-            entries |= {key: content} if f"/{name}".encode() in content else {}
-            store.delete(key)
-    [(entry, content)] = entries.items()
-    claim = entry.replace(".json", ".claim")
-    store.put(claim, b"theirs")
-
-    def finish(_: float) -> None:
-        assert {*read} >= FILES.keys() - {name}, "it did what it could"
-        store.put(entry, content)
-        store.delete(claim)
-
-    monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=finish, monotonic=time.monotonic))
-    own_scratch(monkeypatch, tmp_path / "another")
-    read.clear()
-    found = recipe_of(tmp_path / "project", sources, root)
-    assert [file.sha256 for file in found.files] == [file.sha256 for file in expected.files]
-    assert not read[name]
-    assert not [key for key, _ in store.list() if key.endswith(".claim")]
-
-
 def test_the_encoder_is_checked_by_one_machine(
     tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
 ) -> None:
@@ -258,34 +227,6 @@ def test_a_part_costs_its_blocks(
     assert len(list(read_part(copy))) > 10
     size = part.stop - part.start
     assert size <= read["a.jsonl"] <= size + 2 * BLOCK
-
-
-def test_machines_that_start_together_read_their_own_objects_first(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine then reads other objects, if nobody has identified or hashed them."""
-    hashed, hash_file = list[str](), hash_files.hash_file
-    identified, identify = list[str](), source_files.identify
-
-    def recorded(file: SourceFile, *rest: Any) -> Any:
-        hashed.append(file.name.rpartition("/")[2])
-        return hash_file(file, *rest)
-
-    def noted(path: Path, name: str, *rest: Any) -> SourceFile:
-        identified.append(name.rpartition("/")[2])
-        return identify(path, name, *rest)
-
-    monkeypatch.setattr(hash_files, "hash_file", recorded)
-    monkeypatch.setattr(source_files, "identify", noted)
-    monkeypatch.setattr(source_files, "AT_ONCE", 1)  # in order
-    names = [*FILES]
-    for number in (1, 2, 3):
-        own = [names[index] for index in Share(number, 3).of([len(content) for content in FILES.values()])]
-        recipe_of(tmp_path / "project", sources, f"s3://{new_bucket()}/root", Share(number, 3))
-        for read in (identified, hashed):
-            assert sorted(read[: len(own)]) == own
-            assert sorted(read) == names
-            read.clear()
 
 
 def test_an_object_that_changes_is_hashed_again_and_no_block_of_the_other_is_used(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace as replace_field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from support.profiles import examples
 
 from tasks.core.errors import DataError
 from tasks.sources import parts
-from tasks.sources.digests import digest_cache, hash_files, sent_digests
+from tasks.sources.digests import digest_cache, hash_files
 from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.parts import find_parts, read_part
@@ -94,18 +93,14 @@ def test_a_changed_file_is_hashed_again(change: Callable[[Path], None], folder: 
     assert after[1] == before[1]
 
 
-@pytest.mark.parametrize("sent", [sent_digests.SENT, 0], ids=["small", "large"])
-def test_a_file_that_was_just_written_is_not_believed(
-    folder: Path, hashed: list[str], monkeypatch: Any, sent: int
-) -> None:
+def test_a_file_that_was_just_written_is_not_believed(folder: Path, hashed: list[str], monkeypatch: Any) -> None:
     """A file that was just written is hashed again.
 
-    A change within the same tick of the clock would not change its times. If SENT is 0, the files count as large, so
-    they have entries.
+    A change within the same tick of the clock would not change its times.
     """
-    monkeypatch.setattr(sent_digests, "SENT", sent)
     monkeypatch.setattr(digest_cache.time, "time_ns", lambda: (folder / "a.jsonl").stat().st_mtime_ns + 1_999_999_999)
-    assert [bool(file.record) for file, _ in found(folder)] == [not sent] * 2
+    found(folder)
+    assert not (folder / "digests").exists()
     found(folder)
     assert hashed == ["a.jsonl", "b.jsonl"] * 2
 
@@ -116,10 +111,10 @@ def test_a_file_that_changes_while_it_is_hashed_is_not_kept(folder: Path, monkey
     started = cache.start(file)
     restore_times(file.path)
     hashed = digest_cache.Hashed("0" * 64, [], file.blocks)  # type: ignore[arg-type]
-    assert cache.keep(file, 77, started, hashed) == hashed
+    cache.keep(file, 77, started, hashed)
     assert cache.find(file, 77) is None
-    kept = cache.keep(file, 77, cache.start(file), hashed)
-    assert cache.find(file, 77) == kept != hashed, "with the name of its entry"
+    cache.keep(file, 77, cache.start(file), hashed)
+    assert cache.find(file, 77) == hashed
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -161,31 +156,3 @@ def test_what_is_read_is_compared_with_the_digests_of_an_earlier_run(folder: Pat
     restore_times(file.path)
     with pytest.raises(DataError, match=r"a\.jsonl: changed while it was read; run again"):
         list(read_part(part))
-
-
-def test_other_machines_can_hash_shared_files_without_an_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = DigestCache(folder / "digests")
-    files = [file for file, _ in find_parts([Source(path="*.jsonl")], folder, 300)]
-    assert cache.missing(files, 300) == files
-    name = os.fsdecode(b"\xff.jsonl")
-    unnamed = (folder / "a.jsonl").rename(folder / name)
-    assert cache.missing([replace_field(files[0], path=unnamed), files[1]], 300) == files[1:]
-    found(folder)
-    assert cache.missing(files[1:], 300) == []
-    rewrite(folder / "b.jsonl")
-    assert cache.missing(files[1:], 300) == files[1:]
-    assert DigestCache(folder / "digests", fresh=True).missing(files[1:], 300) == []
-    monkeypatch.setattr(DigestCache, "_mirror", "a bucket")
-    assert DigestCache(folder / "digests").missing(files[1:], 300) == [], "their entries would stay where they are made"
-
-
-def test_entries_are_also_removed_if_other_machines_hash(folder: Path) -> None:
-    files = [file for file, _ in found(folder)]
-    rewrite(folder / "b.jsonl")
-    (folder / "a.jsonl").unlink()
-    cache = DigestCache(folder / "digests")
-    cache.prune()
-    assert len([*(folder / "digests").iterdir()]) == 2, "nothing was written"
-    assert cache.missing(files[1:], 300) == files[1:]
-    cache.prune()
-    assert len([*(folder / "digests").iterdir()]) == 1

@@ -9,19 +9,17 @@ RACY_NS old when it was hashed. The times would not show a change within the clo
 All bytes that are read from a file later are compared with the digests of its blocks (readers/hashed_blocks.py), even
 if these digests come from the cache. A cache that is damaged or cannot be written counts as missing.
 
-If the root is in a bucket, the entries of objects are stored there, too, so the first machine that needs an object
-identifies and hashes it. An object that changes has another ETag, and therefore another entry. If two machines process
+If the root is in a bucket, the entries of objects are stored there, too, so other machines neither identify nor hash an
+object that is known. An object that changes has another ETag, and therefore another entry. If two machines process
 the same object, they write the same bytes.
-
-A large file that is too young for a valid entry has an entry, too, because steps refer to it (sent_digests.py).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from base64 import b64encode
-from collections.abc import Callable, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,17 +28,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from tasks.conversations.formats import FORMAT_NAMES
 from tasks.core.errors import StorageError
-from tasks.core.notes import noted
 from tasks.readers.container import Range
 from tasks.readers.containers import container_named
 from tasks.readers.hashed_blocks import BlockDigests
-from tasks.sources.digests.sent_digests import blocks_in, is_large
 from tasks.sources.model import Source, SourceFile
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
-from tasks.stores.claims import make_once
-from tasks.stores.mirror import LOCAL, Mirror, mirror_of
-from tasks.stores.threads import run_all
+from tasks.stores.mirror import Mirror, mirror_of
 from tasks.stores.urls import is_url
 
 VERSION = 2  # of the hashing, of the split into ranges, and of the entries
@@ -49,27 +43,17 @@ FOUND = ("container", "format", "delimiter", "encoding")  # facts that the start
 
 FORMAT_VERSION = 1  # of the detection of FOUND; the key also contains the names of all formats
 
-WORTH_A_CLAIM = 4 << 20  # bytes of an object; a smaller object takes one request, and so does a claim
-
 Found = TypeVar("Found")
 
 RACY_NS = 2_000_000_000  # the coarsest clock of a file system in use ticks every two seconds
 
-YOUNG_NS = 60_000_000_000  # the largest difference between the clocks of two machines
-
-AT_ONCE = 8  # entries that are looked up concurrently
-
 
 class Hashed(NamedTuple):
-    """The result of hashing a file.
-
-    `record` is the name of the entry that holds the result, or "" if there is no entry.
-    """
+    """The result of hashing a file."""
 
     sha256: str
     ranges: list[Range]
     blocks: BlockDigests
-    record: str = ""
 
 
 class DigestCache:
@@ -82,7 +66,6 @@ class DigestCache:
     def __init__(self, folder: Path, fresh: bool = False, only_read: bool = False):
         self._folder, self._fresh, self._only_read = folder, fresh, only_read
         self._written: set[str] = set()
-        self._others_write = False  # other machines write entries for this run
 
     def find(self, file: SourceFile, part_size: int) -> Hashed | None:
         """Return the digests of a file that has not changed since it was hashed.
@@ -90,58 +73,8 @@ class DigestCache:
         Returns None if the cache has no valid entry. Raises the errors of stores.
         """
         with suppress(TypeError):  # the path is not UTF-8
-            path = self.entry_of(file, part_size)
-            found = self._find(path, file, partial(_hashed, path.name))
-            if found and is_large(found.blocks) and not self._mirror.adopt(path):
-                self._mirror.push([path])  # steps refer to it
-            return found
+            return self._find(self.entry_of(file, part_size), file, _hashed)
         return None
-
-    def missing(self, files: Sequence[SourceFile], part_size: int) -> list[SourceFile]:
-        """Return the files without a valid entry for which any machine can write one.
-
-        If the root is in a bucket, these are only objects, because entries of files are not sent there. Files are left
-        out if they are so young that another machine may not trust their times. With `fresh`, there are none, because a
-        new entry would be ignored. Raises the errors of stores.
-        """
-        if self._fresh:
-            return []
-        # Only names that exist are looked up: NFS would remember for a minute that a file does not exist.
-        names = {path.name for path in self._folder.glob("*.json")}
-        missing = set[int]()
-
-        def look(number: int) -> None:
-            file = files[number]
-            if not file.identity and (self._mirror is not LOCAL or _is_young(file)):
-                return
-            with suppress(TypeError):  # the path is not UTF-8
-                entry = self.entry_of(file, part_size)
-                is_known = (file.identity or entry.name in names) and self.find(file, part_size)
-                if not is_known:
-                    missing.add(number)
-
-        with noted(lambda: f"looking for the digests of {len(files):,} files"):
-            run_all(look, range(len(files)), AT_ONCE, lambda: None)
-        self._others_write = bool(missing)
-        return [files[number] for number in sorted(missing)]
-
-    def find_once(
-        self,
-        file: SourceFile,
-        part_size: int,
-        hashed: Callable[[], Hashed],
-        wait: bool,
-        check: Callable[[], None] = lambda: None,
-    ) -> Hashed | None:
-        """Return the known digests of an object, or hash it unless another machine does.
-
-        If another machine hashes the object, this machine waits for the result; without `wait`, it returns None
-        instead. `check` is called before each pause and can end the wait.
-        """
-        if self._fresh or file.bytes < WORTH_A_CLAIM or self._mirror is LOCAL:
-            return self.find(file, part_size) or hashed()
-        path, find = self.entry_of(file, part_size), partial(self.find, file, part_size)
-        return make_once(self._mirror, path, find, hashed, wait=wait, check=check)
 
     def find_format(self, file: SourceFile, source: Source) -> SourceFile | None:
         """Return an object with the container and format in its entry, or None.
@@ -154,7 +87,7 @@ class DigestCache:
         """Write an entry with the facts that the start of an object shows."""
         values = {"path": file.name, "state": _state_of(file)}
         values |= {name: getattr(found, name) for name in FOUND}
-        self._write(self._format_entry(file, source), values, shared=True)
+        self._write(self._format_entry(file, source), values, file)
 
     def _find(self, path: Path, file: SourceFile, read: Callable[[dict[str, Any]], Found]) -> Found | None:
         found = None if self._fresh else _read(path, file, read)
@@ -166,44 +99,34 @@ class DigestCache:
         """Return the state of a file that is to be hashed, for `keep`."""
         return [time.time_ns(), *_state_of(file)]
 
-    def keep(self, file: SourceFile, part_size: int, started: list[Any], found: Hashed) -> Hashed:
-        """Write the result of hashing a file, and return it with the name of its entry.
-
-        The entry is never valid if the file may have changed while it was hashed.
-        """
+    def keep(self, file: SourceFile, part_size: int, started: list[Any], found: Hashed) -> None:
+        """Write the result of hashing a file, unless the file may have changed meanwhile."""
         began, *state = started
         values: dict[str, Any] = {"path": _name_of(file), "state": state, "sha256": found.sha256}
         values |= {"ranges": [list(part) for part in found.ranges], "block": found.blocks.size}
         values["blocks"] = b64encode(found.blocks.joined).decode()
-        large = is_large(found.blocks)
         with suppress(OSError, TypeError):  # TypeError: the path is not UTF-8
             if not file.identity and (state != _state_of(file) or max(state[1:3]) > began - RACY_NS):
-                if not large:
-                    return found
-                values["state"] = None
-            path = self.entry_of(file, part_size)
-            if self._write(path, values, large or bool(file.identity)):
-                return found._replace(record=path.name)
-        return found
+                return
+            self._write(self.entry_of(file, part_size), values, file)
 
-    def _write(self, path: Path, values: dict[str, Any], shared: bool) -> bool:
+    def _write(self, path: Path, values: dict[str, Any], file: SourceFile) -> None:
         if self._only_read:
-            return False
+            return
         try:
             write_receipt(path, values)
         except (OSError, StorageError):
-            return False
+            return
         self._written.add(path.name)
-        if shared:
+        if file.identity:
             self._mirror.push([path])
-        return True
 
     def prune(self) -> None:
         """Remove damaged entries and entries of files that no longer exist.
 
         Reads nothing if no entry was written for this run.
         """
-        for path in self._folder.glob("*.json") if self._written or self._others_write else ():
+        for path in self._folder.glob("*.json") if self._written else ():
             if path.name in self._written:
                 continue
             with suppress(OSError):
@@ -247,8 +170,9 @@ def _read(path: Path, file: SourceFile, read: Callable[[dict[str, Any]], Found])
     return None
 
 
-def _hashed(record: str, entry: dict[str, Any]) -> Hashed:
-    return Hashed(entry["sha256"], [Range(*values) for values in entry["ranges"]], blocks_in(entry), record)
+def _hashed(entry: dict[str, Any]) -> Hashed:
+    blocks = BlockDigests(entry["block"], b64decode(entry["blocks"], validate=True))
+    return Hashed(entry["sha256"], [Range(*values) for values in entry["ranges"]], blocks)
 
 
 def _identified(file: SourceFile, entry: dict[str, Any]) -> SourceFile:
@@ -271,9 +195,3 @@ def _state_of(file: SourceFile) -> list[Any]:
         return list(file.facts)
     stat = file.path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
-def _is_young(file: SourceFile) -> bool:
-    with suppress(OSError):
-        return max(_state_of(file)[1:3]) > time.time_ns() - YOUNG_NS
-    return True

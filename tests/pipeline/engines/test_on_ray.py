@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,12 +24,10 @@ from support.small_corpus import conversations, make_recipe, pack_corpus, write_
 from support.steps import Canceled, DiskFull, Dying, Failing, Meeting, Slow, pack_on
 
 from pipeline.engines import engine as engines
-from pipeline.engines import hashing, on_ray
-from pipeline.engines.hashing import hash_sources
+from pipeline.engines import on_ray
 from pipeline.engines.on_ray import OnRay, leave
 from tasks.core.errors import Busy, DataError, InputMissing, StorageError
 from tasks.recipe import resolve
-from tasks.sources import parts
 from tasks.stores.scratch import SCRATCH, root_of
 from tasks.stores.store import open_store
 
@@ -71,10 +68,7 @@ def test_two_nodes_make_the_same_corpus(tmp_path: Path, cluster: Cluster) -> Non
 def test_two_nodes_with_sources_and_root_in_a_bucket(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each node has its own scratch folder and nothing else of the run.
-
-    The nodes also hash the sources.
-    """
+    """Each node has its own scratch folder and nothing else of the run."""
     needs_remote()
     monkeypatch.setenv(SCRATCH, str(tmp_path / "scratch"))
     store, config = open_store(f"s3://{new_bucket()}"), write_project(tmp_path / "here", conversations(80))
@@ -83,12 +77,7 @@ def test_two_nodes_with_sources_and_root_in_a_bucket(
     pack_corpus(resolve(config, tmp_path / "root"))
     root = store.url_of("root")
     nodes = [path.with_suffix(".scratch") for path in cluster.logs]
-    monkeypatch.setattr(hashing, "HASHED_HERE", 1)
-    monkeypatch.setattr(parts, "hash_objects", lambda *_: {})
-    monkeypatch.setattr(parts, "hash_file", lambda *_: pytest.fail("the driver hashes"))
-    recipe = resolve(config, root_of(root), hash_first=partial(hash_sources, "ray://auto"))
-    for kept in ("digests", "remote"):
-        assert any(list(node.glob(f"*/data/{kept}/*")) for node in nodes), "one node has read the source"
+    recipe = resolve(config, root_of(root))
     with OnRay("ray://auto") as engine:
         pack_on(engine, recipe)
     assert tree_of(root) == tree_of(tmp_path / "root")
