@@ -1,11 +1,24 @@
-"""Check that two checkouts write the same shards, indexes, and plans.
+"""Check that two checkouts write the same corpora.
 
-    python bench/reliability/same_bytes.py OTHER_CHECKOUT [--corpora FOLDER] [--tokenizer FILE]
+    python bench/reliability/same_bytes.py OLDER_CHECKOUT [NAME ...] [--quick] [--list] [--keep FOLDER]
 
-Each checkout needs its own .venv (`make test` creates it). Both pack the bundled sample and, if given, the source files
-in FOLDER: at four sequence lengths, with each overlong policy, with mixtures, epochs, a Jinja template, and format 2.0.
-Prints one line per corpus, and exits with 1 if a file differs. Texts (rejects, dataset card, manifest) are not
-compared.
+Each checkout needs its own .venv (`make test` creates it). Both pack the configs of pinned_configs.py, and this one
+reads what the older one wrote:
+
+    config ─┬─ older checkout ▶ corpus ─┬─ digests ─┬─ equal: shards, rows, index, plan, rejects, key
+            └─ this checkout  ▶ corpus ─┼─ digests ─┘
+                                        └─ this checkout: verify --rebuild, inspect, export, two steps of training
+
+`rows` are the values of all rows in their order, read back from the shards: if a shard differs but the rows do not,
+only its encoding has changed. If a key differs, both keys are shown. README.md, manifest.json, and run.json are not
+compared. Both checkouts also export the older corpus, and the files must be equal.
+
+A config with a setting that this checkout has removed may be refused by an error that names the setting. Its corpus is
+still verified (without --rebuild), inspected, exported, and trained on.
+
+NAME selects configs whose name contains it, and --quick selects a few that cover most of the code. --no-train leaves
+out the training. --keep keeps the older checkout's corpora in a folder, so that the next run does not pack them again.
+Prints one line per corpus, and exits with 1 if anything differs or fails. All configs take some minutes on two cores.
 """
 
 from __future__ import annotations
@@ -16,112 +29,161 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
 
+import orjson
+import pyarrow as pa
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-LENGTHS = (512, 1024, 2048, 4096)
-JINJA = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
-    "{% if m.role == 'assistant' %}{% generation %}{{ (m.content or '') + '<|im_end|>\n' }}{% endgeneration %}"
-    "{% else %}{{ (m.content or '') + '<|im_end|>\n' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-COMPARED = (".arrow",)
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+from pinned_configs import Pinned, pinned
+from support.commands import NO_PICTURE, Done, command, packcorpus
+
+# A model of one layer, and few tokens in each step: the training only has to run.
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+SIZES["max_position_embeddings"] = 8192
+TRAINING = ("--quantization", "none", "--device", "cpu", "--micro-batch", "1", "--tokens-per-step", "1")
 
 
-def cases(corpora: Path | None, tokenizer: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the configs to compare, by name.
+def pack_with_older(checkout: Path, folder: Path) -> Done:
+    environment = os.environ | {"PYTHONPATH": str(checkout), "LUIGI_CONFIG_PATH": str(checkout / "luigi.cfg")}
+    words = [str(checkout / ".venv" / "bin" / "packcorpus"), "pack", "--quiet"]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
-    Paths in the configs are absolute.
-    """
-    sample = ROOT / "data" / "sample"
-    own = yaml.safe_load((sample / "corpus.yaml").read_text())
-    entries = [entry if isinstance(entry, dict) else {"path": entry} for entry in own["sources"]]
-    entries = [entry | {"path": str(sample / entry["path"])} for entry in entries]
-    base = own | {"sources": entries}
-    # At 128, many conversations have no trained token left.
-    found = {f"sample-{length}": base | {"sequence_length": length, "max_rejects": 0.5} for length in (128, 1024)}
-    found["sample-2.0"] = base | {"packing": False}
-    found["sample-epochs"] = base | {"epochs": 3, "validation": 0.1, "sequence_length": 256, "overlong": "split"}
-    if corpora is None:
-        return found
-    paths = sorted(str(path) for path in corpora.iterdir() if ".json" in path.name)
-    base = {"tokenizer": str(tokenizer)} if tokenizer else {"vocab_size": 8192}
-    base |= {"name": "shared", "sources": [{"path": path} for path in paths], "max_rejects": 0.05}
-    for length in LENGTHS:
-        found[f"corpora-{length}"] = base | {"sequence_length": length, "overlong": "drop"}
-    found["corpora-split"] = base | {"overlong": "split", "train_on": "all"}
-    found["corpora-last"] = base | {
-        "overlong": "truncate",
-        "train_on": "last",
-        "validation": 0.03,
-        "template": "llama2",
+
+def export_with_older(checkout: Path, folder: Path, name: str, output: Path) -> Done:
+    words = [str(checkout / ".venv" / "bin" / "packcorpus"), "export", "--to", name, "--output", str(output)]
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def digests(folder: Path, manifest: Path) -> dict[str, str]:
+    """Return the key of a corpus, and digests of its files, rows, and plan."""
+    facts = orjson.loads(manifest.read_bytes())
+    corpus = folder / facts["corpus"]
+    found = {"key": facts["key"]}
+    rows = hashlib.sha256()
+    for path in sorted(corpus.glob("*.*")):
+        if path.suffix == ".arrow" or path.name == "rejects.jsonl":
+            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        if "-of-" in path.name:
+            for batch in pa.ipc.open_stream(path.read_bytes()):
+                rows.update(orjson.dumps(batch.to_pydict(), option=orjson.OPT_SERIALIZE_NUMPY))
+    found["rows"] = rows.hexdigest()
+    # The name of a plan's folder depends on the versions of its inputs, which may differ.
+    plans = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "data").rglob("plan.arrow"))
+    return found | {"plan": " ".join(plans)}
+
+
+def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    names = [name for name in [*old, *(new.keys() - old.keys())] if old.get(name) != new.get(name)]
+    return [f"key {old['key'][:12]} -> {new['key'][:12]}" if name == "key" else name for name in names]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes().replace(os.fsencode(folder), b"")
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
-    weights = [0.5, 2.5, 1, 1.25, 3, 0.25, 1, 1]
-    for weighting in ("repeat", "subsample", "token_share"):
-        sources = [
-            {"path": path, "weight": min(weight, 1) if weighting == "subsample" else weight}
-            for path, weight in zip(paths, weights, strict=False)
-        ]
-        sources[0]["limit"] = 300
-        found[f"corpora-{weighting}"] = base | {
-            "sources": sources,
-            "weighting": weighting,
-            "duplicates": "drop",
-            "epochs": 2,
-            "validation": 0.02,
-            "min_tokens": 8,
-        }
-    found["corpora-jinja"] = base | {"template": "template.jinja", "max_rejects": 1.0}
-    found["corpora-2.0"] = base | {"packing": False}
-    return found
 
 
-def digests(checkout: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Pack `config` with the code of `checkout`, and return checksums by file name."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "corpus.yaml").write_text(yaml.safe_dump(config))
-        (folder / "template.jinja").write_text(JINJA)
-        luigi = checkout / ".venv" / "bin" / "luigi"
-        words = [str(luigi), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--quiet"]
-        done = subprocess.run(
-            words, cwd=folder, env=os.environ | {"PYTHONPATH": str(checkout)}, capture_output=True, text=True
-        )
-        if done.returncode:
-            return {"failed": f"exit code {done.returncode}: {done.stderr.strip()[-500:]}"}
-        files = [path for part in ("corpora", "plans") for path in sorted((folder / "data" / part).rglob("*"))]
-        # The name of a plan's folder depends on the versions of its inputs, which may differ.
-        return {
-            f"{path.relative_to(folder / 'data').parts[0]}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in files
-            if path.suffix in COMPARED
-        }
+def problem(done: Done, doing: str) -> list[str]:
+    said = (done.stderr.strip() or done.stdout.strip())[-600:]
+    return [f"{doing} fails with {done.returncode}: {said}"] if done.returncode else []
+
+
+def tiny_model(vocabulary: int, folder: Path) -> Path:
+    """Return the folder of a base model with random weights for a vocabulary."""
+    path = folder / f"tiny-{vocabulary}"
+    if not path.is_dir():
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **SIZES)).save_pretrained(path)
+    return path
+
+
+def use(given: Pinned, checkout: Path, manifest: Path, refused: bool, work: Path, trains: bool) -> list[str]:
+    """Verify, inspect, export, and train on a corpus of the older checkout.
+
+    Returns the problems.
+    """
+    folder = manifest.parent.parent
+    problems = problem(packcorpus(folder, "verify", *([] if refused else ["--rebuild"]), manifest), "verify")
+    for words in ((), ("--row", "0")):
+        problems += problem(packcorpus(folder, "inspect", manifest, *words), "inspect")
+    if given.exported:
+        exports = []
+        with tempfile.TemporaryDirectory(dir=work) as name:
+            one, other = Path(name) / "older", Path(name) / "newer"
+            done = export_with_older(checkout, folder, given.exported, one)
+            problems += problem(done, "export with the older checkout")
+            done = packcorpus(folder, "export", manifest, "--to", given.exported, "--output", other)
+            problems += problem(done, "export")
+            exports = [contents(path) for path in (one, other)]
+        names = [name for name in exports[0] | exports[1] if exports[0].get(name) != exports[1].get(name)]
+        problems += [f"export: {', '.join(names)}"] if names else []
+    if trains and given.trains:
+        base = tiny_model(orjson.loads(manifest.read_bytes())["tokenizer"]["vocab_size"], work)
+        with tempfile.TemporaryDirectory(dir=work) as name:
+            words = ["--manifest", str(manifest), "--base-model", str(base), "--output", f"{name}/run", *TRAINING]
+            done = command(folder, sys.executable, "-m", "train", *words, "--max-steps", "2", **NO_PICTURE)
+        problems += problem(done, "training")
+    return problems
+
+
+def compare(name: str, given: Pinned, checkout: Path, work: Path, kept: Path, trains: bool) -> list[str]:
+    """Pack a config with both checkouts, and use the corpus of the older one.
+
+    Returns the problems.
+    """
+    config = yaml.safe_dump(given.config)
+    old, new = kept / name, work / "new" / name
+    for folder in (old, new):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "corpus.yaml").write_text(config)
+        (folder / "template.jinja").write_text(given.template)
+    theirs, ours = pack_with_older(checkout, old), packcorpus(new, "pack", "--quiet")
+    if theirs.returncode and theirs.returncode == ours.returncode:
+        one, other = (done.stderr.replace(str(folder), "") for done, folder in ((theirs, old), (ours, new)))
+        return [] if one == other else [f"other errors:\n{one}\n{other}"]
+    if theirs.returncode:
+        return problem(theirs, "the older checkout")
+    refused = ours.returncode == 2 and any(setting in ours.stderr for setting in given.removed)
+    found = [] if refused else problem(ours, "pack")
+    manifest = old / theirs.stdout.splitlines()[-1]
+    if not ours.returncode:
+        found += differences(digests(old, manifest), digests(new, new / ours.stdout.splitlines()[-1]))
+    return found + use(given, checkout, manifest, refused, work, trains)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("other", type=Path, help="the other checkout, with a .venv of its own")
-    parser.add_argument("--corpora", type=Path, help="a folder with source files")
-    parser.add_argument("--tokenizer", type=Path, help="tokenizer for these files; by default, a tokenizer is trained")
-    parser.add_argument("--only", default="", help="only the cases whose name contains this")
+    parser.add_argument("older", type=Path, help="the other checkout, with a .venv of its own")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only the configs whose name contains one of these")
+    parser.add_argument("--quick", action="store_true", help="only a few configs, which cover most of the code")
+    parser.add_argument("--list", action="store_true", help="print the names of the configs, and end")
+    parser.add_argument("--no-train", action="store_true", help="do not train")
+    parser.add_argument("--keep", type=Path, help="keep the corpora of the older checkout in this folder")
     given = parser.parse_args()
     failures = 0
-    corpora = given.corpora.resolve() if given.corpora else None
-    tokenizer = given.tokenizer.resolve() if given.tokenizer else None
-    for name, config in cases(corpora, tokenizer).items():
-        if given.only not in name:
-            continue
-        here, there = digests(ROOT, config), digests(given.other.resolve(), config)
-        different = [file for file in sorted(here.keys() | there.keys()) if here.get(file) != there.get(file)]
-        failures += bool(different) or "failed" in here
-        result = f"DIFFERENT: {', '.join(different)}" if different else f"{len(here)} files are identical"
-        if "failed" in here or "failed" in there:
-            result = f"FAILED: {here.get('failed', '')} {there.get('failed', '')}"
-        print(f"{name:24} {result}", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name).resolve()
+        kept = given.keep.resolve() if given.keep else work / "old"
+        for name, each in pinned(kept / "sources").items():
+            if (given.quick and not each.quick) or (given.names and not any(part in name for part in given.names)):
+                continue
+            if given.list:
+                print(name)
+                continue
+            start = time.monotonic()
+            problems = compare(name, each, given.older.resolve(), work, kept, not given.no_train)
+            failures += bool(problems)
+            result = f"DIFFERENT: {'; '.join(problems)}" if problems else "same"
+            print(f"{name:24} {time.monotonic() - start:5.1f} s  {result}", flush=True)
     return min(1, failures)
 
 
