@@ -114,6 +114,8 @@ def pytest_configure(config: pytest.Config) -> None:
     whole = config.args_source == config.ArgsSource.TESTPATHS
     if whole and "-m" not in config.invocation_params.args:
         config.option.markexpr = QUICK
+    if config.option.collectonly:
+        config.option.warn_unused_snapshots = True  # no test runs, so no snapshot is used
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("dev")
 

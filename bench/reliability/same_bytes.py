@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -113,7 +114,7 @@ def use(given: Pinned, checkout: Path, manifest: Path, refused: bool, work: Path
     """
     folder = manifest.parent.parent
     problems = problem(packcorpus(folder, "verify", *([] if refused else ["--rebuild"]), manifest), "verify")
-    for words in ((), ("--row", "0")):
+    for words in ((), ("--conversation", "0"), ("--rejects",)):
         problems += problem(packcorpus(folder, "inspect", manifest, *words), "inspect")
     if given.exported:
         exports = []
@@ -142,6 +143,8 @@ def compare(name: str, given: Pinned, checkout: Path, work: Path, kept: Path, tr
     """
     config = yaml.safe_dump(given.config)
     old, new = kept / name, work / "new" / name
+    if (old / "corpus.yaml").is_file() and (old / "corpus.yaml").read_text() != config:
+        shutil.rmtree(old)  # kept from an earlier version of the config
     for folder in (old, new):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "corpus.yaml").write_text(config)
