@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from train.data.conversations import SFT_SETTINGS, padding_tokenizer, sft_dataset
     from train.data.corpus import open_corpus
     from train.data.dataset import PackedDataset
-    from train.data.stream import StreamedRows
     from train.model.attention import Collator, segments
     from train.model.isolation import check_isolation, require_isolation
     from train.model.options import weigh_loss
@@ -32,7 +31,6 @@ __all__ = [
     "SFT_SETTINGS",
     "Collator",
     "PackedDataset",
-    "StreamedRows",
     "check_isolation",
     "open_corpus",
     "padding_tokenizer",
@@ -46,7 +44,6 @@ _MODULES = {
     "train.data.conversations": ("SFT_SETTINGS", "padding_tokenizer", "sft_dataset"),
     "train.data.corpus": ("open_corpus",),
     "train.data.dataset": ("PackedDataset",),
-    "train.data.stream": ("StreamedRows",),
     "train.model.attention": ("Collator", "segments"),
     "train.model.isolation": ("check_isolation", "require_isolation"),
     "train.model.options": ("weigh_loss",),

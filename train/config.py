@@ -20,22 +20,22 @@ DEFAULT = Path(__file__).with_name("qlora.yaml")
 # Settings that cannot change the adapter, so a run may be resumed with other values. A different micro_batch changes
 # only rounding and the random numbers of dropout.
 WITHOUT_EFFECT = {
-    "output", "load", "cache", "cache_bytes", "gpus", "loader_workers", "pin_memory", "micro_batch", "save_every",
-    "keep_checkpoints", "samples", "report_to", "profile",
+    "output", "load", "gpus", "loader_workers", "pin_memory", "micro_batch", "save_every", "keep_checkpoints",
+    "samples", "report_to", "profile",
 }  # fmt: skip
 
-# Part of the key of a run that streams its rows, because streamed rows have a different order than rows in memory.
-# Raise this number if the streamed order changes.
-STREAM_VERSION = 1
+# Settings of earlier versions, and what to use instead.
+REMOVED: Removed = {
+    "load: stream": "use load: mmap, which reads more rows than memory holds",
+    "cache": "leave it out: rows are read in place, or from the scratch folder if the corpus is in a bucket",
+    "cache_bytes": "leave it out: there is no cache",
+}
 
 # Settings that the key of a run omits at their defaults, so that runs of earlier versions keep their keys.
 LATER = ("lora_variant", "modules_to_save", "adapter", "keep", "early_stopping", "sharding")
 
 # Values in the key of every run, because earlier versions included them.
 EARLIER = {"micro_batch": "auto"}
-
-# Settings of earlier versions, and what to use instead.
-REMOVED: Removed = {}
 
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 # Experiment trackers, by the name of their package.
@@ -64,19 +64,9 @@ class TrainingConfig(BaseModel):
         min_length=1,
         description="Folder of the run. Absent: data/adapters/<corpus>-<key of corpus and settings>.",
     )
-    load: Literal["auto", "memory", "mmap", "stream"] = Field(
+    load: Literal["auto", "memory", "mmap"] = Field(
         "auto",
-        description="Where to keep the rows. auto: in memory if they fit in half of the free memory, or else mmap. "
-        "stream: read a few shards at a time, in a different random order, which is part of the key of the run.",
-    )
-    cache: str | None = Field(
-        None,
-        min_length=1,
-        description="Folder to which shards are copied while they are streamed, for a corpus on a network file system. "
-        "Absent: shards are read in place.",
-    )
-    cache_bytes: int = Field(
-        20 * 10**9, ge=1, description="Maximum size of the cache in bytes, for all ranks of a machine."
+        description="Where to keep the rows. auto: in memory if they fit in half of the free memory, or else mmap.",
     )
     allow_unisolated: bool = Field(
         False, description="Train on rows without position_ids, although conversations in a row then see each other."
@@ -180,7 +170,7 @@ class TrainingConfig(BaseModel):
     )
     seed: int = Field(42, ge=0, lt=1 << 31, description="Seed of weights, order, and dropout.")
 
-    @field_validator("base_model", "tokenizer", "output", "adapter", "cache")
+    @field_validator("base_model", "tokenizer", "output", "adapter")
     @classmethod
     def _home(cls, path: str | None) -> str | None:
         return os.path.expanduser(path) if path else path
@@ -206,8 +196,7 @@ class TrainingConfig(BaseModel):
         later = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
         values = self.model_dump(exclude=WITHOUT_EFFECT | later) | EARLIER
         # The default of earlier versions. `auto` is off on a CPU, and on a GPU its results differ only by rounding.
-        values |= {"fused_loss": False} if self.fused_loss == "auto" else {}
-        return values | ({"load": f"stream {STREAM_VERSION}"} if self.load == "stream" else {})
+        return values | ({"fused_loss": False} if self.fused_loss == "auto" else {})
 
 
 def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None = None) -> TrainingConfig:

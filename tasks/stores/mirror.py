@@ -368,13 +368,6 @@ class Remote(Mirror):
         recorded = {file.path: file.sha256 for file in load_manifest(folder / "manifest.json").listed()}
         self.fetch_file(folder / name, size, recorded.get(name, ""))
 
-    def copy(self, file: Path, target: Path) -> None:
-        """Fetch the object of a file to another path. Raises PackError."""
-        facts = self.store.head(self.key(file))
-        if facts is None:
-            raise self._missing(file)
-        self.store.fetch(self.key(file), target, facts)
-
     def adopt(self, file: Path) -> bool:
         """Return whether the bucket has a small file, and fetch it unless it is here."""
         if (facts := self.store.head(self.key(file))) is None:

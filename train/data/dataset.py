@@ -203,33 +203,6 @@ class Longest(torch.utils.data.Dataset):
         return self._rows[int(self._order[number])]
 
 
-class Passes(torch.utils.data.Dataset):
-    """Rows from a different packing in each pass over the data.
-
-    The k-th pass reads the k-th packing. After the last packing, the first follows again. All `packings` have the same
-    number of rows.
-    """
-
-    def __init__(self, packings: Sequence[PackedDataset]):
-        self.packings, self._current = packings, packings[0]
-
-    def start_pass(self, number: int) -> None:
-        """Switch to the packing of a pass, counted from 0."""
-        self._current = self.packings[number % len(self.packings)]
-
-    def close(self) -> None:
-        """Do nothing: these rows hold no open resources."""
-
-    def __len__(self) -> int:
-        return len(self._current)
-
-    def __getitem__(self, row: SupportsIndex) -> dict[str, torch.Tensor]:
-        return self._current[row]
-
-    def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
-        return self._current.__getitems__(rows)
-
-
 def column_names(corpus: Corpus) -> tuple[str, ...]:
     """Return the names of the columns that a model receives."""
     return ("input_ids", "labels", *["position_ids"] * corpus.isolated, *[LOSS_WEIGHT] * corpus.weighted)

@@ -98,8 +98,7 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
         "lora_targets": ["attention" if config.lora_targets == "all" else "all"],
         "optimizer": ["paged_adamw_8bit" if config.optimizer == "adamw_torch_fused" else "adamw_torch_fused"],
         "lora_r": [rank for rank in (config.lora_r // 2, 2 * config.lora_r) if rank],
-        # Threads read streamed rows, so loader_workers has no effect.
-        "loader_workers": [] if config.load == "stream" else [0 if config.loader_workers else 2],
+        "loader_workers": [0 if config.loader_workers else 2],
         "pin_memory": [not config.pin_memory] if on_gpu else [],
     }
     # Not all other backends compute in fp32.
@@ -109,7 +108,7 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
         for factor, values in options.items()
         for value in values
     ]
-    return [*trials, *(_repacked(config, now) if now.packed else ())]
+    return [*trials, *(_repacked(now) if now.packed else ())]
 
 
 def in_order(trials: list[Trial]) -> list[Trial]:
@@ -134,7 +133,7 @@ def refusal(trial: Trial, unavailable: Mapping[str, Mapping[str, str]]) -> str:
     return next(filter(None, found), "")
 
 
-def _repacked(config: TrainingConfig, now: InEffect) -> Iterator[Trial]:
+def _repacked(now: InEffect) -> Iterator[Trial]:
     """Yield trials with rows of other lengths, and a trial without packing.
 
     The number of tokens per pass stays the same for other lengths.
@@ -145,8 +144,7 @@ def _repacked(config: TrainingConfig, now: InEffect) -> Iterator[Trial]:
             yield Trial(
                 f"sequence_length: {length}", "sequence_length", {"micro_batch": size}, {"sequence_length": length}
             )
-    load = {"load": "auto"} if config.load == "stream" else {}  # only packed rows can be streamed
-    yield Trial("packing: false", "packing", {"micro_batch": "auto", **load}, {"packing": False})
+    yield Trial("packing: false", "packing", {"micro_batch": "auto"}, {"packing": False})
 
 
 def combined(winners: list[Trial]) -> Trial:

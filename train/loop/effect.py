@@ -176,15 +176,15 @@ def warnings(run: Run, steps: Steps) -> list[str]:
     if run.corpus.packed and not run.corpus.isolated:
         found.append("rows have no position_ids: the conversations of a row see each other (allow_unisolated)")
     if choices.ranks > 1 and feed.balance:
-        why = why_unbalanced(feed.balance, choices.ranks, choices.micro_batch * choices.accumulation)
+        why = why_unbalanced(feed.balance, choices.ranks, choices.rows_per_step)
         if why:
             found.append(
                 f"rows are ordered for {feed.balance.ranks} ranks × {feed.balance.rows_per_rank} rows, but {why}: "
                 "ranks may wait for each other"
             )
-    if (repeated := -feed.rows % choices.ranks) and not feed.in_turn:
+    if choices.rows_per_step % choices.ranks:
         found.append(
-            f"{counted(repeated, 'row')} seen twice per epoch, so that all {choices.ranks} ranks have the same number "
-            "of rows"
+            f"the {counted(choices.rows_per_step, 'row')} of a step are not a multiple of {choices.ranks} ranks: some "
+            "ranks have a row less and wait for the others"
         )
     return found

@@ -1,19 +1,18 @@
 """Feed rows to the Trainer, depending on the format of the corpus.
 
-    format 3.0   packed rows from memory ─default collator─▶ Trainer
-                 in the order of balanced steps, if the corpus has `balance` ─▶ Trainer
-                 streamed, dealt to the ranks (load: stream) ─▶ Trainer
+    format 3.0   packed rows, shuffled, or in the order of `balance` ─default collator─▶ Trainer
     format 3.1   packed rows of several lengths, steps of one length each ─▶ Trainer
     format 2.0   one conversation per row, tokenized with the manifest's template ─TRL's collator─▶ SFTTrainer
 
-All feeds have the same interface, so a run does not depend on the format.
+All feeds have the same interface, so a run does not depend on the format. All order their rows in steps, which StepRows
+divides among the ranks.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,18 +20,22 @@ import torch
 from tasks.core.printable import counted
 from tasks.row_settings import Balance
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
-from tasks.stores.mirror import remote_with
 from train.config import TrainingConfig
-from train.data.balanced_rows import BalancedRows, balance_of
+from train.data.balanced_rows import balance_of, balanced_steps
 from train.data.corpus import Corpus
-from train.data.dataset import Longest, PackedDataset, Passes
-from train.data.dealt_rows import DealtRows, empty_row
-from train.data.mixed_rows import JoinedRows, Mix, MixedRows
-from train.data.shard_reader import last_id
-from train.data.stream import StreamedRows, check_streamable
+from train.data.dataset import Longest, PackedDataset
+from train.data.mixed_rows import JoinedRows, Mix, mixed_steps
+from train.data.step_rows import (
+    Order,
+    Shares,
+    StepRows,
+    empty_conversation,
+    empty_row,
+    first_row,
+    shuffled_steps,
+)
 from train.loop.run_folder import WITHOUT_VALIDATION
 from train.loop.trainer import packed_trainer
-from train.machine.ranks import together
 from train.model.attention import Collator
 
 
@@ -45,18 +48,17 @@ class PackedFeed:
 
     balance: Balance | None = None  # the steps that rows are ordered for
     own_loss = True  # the model computes the loss, not the trainer
-    in_turn = False  # whether rows are read in a fixed order; if not, any rank may ask for any row
+    spread = False  # whether a step with fewer rows has as many passes as the others
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         self.isolated = corpus.isolated
-        load = "auto" if config.load == "stream" else config.load  # only StreamedFeed streams
         # All packings are opened here, so that their digests are checked before the first step, not hours later.
         packings = [name for name in corpus.splits if name == "train" or name.startswith(TRAIN_EPOCH_PREFIX)]
         same = [name for name in packings if corpus.rows(name) == corpus.rows("train")]
-        self.passes = Passes([PackedDataset(corpus, name, load) for name in same])
-        self.train = self.passes.packings[0]
-        self.validation = PackedDataset(corpus, "validation", load) if corpus.rows("validation") else None
-        splits = [split for split in (*self.passes.packings, self.validation) if split]
+        self._packings = [PackedDataset(corpus, name, config.load) for name in same]
+        self.train = self._packings[0]
+        self.validation = PackedDataset(corpus, "validation", config.load) if corpus.rows("validation") else None
+        splits = [split for split in (*self._packings, self.validation) if split]
         self.max_id = max(split.max_id for split in splits)
         self.tokens, self.trained = self.train.tokens, self.train.trained_tokens
         self.padded_tokens = int(self.train.lengths.sum())
@@ -80,14 +82,20 @@ class PackedFeed:
     def collator(self, attention: str) -> Any:
         return Collator(attention)
 
-    def trainer(self, model: Any, given: dict[str, Any], collator: Any) -> Any:
-        if self.balance is None:
-            return packed_trainer(model, given, collator, self.passes, self.validation)
-        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        steps = (ranks, given["per_device_train_batch_size"], given["gradient_accumulation_steps"])
-        rows = BalancedRows(self.passes, self._groups, self.balance, steps, self._seed)
-        given |= {"train_sampling_strategy": "sequential"}  # the rows are already in order
-        return packed_trainer(model, given, collator, rows, self.validation)
+    def order(self, rows_per_step: int) -> Order:
+        """Return the order of rows for steps of a size."""
+        if self.balance:
+            return partial(balanced_steps, self._packings, self._groups, self.balance, rows_per_step, self._seed)
+        return partial(shuffled_steps, self._packings, rows_per_step, self._seed)
+
+    def trainer(self, model: Any, given: dict[str, Any], collator: Any, rows_per_step: int | None = None) -> Any:
+        """Build the Trainer; without `rows_per_step`, all passes of a step are full."""
+        shares = Shares.of(given, rows_per_step)
+        rows = StepRows(self.order(shares.rows_per_step), shares, empty_row, spread=self.spread)
+        trainer = packed_trainer(model, given, collator, rows, self.validation)
+        if not (trainer.model_accepts_loss_kwargs or self.train.corpus.weighted):
+            rows.filler = first_row
+        return trainer
 
     def positions(self) -> torch.Tensor:
         """Return the position_ids of typical rows, one after another, int[1, tokens].
@@ -98,66 +106,6 @@ class PackedFeed:
         return torch.cat([row.get("position_ids", torch.arange(len(row["input_ids"]))) for row in rows])[None]
 
 
-class StreamedFeed(PackedFeed):
-    """Packed rows of format 3.0 that are streamed in order.
-
-    Measurements use the first shard. Token counts are estimates from the counts of the whole corpus, in proportion to
-    the rows.
-    """
-
-    in_turn = True
-
-    def __init__(self, corpus: Corpus, config: TrainingConfig):
-        check_streamable(corpus)
-        assert corpus.manifest is not None
-        self._corpus, self._config, self.isolated = corpus, config, corpus.isolated
-        packings = [name for name in corpus.splits if name == "train" or name.startswith(TRAIN_EPOCH_PREFIX)]
-        self._splits = [name for name in packings if corpus.rows(name) == corpus.rows("train")]
-        self.rows, self.packings, self.in_memory = corpus.rows("train"), len(self._splits), False
-        shards = corpus.splits["train"]
-        self.train = PackedDataset(replace(corpus, splits={"train": shards[:1]}), "train", "mmap")
-        self.equal = corpus.shape.padding == "row"
-        self.longest = self.train if self.equal else Longest(self.train)
-        self.validation = PackedDataset(corpus, "validation") if corpus.rows("validation") else None
-        self.max_id = last_id(corpus)
-        ledger, of_all = corpus.manifest.ledger.tokens, corpus.manifest.packing_metadata.rows
-        self.padded_tokens = round(self.rows * (ledger.packed + ledger.padding) / of_all)
-        full = ledger.packed / (ledger.packed + ledger.padding)
-        self.tokens = round(full * self.padded_tokens)
-        self.trained = round(self.tokens * ledger.trained / ledger.packed)
-        self.notes = []
-        if config.loader_workers:
-            self.notes.append("loader_workers: has no effect with load: stream, where threads read ahead")
-        remote = remote_with(corpus.folder)
-        where = f"copied to {config.cache}" if config.cache else "copied from the bucket" if remote else "mapped"
-        self.described = (
-            f"{counted(self.rows, 'row')} of {_size(corpus)}, {100 * full:.2f} % full, streamed from "
-            f"{counted(len(shards), 'shard')}, {where}"
-        )
-        if self.packings > 1:
-            self.described += f"; {self.packings} packings, one for each epoch in turn"
-
-    def trainer(self, model: Any, given: dict[str, Any], collator: Any) -> Any:
-        config, micro_batch = self._config, given["per_device_train_batch_size"]
-        with together():
-            ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-            rows = StreamedRows(
-                self._corpus,
-                micro_batch * given["gradient_accumulation_steps"] * ranks,
-                seed=config.seed,
-                splits=self._splits,
-                cache=config.cache,
-                cache_bytes=config.cache_bytes,
-            )
-        dealt = DealtRows(rows, micro_batch, empty_row(self._corpus))
-        # The rows are already in order, and a process that copies rows would only add work.
-        given |= {"train_sampling_strategy": "sequential", "dataloader_num_workers": 0}
-        trainer = packed_trainer(model, given, collator, dealt, self.validation)
-        if not trainer.model_accepts_loss_kwargs:  # the loss of a batch without trained tokens would be NaN
-            dealt.filler = self.train[0]
-        return trainer
-
-
 class MixedFeed(PackedFeed):
     """Packed rows of several lengths (format 3.1).
 
@@ -165,14 +113,13 @@ class MixedFeed(PackedFeed):
     the longest rows, because passes of shorter rows have the same number of tokens.
     """
 
-    in_turn = True
+    spread = True  # so all steps of all lengths have equally many passes
     equal = True  # every pass has the same number of tokens
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         assert corpus.manifest is not None
-        self._corpus, self._config, self.isolated = corpus, config, corpus.isolated
+        self.isolated, self._seed, load = corpus.isolated, config.seed, config.load
         self._mix: Mix = corpus.shape.mix or "tokens"
-        load = "auto" if config.load == "stream" else config.load
         lengths = [length for length in corpus.lengths if corpus.rows(f"train-{length}")]
         kinds = dict.fromkeys(kind_of(name) for name in corpus.splits)
         same = [
@@ -181,18 +128,16 @@ class MixedFeed(PackedFeed):
             if kind != "validation"
             and all(corpus.rows(f"{kind}-{length}") == corpus.rows(f"train-{length}") for length in lengths)
         ]
-        self._packings = [
-            {length: PackedDataset(corpus, f"{kind}-{length}", load) for length in lengths} for kind in same
-        ]
+        self._mixed = [{length: PackedDataset(corpus, f"{kind}-{length}", load) for length in lengths} for kind in same]
         held_out = [
             PackedDataset(corpus, f"validation-{length}", load)
             for length in corpus.lengths
             if corpus.rows(f"validation-{length}")
         ]
-        first = self._packings[0]
+        first = self._mixed[0]
         self.train = self.longest = first[lengths[-1]]
         self.validation: Any = JoinedRows(held_out) if held_out else None
-        self.max_id = max(rows.max_id for own in (*(own.values() for own in self._packings), held_out) for rows in own)
+        self.max_id = max(rows.max_id for own in (*(own.values() for own in self._mixed), held_out) for rows in own)
         self.tokens = sum(rows.tokens for rows in first.values())
         self.trained = sum(rows.trained_tokens for rows in first.values())
         self.padded_tokens = sum(len(rows) * length for length, rows in first.items())
@@ -209,23 +154,14 @@ class MixedFeed(PackedFeed):
         if self.packings > 1:
             self.described += f"; {self.packings} packings, one for each epoch in turn"
 
-    def trainer(self, model: Any, given: dict[str, Any], collator: Any) -> Any:
-        micro_batch = given["per_device_train_batch_size"]
-        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        batches, longest = given["gradient_accumulation_steps"] * ranks, self.train.length
-        mixed = MixedRows(self._packings, longest, micro_batch, batches, self._mix, self._config.seed)
-        given |= {"train_sampling_strategy": "sequential"}  # the rows are already in order
-        trainer = packed_trainer(model, given, collator, mixed, self.validation)
-        if not trainer.model_accepts_loss_kwargs:  # the loss of a batch without trained tokens would be NaN
-            mixed.fillers = {length: rows[0] for length, rows in self._packings[0].items()}
-        return trainer
+    def order(self, rows_per_step: int) -> Order:
+        return partial(mixed_steps, self._mixed, rows_per_step, self._mix, self._seed)
 
 
 class ConversationFeed:
     """Conversations of format 2.0, one per row, padded to the longest of a batch."""
 
     equal = True  # padded by the collator
-    in_turn = False
     balance = None
     isolated = False  # nothing to isolate: a row is one conversation
     packings = 1
@@ -237,7 +173,7 @@ class ConversationFeed:
 
         self.train, counts = sft_dataset(corpus, "train")
         self.validation = sft_dataset(corpus, "validation")[0] if corpus.rows("validation") else None
-        self._padding = padding_tokenizer(corpus)
+        self._padding, self._seed = padding_tokenizer(corpus), config.seed
         self.tokens, self.trained = counts.tokens, counts.trained
         lengths = [len(row) for row in self.train["input_ids"]]
         self.rows = len(lengths)
@@ -260,10 +196,14 @@ class ConversationFeed:
 
         return DataCollatorForLanguageModeling(pad_token_id=self._padding.pad_token_id)
 
-    def trainer(self, model: Any, given: dict[str, Any], collator: Any) -> Any:
+    def trainer(self, model: Any, given: dict[str, Any], collator: Any, rows_per_step: int | None = None) -> Any:
         from train.loop.sft_trainer import conversation_trainer
 
-        return conversation_trainer(model, given, collator, self.train, self.validation, self._padding)
+        trainer = conversation_trainer(model, given, collator, self.train, self.validation, self._padding)
+        shares = Shares.of(given, rows_per_step)
+        order = partial(shuffled_steps, [self.train], shares.rows_per_step, self._seed)
+        trainer.take_steps(StepRows(order, shares, empty_conversation))
+        return trainer
 
     def positions(self) -> torch.Tensor:
         return torch.arange(self._mean)[None]
@@ -275,17 +215,13 @@ Feed = PackedFeed | ConversationFeed
 def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
     """Open the rows and check the digests of shards.
 
-    Streamed shards are checked when they are read. Raises DataError or InputMissing, which name the file.
+    Raises DataError or InputMissing, which name the file.
     """
     feed: Feed
-    if config.load == "stream":
-        feed = StreamedFeed(corpus, config)
-    elif len(corpus.lengths) > 1:
+    if len(corpus.lengths) > 1:
         feed = MixedFeed(corpus, config)
     else:
         feed = PackedFeed(corpus, config) if corpus.packed else ConversationFeed(corpus, config)
-    if config.cache and config.load != "stream":
-        feed.notes.append("cache: has no effect without load: stream")
     if os.environ.get(WITHOUT_VALIDATION):
         feed.validation = None
     return feed

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from tasks.core.errors import UsageError
 from tasks.core.printable import counted
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files
 from tasks.encoders.tokenizer_files import TokenizerFiles
@@ -140,8 +139,6 @@ def prepare(
                 attention=choices.attention,
                 seed=config.seed,
             )
-    with together():
-        warnings = _check_resumed(checkpoint, before, choices)
     return Run(
         corpus=corpus,
         config=config,
@@ -157,7 +154,7 @@ def prepare(
         checkpoint=checkpoint,
         flops_per_token=flops.flops_per_token(model, feed.positions()),
         notes=[*notes, *choices.notes],
-        warnings=warnings,
+        warnings=_resumed_elsewhere(checkpoint, before, choices),
     )
 
 
@@ -196,6 +193,7 @@ def _choose(
     elif config.fused_loss is True and not feed.own_loss:
         notes.append("fused_loss: not used: TRL computes the loss of format 2.0 itself")
     size, accumulation, speed, measured = _choose_size(model, feed, config, before, known, collator, device, state)
+    step = _rows_of_step(feed, config, before, state.num_processes)
     if not feed.equal and config.compile:
         notes.append("compile: not used: rows without padding have different lengths")
     elif _is_wanted("compile", config, before, known, device):
@@ -209,7 +207,7 @@ def _choose(
     place = (state.device.type, device.precision, state.num_processes)
     table = known.table if known else [*table, *measured]
     reduced = before.reduced if before else []
-    return Choices(*place, attention, size, accumulation, speed, table, notes, kept, reduced)
+    return Choices(*place, attention, size, accumulation, speed, table, notes, kept, reduced, step)
 
 
 def _is_wanted(
@@ -235,16 +233,9 @@ def _choose_size(
     device: Device,
     state: PartialState,
 ) -> tuple[int, int, float, list[str]]:
-    """Return rows per pass, passes per step, tokens/s, and the measurements.
-
-    The rows of a step never change during a run.
-    """
+    """Return rows per pass, passes per step, tokens/s, and the measurements."""
     ranks = state.num_processes
-    # The most rows that a rank can take without repeating a row.
-    most = math.ceil(feed.rows / ranks)
-    rows, odd = divmod(before.rows_per_step, ranks) if before else (0, 0)
-    if odd or not 0 < rows <= most:
-        rows = micro_batch.rows_per_step(config.tokens_per_step / ranks, feed.padded_tokens / feed.rows, most)
+    rows = math.ceil(_rows_of_step(feed, config, before, ranks) / ranks)
     if known and rows == known.micro_batch * known.accumulation:
         wanted = known.micro_batch if config.micro_batch == "auto" else largest_divisor(rows, config.micro_batch)
         if wanted == known.micro_batch or (known.reduced and wanted > known.micro_batch):
@@ -253,6 +244,17 @@ def _choose_size(
     size = measured.micro_batch
     speed = max(trial.tokens_per_second for trial in measured.trials if trial.rows == size)
     return size, measured.accumulation, speed, measured.lines()
+
+
+def _rows_of_step(feed: Feed, config: TrainingConfig, before: Choices | None, ranks: int) -> int:
+    """Return the number of rows of a step over all ranks.
+
+    It never changes during a run.
+    """
+    if before:
+        return before.rows_per_step
+    most = math.ceil(feed.rows / ranks)
+    return ranks * micro_batch.rows_per_step(config.tokens_per_step / ranks, feed.padded_tokens / feed.rows, most)
 
 
 def _choose_attention(
@@ -278,20 +280,10 @@ def _choose_attention(
     return attention, []
 
 
-def _check_resumed(checkpoint: Path | None, before: Choices | None, now: Choices) -> list[str]:
-    """Return warnings if a run is resumed on a different machine.
-
-    Raises UsageError if the rows of a step differ.
-    """
+def _resumed_elsewhere(checkpoint: Path | None, before: Choices | None, now: Choices) -> list[str]:
+    """Return warnings if a run is resumed on a different machine."""
     if checkpoint is None or before is None:
         return []
-    if before.rows_per_step != now.rows_per_step:
-        raise UsageError(
-            "other_ranks",
-            f"{checkpoint}: was made with {before.rows_per_step} rows per step ({before.ranks} ranks), but now a step "
-            f"has {now.rows_per_step} ({now.ranks} ranks): some rows would be seen twice and others never; train with "
-            f"gpus: {before.ranks}, or set another `output`",
-        )
     changes = {
         "ranks": (before.ranks, now.ranks),
         "device": (before.device, now.device),

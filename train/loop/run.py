@@ -189,7 +189,7 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
         run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.precision
     )
     given["save_on_each_node"] = not run.disk.shared
-    trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention))
+    trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention), choices.rows_per_step)
     peak = flops.peak_flops(device.name, device.dtype)
     trainer.measure(run.feed.tokens / run.feed.padded_tokens, run.flops_per_token, peak and peak * choices.ranks)
     if run.config.profile and trainer.is_world_process_zero():

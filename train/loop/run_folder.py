@@ -30,7 +30,7 @@ from train.model.digests import adapter_digest, folder_digest
 
 VERSION = 1
 # Settings that may differ between ranks: they name files on a machine, or do not change the joint work of the ranks.
-OWN = {"base_model", "tokenizer", "adapter", "output", "load", "cache", "cache_bytes", "gpus"}
+OWN = {"base_model", "tokenizer", "adapter", "output", "load", "gpus"}
 LOCK = "run.lock"
 # Environment variable that `diagnose` sets for its trials, which are only timed.
 WITHOUT_VALIDATION = "PACKCORPUS_WITHOUT_VALIDATION"
@@ -52,11 +52,12 @@ class Choices:
     notes: list[str]
     options: dict[str, bool] | None = None  # whether each option is used; None if an earlier version wrote this
     reduced: list[str] = field(default_factory=list)  # each reduction of the micro-batch, in words
+    step: int | None = None  # rows of one optimizer step, over all ranks; None: all passes of all ranks are full
 
     @property
     def rows_per_step(self) -> int:
         """Return the number of rows of one optimizer step, over all ranks."""
-        return self.micro_batch * self.accumulation * self.ranks
+        return self.step or self.micro_batch * self.accumulation * self.ranks
 
     def halved(self, why: str) -> Choices | None:
         """Return these choices with at most half the micro-batch; None if it is 1.
@@ -102,7 +103,6 @@ class RunFolder:
         self.facts = {"corpus": f"{corpus.name} {corpus.key[:12]}", "manifest digest": corpus_digest[:16]} | {
             name: str(value) for name, value in config.model_dump(exclude=OWN).items()
         }
-        self.facts["load"] = "stream" if config.load == "stream" else "memory or mmap"
         if config.adapter:
             self.facts["adapter"] = self.identity["adapter"][:16]
         self.record = self.path / "training.json"
@@ -141,6 +141,12 @@ class RunFolder:
         earlier = {name: found.get(name) for name in self.identity} | {"settings": found.get("settings", {}) | EARLIER}
         if self.key not in (found.get("key"), _key(earlier)):
             before, now = found.get("settings", {}), self.identity["settings"]
+            if str(before.get("load", "")).startswith("stream"):
+                raise UsageError(
+                    "run_folder_taken",
+                    f"{self.path}: was trained with load: stream, which was removed with its order of rows; set "
+                    "another `output`, or finish the run with the version that started it",
+                )
             names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
             changes = ", ".join(f"{name} {before.get(name)} → {now.get(name)}" for name in names) or "the base model"
             raise UsageError(

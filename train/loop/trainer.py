@@ -21,10 +21,8 @@ from tasks.core import process
 from tasks.core.errors import DataError
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
-from train.data.balanced_rows import BalancedRows
-from train.data.dataset import Passes
-from train.data.dealt_rows import DealtRows
-from train.data.mixed_rows import JoinedRows, MixedRows
+from train.data.mixed_rows import JoinedRows
+from train.data.step_rows import StepRows
 from train.evaluation.accuracy import PredictedTokens
 from train.measures.phases import COMPUTE, Phases
 from train.model.attention import autocast, dtype_of
@@ -73,6 +71,7 @@ def arguments(
         "project": PROJECT,
         "disable_tqdm": True,
         "remove_unused_columns": False,
+        "train_sampling_strategy": "sequential",  # StepRows are already in order
         "dataloader_num_workers": config.loader_workers,
         "dataloader_pin_memory": config.pin_memory,
         "use_cpu": device == "cpu",
@@ -95,12 +94,18 @@ class Measured:
     args: Any
     state: Any
     model: Any
+    train_dataset: Any
 
     def measure(self, share: float, flops: float, peak: float | None) -> None:
         self.share, self.flops, self.peak = share, flops, peak
         self._phases = Phases(self.args.device)
         self._skipped = 0  # number of steps skipped in a row
         self._reset()
+
+    def take_steps(self, rows: StepRows) -> None:
+        """Train on rows in the order of their steps."""
+        self.train_dataset = rows
+        self.add_callback(NextEpoch(rows))  # type: ignore[attr-defined]
 
     def _reset(self) -> None:
         self._started: float | None = None
@@ -281,37 +286,26 @@ def one_gpu(args: TrainingArguments) -> TrainingArguments:
     return args
 
 
-class NextPacking(TrainerCallback):
-    """Callback that switches packings at each epoch.
+class NextEpoch(TrainerCallback):
+    """Callback that switches order and packing of the rows at each epoch."""
 
-    accelerate does this only on a single rank.
-    """
-
-    def __init__(self, rows: Passes | DealtRows | BalancedRows | MixedRows):
+    def __init__(self, rows: StepRows):
         self._rows = rows
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._rows.start_pass(int(state.epoch or 0))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._rows.close()
+        self._rows.start_epoch(int(state.epoch or 0))
 
 
-def packed_trainer(
-    model: Any,
-    given: dict[str, Any],
-    collator: Any,
-    train: Passes | DealtRows | BalancedRows | MixedRows,
-    validation: Any,
-) -> PackedTrainer:
-    return PackedTrainer(
+def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: StepRows, validation: Any) -> PackedTrainer:
+    trainer = PackedTrainer(
         model=model,
         args=one_gpu(TrainingArguments(**given)),
         data_collator=collator,
         train_dataset=train,
         eval_dataset=validation,
-        callbacks=[NextPacking(train)],
     )
+    trainer.take_steps(train)
+    return trainer
 
 
 class _Timed:

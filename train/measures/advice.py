@@ -53,8 +53,8 @@ class Advice:
 
 
 RULES = (
-    Rule("data", "time spent waiting for data", "set load: memory, loader_workers: 2 if rows are mapped, or "
-         "a cache on a local disk if they are streamed", at_most=0.05),
+    Rule("data", "time spent waiting for data", "set load: memory, or loader_workers: 2 if rows are mapped",
+         at_most=0.05),
     Rule("gpu", "time in the model and the optimizer", "batches are loaded or copied too slowly; set load: memory and "
          "pin_memory: true", at_least=0.85),
     Rule("optimizer", "time in the optimizer", "raise tokens_per_step, so that there are fewer steps",

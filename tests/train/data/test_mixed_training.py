@@ -26,12 +26,12 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.gloo_ranks import train_on_two_ranks
 from support.training.tiny_training import tiny_model
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.data.dealt_rows import empty_row
-from train.data.mixed_rows import steps_of
+from train.data.mixed_rows import runs_of
+from train.data.step_rows import empty_row
 from train.loop.effect import count_steps
 from train.loop.feed import MixedFeed, open_feed
 from train.loop.trainer import arguments
@@ -160,8 +160,8 @@ def test_the_validation_loss_is_that_of_all_trained_tokens(manifest: Path, tmp_p
     st.integers(0, 3),
 )
 def test_steps_have_every_row_once(rows: dict[int, int], size: int, mix: Any, epoch: int) -> None:
-    steps = steps_of(rows, size, 100, mix, 7, epoch)
-    assert steps == steps_of(rows, size, 100, mix, 7, epoch)
+    steps = runs_of(rows, size, 100, mix, 7, epoch)
+    assert steps == runs_of(rows, size, 100, mix, 7, epoch)
     for length, count in rows.items():
         own = sorted((step.first, step.last) for step in steps if step.length == length)
         assert [first for first, _ in own] == list(range(0, count, size * 100 // length))
@@ -176,13 +176,9 @@ def test_steps_have_every_row_once(rows: dict[int, int], size: int, mix: Any, ep
             assert abs(taken / own - place / len(steps)) <= 1 / own + len(rows) / len(steps)
 
 
-def test_what_several_lengths_do_not_go_with(manifest: Path, tmp_path: Path) -> None:
+def test_a_split_of_several_lengths_is_not_one_dataset(manifest: Path) -> None:
     corpus = open_corpus(manifest)
     assert corpus.rows("validation") == corpus.rows("validation-96") + corpus.rows("validation-192")
-    with pytest.raises(
-        UsageError, match=r"lengths \(96 and 192\), which load: stream cannot read; pack it with one length, or"
-    ):
-        open_feed(corpus, TrainingConfig(load="stream"))
     with pytest.raises(DataError, match="open one of the splits train-96, train-192"):
         PackedDataset(corpus)
 
@@ -197,7 +193,7 @@ def test_rows_of_each_length_have_their_weights(tmp_path: Path) -> None:
     for length in LENGTHS:
         rows = PackedDataset(corpus, f"train-{length}")
         total += sum(float(rows[number]["loss_weight"].double().sum()) for number in range(len(rows)))
-        filler = empty_row(corpus, rows.split)
+        filler = empty_row(rows)
         shapes = [{name: (values.shape, values.dtype) for name, values in row.items()} for row in (rows[0], filler)]
         assert shapes[0] == shapes[1]
         assert not filler["loss_weight"].any()

@@ -35,7 +35,6 @@ configs = st.builds(
     lora_r=st.integers(1, 64),
     activation_checkpointing=st.booleans(),
     compile=st.booleans(),
-    load=st.sampled_from(("auto", "stream")),
 )
 
 
@@ -83,14 +82,6 @@ def test_rows_of_another_length_have_as_many_tokens_in_a_pass(config: TrainingCo
         if trial.factor == "sequence_length":
             tokens = trial.settings["micro_batch"] * trial.corpus["sequence_length"]
             assert tokens == max(now.micro_batch * now.sequence_length, trial.corpus["sequence_length"])
-
-
-@given(configs, states)
-def test_rows_that_are_streamed_are_packed_and_need_no_loader_workers(config: TrainingConfig, now: InEffect) -> None:
-    for trial in trials_of(config, now):
-        if (config.model_dump() | dict(trial.settings))["load"] == "stream":
-            assert trial.corpus.get("packing", True)
-            assert "loader_workers" not in trial.settings
 
 
 def test_a_trial_is_refused_if_the_machine_lacks_one_of_its_settings() -> None:

@@ -72,6 +72,9 @@ def test_a_resumed_run_keeps_the_rows_of_a_step(
 def test_the_rows_of_a_step_are_kept_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainingConfig(micro_batch=3, tokens_per_step=99 * LENGTH)
     assert chosen(monkeypatch, config, BEFORE, known=False, ranks=2) == (3, 2, True)
+    assert chosen(monkeypatch, config, BEFORE, known=False, ranks=5) == (3, 1, True), "12 rows: three or two a rank"
+    before = replace(BEFORE, ranks=5, step=11)
+    assert chosen(monkeypatch, config, before, known=False, ranks=1) == (1, 11, True)
     assert chosen(monkeypatch, config, None, known=False, ranks=1) == (3, 32, True), "as the settings say"
 
 

@@ -13,7 +13,8 @@ from support.training.tiny_training import LENGTH, SETTINGS, SOURCES, tiny_model
 
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset, Passes
+from train.data.dataset import PackedDataset
+from train.data.step_rows import StepRows
 from train.loop.effect import Steps, warnings
 from train.loop.feed import PackedFeed
 from train.loop.prepare import Run
@@ -41,12 +42,14 @@ def test_each_epoch_uses_the_next_packing(manifest: Path, tmp_path: Path, monkey
     assert len(rows[0]) == len(rows[1])
     seen: Seen = []
 
-    def watched(self: Passes, numbers: Any) -> Any:
-        found = self._current.__getitems__(numbers)
+    read = StepRows.__getitems__
+
+    def watched(self: StepRows, numbers: Any) -> Any:
+        found = read(self, numbers)
         seen.extend(row["input_ids"].numpy().tobytes() for row in found)
         return found
 
-    monkeypatch.setattr(Passes, "__getitems__", watched)
+    monkeypatch.setattr(StepRows, "__getitems__", watched)
     given = arguments(config, str(tmp_path), 4, 1, "cpu", "fp32")
     given |= {"save_strategy": "no", "optim": "sgd", "activation_checkpointing": False, "report_to": "none"}
     trainer = feed.trainer(tiny_model(), given, feed.collator("sdpa"))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.errors import Busy, DataError, UsageError
-from train.config import STREAM_VERSION, WITHOUT_EFFECT, TrainingConfig
+from train.config import WITHOUT_EFFECT, TrainingConfig
 from train.data.corpus import Corpus
 from train.loop import run_folder
 from train.loop.run_folder import Choices, RunFolder
@@ -80,7 +80,6 @@ def test_other_weights_of_the_adapter_are_another_run(tmp_path: Path) -> None:
 def test_settings_without_effect_keep_the_folder(tmp_path: Path, setting: str) -> None:
     values = {"load": "mmap", "gpus": 2, "micro_batch": 4, "save_every": 3, "keep_checkpoints": 5, "report_to": "wandb"}
     values |= {"loader_workers": 2, "pin_memory": False, "profile": 3, "samples": 4}
-    values |= {"cache": "some/folder", "cache_bytes": 10**9}
     changed = TrainingConfig(**{setting: values[setting]})  # type: ignore[arg-type]
     assert RunFolder(tmp_path, changed, CORPUS).path == RunFolder(tmp_path, TrainingConfig(), CORPUS).path
 
@@ -103,15 +102,23 @@ def test_runs_of_earlier_versions_keep_their_keys(settings: dict[str, Any], key:
     assert RunFolder(Path(), TrainingConfig(**settings), CORPUS).key == key
 
 
-def test_a_streamed_run_is_another_one_because_its_order_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`auto` never streams on any machine."""
-    streamed = TrainingConfig(load="stream")
-    keys = [RunFolder(tmp_path, config, CORPUS).key for config in (streamed, TrainingConfig())]
-    monkeypatch.setattr("train.config.STREAM_VERSION", STREAM_VERSION + 1)
-    keys.append(RunFolder(tmp_path, streamed, CORPUS).key)
-    assert len(set(keys)) == 3
-    facts = [RunFolder(tmp_path, TrainingConfig(load=load), CORPUS).facts for load in ("stream", "memory", "mmap")]
-    assert facts[0] != facts[1] == facts[2], "ranks must agree to stream, but may map rows or not"
+def test_ranks_may_keep_their_rows_in_memory_or_map_them(tmp_path: Path) -> None:
+    facts = [RunFolder(tmp_path, TrainingConfig(load=load), CORPUS).facts for load in ("memory", "mmap")]  # type: ignore[arg-type]
+    assert facts[0] == facts[1]
+
+
+def test_a_run_of_an_earlier_version_that_streamed_cannot_be_resumed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, TrainingConfig(output=str(tmp_path / "run")), CORPUS)
+    folder.write(CHOICES)
+    path = tmp_path / "run" / "run.json"
+    written = json.loads(path.read_text())
+    written["settings"]["load"] = "stream 1"
+    written["key"] = "0" * 64
+    path.write_text(json.dumps(written))
+    with pytest.raises(
+        UsageError, match="was trained with load: stream, which was removed with its order of rows; set"
+    ):
+        folder.check()
 
 
 def test_a_run_of_an_earlier_version_with_a_micro_batch_is_resumed_in_its_folder(tmp_path: Path) -> None:

@@ -167,6 +167,36 @@ def test_a_resumed_run_has_the_same_losses(folder: Path, tmp_path: Path, ranks: 
         check_losses(folder, tmp_path / "whole", rows)
 
 
+@pytest.mark.parametrize("name", ["packed", "whole"])
+def test_a_run_resumes_on_another_number_of_ranks(folder: Path, tmp_path: Path, name: str) -> None:
+    """Two ranks cannot share the rows of a step equally, and the last step has fewer."""
+    tokens = {"packed": 7 * LENGTH, "whole": 480}[name]  # seven rows
+    options = ("--tokens-per-step", str(tokens), "--lora-dropout", "0", "--quantization", "none", "--gpus")
+    manifest = manifest_of(folder, name)
+    whole = run(words(folder, tmp_path / "whole", *options, "1", manifest=manifest))
+    assert whole.returncode == 0, whole.stderr
+    record = json.loads((tmp_path / "whole" / "training.json").read_text())
+    step = record["choices"]["step"]
+    assert step % 2
+    assert record["corpus"]["rows"] % step
+
+    code, output = stop(words(folder, tmp_path / "run", *options, "1", manifest=manifest), signal.SIGTERM)
+    assert code == 75, output
+    code, output = stop(words(folder, tmp_path / "run", *options, "2", manifest=manifest), signal.SIGTERM)
+    assert code == 75, output
+    assert "ranks is 2, but was 1 when this run started" in output
+    assert f"the {step} rows of a step are not a multiple of 2 ranks" in output
+    last = words(folder, tmp_path / "run", *options, "1", "--micro-batch", str(step), manifest=manifest)
+    assert run(last).returncode == 0
+    resumed = json.loads((tmp_path / "run" / "training.json").read_text())
+    assert resumed["choices"]["step"] == step
+    found, expected = ([entry for entry in one["log"] if "step_seconds" in entry] for one in (resumed, record))
+    assert [entry["step"] for entry in found] == [entry["step"] for entry in expected]
+    losses = [[entry["loss"] for entry in log] for log in (found, expected)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert resumed["result"]["validation_loss"] == pytest.approx(record["result"]["validation_loss"], rel=1e-5)
+
+
 def check_losses(folder: Path, output: Path, rows: Any) -> None:
     """Compare the record of a run with a plain computation.
 
@@ -270,6 +300,8 @@ def test_another_corpus_than_that_of_the_run_is_rejected(
     ("options", "code", "message"),
     [
         (["--lora-rr", "8"], 64, "unrecognized arguments: --lora-rr"),
+        (["--load", "stream"], 64, "load: stream was removed; use load: mmap, which reads more rows than memory holds"),
+        (["--cache", "folder"], 64, "cache was removed; leave it out"),
         (["--lora-r", "many"], 64, "lora_r: must be an integer"),
         (["--precision", "bf16"], 69, "bf16"),
         (["--attention", "varlen"], 69, "varlen needs a GPU"),

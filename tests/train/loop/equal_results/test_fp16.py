@@ -8,6 +8,7 @@ accelerate scales the loss only on a GPU. Here it scales the loss on the CPU, wi
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from transformers import PrinterCallback
 
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
-from train.data.dataset import Passes
+from train.data.step_rows import Shares, StepRows, empty_row, shuffled_steps
 from train.evaluation.history import outcome
 from train.loop import trainer
 from train.loop.display import describe, show_result
@@ -56,7 +57,8 @@ def prepared(folder: Path, precision: str, steps: int = 4, **settings: Any) -> A
     config = TrainingConfig(max_steps=steps, learning_rate=1e-3, warmup=0, activation_checkpointing=False, **settings)
     rows: Any = Rows(packed_rows()[:8])
     given = arguments(config, str(folder), 1, 2, "cpu", precision)
-    built = packed_trainer(tiny_model(initializer_range=0.05), given, Collator("sdpa"), Passes([rows]), None)
+    taken = StepRows(partial(shuffled_steps, [rows], 2, config.seed), Shares.of(given), empty_row)
+    built = packed_trainer(tiny_model(initializer_range=0.05), given, Collator("sdpa"), taken, None)
     built.measure(1.0, 1.0, None)
     built.remove_callback(PrinterCallback)
     return built

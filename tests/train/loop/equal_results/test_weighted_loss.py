@@ -34,8 +34,7 @@ from tasks.core.errors import DataError
 from train.__main__ import main
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.data.dealt_rows import empty_row
-from train.data.stream import StreamedRows
+from train.data.step_rows import empty_row
 from train.loop.trainer import PackedTrainer, one_gpu
 from train.machine.ranks import leave
 from train.model import base_model
@@ -237,12 +236,8 @@ def test_rows_have_weights_however_they_are_read(tmp_path: Path) -> None:
     for other in (PackedDataset(corpus, load="mmap"), PackedDataset(tmp_path / "alone")):
         for number in range(len(rows)):
             assert all(torch.equal(values, other[number][name]) for name, values in rows[number].items())
-    streamed = list(StreamedRows(corpus, rows_per_step=1))
-    assert sorted(float(row["loss_weight"].sum()) for row in streamed) == sorted(
-        float(rows[number]["loss_weight"].sum()) for number in range(len(rows))
-    )
-    assert [row["loss_weight"].dtype for row in (rows[0], streamed[0])] == [torch.float32] * 2
-    filler = empty_row(corpus)
+    assert rows[0]["loss_weight"].dtype == torch.float32
+    filler = empty_row(rows)
     assert filler.keys() == rows[0].keys()
     assert filler["loss_weight"].abs().sum() == 0
     plain = open_corpus(pack(tmp_path / "none", "none"))
@@ -289,7 +284,7 @@ def test_a_run_trains_with_weights(
     manifest = pack(tmp_path, "both", validation=0.2)
     given = ["--manifest", str(manifest), "--output", str(tmp_path / "run"), "--root", str(tmp_path)]
     steps = ["--micro-batch", "1", "--tokens-per-step", str(2 * LENGTH), "--max-steps", "2", "--eval-every", "2"]
-    assert main([*given, *steps, "--device", "cpu", "--load", "stream", "--fused-loss", "true"]) == 0
+    assert main([*given, *steps, "--device", "cpu", "--load", "mmap", "--fused-loss", "true"]) == 0
     shown = capsys.readouterr().err
     assert "loss_weight: both; the loss of a step is the weighted mean of its trained tokens" in shown
     log = json.loads((tmp_path / "run" / "training.json").read_text())["log"]
