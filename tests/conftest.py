@@ -164,7 +164,7 @@ def pytest_collection_finish() -> None:
 
 
 # Tests of what the process of a template remembers. Each of their templates has its own.
-OWN_PROCESSES = ("templates/jinja/test_composed.py", "templates/jinja/test_traced.py")
+OWN_PROCESSES = ("templates/jinja/test_traced.py",)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,13 +3,11 @@
     python bench/reliability/filled.py FOLDER --tokenizer FOLDER [--count N] [--seed S]
 
 FOLDER has published Jinja templates. For each template, N random conversations with system messages, names, reasoning
-in its field or in the content, calls, results, tools, and training flags are prepared three times. Strings are short
+in its field or in the content, calls, results, tools, and training flags are prepared. Strings are short
 words, and in half of the conversations also markers, control strings, white space, and other scripts. No conversation
 may differ. Prints the number of conversations that were:
 
     filled      filled into a rendering of placeholders
-    confirmed   filled in on a guess, and confirmed by their rendering
-    composed    composed of placeholders, values, and pieces
     rendered    rendered, because the template does not treat all values in the same way
     refused     refused by the template, or because of reasoning or calls
 """
@@ -95,12 +93,12 @@ class Counting(Preparer):
     way = "filled"
 
     def prepared(self, pending: Pending, samples: Any) -> Any:
-        self.way = "confirmed" if samples is None else "rendered"
+        self.way = "rendered"
         return super().prepared(pending, samples)
 
 
 def check(source: str, tokenizer: Path, records: list[dict[str, Any]], drop: bool, turns: Any) -> Counter[str]:
-    """Count the filled, composed, rendered, refused, and DIFFERENT conversations."""
+    """Count the filled, rendered, refused, and DIFFERENT conversations."""
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
         encoder, _ = tokenizers_of(source, tokenizer, Path(name))
@@ -110,27 +108,16 @@ def check(source: str, tokenizer: Path, records: list[dict[str, Any]], drop: boo
             )
         except DataError:
             return Counter(unusable=1)
-        plain._composed = lambda *_: (yield from ())  # type: ignore[method-assign]
         preparer = Counting(FILE, template, encoder, "assistant")
-        composed: list[Any] = []
-        compose = template._composed
-
-        def watched(*given: Any) -> Any:
-            composed.append((yield from compose(*given)))
-            return composed[-1]
-
-        template._composed = watched  # type: ignore[method-assign]
-        for record in records * 3:  # some shapes are filled in from their third conversation on
+        for record in records:
             preparer.way = "filled"
-            composed.clear()
             filled, error = [], ""
             try:
                 filled = preparer.prepare(record)
             except (Reject, DataError) as found:
                 error = str(found)
-            way = "composed" if composed and composed[-1] else preparer.way
-            if way == "rendered":
-                counts["refused" if error else way] += 1
+            if preparer.way == "rendered":
+                counts["refused" if error else "rendered"] += 1
                 continue
             try:
                 conversation = read_record(record, "messages")
@@ -143,7 +130,7 @@ def check(source: str, tokenizer: Path, records: list[dict[str, Any]], drop: boo
                 same = [comparable(sample) for sample in filled] == [comparable(sample) for sample in rendered]
             except (Reject, DataError) as found:
                 same = error == str(found)
-            counts[way if same else "DIFFERENT"] += 1
+            counts["filled" if same else "DIFFERENT"] += 1
             if not same:
                 print(json.dumps(record, ensure_ascii=False))
     return counts

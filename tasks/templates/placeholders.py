@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,6 +23,9 @@ import orjson
 from tasks.conversations.model import Conversation, Message, ToolCall, full_text
 
 GAP = re.compile("\v?\0(\\d+)(?::(\\d+))?\0\v?")
+
+# A gap for a value that is written as JSON.
+JSON_GAP = re.compile("\0(\\d+):\\d+\0")
 
 # An object as `blank` writes it.
 _OBJECT_TEXT = re.compile(r'\{"\\u0000\d+\\u0000": 0\}')
@@ -45,15 +47,11 @@ _Turn = tuple[str, bool, bool, bool, bool, bool, tuple[tuple[Any, bool], ...]]
 class ConversationShape(NamedTuple):
     """The common properties of all conversations with the same placeholders.
 
-    `tools` is the number of tools, or the tools themselves if they have no placeholders.
+    `tools` is the number of tools.
     """
 
     turns: tuple[_Turn, ...]
-    tools: int | tuple[str, ...]
-
-    @property
-    def has_objects(self) -> bool:
-        return bool(self.tools) or any(kind == _OBJECT for *_, calls in self.turns for kind, _ in calls)
+    tools: int
 
 
 def is_plain(conversation: Conversation) -> bool:
@@ -76,17 +74,7 @@ def with_contexts_joined(conversation: Conversation) -> Conversation:
     return replace(conversation, messages=tuple(messages))
 
 
-class Reads(IntEnum):
-    """The JSON values that a template reads itself, instead of writing them whole."""
-
-    NOTHING = 0
-    ARGUMENTS = 1  # keys and strings of arguments have placeholders; their other values are part of the shape
-    TOOLS = 2  # like ARGUMENTS, and the tools are part of the shape
-
-
-def shape_of(
-    conversation: Conversation, trained: Sequence[bool], reads: Reads = Reads.NOTHING
-) -> tuple[ConversationShape, list[str]] | None:
+def shape_of(conversation: Conversation, trained: Sequence[bool]) -> tuple[ConversationShape, list[str]] | None:
     """Return the shape of a conversation and the values of its placeholders.
 
     Return None if a value cannot have a placeholder.
@@ -107,9 +95,7 @@ def shape_of(
         for call in message.tool_calls:
             values.append(call.name)
             kind = _kind(call.arguments)
-            if kind == _OBJECT and reads:
-                kind = _skeleton(orjson.loads(call.arguments), values)
-            elif kind != _EMPTY:
+            if kind != _EMPTY:
                 values.append(call.arguments)
             if kind is None or not call.name:
                 return None
@@ -118,8 +104,6 @@ def shape_of(
             calls.append((kind, bool(call.id)))
         content, reasoning, name, call_id = map(bool, known)
         turns.append((message.role, flag, content, reasoning, name, call_id, tuple(calls)))
-    if reads == Reads.TOOLS:
-        return ConversationShape(tuple(turns), conversation.tools), values
     if conversation.tools and not has_tools(conversation):
         return None
     return ConversationShape(tuple(turns), len(conversation.tools)), [*values, *conversation.tools]
@@ -148,18 +132,6 @@ def _kind(text: str) -> Any:
     return _EMPTY if text == "{}" else None
 
 
-def _skeleton(value: Any, strings: list[str]) -> Any:
-    """Return a JSON value without its keys and strings, and add these to `strings`."""
-    if isinstance(value, str) and value and not value.isspace():
-        strings.append(value)
-        return ("string",)
-    if isinstance(value, dict) and value:
-        return ("object", *((_skeleton(key, strings), _skeleton(item, strings)) for key, item in value.items()))
-    if isinstance(value, list):
-        return ("list", *(_skeleton(item, strings) for item in value))
-    return ("other", orjson.dumps(value))
-
-
 def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
     """Return a conversation of placeholders with the given shape.
 
@@ -171,14 +143,6 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
     def text(there: bool) -> str:
         return f"\v\0{next(numbers)}\0\v" if there else ""
 
-    def fleshed(skeleton: Any) -> Any:
-        kind, *inner = skeleton
-        if kind == "object":
-            return {fleshed(key): fleshed(item) for key, item in inner}
-        if kind == "list":
-            return [fleshed(item) for item in inner]
-        return text(True) if kind == "string" else orjson.loads(inner[0])
-
     def value(kind: Any) -> str:
         if kind == _OBJECT:
             number = next(numbers)
@@ -186,7 +150,7 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
             return json.dumps({f"\0{number}\0": 0})
         if kind == _EMPTY:
             return "{}"
-        return text(True) if kind == _TEXT else json.dumps(fleshed(kind))
+        return text(True)
 
     messages = []
     for role, _, content, reasoning, name, call_id, calls in shape.turns:
@@ -194,22 +158,8 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
         message.name, message.tool_call_id = text(name) or None, text(call_id) or None
         message.tool_calls = tuple(ToolCall(text(True), value(kind), text(has_id) or None) for kind, has_id in calls)
         messages.append(message)
-    tools = tuple(value(_OBJECT) for _ in range(shape.tools)) if isinstance(shape.tools, int) else shape.tools
+    tools = tuple(value(_OBJECT) for _ in range(shape.tools))
     return Conversation(tuple(messages), tools), frozenset(objects)
-
-
-def with_values(value: Any, values: Sequence[Any]) -> Any:
-    """Return a JSON value with its placeholders replaced by `values`.
-
-    It must not contain gaps for JSON.
-    """
-    if isinstance(value, str):
-        return GAP.sub(lambda gap: values[int(gap[1])], value) if "\0" in value else value
-    if isinstance(value, dict):
-        if len(value) == 1 and (found := GAP.fullmatch(next(iter(value)))) and 0 in value.values():
-            return values[int(found[1])]
-        return {with_values(key, values): with_values(item, values) for key, item in value.items()}
-    return [with_values(item, values) for item in value] if isinstance(value, list) else value
 
 
 def is_placeholder(arguments: str) -> bool:

@@ -43,41 +43,16 @@ class Sample(NamedTuple):
     turn: int | None = None  # index of the message that is trained on; None if the sample is the whole conversation
 
 
-class Rendered(NamedTuple):
-    """A sample as the text that the template writes.
-
-    Trained ranges that touch are one range. `controls` has the place and the string of each control token.
-    """
-
-    text: str
-    ranges: list[tuple[int, int]]
-    turn: int | None
-    controls: list[tuple[int, str]]
-
-
-class ToRender(NamedTuple):
-    """A conversation to be rendered, and its trained turns.
-
-    `expected` are the samples that it should have, if they are known.
-    """
-
-    conversation: Conversation
-    trained: Sequence[bool]
-    expected: Sequence[Rendered] | None = None
-
-
 class Outline(NamedTuple):
     """Samples of placeholders, and a test for values that must not be filled in.
 
     `unusual` returns whether the template may treat one of the values differently from a placeholder. `formats` lists
-    the arguments of `tojson` that values are written with; a gap refers to them by index. `is_guess` means that the
-    template may treat any value differently, so each conversation must be rendered to confirm its samples.
+    the arguments of `tojson` that values are written with; a gap refers to them by index.
     """
 
     samples: list[Sample]
     unusual: Callable[[Sequence[str]], bool] | None = None
     formats: Sequence[Sequence[Any]] = ()
-    is_guess: bool = False
 
 
 class Template(Protocol):
@@ -102,12 +77,11 @@ class Template(Protocol):
         """
         ...
 
-    def all_samples(self, conversations: Sequence[ToRender]) -> Iterator[list[Sample] | Reject | PackError | None]:
-        """Yield the samples of each conversation, or the error that `samples` raises.
-
-        The result is None if the conversation has the expected samples.
-        """
-        for conversation, trained, _ in conversations:
+    def all_samples(
+        self, conversations: Sequence[tuple[Conversation, Sequence[bool]]]
+    ) -> Iterator[list[Sample] | Reject | PackError]:
+        """Yield the samples of each conversation, or the error that `samples` raises."""
+        for conversation, trained in conversations:
             try:
                 yield self.samples(conversation, trained)
             except (Reject, PackError) as problem:
@@ -124,8 +98,7 @@ class Template(Protocol):
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
         """Return the samples of a conversation of placeholders.
 
-        If the text around the placeholders may depend on the contents, the samples are a guess (`Outline.is_guess`), or
-        the result is None.
+        The result is None if the text around the placeholders may depend on the contents.
         """
         ...
 

@@ -32,13 +32,11 @@ from tasks.conversations.model import (
     whole_text,
 )
 from tasks.core.errors import DataError, Reject
-from tasks.encoders.encoder import Encoder
 from tasks.encoders.texts import SEPARATOR
 from tasks.templates.placeholders import (
     COMPARED,
     GAP,
     ConversationShape,
-    Reads,
     as_json,
     blank,
     can_be_filled,
@@ -47,19 +45,11 @@ from tasks.templates.placeholders import (
     is_plain,
     shape_of,
 )
-from tasks.templates.spans import TEXT, Rendered, Template, TrainOn, trained_turns
+from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import Segments, segments_of
 
 # The maximum number of shapes that are tried with a template, if none of them can be filled in.
 MOST_FAILURES = 8
-
-# The maximum number of conversations whose rendering differs from a guess, minus the number of confirmed ones.
-MOST_WRONG = 64
-
-# If a template reads arguments or tools itself (`Reads`), few conversations may have the same shape. If fewer than one
-# in HIT is filled in, which shows after MOST_MISSES, only one in LOOKED_AT is tried: computing a shape takes as long as
-# composing a conversation.
-HIT, MOST_MISSES, LOOKED_AT = 8, 64, 16
 
 # The maximum number of shapes, and of messages in a shape. All other conversations are rendered.
 MOST_SHAPES = 1024
@@ -141,8 +131,7 @@ class Filling:
     """The samples of all conversations with the same shape, with gaps for the values.
 
     `strips` means that the template removes white space around values. `unusual` returns whether the template may write
-    given values differently. With `is_guess`, it may write any values differently: each conversation is rendered, and
-    `confirm` counts the renderings that have the samples.
+    given values differently.
     """
 
     def __init__(
@@ -153,9 +142,7 @@ class Filling:
         unusual: Callable[[Sequence[str]], bool] | None,
         objects: frozenset[int],
         formats: Sequence[Sequence[Any]],
-        is_guess: bool = False,
     ):
-        self.is_guess, self._wrong = is_guess, 0
         self._frames, self._layout, self._strips, self.unusual = frames, layout + "\0", strips, unusual
         self._objects, self._formats = objects, formats
         # Nearly always, there is one sample, which has every content once.
@@ -163,18 +150,7 @@ class Filling:
 
     def is_compared(self, found: Sequence[Prepared]) -> bool:
         """Return whether a conversation is also rendered and compared with `found`."""
-        return self.is_guess or (self.unusual is not None and found[0].digest % COMPARED == 0)
-
-    def confirm(self, is_right: bool) -> None:
-        """Note whether a rendering had the samples of a guess.
-
-        A guess is given up if it has been wrong MOST_WRONG times more often than right.
-        """
-        self._wrong = max(0, self._wrong + (-1 if is_right else 1))
-
-    @property
-    def is_given_up(self) -> bool:
-        return self._wrong > MOST_WRONG
+        return self.unusual is not None and found[0].digest % COMPARED == 0
 
     def fill(self, contents: list[str]) -> list[Prepared] | None:
         """Return the samples of a plain conversation with these contents.
@@ -240,21 +216,18 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         # With such an encoder, the content decides whether a space is added.
         self.known = not self._encoder.has_space and not self._encoder.space_follows
         self._by_shape: dict[ConversationShape, Filling | None] = {}
-        self._seen: set[int] = set()  # hashes of shapes
         self._pieces = 0
         self.start_part()
 
     def start_part(self) -> None:
         """Prepare for the conversations of another part.
 
-        Forgets all failures, but keeps the guesses that were given up. Also forgets all shapes if a limit is reached.
+        Forgets all failures, and all shapes if a limit is reached.
         """
-        self._failures = dict.fromkeys(Reads, 0)  # number of shapes without a filling, until a shape has one
-        self._misses = dict.fromkeys(Reads, 0)  # conversations that were not filled in, minus HIT for each that was
-        self._count = 0
+        self._failures = 0  # number of shapes without a filling, until a shape has one
         if max(len(self), len(self._by_shape)) >= MOST_SHAPES or self._pieces > PIECES_OF_ALL:
             self.clear()
-            self._by_shape, self._seen, self._pieces = {}, set(), 0
+            self._by_shape, self._pieces = {}, 0
 
     def __missing__(self, names: tuple[str, ...]) -> Filling | None:
         roles = tuple([role_named(name, self._roles) or "" for name in names])
@@ -279,7 +252,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         if apart is None:
             return None, None
         filling, values = self._of_shape(apart, trained)
-        if filling is None or filling.is_given_up:
+        if filling is None:
             return None, None
         contents = [message.content for message in conversation.messages]
         if apart is conversation and is_plain(conversation) and all(contents):
@@ -290,43 +263,16 @@ class Frames(dict[tuple[str, ...], Filling | None]):
 
     def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Filling | None, list[str]]:
         """Return the filling for a conversation, and the values of the conversation."""
-        self._count += 1
-        for reads in Reads:
-            if self._failures[reads] >= MOST_FAILURES and has_tools(conversation):
-                continue  # no shape can be filled in, and this shape has objects
-            if reads:
-                if self._misses[reads] > MOST_MISSES and self._count % LOOKED_AT:
-                    continue
-                self._misses[reads] = min(self._misses[reads] + 1, 2 * MOST_MISSES)
-            found = shape_of(conversation, trained, reads)
-            if found is None:
-                break
-            shape, values = found
-            if shape not in self._by_shape:
-                if not self.known or len(self._by_shape) >= MOST_SHAPES:
-                    break
-                if reads and self._is_first(shape):
-                    break
-                if self._failures[reads] < MOST_FAILURES:
-                    self._by_shape[shape] = self._render(shape, trained)
-                    self._failures[reads] += 1 if self._by_shape[shape] is None else -MOST_SHAPES
-            filling = self._by_shape.get(shape)
-            if filling and reads:
-                self._misses[reads] = max(self._misses[reads] - HIT, 0)
-            if filling or not shape.has_objects:
-                return filling, values
-        return None, []
-
-    def _is_first(self, shape: ConversationShape) -> bool:
-        """Return whether a shape occurs for the first time.
-
-        There may be as many shapes as conversations, so a shape has to occur twice before it is rendered.
-        """
-        number = hash(shape)
-        if number in self._seen:
-            return False
-        self._seen.add(number)
-        return True
+        if not self.known or (self._failures >= MOST_FAILURES and has_tools(conversation)):
+            return None, []  # no shape can be filled in, and this shape has objects
+        found = shape_of(conversation, trained)
+        if found is None:
+            return None, []
+        shape, values = found
+        if shape not in self._by_shape and len(self._by_shape) < MOST_SHAPES and self._failures < MOST_FAILURES:
+            self._by_shape[shape] = self._render(shape, trained)
+            self._failures += 1 if self._by_shape[shape] is None else -MOST_SHAPES
+        return self._by_shape.get(shape), values
 
     def _render(self, shape: ConversationShape, trained: Sequence[bool]) -> Filling | None:
         """Render a shape, and return its filling.
@@ -364,27 +310,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         unusual = outline.unusual
         if 1 in spaces:  # a control token absorbs the white space on one side of a value
             unusual = _or_has_outer_space(unusual)
-        return Filling(frames, layout_of(turns), strips, unusual, objects, outline.formats, outline.is_guess)
-
-
-def rendering_of(sample: Prepared, encoder: Encoder) -> Rendered:
-    """Return what a template writes for a sample."""
-    shape, texts, pieces, place = sample.shape, iter(sample.texts), list[str](), 0
-    ranges: list[tuple[int, int]] = []
-    controls: list[tuple[int, str]] = []
-    count = len(shape.tokens) - shape.separator
-    for token, trained in zip(shape.tokens[:count].tolist(), shape.trained[:count].tolist(), strict=True):
-        if token == TEXT:
-            pieces.append(next(texts))
-        else:
-            pieces.append(encoder.control_strings[token])
-            controls.append((place, pieces[-1]))
-        start, place = place, place + len(pieces[-1])
-        if trained and ranges and ranges[-1][1] == start:
-            ranges[-1] = (ranges[-1][0], place)
-        elif trained:
-            ranges.append((start, place))
-    return Rendered("".join(pieces), ranges, None if shape.turn < 0 else shape.turn, controls)
+        return Filling(frames, layout_of(turns), strips, unusual, objects, outline.formats)
 
 
 def frames_of(template: Template, train_on: TrainOn, roles: Mapping[str, str]) -> Frames:

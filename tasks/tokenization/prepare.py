@@ -26,8 +26,8 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.texts import SEPARATOR
 from tasks.recipe import Recipe
 from tasks.sources.model import SourceFile
-from tasks.templates.spans import Sample, Span, Template, ToRender, TrainOn, trained_turns, up_to
-from tasks.tokenization.frames import Filling, Prepared, Shape, frames_of, rendering_of, shape_of_sample
+from tasks.templates.spans import Sample, Span, Template, TrainOn, trained_turns, up_to
+from tasks.tokenization.frames import Prepared, Shape, frames_of, shape_of_sample
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.segments import segments_of
 
@@ -37,13 +37,12 @@ TEXT_CELLS = ("csv", "tsv")  # containers whose numbers are text
 class Pending(NamedTuple):
     """A conversation to be rendered.
 
-    If it was filled in, `filled` is compared with the result; `filling` is the origin of `filled`.
+    If it was filled in, `filled` is compared with the result.
     """
 
     conversation: Conversation
     trained: list[bool]
     filled: list[Prepared] | None = None
-    filling: Filling | None = None
 
 
 class Preparer:
@@ -98,15 +97,9 @@ class Preparer:
             except PackError as error:
                 found.append(error)
                 break
-        waiting = [self._to_render(each) for each in found if isinstance(each, Pending)]
+        waiting = [(each.conversation, each.trained) for each in found if isinstance(each, Pending)]
         samples = iter(self._template.all_samples(waiting))
         return [self.prepared(each, next(samples)) if isinstance(each, Pending) else each for each in found]
-
-    def _to_render(self, pending: Pending) -> ToRender:
-        expected = None
-        if pending.filled and pending.filling and pending.filling.is_guess:
-            expected = [rendering_of(sample, self._encoder) for sample in pending.filled]
-        return ToRender(pending.conversation, pending.trained, expected)
 
     def _fill(self, record: object) -> list[Prepared] | Pending:
         """Return the samples of a record, or its conversation if it must be rendered."""
@@ -114,11 +107,11 @@ class Preparer:
         if plain:
             names, contents = plain.turns()
             filling = self._frames[names]
-            if filling and not filling.is_given_up and (found := filling.fill(contents)):
+            if filling and (found := filling.fill(contents)):
                 if not filling.is_compared(found):
                     return found
                 conversation = self._file.conversation(as_dict(record))
-                return Pending(conversation, trained_turns(conversation, self._train_on), found, filling)
+                return Pending(conversation, trained_turns(conversation, self._train_on), found)
             # If a conversation with only contents cannot be filled in, no other conversation with these turns can.
             return self._fill_with_care(as_dict(record), self._packing and filling is not None)
         return self._fill_with_care(as_dict(record), self._packing)
@@ -131,7 +124,7 @@ class Preparer:
         filled, filling = self._frames.filled(conversation, trained) if may_fill else (None, None)
         if filled and filling and not filling.is_compared(filled):
             return self._add_values(filled, conversation, trained)
-        return Pending(conversation, trained, filled, filling)
+        return Pending(conversation, trained, filled)
 
     def _conversation(self, record: object) -> Conversation:
         """Read a record, with its weights and its embedding if they are used.
@@ -180,28 +173,19 @@ class Preparer:
             )
 
     def prepared(
-        self, pending: Pending, samples: list[Sample] | Reject | PackError | None
+        self, pending: Pending, samples: list[Sample] | Reject | PackError
     ) -> list[Prepared] | Reject | PackError:
-        """Prepare the samples that the template has rendered.
-
-        `samples` is None if they are the expected samples.
-        """
-        is_guess = pending.filling is not None and pending.filling.is_guess
-        if pending.filling and is_guess:
-            pending.filling.confirm(samples is None)
+        """Prepare the samples that the template has rendered."""
+        if not isinstance(samples, list):
+            return samples
         try:
-            if samples is None:
-                assert pending.filled
-                return self._add_values(pending.filled, pending.conversation, pending.trained)
-            if not isinstance(samples, list):
-                return samples
             strings = strings_of(pending.conversation)
             found = [self._prepare_sample(pending, sample, strings) for sample in samples]
             found = [prepared for prepared in found if prepared.shape.trained.any()]
             self._add_values(found, pending.conversation, pending.trained)
         except Reject as reject:
             return reject
-        if pending.filled and not is_guess and [*map(comparable, pending.filled)] != [*map(comparable, found)]:
+        if pending.filled and [*map(comparable, pending.filled)] != [*map(comparable, found)]:
             texts = [[sample.texts for sample in each] for each in (pending.filled, found)]
             raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
         return found or Reject("no_trained_tokens", "the template does not write any of its answers")

@@ -313,7 +313,7 @@ def test_many_records_are_prepared_as_each_by_itself(at_once: int, monkeypatch: 
 
     There are plain, unusual, invalid, and refused records. The template must render all of them.
     """
-    monkeypatch.setattr("tasks.templates.jinja.sandbox.lockstep.AT_ONCE", at_once)
+    monkeypatch.setattr("tasks.templates.jinja.template.AT_ONCE", at_once)
     [messages] = [format for format in FORMATS if format.name == "messages"]
     encoder = open_kind("hf_byte_level")
     refuses = "{{ raise_exception('no') if 'no' in messages[0].content }}" + CHATML_JINJA.replace(

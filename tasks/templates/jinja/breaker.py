@@ -62,26 +62,10 @@ class Breaker:
             json = orjson.dumps((messages, tools)).decode()
             breaker = self._breaker(json)
             if self._intact.has_all(json):
-                return Broken(messages, tools, breaker, is_intact=True)
-            return Broken(self._break(messages, breaker), self._break(tools, breaker), breaker, is_intact=False)
+                return Broken(messages, tools, breaker, json)
+            return Broken(self._break(messages, breaker), self._break(tools, breaker), breaker, json)
         except (orjson.JSONEncodeError, RecursionError):
             raise _too_deep() from None
-
-    def broken_json(self, json: str) -> tuple[str, str]:
-        """Return compact JSON with broken control strings, and the private character.
-
-        Raises Reject if no private character is left to break them.
-        """
-        breaker = self._breaker(json)
-        return self._intact.changed(json, lambda text: self._break_text(text, breaker)), breaker
-
-    def may_join(self, text: str) -> bool:
-        """Return whether this text and a neighboring text could form a control string."""
-        starts, ends, insides, long = self._fragments
-        core = text.strip()
-        if ends.match(core) or starts.match(core) or core in insides:
-            return True
-        return any(core in string for string in long)
 
     @cached_property
     def _fragments(self) -> _Fragments:
@@ -187,13 +171,13 @@ class Breaker:
 class Broken(NamedTuple):
     """A conversation with broken control strings, and the character that breaks them.
 
-    `is_intact` means that there were none to break.
+    `json` is the conversation before.
     """
 
     messages: Any
     tools: Any
     breaker: str
-    is_intact: bool
+    json: str
 
 
 class _Ends:

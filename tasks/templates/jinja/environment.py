@@ -20,14 +20,8 @@ from jinja2 import Environment, Template, nodes, pass_eval_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-
-from tasks.templates.jinja.memo.blocks import Marker, Remembered, attributes_of
-from tasks.templates.jinja.memo.compiler import RememberingGenerator
-from tasks.templates.jinja.memo.depends import SyntaxTree
-from tasks.templates.jinja.memo.memo import Memo
 
 Range = tuple[int, int]
 
@@ -78,70 +72,6 @@ class Generation(Extension):
             self._written = None
 
 
-_OF_DICTS = frozenset(dir(dict))
-
-# Attributes that are safe without a check.
-_READS = {
-    dict: frozenset(["get", "items", "keys", "values"]),
-    str: frozenset(["split", "strip", "lstrip", "rstrip", "startswith", "endswith", "replace"]),
-    LoopContext: frozenset(["index", "index0", "first", "last", "previtem", "nextitem", "length"]),
-}
-_NOTHING: frozenset[str] = frozenset()
-
-_BuiltInMethod = type("".strip)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with shortcuts for the operations that templates use most.
-
-    There are shortcuts for keys of dicts, namespaces, methods, and macros.
-    """
-
-    code_generator_class = RememberingGenerator
-
-    def __init__(self, *args: Any, **settings: Any):
-        super().__init__(*args, **settings)
-        self._is_safe: dict[tuple[type, str], bool] = {}
-        self.memo = Memo()
-        self.remembered: list[Remembered] = []
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        kind = type(obj)
-        if attribute in _READS.get(kind, _NOTHING):
-            return getattr(obj, attribute)
-        if kind is dict and attribute in obj and attribute not in _OF_DICTS:
-            return obj[attribute]  # Jinja does this after it catches an AttributeError
-        if kind is _SafeNamespace and attribute in (values := attributes_of(obj)):
-            return values[attribute]
-        return super().getattr(obj, attribute)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        key = type(obj), attr  # the answer depends on nothing else
-        if key not in self._is_safe:
-            self._is_safe[key] = super().is_safe_attribute(obj, attr, value)
-        return self._is_safe[key]
-
-    def call(self, context: Any, obj: Any, /, *args: Any, **named: Any) -> Any:
-        """Call macros, built-in methods, `namespace`, and `range` without Jinja's checks.
-
-        Jinja's checks always find them to be ordinary callables.
-        """
-        kind = type(obj)
-        if kind is not Macro and kind is not _BuiltInMethod and obj is not _SafeNamespace and obj is not safe_range:
-            return super().call(context, obj, *args, **named)
-        if named:
-            named.pop("_block_vars", None)
-            named.pop("_loop_vars", None)
-        try:
-            if kind is not Macro:
-                return obj(*args, **named)
-            if obj.name in self.memo.macros:
-                return self.memo.of(obj.name, obj, args, named)
-            return obj(context.eval_ctx, *args, **named)
-        except StopIteration:
-            return super().call(context, _raise_stop)
-
-
 class _SafeNamespace(Namespace):
     """Jinja's namespace, without names that start with an underscore.
 
@@ -153,15 +83,11 @@ class _SafeNamespace(Namespace):
             values = dict(*given, **values)
         for name in values:
             _refuse_private(name)
-        self._Namespace__attrs = values
+        super().__init__(**values)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_private(name)
-        attributes_of(self)[name] = value
-
-
-def _raise_stop() -> NoReturn:
-    raise StopIteration
+        super().__setitem__(name, value)
 
 
 class _SafeDict:
@@ -203,9 +129,10 @@ def _seeded(draw: Any) -> Callable[..., Any]:
 
 def chat_environment(today: datetime) -> Environment:
     """Return an environment for chat templates, with `today` as its date."""
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension])
-    memo = environment.memo
-    environment.filters["tojson"] = lambda *args, **named: memo.of("|tojson", to_json, args, named)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension]
+    )
+    environment.filters["tojson"] = to_json
     environment.filters["random"] = _seeded(environment.filters["random"])
     environment.globals["lipsum"] = _seeded(environment.globals["lipsum"])
     environment.globals |= {
@@ -239,29 +166,14 @@ def other_file(environment: Environment, source: str) -> tuple[int, str] | None:
 class ChatTemplate:
     """A compiled template.
 
-    `constants` maps names to the special tokens and options that the template sees. If `remembers` is true, the
-    template remembers texts after `start`.
+    `constants` maps names to the special tokens and options that the template sees.
     """
 
-    def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any], remembers: bool = True):
-        self._memo: Memo = environment.memo  # type: ignore[attr-defined]
-        program: str | nodes.Template = source
-        if remembers:
-            tree = SyntaxTree(environment, source, constants)
-            environment.remembered = Marker(environment, self._memo, tree).found  # type: ignore[attr-defined]
-            self._memo.macros = tree.pure_macros
-            program = tree.root
-        self._template = environment.from_string(program)
+    def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any]):
+        self._template = environment.from_string(source)
         self._template.globals = dict(self._template.globals)  # every rendering copies them, and a ChainMap is slow
         self._render = environment.rendered  # type: ignore[attr-defined]
         self._constants = dict(constants)
-
-    def start(self, messages: list[Any], tools: Any) -> None:
-        """Start a conversation that is rendered several times.
-
-        The texts that macros and loops write for it are remembered until the next conversation starts.
-        """
-        self._memo.start(messages, tools)
 
     def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
         """Return the rendered text and, if `marks` is true, its `{% generation %}` ranges.

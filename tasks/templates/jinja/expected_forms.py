@@ -31,7 +31,7 @@ _QUESTION = {"role": "user", "content": "a"}
 class ExpectedForms:
     """The forms that a template reads.
 
-    Each is found when it is first needed. The renderer must be free then.
+    Each is found when it is first needed.
     """
 
     def __init__(self, source: str, renderer: Renderer):
@@ -87,8 +87,7 @@ class ExpectedForms:
     def _separates(self, message: Message) -> bool:
         """Return whether the template separates the reasoning of a message itself.
 
-        Only reasoning that would be moved to the field matters. Such a conversation is not composed, so the renderer is
-        free for a trial.
+        Only reasoning that would be moved to the field matters.
         """
         is_moved = self.reasoning is ReasoningForm.FIELD and not message.reasoning
         return is_moved and is_ambiguous(message.content) and self._separates_inline

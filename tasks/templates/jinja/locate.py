@@ -260,11 +260,6 @@ def _common(one: str, other: str) -> int:
     return cut.start() if cut else same
 
 
-def part_at_once(one: str, other: str) -> bool:
-    """Return whether two texts diverge at their start or within a marker there."""
-    return common_start(one, other) < min(len(one), len(other)) and _common(one, other) == 0
-
-
 def common_start(one: str, other: str) -> int:
     """Return the length of the common start of two texts."""
     low, high = 0, min(len(one), len(other))

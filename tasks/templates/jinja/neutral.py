@@ -48,12 +48,6 @@ class Neutral:
         """
         return self._neutral.has_all(orjson.dumps((messages, tools)).decode())
 
-    def of_json(self, lines: str) -> str:
-        """Return lines of compact JSON with neutral texts."""
-        if self._neutral.has_all(lines):
-            return lines
-        return "\n".join([orjson.dumps(self.of(orjson.loads(line))).decode() for line in lines.split("\n")])
-
     def of(self, value: Any) -> Any:
         """Return messages or tools with neutral texts."""
         if isinstance(value, str):

@@ -7,7 +7,6 @@ The samples of a conversation start with the same text, which is cut only once.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from math import inf
@@ -45,7 +44,6 @@ class Splitter:
         # The text after a control string decides whether it is part of a longer control string, or absorbs white space.
         self._ahead = max(map(len, encoder.controls), default=0)
         self._is_local = not encoder.strips_left and not encoder.strips_right and 1 not in map(len, encoder.controls)
-        self._control = re.compile(f"({encoder.control_pattern.pattern})")
 
     def split(self, text: str, ranges: Ranges, breaker: str) -> list[Span]:
         """Return the spans of a text without the breaker.
@@ -99,23 +97,15 @@ class Splitter:
             count -= 1
         return last.spans[:count], last.ends[:count]
 
-    def marked(self, text: str, breaker: str) -> str:
-        """Return a text with NUL around the control strings that the template wrote."""
-        if self._is_local:
-            return "\0".join(self._control.split(text))
-        parts, end = [], 0
-        for (start, stop), string, _ in self.controls_in(text, breaker):
-            parts += [text[end:start], string]
-            end = stop
-        return "\0".join([*parts, text[end:]])
-
     def controls_in(self, text: str, breaker: str, start: int = 0) -> Iterable[tuple[tuple[int, int], str, int]]:
         """Return the control strings that the template wrote.
 
         Each item has the range of the string with the white space that it absorbs, the string, and its start.
         """
         if self._is_local:
-            return [(match.span(), match[0], match.start()) for match in self._control.finditer(text, start)]
+            return [
+                (match.span(), match[0], match.start()) for match in self._encoder.control_pattern.finditer(text, start)
+            ]
         return self._with_space(text, breaker, start)
 
     def _with_space(self, text: str, breaker: str, start: int) -> Iterator[tuple[tuple[int, int], str, int]]:

@@ -22,7 +22,6 @@ from jinja2 import Environment, nodes
 from markupsafe import Markup
 
 from tasks.templates.jinja.environment import to_json
-from tasks.templates.placeholders import GAP
 
 # Filters that call methods of a text, which `Traced` records, or that do not join texts.
 _SAFE_FILTERS = {
@@ -39,13 +38,6 @@ _BARE_PLACEHOLDER = re.compile("\v?\0\\d+\0\v?")
 _OBJECT = re.compile("\0(\\d+)\0")
 _OBJECT_TEXT = re.compile(r'\{"\\u0000(\d+)\\u0000": ?0\}')
 _WRITTEN = re.compile(r'"((?:\\u000b)?)\\u0000(\d+)\\u0000(?:\\u000b)?"')
-
-# A gap for the text that a piece writes or, with an index, for a text that it sets. "l" and "r" mean that white space
-# on its left and right is stripped.
-GAP_OF_PIECE = re.compile("\0p(\\d+)(?:\\.(\\d+))?(l?)(r?)\0")
-ANY_GAP = re.compile(f"{GAP.pattern}|{GAP_OF_PIECE.pattern}")
-_STARTS_WITH_PIECE = re.compile("\\A\0p([\\d.]+)(r?)\0")
-_ENDS_WITH_PIECE = re.compile("\0p([\\d.]+)(l?)\0\\Z")
 
 # Characters that `strip` removes without an argument.
 _SPACE = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
@@ -163,7 +155,7 @@ class Traced(str):
             ends = any(text.endswith(needle[:k]) for text in around[:-1] for k in parts)
             starts = any(text.startswith(needle[k:]) for text in around[1:] for k in parts)
             if ends or starts or any("\0" in text for text in around):
-                self._close()  # a value or piece may complete the needle
+                self._close()  # a value may complete the needle
             self.trace.needles.add(needle)
         return found
 
@@ -202,8 +194,7 @@ class Traced(str):
     def strip(self, characters: Any = None) -> str:
         if characters is None:
             self.trace.strips.add("strip")
-            text = _STARTS_WITH_PIECE.sub("\0p\\1l\\2\0", str.strip(self))
-            return Traced.of(_ENDS_WITH_PIECE.sub("\0p\\1\\2r\0", text), self.trace)
+            return Traced.of(str.strip(self), self.trace)
         return self.lstrip(characters).rstrip(characters)
 
     def lstrip(self, characters: Any = None) -> str:
@@ -274,34 +265,10 @@ def _safe(value: Any) -> Any:
     return _TracedMarkup.of(value, value.trace) if isinstance(value, Traced) else _Markup(value)
 
 
-class _TracedDict(dict[str, Any]):
-    """An object whose trace ends with any access except to `allowed` attributes."""
-
-    trace: Trace
-    allowed: tuple[str, ...] = ()
-
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_") and name not in ("trace", *type(self).allowed):
-            dict.__getattribute__(self, "trace").open = False
-        return dict.__getattribute__(self, name)
-
-    def _other(self, *given: Any, **named: Any) -> Any:
-        self.trace.open = False
-        raise KeyError("a placeholder")
-
-    def __eq__(self, other: object) -> bool:
-        if self is not other:
-            self.trace.open = False
-        return self is other
-
-    __hash__ = None
-    __contains__ = __str__ = __repr__ = __or__ = __ror__ = __reversed__ = __format__ = _other
-
-
-class TracedObject(_TracedDict):
+class TracedObject(dict[str, Any]):
     """A placeholder for a nonempty object, which can only be written as JSON."""
 
-    allowed = ("number",)
+    trace: Trace
     number: int
 
     @staticmethod
@@ -310,28 +277,26 @@ class TracedObject(_TracedDict):
         traced.trace, traced.number = trace, number
         return traced
 
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name not in ("trace", "number"):
+            dict.__getattribute__(self, "trace").open = False
+        return dict.__getattribute__(self, name)
+
     def __bool__(self) -> bool:
         return True
 
-    __getitem__ = __iter__ = __len__ = _TracedDict._other
+    def __eq__(self, other: object) -> bool:
+        if self is not other:
+            self.trace.open = False
+        return self is other
 
+    def _other(self, *given: Any, **named: Any) -> Any:
+        self.trace.open = False
+        raise KeyError("a placeholder")
 
-class TracedKeys(_TracedDict):
-    """An object whose keys are placeholders.
-
-    A template may iterate over it. A lookup of any other key ends the trace.
-    """
-
-    allowed = ("items", "keys", "values")
-
-    @staticmethod
-    def of(items: dict[str, Any], trace: Trace) -> TracedKeys:
-        traced = TracedKeys(items)
-        traced.trace = trace
-        return traced
-
-    def __getitem__(self, key: Any) -> Any:
-        return dict.__getitem__(self, key) if isinstance(key, Traced) else self._other()
+    __hash__ = None
+    __getitem__ = __iter__ = __len__ = __contains__ = __str__ = __repr__ = _other
+    __or__ = __ror__ = __reversed__ = __format__ = _other
 
 
 def _trace_of(value: Any) -> Trace | None:
@@ -481,6 +446,5 @@ def traced(value: Any, trace: Trace, spaced: bool) -> Any:
         found = _OBJECT.fullmatch(next(iter(value))) if len(value) == 1 else None
         if found:
             return TracedObject.of(int(found[1]), trace)
-        items = {traced(key, trace, spaced): traced(item, trace, spaced) for key, item in value.items()}
-        return TracedKeys.of(items, trace) if any(isinstance(key, Traced) for key in items) else items
+        return {key: traced(item, trace, spaced) for key, item in value.items()}
     return [traced(item, trace, spaced) for item in value] if isinstance(value, list) else value

@@ -37,7 +37,7 @@ from tasks.core.errors import DataError, Reject
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import Sample, ToRender, TrainOn, Turns, trained_turns
+from tasks.templates.spans import Sample, TrainOn, Turns, trained_turns
 
 pytest.importorskip("transformers", reason="transformers is the reference and is not installed")
 
@@ -494,7 +494,7 @@ def test_conversations_that_are_rendered_together_get_their_own_samples() -> Non
     called = answer("", reasoning_content="hmm", tool_calls=[CALL])
     messages = [[user("a"), called], [user("q"), answer("first")], [user("q"), answer("second")]]
     conversations = [read_record({"messages": each}, "messages") for each in messages]
-    pairs = [ToRender(each, trained_turns(each, "assistant")) for each in conversations]
+    pairs = [(each, trained_turns(each, "assistant")) for each in conversations]
     _, *others = open_jinja(BEFORE_CALLS).all_samples(pairs)
     assert [trained(sample) for found in others for sample in found] == [["first<|im_end|>"], ["second<|im_end|>"]]  # type: ignore[union-attr]
 

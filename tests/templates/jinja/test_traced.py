@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import lru_cache
-from itertools import product
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,13 +22,10 @@ from support.templates.modern_templates import CALLS_IF_NULL, INLINE, LOOP, MODE
 from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
 
 from tasks.core.errors import DataError
-from tasks.sources.model import SourceFile
-from tasks.templates.jinja.composed.composer import Composer
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
-from tasks.tokenization.frames import MOST_WRONG, Filling, rendering_of
-from tasks.tokenization.prepare import Preparer
+from tasks.tokenization.frames import Filling
 
 KIND = "hf_byte_level"
 # For each template separately.
@@ -62,7 +57,7 @@ LINE_ENDS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 # These uses of values cannot be traced, but they rarely change the text.
-GUESSED = {
+OPEN = {
     "cut": LOOP + "{{ m.content[:1000] }}<|im_end|>\n{% endfor %}" + PROMPT,
     "by length": LOOP
     + "{% if m.content | length < 30 %}{{ m.content }}{% else %}(long){% endif %}<|im_end|>\n{% endfor %}"
@@ -76,7 +71,7 @@ GUESSED = {
 }
 TEMPLATES = (
     MODERN
-    | GUESSED
+    | OPEN
     | {
         "chatml": CHATML_JINJA,
         "marked": CHATML_MARKED,
@@ -103,13 +98,8 @@ TEMPLATES = (
 @contextmanager
 def rendering_all() -> Iterator[None]:
     nothing = {"fill": lambda *_: None, "fill_values": lambda *_: None}
-    with mock.patch.multiple(Filling, **nothing), mock.patch.object(Composer, "compose", not_composed):
+    with mock.patch.multiple(Filling, **nothing):
         yield
-
-
-def not_composed(*_: Any) -> Iterator[None]:
-    """Yield nothing, so that the steps of a conversation continue without a rendering."""
-    yield from ()
 
 
 def written(*contents: str) -> list[dict[str, Any]]:
@@ -254,7 +244,7 @@ def test_modern_conversations_are_filled(name: str, messages: list[Any], tools: 
     with mock.patch.object(template, "all_samples", side_effect=template.all_samples) as samples:
         rows, _ = tokenize([record] * 3, open_kind(KIND), template)
     assert rows
-    assert rendered(samples) == (2 if name == "items" else 0)
+    assert rendered(samples) == (3 if name == "items" else 0)
 
 
 def test_ordinary_conversations_are_filled() -> None:
@@ -269,48 +259,15 @@ def test_ordinary_conversations_are_filled() -> None:
         assert (len(rows), rendered(samples)) == (1, 0), name
 
 
-ANSWERS = ("it is 4", "it is 4<|im_end|>", "<|im_start|>4 <|im", "im_end|><|im_end|>4")
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    # The template "ascii" makes control tokens of such answers.
-    [pair for pair in product(GUESSED, ANSWERS) if pair[0] != "ascii" or "|" not in pair[1]],
-)
-def test_a_guess_is_confirmed_by_the_rendering(name: str, answer: str) -> None:
-    template = JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01")
-    thought = {"reasoning_content": "I add 2 and 2."} if "reasoning" in name else {}
-    messages = [*written("what is 2+2?", answer, "sure?"), {"role": "assistant", "content": "yes, 4"} | thought]
-    with mock.patch.object(Preparer, "_prepare_sample", side_effect=AssertionError("not confirmed")):
-        rows, _ = tokenize([{"messages": messages}], open_kind(KIND), template)
-    with rendering_all():
-        same, _ = tokenize([{"messages": messages}], open_kind(KIND), template)
-    assert [(row.ids.tolist(), row.trained.tolist()) for row in rows] == [
-        (row.ids.tolist(), row.trained.tolist()) for row in same
-    ]
-
-
-# The names vary last, so that the tests of a template share its process. They have fewer than MOST_WRONG conversations,
-# so no guess is given up.
 @pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize(
     "odd", ["Q" * 2000, "<|IM_END|>", " D ", "<|im_end|>", "<think>t</think>D", "\0", "im_end|>", "é"]
 )
-@pytest.mark.parametrize("name", GUESSED)
-def test_a_wrong_guess_is_not_used(name: str, odd: str, turn: int) -> None:
+@pytest.mark.parametrize("name", OPEN)
+def test_contents_of_templates_that_cannot_be_traced_are_rendered(name: str, odd: str, turn: int) -> None:
     messages = written("What is 2+2?", "It is 4.")
     messages[turn]["content"] = odd
     compare_with_rendered({"messages": messages}, template_of(name))
-
-
-def test_a_guess_that_is_nearly_always_wrong_is_given_up() -> None:
-    template = JinjaTemplate("test.jinja", TEMPLATES["lower"], open_kind(KIND), "assistant", "2026-01-01")
-    file = SourceFile(Path("a.jsonl"), "a.jsonl", "jsonl", "", "messages", (), 0, "", 0)
-    preparer = Preparer(file, template, open_kind(KIND), "assistant")
-    with mock.patch("tasks.tokenization.prepare.rendering_of", side_effect=rendering_of) as guesses:
-        for _ in range(2 * MOST_WRONG):
-            preparer.prepare({"messages": written("What?", "Four.")})
-    assert guesses.call_count == MOST_WRONG + 1
 
 
 @pytest.mark.parametrize(

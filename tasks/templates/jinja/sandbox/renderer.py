@@ -1,4 +1,4 @@
-"""Render Jinja templates in a sandboxed child process.
+"""Render Jinja templates with Jinja2, in a sandboxed child process.
 
 The child has limited time and memory, a fixed date, and seeded random numbers.
 
@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import select
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
@@ -33,7 +33,7 @@ from tasks.templates.jinja.environment import prepare_compiler
 from tasks.templates.jinja.locate import Located
 from tasks.templates.jinja.sandbox import limits
 from tasks.templates.jinja.sandbox.child import run_in_child, serve
-from tasks.templates.jinja.sandbox.requests import Answer, Job, Pieces, Rendering
+from tasks.templates.jinja.sandbox.requests import Job, Rendering
 
 _TRIAL = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
@@ -74,14 +74,13 @@ class Renderer:
         [found] = self.render_all([job])
         if isinstance(found, Rendering):
             return found
-        assert not isinstance(found, list)
         try:
             raise found
         finally:
             del found  # the traceback refers to this frame, and both would keep the child alive
 
-    def render_all(self, jobs: Sequence[Job | Pieces]) -> Iterator[Answer | Reject | DataError]:
-        """Render conversations and locate their turns, or write pieces.
+    def render_all(self, jobs: Sequence[Job]) -> Iterator[Rendering | Reject | DataError]:
+        """Render conversations and locate their turns.
 
         Yields an answer or an error for each job. The child continues while its answers are used. After a DataError,
         nothing is rendered, and all further jobs yield the same error.
@@ -97,7 +96,7 @@ class Renderer:
                     yield request
                     continue
                 try:
-                    answer: Answer | Reject | DataError = next(answers)
+                    answer: Rendering | Reject | DataError = next(answers)
                 except DataError as problem:
                     answer = error = problem.with_traceback(None)
                 yield answer
@@ -131,7 +130,7 @@ class Renderer:
         [reply] = self._replies("compiling")
         self._value_of(*reply)
 
-    def _answers(self, requests: Sequence[bytes]) -> Iterator[Answer | Reject]:
+    def _answers(self, requests: Sequence[bytes]) -> Iterator[Rendering | Reject]:
         """Send requests, and yield the answers.
 
         Raises DataError if the template must not be used.
@@ -162,7 +161,7 @@ class Renderer:
         for request in requests[taken:]:
             yield from self._answers([request])
 
-    def _answer(self, kind: str, value: Any) -> Answer | Reject:
+    def _answer(self, kind: str, value: Any) -> Rendering | Reject:
         """Return the answer that a reply contains.
 
         Raises DataError if the template must not be used.
@@ -171,11 +170,12 @@ class Renderer:
             found = self._value_of(kind, value)
         except Reject as reject:
             return reject.with_traceback(None)
-        if len(found) == 1:
-            [pieces] = found
-            return pieces
-        text, marks, samples, *others = found
-        return Rendering(text, marks, [Located(*sample) for sample in samples], *others)
+        text, marks, samples, lost, *others = found
+        located = [
+            Located(sample, _tuples(ranges), turn, plain, _tuples(flagged))
+            for sample, ranges, turn, plain, flagged in samples
+        ]
+        return Rendering(text, _tuples(marks), located, lost and tuple(lost), *others)
 
     def _send(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # the child has ended: `_replies` reports it
@@ -229,7 +229,7 @@ class Renderer:
         raise DataError("bad_template", f"template {self.name}: {problem[kind]}")
 
 
-def _calls(jobs: Sequence[Job | Pieces]) -> Iterator[list[bytes | Reject]]:
+def _calls(jobs: Sequence[Job]) -> Iterator[list[bytes | Reject]]:
     """Yield lists of requests to send at once, of about CALL bytes each.
 
     A Reject takes the place of a job that takes too much work.
@@ -237,9 +237,9 @@ def _calls(jobs: Sequence[Job | Pieces]) -> Iterator[list[bytes | Reject]]:
     call: list[bytes | Reject] = []
     size = 0
     for job in jobs:
-        request = orjson.dumps([*job] if isinstance(job, Job) else [job.pieces])
-        turns, count = (len(job.turns), len(job.messages)) if isinstance(job, Job) else (0, 0)
-        if turns * (count + len(request) // 1000) > limits.MOST_WORK:
+        request = orjson.dumps(job[:-1])
+        turns, count = len(job.turns), len(job.messages)
+        if not is_little_work(job, len(request)):
             what = f"{turns:,} turns in {count:,} messages ({len(request):,} bytes)"
             call.append(
                 Reject("too_many_turns", f"{what} are too many to locate, because each turn takes two renderings")
@@ -251,6 +251,18 @@ def _calls(jobs: Sequence[Job | Pieces]) -> Iterator[list[bytes | Reject]]:
             yield call
             call, size = [], 0
     yield call
+
+
+def is_little_work(job: Job, size: int) -> bool:
+    """Return whether the turns of a job can be located in a few seconds.
+
+    `size` is its number of bytes.
+    """
+    return len(job.turns) * (len(job.messages) + size // 1000) <= limits.MOST_WORK
+
+
+def _tuples(ranges: Iterable[Iterable[int]]) -> list[Any]:
+    return [*map(tuple, ranges)]
 
 
 def _end(child: int, pipe: Connection) -> int:

@@ -1,0 +1,124 @@
+"""Render conversations with minijinja, and let Jinja2 judge.
+
+    jobs ─▶ minijinja, in this process ─▶ renderings
+       └──▶ Jinja2, in its child process: what minijinja cannot render, what the two are known to render differently,
+            and a seeded sample of all others, which is compared
+
+If the engines differ in one conversation, Jinja2 renders all others, too, and `differs` says where.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from tasks.core.errors import DataError, Reject
+from tasks.core.printable import shown
+from tasks.templates.jinja.fast import FastTemplate, Unsure, is_sure
+from tasks.templates.jinja.rendering import rendered
+from tasks.templates.jinja.sandbox.renderer import Renderer, is_little_work
+from tasks.templates.jinja.sandbox.requests import Engine, Job, Rendering
+
+# One in so many conversations is rendered by both engines. The digest of its messages decides, so the choice does not
+# depend on parts or workers.
+COMPARED = 128
+
+_CITY = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
+_TOOL = {"type": "function", "function": {"name": "c", "description": "d", "parameters": _CITY}}
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "c", "arguments": {"a": "e", "f": [1, True]}}}
+_QUESTION = {"role": "user", "content": " a\n"}
+_ANSWERS: list[list[dict[str, Any]]] = [
+    [{"role": "assistant", "content": "b"}],
+    [{"role": "assistant", "content": "b", "reasoning_content": "r", "thinking": "r"}, _QUESTION],
+    [{"role": "assistant", "content": "", "tool_calls": [_CALL]}, {"role": "tool", "content": "{}", "name": "c"}],
+]
+# Conversations that both engines render before any other.
+TRIALS = [
+    Job([*system, _QUESTION, *answer, {"role": "assistant", "content": "g\n"}], tools, False, [], "others")
+    for system in ([], [{"role": "system", "content": "s"}])
+    for tools in (None, [_TOOL])
+    for answer in _ANSWERS
+]
+
+
+class Engines:
+    """A template, compiled by both engines.
+
+    `renderer` is Jinja2's. `ends` matches a control token. `differs` is None until the engines differ.
+    """
+
+    def __init__(self, renderer: Renderer, source: str, constants: Mapping[str, Any], today: datetime, ends: str):
+        self.renderer = renderer
+        self.differs: str | None = None
+        self._ends, self._eos = re.compile(ends), constants.get("eos_token", "")
+        self._fast: FastTemplate | None = None
+        with suppress(Unsure):
+            self._fast = FastTemplate(source, constants, today)
+        if self._fast and any(self._is_wrong(*pair) for pair in zip(TRIALS, renderer.render_all(TRIALS), strict=True)):
+            self._fast = None  # for every corpus, so it is not reported
+
+    def use_jinja2(self) -> None:
+        """Let Jinja2 render all further conversations."""
+        self._fast = None
+
+    def engine_for(self, conversation: str) -> Engine:
+        """Return what renders a conversation, which is compact JSON."""
+        if self._fast is None or not is_sure(conversation):
+            return "jinja2"
+        return "minijinja" if zlib.crc32(conversation.encode()) % COMPARED else "both"
+
+    def render(self, job: Job) -> Rendering:
+        """Render one conversation and locate its turns.
+
+        Raises Reject if the template refuses it, and DataError if the template must not be used at all.
+        """
+        [found] = self.render_all([job])
+        if isinstance(found, Rendering):
+            return found
+        raise found
+
+    def render_all(self, jobs: Sequence[Job]) -> list[Rendering | Reject | DataError]:
+        """Return the rendering of each conversation, or the error of `render`."""
+        fast = [self._fast_rendering(job) for job in jobs]
+        judged = [n for n, job in enumerate(jobs) if fast[n] is None or job.engine == "both"]
+        found: list[Any] = [*fast]
+        for n, judgment in zip(judged, self.renderer.render_all([jobs[n] for n in judged]), strict=True):
+            if fast[n] is not None and fast[n] != judgment and self._fast:
+                self.differs = _difference(fast[n], judgment)
+                self.use_jinja2()
+            found[n] = judgment
+        return found
+
+    def _fast_rendering(self, job: Job) -> Rendering | None:
+        """Return minijinja's rendering; None if Jinja2 must render the conversation."""
+        if self._fast is None or job.engine == "jinja2":
+            return None
+        messages, tools, marks, turns, method, *_ = job
+        if len(turns) > 1 and not is_little_work(job, len(orjson.dumps((messages, tools)))):
+            return None
+        self._fast.start(messages)
+        try:
+            found = rendered(self._fast, self._ends, self._eos, messages, tools, marks, turns, method)
+        except Unsure:
+            return None
+        return found if marks else found._replace(marks=[])
+
+    def _is_wrong(self, job: Job, judgment: Rendering | Reject | DataError) -> bool:
+        fast = self._fast_rendering(job._replace(engine="minijinja"))
+        return fast is not None and fast != judgment
+
+
+def _difference(fast: Any, judgment: Any) -> str:
+    """Describe where minijinja's rendering diverges from Jinja2's."""
+    if not isinstance(judgment, Rendering):
+        return f"Jinja2 refuses a conversation: {judgment}"
+    pairs = enumerate(zip(fast.text, judgment.text, strict=False))
+    place = next((n for n, (one, other) in pairs if one != other), min(len(fast.text), len(judgment.text)))
+    start = max(0, place - 20)
+    return f"{shown(fast.text[start : place + 20])} instead of {shown(judgment.text[start : place + 20])}"

@@ -1,0 +1,159 @@
+"""Check that a rendering has the trained turns, whole and where the model writes them.
+
+    rendering ─▶ located? ─▶ {% generation %} marks agree? ─▶ content, reasoning, and calls written? ─▶ ranges
+
+Each check raises Reject if the problem belongs to one conversation, and DataError if it belongs to the template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasks.conversations.model import Conversation, Message
+from tasks.core.errors import DataError, Reject
+from tasks.encoders.encoder import Encoder
+from tasks.templates.jinja.breaker import escaped
+from tasks.templates.jinja.expected_forms import ExpectedForms
+from tasks.templates.jinja.flagged import Range
+from tasks.templates.jinja.locate import Located, is_written
+from tasks.templates.jinja.sandbox.requests import Rendering
+from tasks.templates.placeholders import JSON_GAP
+from tasks.templates.reasoning import ReasoningForm, reasoning_of, without_reasoning
+
+
+class Labels:
+    """Checks for the renderings of one template."""
+
+    def __init__(self, name: str, encoder: Encoder, forms: ExpectedForms):
+        self._name, self._controls, self._forms = name, encoder.control_pattern, forms
+
+    def require_located(
+        self, rendering: Rendering, conversation: Conversation, start: str, breaker: str, every: bool = False
+    ) -> None:
+        """Check that every turn was located.
+
+        `start` describes the text that a turn should continue. If `every` message is trained on, a lost turn is a
+        problem of the template.
+        """
+        if rendering.lost is None:
+            return
+        k, problem = rendering.lost
+        role = conversation.messages[k].role
+        if role != "assistant" and not every:
+            raise Reject(
+                "flag_not_followed",
+                f"messages[{k}] ({role}) has a flag that adds it to the trained turns, but the template {self._name} "
+                f"does not separate it: {problem}",
+            )
+        raise DataError(
+            "turn_not_located",
+            f"template {self._name}: messages[{k}] ({role}) cannot be located: its rendering does not continue "
+            f"{start}: {problem.replace(escaped(breaker), '')}",
+        )
+
+    def marked_turns(self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]) -> list[Range]:
+        """Return the ranges of the trained answers according to {% generation %} blocks.
+
+        Raises DataError if not every answer has one.
+        """
+        answers = [k for k, message in enumerate(conversation.messages) if message.role == "assistant"]
+        if len(answers) == len(rendering.marks):
+            return [(start, stop) for k, (start, stop) in zip(answers, rendering.marks, strict=True) if trained[k]]
+        raise DataError(
+            "turn_not_located",
+            f"template {self._name}: rendered {len(rendering.marks)} {{% generation %}} blocks for {len(answers)} "
+            f"assistant turns (messages{answers}); mark every assistant turn, or remove the marks",
+        )
+
+    def ranges_of(
+        self,
+        sample: Located,
+        conversation: Conversation,
+        turns: Sequence[int],
+        marked: list[Range] | None,
+        breaker: str,
+    ) -> list[Range]:
+        """Return the trained ranges of a located sample, in order and without overlap.
+
+        `turns` are the trained turns of the conversation, and `marked` has the ranges of their blocks.
+        """
+        answers = [k for k in turns if conversation.messages[k].role == "assistant"]
+        text, ranges, turn, _, flagged = sample
+        if turn is None and marked is not None:
+            self._require_agreement(ranges, marked, answers)
+            ranges = marked
+        for k, (start, stop) in zip(answers if turn is None else [turn], ranges, strict=not flagged):
+            self._require_written(conversation.messages[k], k, text[start:stop], breaker)
+        return _in_order([*ranges, *flagged])
+
+    def _require_agreement(self, located: list[Range], marked: list[Range], turns: Sequence[int]) -> None:
+        for k, (start, stop), (first, last) in zip(turns, located, marked, strict=True):
+            if first != start or last < stop:
+                raise DataError(
+                    "turn_not_located",
+                    f"template {self._name}: messages[{k}]: its {{% generation %}} block covers characters {first:,} "
+                    f"to {last:,}, but after its prompt the model writes {start:,} to {stop:,}; mark what the model "
+                    "writes, or remove the marks",
+                )
+
+    def _require_written(self, message: Message, k: int, answer: str, breaker: str) -> None:
+        """Check that the template wrote a turn, its reasoning, and its calls.
+
+        A text that the template never writes may be in the answer by chance, so finding it is not enough.
+        """
+        if message.content.strip() and not self._has_text(answer):
+            raise Reject(
+                "answer_not_written", f"messages[{k}] has content, but the template {self._name} does not write it"
+            )
+        if not reasoning_of(message) and not message.tool_calls:
+            return
+        answer = JSON_GAP.sub("\0\\1\0", answer.replace(breaker, ""))
+        never = self._forms.reasoning is ReasoningForm.NONE and bool(message.reasoning)
+        never = never and not (message.tool_calls and self._forms.reasons_before_calls)
+        self.require_reasoning(message, k, answer, never)
+        for call in message.tool_calls:
+            if self._forms.calls is None or not is_written(call.name, answer):
+                raise Reject(
+                    "calls_not_written",
+                    f"messages[{k}] calls {call.name!r}, but the template {self._name} does not write tool calls",
+                )
+
+    def require_reasoning(self, message: Message, k: int, answer: str, never: bool = False) -> None:
+        """Check that a text has the reasoning of a message.
+
+        If `never`, the template does not write it. Raises Reject or DataError.
+        """
+        reasoning = reasoning_of(message)
+        if not reasoning:
+            return
+        # The content may have the same words as the reasoning.
+        content = without_reasoning(message).content.strip()
+        head, found, tail = answer.rpartition(content) if content else (answer, "", "")
+        others = [head + "\0" + tail, answer.replace(content, "\0", 1)] if found else [answer]
+        if never or not any(is_written(reasoning, other) for other in others):
+            if self._forms.written_reasoning:
+                raise Reject(
+                    "reasoning_left_out",
+                    f"messages[{k}] has reasoning, but the template {self._name} does not write it here, although it "
+                    "writes reasoning elsewhere; remove it, set `train: false` in the message, or `reasoning: drop`",
+                )
+            raise DataError(
+                "reasoning_not_written",
+                f"template {self._name}: messages[{k}] has reasoning, but the template does not write it; set "
+                "`reasoning: drop`, or use a template that writes reasoning",
+            )
+
+    def _has_text(self, answer: str) -> bool:
+        """Return whether an answer has text other than white space and controls."""
+        start = answer.lstrip()
+        if start and not self._controls.match(start):
+            return True
+        return bool(self._controls.sub("", answer).strip())
+
+
+def _in_order(ranges: list[Range]) -> list[Range]:
+    """Return ranges in ascending order, each without the part that an earlier one has."""
+    ordered: list[Range] = []
+    for start, stop in sorted((start, stop) for start, stop in ranges):
+        ordered.append((max([start, *(end for _, end in ordered[-1:])]), stop))
+    return ordered
