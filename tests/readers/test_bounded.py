@@ -30,7 +30,7 @@ from support.tokenizer_kinds import kind_path
 from tasks.config import load_config
 from tasks.core.errors import PackError, UsageError
 from tasks.recipe import resolve
-from tasks.templates.jinja.sandbox import limits
+from tasks.templates.jinja.engines import limits
 
 # A command takes one more second of CPU time to load the libraries, which the server has loaded.
 SECONDS, MEMORY = 9.0, 1 << 30
@@ -227,7 +227,7 @@ def write(path: Path, text: str) -> Path:
 WITH_SHORT_LIMIT = """
 import sys
 from luigi.cmdline import luigi_run
-from tasks.templates.jinja.sandbox import limits
+from tasks.templates.jinja.engines import limits
 limits.SECONDS = 0.5
 sys.exit(luigi_run(sys.argv[1:]))
 """

@@ -17,8 +17,8 @@ from typing import Any
 from tasks.conversations.model import Message
 from tasks.conversations.openai import as_openai, in_parts
 from tasks.core.errors import Reject
-from tasks.templates.jinja.sandbox.renderer import Renderer
-from tasks.templates.jinja.sandbox.requests import Job
+from tasks.templates.jinja.engines.renderer import Renderer
+from tasks.templates.jinja.engines.requests import Job
 from tasks.templates.reasoning import ReasoningForm, is_ambiguous, with_reasoning
 
 # Templates that search the content for reasoning split it at the end marker, or test for this marker.

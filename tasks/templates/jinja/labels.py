@@ -13,10 +13,10 @@ from tasks.conversations.model import Conversation, Message
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.breaker import escaped
+from tasks.templates.jinja.engines.requests import Rendering
 from tasks.templates.jinja.expected_forms import ExpectedForms
 from tasks.templates.jinja.flagged import Range
 from tasks.templates.jinja.locate import Located, is_written
-from tasks.templates.jinja.sandbox.requests import Rendering
 from tasks.templates.placeholders import JSON_GAP
 from tasks.templates.reasoning import ReasoningForm, reasoning_of, without_reasoning
 

@@ -32,13 +32,13 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja.breaker import Breaker, Broken
-from tasks.templates.jinja.engines import Engines
+from tasks.templates.jinja.engines.choice import Engines
+from tasks.templates.jinja.engines.renderer import Renderer
+from tasks.templates.jinja.engines.requests import Job, Method, Rendering, Tracing
 from tasks.templates.jinja.expected_forms import ExpectedForms
 from tasks.templates.jinja.flagged import Range
 from tasks.templates.jinja.labels import Labels
 from tasks.templates.jinja.neutral import Neutral
-from tasks.templates.jinja.sandbox.renderer import Renderer
-from tasks.templates.jinja.sandbox.requests import Job, Method, Rendering, Tracing
 from tasks.templates.jinja.splitter import Splitter
 from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.jinja.unusual import Edges, Head, Unusual

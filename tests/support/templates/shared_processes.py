@@ -13,8 +13,8 @@ from typing import Any
 from unittest import mock
 
 from tasks.templates.jinja import template
-from tasks.templates.jinja.sandbox import limits
-from tasks.templates.jinja.sandbox.renderer import Renderer
+from tasks.templates.jinja.engines import limits
+from tasks.templates.jinja.engines.renderer import Renderer
 
 MOST = 40  # processes
 

@@ -50,7 +50,7 @@ from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.templates.jinja.breaker import Breaker
-from tasks.templates.jinja.sandbox import limits
+from tasks.templates.jinja.engines import limits
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Span, TrainOn, Turns, trained_turns
 

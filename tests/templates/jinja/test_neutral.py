@@ -18,7 +18,7 @@ from support.tokenizer_kinds import CHATML_JINJA, open_kind
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.sources.model import SourceFile
-from tasks.templates.jinja.environment import chat_environment
+from tasks.templates.jinja.engines.environment import chat_environment
 from tasks.templates.jinja.neutral import Neutral
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.tokenization.prepare import Preparer

@@ -18,11 +18,11 @@ import pytest
 from support.commands import ROOT
 
 from tasks.core.errors import DataError, PackError, Reject
-from tasks.templates.jinja.environment import prepare_compiler
-from tasks.templates.jinja.sandbox import limits
-from tasks.templates.jinja.sandbox.limits import MEMORY
-from tasks.templates.jinja.sandbox.renderer import Renderer
-from tasks.templates.jinja.sandbox.requests import Job, Rendering
+from tasks.templates.jinja.engines import limits
+from tasks.templates.jinja.engines.environment import prepare_compiler
+from tasks.templates.jinja.engines.limits import MEMORY
+from tasks.templates.jinja.engines.renderer import Renderer
+from tasks.templates.jinja.engines.requests import Job, Rendering
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 
@@ -144,7 +144,7 @@ MOODY = (
 
 @pytest.mark.parametrize("call", [1, 100, 1 << 17])
 def test_many_conversations_are_rendered_at_once(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.templates.jinja.sandbox.renderer.CALL", call)
+    monkeypatch.setattr("tasks.templates.jinja.engines.renderer.CALL", call)
     monkeypatch.setattr(limits, "SECONDS", 0.2)
     renderer = open_renderer(MOODY)
     works = [str(number) for number in range(20)]

@@ -22,7 +22,7 @@ from support.templates.modern_templates import CALLS_IF_NULL, INLINE, LOOP, MODE
 from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
 
 from tasks.core.errors import DataError
-from tasks.templates.jinja.environment import ChatTemplate, chat_environment
+from tasks.templates.jinja.engines.environment import ChatTemplate, chat_environment
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
 from tasks.tokenization.frames import Filling

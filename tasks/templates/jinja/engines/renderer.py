@@ -29,11 +29,11 @@ from typing import Any
 import orjson
 
 from tasks.core.errors import DataError, Reject
-from tasks.templates.jinja.environment import prepare_compiler
+from tasks.templates.jinja.engines import limits
+from tasks.templates.jinja.engines.child import run_in_child, serve
+from tasks.templates.jinja.engines.environment import prepare_compiler
+from tasks.templates.jinja.engines.requests import Job, Rendering
 from tasks.templates.jinja.locate import Located
-from tasks.templates.jinja.sandbox import limits
-from tasks.templates.jinja.sandbox.child import run_in_child, serve
-from tasks.templates.jinja.sandbox.requests import Job, Rendering
 
 _TRIAL = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

@@ -20,10 +20,10 @@ import orjson
 
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
-from tasks.templates.jinja.fast import FastTemplate, Unsure, is_sure
-from tasks.templates.jinja.rendering import rendered
-from tasks.templates.jinja.sandbox.renderer import Renderer, is_little_work
-from tasks.templates.jinja.sandbox.requests import Engine, Job, Rendering
+from tasks.templates.jinja.engines.fast import FastTemplate, Unsure, is_sure
+from tasks.templates.jinja.engines.renderer import Renderer, is_little_work
+from tasks.templates.jinja.engines.rendering import rendered
+from tasks.templates.jinja.engines.requests import Engine, Job, Rendering
 
 # One in so many conversations is rendered by both engines. The digest of its messages decides, so the choice does not
 # depend on parts or workers.

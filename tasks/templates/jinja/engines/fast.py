@@ -15,8 +15,8 @@ from typing import Any
 
 import minijinja
 
-from tasks.templates.jinja.environment import Range, to_json
-from tasks.templates.jinja.sandbox import limits
+from tasks.templates.jinja.engines import limits
+from tasks.templates.jinja.engines.environment import Range, to_json
 
 # Fuel is used up by instructions and by text that is created. Rendering takes about one unit per character and ten per
 # statement, and 10 million units take two seconds at most.

@@ -1,7 +1,7 @@
 """Render a conversation with any engine, and locate its turns.
 
 A conversation is rendered several times: as a whole, and up to each turn. Jinja2 does this in its child process
-(`sandbox.child`), and minijinja in this process (`fast`).
+(`child`), and minijinja in this process (`fast`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tasks.templates.jinja.engines.requests import Method, Rendering
 from tasks.templates.jinja.flagged import NotLocated, Range
 from tasks.templates.jinja.locate import Located, locate, prefix_ranges
-from tasks.templates.jinja.sandbox.requests import Method, Rendering
 
 # Added to a problem if the first message is the only turn to train on.
 NO_PROMPT = "; it writes no prompt before messages[0], which is the only turn to train on: add a user message before it"
