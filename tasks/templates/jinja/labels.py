@@ -1,4 +1,4 @@
-"""Check that a rendering has the trained turns, whole and where the model writes them.
+"""Check that a rendering has each trained turn, whole and in its place.
 
     rendering ─▶ located? ─▶ {% generation %} marks agree? ─▶ content, reasoning, and calls written? ─▶ ranges
 

@@ -147,7 +147,10 @@ class JinjaTemplate(Template):
                 yield self._result(case, next(renderings)) if isinstance(case, _Case) else case
 
     def _case(self, conversation: Conversation, trained: Sequence[bool]) -> _Case | list[Sample] | Reject | PackError:
-        """Return a conversation to be rendered, or its samples or error if it is not rendered."""
+        """Return a conversation to be rendered.
+
+        If it is not rendered, return its samples or its error.
+        """
         if conversation.messages[0].role == "text":
             return [Sample(plain_text(conversation, trained, self.encoder))]
         added = 0

@@ -41,9 +41,9 @@ class Unsure(Exception):
 
 
 class FastTemplate:
-    """A template compiled by minijinja, with `constants` and the date `today` as in Jinja2.
+    """A template compiled by minijinja.
 
-    Raises Unsure if minijinja cannot compile the template.
+    It sees `constants` and the date `today`, as in Jinja2. Raises Unsure if minijinja cannot compile the template.
     """
 
     def __init__(self, source: str, constants: Mapping[str, Any], today: datetime):
@@ -141,6 +141,9 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _require_value(value: Any) -> None:
-    """Raise Unsure for None, which may also be an undefined value: Jinja2 iterates over these."""
+    """Raise Unsure for None.
+
+    It may be an undefined value, over which Jinja2 iterates.
+    """
     if value is None:
         raise Unsure
