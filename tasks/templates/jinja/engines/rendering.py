@@ -28,7 +28,8 @@ class Engine(Protocol):
     def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
         """Return the rendered text and the ranges of its `{% generation %}` blocks.
 
-        The ranges are only known if `marks` is true. `prompt` adds the generation prompt. Raises Failed or another error of the engine.
+        The ranges are only known if `marks` is true. `prompt` adds the generation prompt. Raises Failed or another
+        error of the engine.
         """
         ...
 
