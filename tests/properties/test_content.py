@@ -38,7 +38,7 @@ from tasks.conversations.model import full_text
 from tasks.encoders.encoder import Encoder
 from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import Template, ToRender, TrainOn, trained_turns
+from tasks.templates.spans import Template, TrainOn, trained_turns
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 
@@ -204,7 +204,7 @@ def check_batch(kind: str, name: str, seed: int, size: int = BATCH) -> int:
     }
     conversations = [read_record(given_records[row.record], format) for row in rows]
     flags_of = [trained_turns(said, train_on) for said in conversations]
-    samples_of = template.all_samples([*map(ToRender, conversations, flags_of)])
+    samples_of = template.all_samples([*zip(conversations, flags_of, strict=True)])
     for row, said, flags, samples in zip(rows, conversations, flags_of, samples_of, strict=True):
         record = given_records[row.record]
         assert isinstance(samples, list), samples
