@@ -12,11 +12,8 @@ from tasks.core import startup  # before everything else
 # isort: split
 from pipeline import settings
 from pipeline.graph import (
-    DealParts,
     DiagnoseTraining,
     PackCorpus,
-    PlanGroup,
-    PlanGroups,
     PlanPacking,
     TokenizePart,
     TokenizeParts,
@@ -28,11 +25,8 @@ from pipeline.graph import (
 from pipeline.run_guard import guard
 
 __all__ = [
-    "DealParts",
     "DiagnoseTraining",
     "PackCorpus",
-    "PlanGroup",
-    "PlanGroups",
     "PlanPacking",
     "TokenizePart",
     "TokenizeParts",

@@ -188,8 +188,7 @@ def status_of_steps(task: luigi.Task) -> None:
             task, _tokens_so_far(*(counters.total(n, kind) for n in ("conversations", "rejected", "tokens"))), share
         )
     else:
-        verb, noun = ("planned", "group") if kind == "PlanGroup" else ("wrote", "shard")
-        _status(task, f"{verb} {counted(int(counters.total('done', kind)), noun)}", share)
+        _status(task, f"wrote {counted(int(counters.total('done', kind)), 'shard')}", share)
 
 
 def finished(task: luigi.Task, receipt: dict[str, Any]) -> None:

@@ -8,11 +8,10 @@ source files
              ├ TrainAdapter       in a separate process
              └ DiagnoseTraining   in a separate process: short runs, one setting changed at a time
 TrainTokenizer          before TokenizePart, if the config names no tokenizer
-DealParts × 1, PlanGroup × G   between TokenizePart and PlanPacking, if the corpus may have several groups
 
 The stage decides inputs, outputs, completeness, and work. This is the graph of --on luigi. With an engine (--on
-workers, the default; --on ray://…), TokenizeParts, PlanGroups, and WriteShards each stand for all tasks of their kind.
-Such a task hands the steps of these tasks to the engine.
+workers, the default; --on ray://…), TokenizeParts and WriteShards each stand for all tasks of their kind. Such a task
+hands the steps of these tasks to the engine.
 """
 
 from __future__ import annotations
@@ -171,20 +170,6 @@ class TokenizePart(_Step):
         return self.size
 
 
-class DealParts(_Sized, _Once):
-    @property
-    def stage(self) -> stages.Stage:
-        return stages.DealParts(self.recipe)
-
-
-class PlanGroup(_Sized):
-    group = luigi.IntParameter(description="Number of the group.")
-
-    @property
-    def stage(self) -> stages.Stage:
-        return stages.PlanGroup(self.recipe, self.group)
-
-
 class PlanPacking(_Sized, _Once):
     @property
     def stage(self) -> stages.Stage:
@@ -205,7 +190,7 @@ class _Together(_Step):
     of = ""
 
     @property
-    def members(self) -> Sequence[stages.TokenizePart | stages.PlanGroup | stages.WriteShard]:
+    def members(self) -> Sequence[stages.TokenizePart | stages.WriteShard]:
         """Return the stages of the current recipe.
 
         They are not stored, because Luigi keeps this task for later runs, perhaps with other sources.
@@ -250,16 +235,6 @@ class TokenizeParts(_Together):
 
     def size_of(self, number: int) -> float:
         return _part_sizes(self.recipe)[number]
-
-
-class PlanGroups(_Sized, _Together):
-    """PlanGroup for all groups."""
-
-    of = "PlanGroup"
-
-    @property
-    def members(self) -> list[stages.PlanGroup]:
-        return [stages.PlanGroup(self.recipe, group) for group in range(self.recipe.most_groups)]
 
 
 class WriteShards(_Sized, _Together):
@@ -313,13 +288,11 @@ class PackCorpus(_Sized):
 TASKS = {
     stages.TrainTokenizer: TrainTokenizer,
     stages.TokenizePart: TokenizePart,
-    stages.DealParts: DealParts,
-    stages.PlanGroup: PlanGroup,
     stages.Plan: PlanPacking,
     stages.WriteShard: WriteShard,
     stages.Publish: PackCorpus,
 }
-TOGETHER = {task.of: task for task in (TokenizeParts, PlanGroups, WriteShards)}
+TOGETHER = {task.of: task for task in (TokenizeParts, WriteShards)}
 
 
 class _Training(_Sized):

@@ -43,7 +43,7 @@ from tasks.row_settings import (
     or_lengths,
 )
 from tasks.sources.model import Source
-from tasks.storage.keys import KEY_NAMES, SHAPE_SETTINGS
+from tasks.storage.keys import KEY_NAMES, ONE_PLAN, SHAPE_SETTINGS
 
 # Settings that are neither in the corpus key nor in the manifest, because they cannot change the output or because
 # (`roles`) they are part of each of the `sources`.
@@ -56,10 +56,13 @@ TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "con
 ROWS_IF_SET = ("company", "company_by", "loss_weight", "balance", *SHAPE_SETTINGS, "mix")
 
 # Settings of earlier versions, and what to use instead.
-REMOVED: Removed = {}
+REMOVED: Removed = {
+    "plan_group": "remove it: every corpus has one plan",
+    "plan_chunk": "remove it: every corpus has one plan",
+}
 
-# Removed settings that manifests may record with a value that had no effect.
-WITHOUT_EFFECT: dict[str, Any] = {}
+# Removed settings that manifests record with a value that had no effect.
+WITHOUT_EFFECT = {"plan_group": ONE_PLAN}
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
 
@@ -238,20 +241,6 @@ class Config(BaseModel):
         "library.",
     )
     part_size: int = Field(4 << 20, ge=1 << 10, description="Bytes of a source file that one step tokenizes.")
-    plan_group: int = Field(
-        1_000_000,
-        ge=1,
-        description="Larger corpora are planned in groups of about this many conversations. Each group is a mix of all "
-        "sources and has at least one shard. 512 bytes of the sources count as at most one conversation. The "
-        "setting has no effect with duplicates: drop, token_share, limits, and fractional weights, which need one "
-        "plan.",
-    )
-    plan_chunk: int = Field(
-        1000,
-        ge=1,
-        description="Number of consecutive conversations that stay in one group (`plan_group`). Smaller chunks mix the "
-        "sources better; larger chunks are read in longer runs.",
-    )
     max_record_bytes: int = Field(16_000_000, ge=1 << 10, description="Reject longer lines.")
 
     # Lengths of rows, ascending; empty if there is only one. `sequence_length` is the longest length.
@@ -358,31 +347,19 @@ class Config(BaseModel):
         return self._lengths or (self.sequence_length,)
 
     @property
-    def view_of_all(self) -> str:
-        """Return a setting that needs a view of all conversations.
-
-        The text has the setting and its value, and is "" if there is no such setting.
-        """
-        if self.duplicates == "drop":
-            return "duplicates: drop"
-        if self.weighting == "token_share":
-            return "weighting: token_share"
-        for entry, source in enumerate(self.sources):
-            if source.limit is not None:
-                return f"sources[{entry}].limit: {source.limit}"
-            if source.weight % 1:
-                return f"sources[{entry}].weight: {source.weight:g}"
-        return ""
-
-    @property
     def multiples(self) -> int:
         """Return the capacity of a row in multiples of `align`."""
         return self.sequence_length // self.align
 
     def settings(self) -> dict[str, Any]:
-        """Return every setting that affects the output, in the order of the fields."""
+        """Return every setting that affects the output, in the order of the fields.
+
+        `plan_group`, which was removed, is among them with its value without effect, so that corpora keep their keys.
+        """
         optional = {*TEXTS_IF_SET, *ROWS_IF_SET}
-        return self.model_dump(exclude=NOT_IN_KEY | (optional - set(self._set_among(optional))))
+        settings = self.model_dump(exclude=NOT_IN_KEY | (optional - set(self._set_among(optional))))
+        last = settings.pop("max_record_bytes")
+        return settings | {"plan_group": ONE_PLAN, "max_record_bytes": last}
 
     def _set_among(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the settings among `names` that are not at their default."""

@@ -30,7 +30,7 @@ from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
 from tasks.storage.files import has_artifact
-from tasks.storage.keys import ONE_PLAN, VERSIONS, corpus_key, key_of
+from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.splits import kind_of, length_in, split_names
 from tasks.stores.scratch import scratch_of, url_of
@@ -43,20 +43,10 @@ from tasks.templates.spans import Template, TrainOn, Turns
 SOURCE_BYTES_PER_SHARD = 32 << 20
 
 
-# Limit for a corpus with one plan, because each of its shards reads a little of everything.
-MOST_SHARDS = 256
+MOST_SHARDS = 256  # each shard reads a little of everything
 
 
 MOST_SHARDS_OF_EPOCHS = 768  # limit for all epochs together
-
-
-MOST_GROUPS = 1 << 16  # their numbers have 16 bits
-
-
-# When groups are counted, this many bytes of the sources count as at most one conversation. It is therefore known
-# before tokenization that a small corpus has one plan, and its key is the same as in versions without groups. If
-# conversations are shorter, a group has more than plan_group conversations, but not more bytes.
-BYTES_PER_CONVERSATION = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,9 +200,6 @@ class Recipe:
             del settings["vocab_size"]
         if self.template_source is None:
             del settings["template_date"]
-        if self.most_groups == 1:
-            settings["plan_group"] = ONE_PLAN
-            del settings["plan_chunk"]
         return settings
 
     @staticmethod
@@ -279,33 +266,15 @@ class Recipe:
     @cached_property
     def shards(self) -> dict[str, int]:
         """Return the number of shards of each split, the same for all lengths of rows."""
-        config, train = self.config, self._shards_by_size
-        if self.most_groups == 1:
-            train = min(train, MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
+        config = self.config
+        several = 2 if 4 * self._size > SOURCE_BYTES_PER_SHARD else 1
+        by_size = max(several, math.ceil(self._size / SOURCE_BYTES_PER_SHARD))
+        train = min(by_size, MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
         validation = math.ceil(train * config.validation)
         lengths = len(config.row_lengths)  # the division of the tokens among them is not known yet
         train, validation = -(-train // lengths), -(-validation // lengths)
-        # Each group fills its own shards.
-        train, validation = max(train, self.most_groups), validation and max(validation, self.most_groups)
         names = split_names(config.epochs, config.row_lengths)
         return {name: validation if kind_of(name) == "validation" else train for name in names}
-
-    @property
-    def _shards_by_size(self) -> int:
-        several = 2 if 4 * self._size > SOURCE_BYTES_PER_SHARD else 1
-        return max(several, math.ceil(self._size / SOURCE_BYTES_PER_SHARD))
-
-    @cached_property
-    def most_groups(self) -> int:
-        """Return the maximum number of groups that the corpus is planned in.
-
-        Each group has at least one shard of each split. If the number is 1, there is one plan, and `plan_group` and
-        `plan_chunk` have no effect.
-        """
-        if self.config.view_of_all:
-            return 1
-        conversations = int(self._size) // BYTES_PER_CONVERSATION
-        return max(1, min(self._shards_by_size, -(-conversations // self.config.plan_group), MOST_GROUPS))
 
     def shard_names(self) -> list[str]:
         """Return the file names of all shards, split by split.

@@ -1,7 +1,6 @@
 """The stages of a corpus: requirements, outputs, completeness, and work.
 
     TrainTokenizer ─▶ TokenizePart × N ─▶ Plan ─▶ WriteShard × S ─▶ Publish
-                                       └▶ DealParts ─▶ PlanGroup × G ─▶ Plan, for a corpus of several groups
 
 Each stage is defined once. It is a small frozen value that can be sent to another process. It depends on neither Luigi
 nor any other engine: Luigi's tasks (pipeline/graph.py), `run_all`, rebuild, and repair call the same methods. The last
@@ -11,16 +10,13 @@ output of a stage is its commit. It is written after all others, so an interrupt
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks import steps
 from tasks.core.errors import Busy, DataError, PackError, StorageError
 from tasks.corpus.publish import publish_corpus
-from tasks.packing.groups.dealt import DEAL, deal_parts
-from tasks.packing.groups.join import join_groups
 from tasks.packing.plan import make_plan, plan_files
 from tasks.recipe import Recipe
 from tasks.sources.parts import sizes_of
@@ -32,8 +28,6 @@ from tasks.steps import (
     Texts,
     Tokenize,
     check_token_files,
-    fetch_group,
-    fetch_parts,
     fetch_plan,
     shard_receipt,
 )
@@ -168,84 +162,31 @@ def _parts(recipe: Recipe) -> list[Stage]:
     return [TokenizePart(recipe, part) for part in range(len(recipe.parts))]
 
 
-def _repairing(recipe: Recipe, work: Callable[[Recipe, Path], dict[str, Any]], progress: Progress) -> dict[str, Any]:
-    """Do work that checks all token files; rebuild damaged ones and retry."""
-    fetch_parts(mirror_of(recipe.layout.root), recipe.layout, recipe.token_keys)
+def _planned(recipe: Recipe, progress: Progress) -> dict[str, Any]:
+    """Make the plan; if a token file is damaged, rebuild it and retry."""
+    parts = _parts(recipe)
+    mirror_of(recipe.layout.root).fetch(*((file, receipt) for file, receipt in (part.outputs() for part in parts)))
     engine_check.release_encoders()  # this corpus has nothing left to encode; another corpus loads its own
     try:
-        return work(recipe, recipe.plan_folder)
+        return make_plan(recipe, recipe.plan_folder)
     except StorageError:
-        damaged = [stage for stage in _parts(recipe) if not stage.is_done(check_content=True)]
+        damaged = [part for part in parts if not part.is_done(check_content=True)]
         if not damaged:
             raise
-    for stage in damaged:
-        stage.run(progress)
-    return work(recipe, recipe.plan_folder)
+    for part in damaged:
+        part.run(progress)
+    return make_plan(recipe, recipe.plan_folder)
 
 
 @dataclass(frozen=True)
-class DealParts(Stage):
-    """Count the conversations of all parts, so that each group knows its own.
-
-    Only a corpus of several groups has this stage.
-    """
+class Plan(Stage):
+    """Assign every conversation to a shard, a row, and an offset."""
 
     def requires(self) -> Sequence[Stage]:
         return _tokenizer(self.recipe) + _parts(self.recipe)
 
     def outputs(self) -> list[Path]:
-        return [self.recipe.plan_folder / DEAL]
-
-    def is_done(self, check_content: bool = False) -> bool:
-        if check_content or not self.outputs()[0].is_file():
-            return False
-        return all(stage.is_done() for stage in self.requires())
-
-    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        receipt = _repairing(self.recipe, deal_parts, progress)
-        mirror_of(self.recipe.layout.root).push(self.outputs())
-        return receipt
-
-
-@dataclass(frozen=True)
-class PlanGroup(Stage):
-    """Plan group number `group` separately."""
-
-    group: int
-
-    def requires(self) -> Sequence[Stage]:
-        return [DealParts(self.recipe)]
-
-    def outputs(self) -> list[Path]:
-        return list(self.step().outputs())
-
-    def is_done(self, check_content: bool = False) -> bool:
-        return not check_content and self.step().is_done()  # like Plan
-
-    def step(self) -> steps.PlanGroup:
-        """Return the work as a value that another process can run."""
-        return steps.PlanGroup(self.recipe.layout.root, self.recipe.plan_folder, self.group)
-
-    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        return self.step().work(progress)
-
-
-@dataclass(frozen=True)
-class Plan(Stage):
-    """Assign every conversation to a shard, a row, and an offset.
-
-    The plan of a corpus of several groups joins the plans of the groups.
-    """
-
-    def requires(self) -> Sequence[Stage]:
-        groups = self.recipe.most_groups
-        if groups == 1:
-            return _tokenizer(self.recipe) + _parts(self.recipe)
-        return [DealParts(self.recipe), *(PlanGroup(self.recipe, group) for group in range(groups))]
-
-    def outputs(self) -> list[Path]:
-        names = [name for name in plan_files(self.recipe.config) if name != "plan.arrow"]
-        return [self.recipe.plan_folder / name for name in (*names, "plan.json")]
+        return [self.recipe.plan_folder / name for name in (*plan_files(self.recipe.config), "plan.json")]
 
     def is_done(self, check_content: bool = False) -> bool:
         # A check of the content trusts no plan: the figures in plan.json have no checksum, and planning is cheap.
@@ -257,16 +198,10 @@ class Plan(Stage):
         return mirror_of(self.recipe.layout.root).has_listed(self.outputs()[-1]) and self.is_done()
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        recipe, mirror, plan = self.recipe, mirror_of(self.recipe.layout.root), self.recipe.plan_folder
+        mirror = mirror_of(self.recipe.layout.root)
         try:
-            if recipe.most_groups > 1:
-                for group in range(recipe.most_groups):
-                    fetch_group(mirror, plan, group)
-                receipt = join_groups(recipe, plan)
-                mirror.push(self.outputs())
-            else:
-                receipt = _repairing(recipe, make_plan, progress)
-                mirror.push(plan / name for name in (*plan_files(recipe.config), "plan.json"))
+            receipt = _planned(self.recipe, progress)
+            mirror.push(self.outputs())
         except DataError:  # its message may name the list of rejects
             mirror.push(path for path in self.outputs() if path.name == "rejects.jsonl" and path.is_file())
             raise
@@ -404,9 +339,9 @@ def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
     """Run a share of the stages of a kind, "tokenize" or "pack".
 
     This is for machines that share files or a bucket and do not know of each other. The first machine makes the outputs
-    that all need, the trained tokenizer and the plan, while the others wait. All machines plan groups, each group on
-    the first machine that is free. Returns the number of stages in this share, and the number of them that were done
-    before. Raises Busy if shards are requested before all parts are tokenized.
+    that all need, the trained tokenizer and the plan, while the others wait. Returns the number of stages in this
+    share, and the number of them that were done before. Raises Busy if shards are requested before all parts are
+    tokenized.
     """
     parts, plan = _parts(recipe), Plan(recipe)
     refresh(recipe)
@@ -420,12 +355,6 @@ def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
                 f"{recipe.config.name}: {len(missing):,} of {len(recipe.parts):,} parts are not tokenized yet; "
                 "run --stage tokenize for every share first",
             )
-        if recipe.most_groups > 1:
-            run_once(DealParts(recipe))
-        groups = [stage for stage in plan.requires() if isinstance(stage, PlanGroup)]
-        unplanned = [groups[number] for number in dict.fromkeys([*own.of([1] * len(groups)), *range(len(groups))])]
-        for wait in (False, True):  # wait for the groups of other machines only when no other group is left
-            unplanned = [group for group in unplanned if run_once(group, wait=wait) is None]
         run_once(plan)
     every, costs = parts, sizes_of(recipe.parts)
     if kind == "pack":
@@ -438,17 +367,17 @@ def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
     return len(share), len(share) - len(left)
 
 
-def run_once(stage: Stage, progress: Progress = SILENT, wait: bool = True) -> dict[str, Any] | None:
+def run_once(stage: Stage, progress: Progress = SILENT) -> dict[str, Any] | None:
     """Run a stage unless it is done, and return its receipt.
 
-    If another machine runs the stage, wait for it or, without `wait`, return None. Raises PackError.
+    If another machine runs the stage, wait for it. Raises PackError.
     """
 
     def find() -> dict[str, Any] | None:
         return stage.receipt() if stage.is_stored() else None
 
     mirror, commit = mirror_of(stage.recipe.layout.root), stage.outputs()[-1]
-    return make_once(mirror, commit, find, lambda: stage.run(progress), wait=wait)
+    return make_once(mirror, commit, find, lambda: stage.run(progress))
 
 
 # Checks of an engine before it starts, and of files on disk

@@ -2,16 +2,15 @@
 
     Recipe ─stages.py─▶ Step ─pickle─▶ another process ─run─▶ data, then its receipt ─▶ Outcome
 
-A step tokenizes a part, plans a group, or writes a shard. It names everything that it reads and
-writes. It does nothing if its receipt exists, so it may run twice, also in two processes at the same time: both write
-the same bytes. It does not depend on an engine; pipeline/engines decides where steps run.
+A step tokenizes a part or writes a shard. It names everything that it reads and writes. It does nothing if its receipt
+exists, so it may run twice, also in two processes at the same time: both write the same bytes. It does not depend on an
+engine; pipeline/engines decides where steps run.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +21,7 @@ import pyarrow as pa
 from tasks.core.error_messages import to_pack_error
 from tasks.core.errors import DataError, PackError, StorageError
 from tasks.core.process import peak_memory
-from tasks.corpus.publish import placements_of, write_planned_shard
-from tasks.packing.groups.dealt import DEAL
-from tasks.packing.groups.plan_group import files_of_group, group_receipt, plan_group
+from tasks.corpus.publish import write_planned_shard
 from tasks.packing.plan import dropped
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
@@ -171,49 +168,13 @@ class Tokenize(Step):
 
 
 @dataclass(frozen=True)
-class OfPlan(InRoot):
-    """A step that reads the plan of a corpus, or writes a part of it."""
-
-    plan_folder: Path
-
-
-@dataclass(frozen=True)
-class PlanGroup(OfPlan):
-    """Plan one group of a corpus whose parts are tokenized and dealt."""
-
-    group: int
-
-    @property
-    def place(self) -> str:
-        return f"group {self.group:,} of the plan"
-
-    def outputs(self) -> tuple[Path, Path]:
-        return files_of_group(self.plan_folder, self.group)["plan"], group_receipt(self.plan_folder, self.group)
-
-    def is_done(self) -> bool:
-        return mirror_of(self.root).has_listed(self.outputs()[1])
-
-    def work(self, progress: Progress) -> dict[str, Any]:
-        layout, mirror, receipt_file = Layout(self.root), mirror_of(self.root), self.outputs()[1]
-        mirror.fetch_file(self.plan_folder / DEAL)
-        keys = [key for *_, key in read_receipt(self.plan_folder / DEAL)["parts"]]
-        fetch_parts(mirror, layout, keys)
-        try:
-            receipt = plan_group(layout, self.plan_folder, self.group)
-        except UNREADABLE:
-            check_token_files(layout, keys, self.plan_folder)
-            raise
-        mirror.push([*(self.plan_folder / name for name in receipt["files"]), receipt_file])
-        return receipt
-
-
-@dataclass(frozen=True)
-class Pack(OfPlan):
+class Pack(InRoot):
     """Write one shard of a plan.
 
     `special` has the ids of EOS and padding, or is None for format 2.0.
     """
 
+    plan_folder: Path
     path: Path
     shard: int
     length: int
@@ -255,18 +216,6 @@ class Pack(OfPlan):
         return receipt
 
 
-def fetch_parts(mirror: Mirror, layout: Layout, keys: Sequence[str]) -> None:
-    """Make sure that the token files of parts can be read locally."""
-    mirror.fetch(*((layout.token_file(key), layout.token_receipt(key)) for key in keys))
-
-
-def fetch_group(mirror: Mirror, folder: Path, group: int) -> None:
-    """Make sure that the receipt and the files of a group can be read locally."""
-    mirror.fetch_file(receipt := group_receipt(folder, group))
-    for name, size in read_receipt(receipt)["files"].items():
-        mirror.fetch_file(folder / name, size)
-
-
 def fetch_plan(mirror: Mirror, folder: Path, shard: int | None = None) -> dict[str, Any]:
     """Make sure that a plan can be read locally, and return its receipt.
 
@@ -274,7 +223,7 @@ def fetch_plan(mirror: Mirror, folder: Path, shard: int | None = None) -> dict[s
     """
     mirror.fetch_file(folder / "plan.json")
     receipt = read_receipt(folder / "plan.json")
-    for name in receipt["files"] if shard is None else [placements_of(shard, receipt)[0]]:
+    for name in receipt["files"] if shard is None else ["plan.arrow"]:
         mirror.fetch_file(folder / name, receipt["files"][name], receipt["sha256"][name])
     return receipt
 
@@ -286,7 +235,7 @@ def shard_receipt(plan_folder: Path, shard: int) -> Path:
 def check_token_files(layout: Layout, keys: list[str], plan_folder: Path) -> None:
     """Check that the local token files of a plan have their recorded checksums.
 
-    Raises StorageError if a file is damaged, after removing its receipt and the receipts of all groups and shards.
+    Raises StorageError if a file is damaged, after removing its receipt and the receipts of all shards.
     """
     for key in keys:
         file, receipt = layout.token_file(key), layout.token_receipt(key)

@@ -49,7 +49,6 @@ SLOW = (
     "inspection/test_manifests.py",
     "packing/balance/test_rows.py",
     "packing/test_company.py",
-    "packing/test_groups.py",
     "packing/test_several_lengths.py",
     "pipeline",
     "properties",

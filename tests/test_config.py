@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import NOT_IN_KEY, ROWS_IF_SET, TEXTS_IF_SET, Config, load_config
+from tasks.config import NOT_IN_KEY, REMOVED, ROWS_IF_SET, TEXTS_IF_SET, WITHOUT_EFFECT, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.core.yaml_settings import parse_settings
 from tasks.row_settings import NOT_TOGETHER, NOT_WITH_LENGTHS, WITHOUT_PACKING
 from tasks.sources.model import Source
+from tasks.storage.keys import ONE_PLAN
 
 DEFAULTS = {
     "name": "corpus",
@@ -63,8 +64,6 @@ DEFAULTS = {
     "template_date": "2026-01-01",
     "engine": "auto",
     "part_size": 4 * 1024 * 1024,
-    "plan_group": 1_000_000,
-    "plan_chunk": 1000,
     "max_record_bytes": 16_000_000,
 }
 
@@ -84,6 +83,15 @@ def refusal(folder: Path, text: str | bytes) -> str:
     return message
 
 
+def test_every_removed_setting_has_an_error(tmp_path: Path) -> None:
+    assert not set(REMOVED) & set(Config.model_fields)
+    assert set(WITHOUT_EFFECT) <= set(REMOVED)
+    for name in REMOVED:
+        with pytest.raises(UsageError, match=rf"corpus\.yaml: line 2: {name} was removed; ") as caught:
+            load(tmp_path, f"sources: [{{path: x}}]\n{name}: 1\n")
+        assert caught.value.reason == "removed_setting"
+
+
 def test_removed_settings_name_their_line_and_what_to_use() -> None:
     removed = {"cache": "remove it", "load: stream": "use load: mmap"}
     assert parse_settings("load: mmap", "a.yaml", removed) == {"load": "mmap"}
@@ -100,8 +108,11 @@ def test_defaults_are_filled_in(tmp_path: Path) -> None:
     config = load(tmp_path, "sources: [{path: x.jsonl}]\n")
     assert config.model_dump() == DEFAULTS
     absent = {*NOT_IN_KEY, *TEXTS_IF_SET, *ROWS_IF_SET}
-    assert config.settings() == {key: value for key, value in DEFAULTS.items() if key not in absent}
-    assert list(config.settings()) == [field for field in Config.model_fields if field not in absent]
+    settings = config.settings()
+    assert [*settings][-2:] == ["plan_group", "max_record_bytes"]
+    assert settings.pop("plan_group") == ONE_PLAN, "so that corpora keep their keys"
+    assert settings == {key: value for key, value in DEFAULTS.items() if key not in absent}
+    assert list(settings) == [field for field in Config.model_fields if field not in absent]
     assert set(Config.model_fields) >= absent, "a setting that is gone is still listed"
     assert load(tmp_path, "sources: [{path: x.jsonl}]\nturns: apart\n").settings()["turns"] == "apart"
     assert all(field.description for model in (Config, Source) for field in model.model_fields.values())
@@ -146,8 +157,6 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "template_date": "1999-12-31",
         "engine": "gigatoken",
         "part_size": 1024,
-        "plan_group": 1,
-        "plan_chunk": 1,
         "max_record_bytes": 1024,
     }
     with_one_length = {"sequence_length": 8, "mix": "tokens", "align": 4, "balance": {"ranks": 8, "rows_per_rank": 4}}

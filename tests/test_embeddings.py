@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as arrays
 from pyarrow import parquet
 from support.packed_rows import folder_of, shards_of
 from support.profiles import examples
-from support.small_corpus import conversations, make_groups_small, make_recipe, pack_corpus
+from support.small_corpus import conversations, make_recipe, make_shards_small, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.conversations.keys.embeddings import MOST_NUMBERS, Sketch, sketch_of
@@ -229,7 +229,7 @@ def test_what_all_embeddings_have_in_common_does_not_count(tmp_path: Path) -> No
 
 
 def test_groups_compare_the_same_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_groups_small(monkeypatch, shard=40_000, conversation=1)
+    make_shards_small(monkeypatch, shard=40_000, conversation=1)
     given_ = {**BY, "plan_group": 90, "plan_chunk": 5, "sequence_length": 64}
     recipe = make_recipe(tmp_path, embedded(), part_size=1 << 13, **given_)
     assert recipe.most_groups > 1

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from support.commands import SHARED, needs_shared, packcorpus
 from support.packed_rows import LENGTH, folder_of, pack_small, shards_of, sign
-from support.small_corpus import conversations, make_groups_small, make_recipe, pack_corpus
+from support.small_corpus import conversations, make_recipe, make_shards_small, pack_corpus
 
 from tasks.conversations.formats import read_record
 from tasks.conversations.keys.loss_weights import loss_weight_hints, with_loss_weights
@@ -219,28 +219,23 @@ def test_conversation_mean_is_that_of_all_pieces_and_samples(tmp_path: Path) -> 
                 assert sums == pytest.approx([manifest.loss_weight[split].trained / len(sums)] * len(sums), rel=1e-5)  # type: ignore[index]
 
 
-def test_weights_are_computed_alike_for_parts_groups_and_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_computed_alike_for_parts_and_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records, found = weighed(90), []
-    for name, part_size, groups in (("one", 1 << 20, 1), ("parts", 1 << 10, 1), ("groups", 1 << 10, 3)):
-        if groups > 1:
-            make_groups_small(monkeypatch, shard=4000, conversation=1)
-        given_ = {"plan_group": 30, "plan_chunk": 5} if groups > 1 else {}
-        recipe = make_recipe(
-            tmp_path / name, records, loss_weight="both", part_size=part_size, sequence_length=64, **given_
-        )
-        assert (recipe.most_groups > 1) == (groups > 1)
+    for name, part_size, several in (("one", 1 << 20, False), ("parts", 1 << 10, False), ("shards", 1 << 10, True)):
+        if several:
+            make_shards_small(monkeypatch, shard=4000)
+        recipe = make_recipe(tmp_path / name, records, loss_weight="both", part_size=part_size, sequence_length=64)
+        assert (len(recipe.shard_names()) > 1) == several
         path = pack_corpus(recipe)
         assert verify(path)
         pieces = pieces_of(path)
         found.append({n: [w.tolist() for *_, w in pieces[n]] for n in sorted(pieces)})
-        if groups == 1:
+        if not several:
             shards = [shard.read_bytes() for shard in shards_of(path)]
             found[-1]["shards"] = shards  # type: ignore[index]
     assert found[0] == found[1], "the same bytes for any part size"
     del found[1]["shards"]  # type: ignore[attr-defined]
-    assert found[1] == found[2], "the same weights in several groups"
+    assert found[1] == found[2], "the same weights in several shards"
 
 
 @needs_shared

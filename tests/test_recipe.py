@@ -31,7 +31,7 @@ from tasks.recipe import Recipe, resolve
 from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
 from tasks.stages import Plan, run_all
-from tasks.storage.keys import ONE_PLAN, VERSIONS, corpus_key, key_of
+from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.templates import built_in
@@ -119,15 +119,8 @@ OF_ROWS: dict[str, tuple[Any, dict[str, Any], bool]] = {
 }
 
 
-# No effect in BASE, which is too small to be planned in groups.
-OF_GROUPS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "plan_group": (5, {}),
-    "plan_chunk": (7, {"plan_group": 5}),
-}
-
-
 def test_every_setting_is_decided_on() -> None:
-    assert {*CHANGES, *SOMETIMES, *OF_GROUPS, *OF_ROWS} == set(Config.model_fields) - NOT_IN_KEY - {"name"}
+    assert {*CHANGES, *SOMETIMES, *OF_ROWS} == set(Config.model_fields) - NOT_IN_KEY - {"name"}
 
 
 @pytest.mark.parametrize("field", SOMETIMES)
@@ -149,46 +142,6 @@ def test_a_setting_of_the_rows_changes_the_corpus_key(field: str, tmp_path: Path
     assert (token_keys(before) != token_keys(after)) == tokens_too
     assert field not in before.settings()
     assert after.settings()[field] == value
-
-
-@pytest.mark.parametrize("field", OF_GROUPS)
-def test_how_groups_are_cut_changes_the_key_of_a_corpus_that_may_have_several(
-    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    value, where = OF_GROUPS[field]
-    before, after = recipe(tmp_path, **where), recipe(tmp_path, **where, **{field: value})
-    assert (before.corpus_key, before.settings()) == (after.corpus_key, after.settings())
-    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 1000)
-    before, after = recipe(tmp_path, **where), recipe(tmp_path, **where, **{field: value})
-    assert before.corpus_key != after.corpus_key
-    assert after.settings()[field] == value
-    assert token_keys(before) == token_keys(after)
-
-
-@pytest.mark.parametrize(
-    ("bytes_", "plan_group", "expected"),
-    [
-        (512 * 1_000_000, 1_000_000, 1),
-        (512 * 1_000_000 + 512, 1_000_000, 2),
-        (512 * 1_000_000 + 512, ONE_PLAN, 1),
-        (8 << 20, 1, 1),
-        ((8 << 20) + 1, 1, 2),
-        (1 << 40, 1_000_000, 2148),
-    ],
-)
-def test_groups_are_limited_by_the_bytes_of_the_sources_and_by_shards(
-    bytes_: int, plan_group: int, expected: int, tmp_path: Path
-) -> None:
-    made = recipe(tmp_path, plan_group=plan_group)
-    made = replace(made, files=(replace(made.files[0], bytes=bytes_),))
-    assert made.most_groups == expected
-    shards = -(-bytes_ // (32 << 20))
-    assert made.shards["train"] == (max(2, shards) if expected > 1 else min(256, max(shards, 1 + (bytes_ > 8 << 20))))
-    held = replace(made, config=made.config.model_copy(update={"validation": 1e-9}))
-    assert held.shards["validation"] == expected, "each group fills a shard of its own"
-    one_plan = replace(made, config=made.config.model_copy(update={"duplicates": "drop"}))
-    assert one_plan.most_groups == 1
-    assert one_plan.shards["train"] <= 256
 
 
 def test_a_plan_belongs_to_its_parts_and_names(tmp_path: Path) -> None:
@@ -410,7 +363,8 @@ def test_layout() -> None:
         (1, 0.001, (1, 1)),
         (8 << 20, 0.0, (1, 0)),
         ((8 << 20) + 1, 0.5, (2, 1)),
-        (1 << 40, 0.1, (32768, 3277)),
+        (65 << 20, 0.0, (3, 0)),
+        (1 << 40, 0.1, (256, 26)),
     ],
 )
 def test_shards_follow_from_the_sources(

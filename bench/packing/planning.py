@@ -6,7 +6,7 @@ PlanPacking reads token files and writes plan.arrow, index.arrow, and the receip
 
 Generates token files of 200,000 conversations each, with 28 tokens on average, for rows of 128 (4.8 conversations per
 row, like chats in rows of 1024). KEY=VALUE overrides settings of the config, such as validation=0.01. 10 million
-conversations take 1.7 GB.
+conversations take 1.7 GB. With --rows, only the rows and places are computed, from the lengths in memory.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.config import Config
+from tasks.packing.placement import place
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.sources.model import Part, SourceFile
@@ -39,6 +40,11 @@ PART = 200_000
 BATCH = 8192
 LENGTH = 128
 EOS = 2
+
+
+def lengths_of(random: np.random.Generator, count: int) -> np.ndarray:
+    """Return the lengths of conversations, int64[count]."""
+    return (4 + np.exp(random.normal(2.9, 0.7, count))).astype(np.int64).clip(max=LENGTH)
 
 
 def write_part(recipe: Recipe, part: Part, number: int) -> None:
@@ -54,7 +60,7 @@ def write_part(recipe: Recipe, part: Part, number: int) -> None:
     with pa.OSFile(str(path), "w") as file, pa.ipc.new_file(file, TOKENS_SCHEMA) as writer:
         for top in range(0, PART, BATCH):
             count = min(BATCH, PART - top)
-            lengths = (4 + np.exp(random.normal(2.9, 0.7, count))).astype(np.int64).clip(max=LENGTH)
+            lengths = lengths_of(random, count)
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             values = np.arange(offsets[-1], dtype=np.int32) % 1000
             values[::2] = ~values[::2]
@@ -87,18 +93,25 @@ def recipe_of(root: Path, conversations: int, settings: dict[str, Any]) -> Recip
     return Recipe(Config.model_validate(values), root, Layout(root), (file,), parts)
 
 
-def measure(root: Path, conversations: int, settings: dict[str, Any]) -> None:
+def measure(root: Path, conversations: int, settings: dict[str, Any], only_rows: bool) -> None:
     """Print one line of the table.
 
     Call it in a separate process, because peak memory is per process.
     """
     recipe = recipe_of(root, conversations, settings)
+    if only_rows:
+        random, lengths = np.random.default_rng(0), np.empty(conversations, np.int32)
+        for top in range(0, conversations, PART):
+            lengths[top : top + PART] = lengths_of(random, len(lengths[top : top + PART]))
+        held_out = np.zeros(conversations, np.bool_)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     started, used = time.perf_counter(), time.process_time()
-    receipt = make_plan(recipe, recipe.plan_folder)
+    if only_rows:
+        rows = place(lengths, held_out, recipe.config, recipe.shards).rows
+    else:
+        rows = make_plan(recipe, recipe.plan_folder)["packing_metadata"]["rows"]
     seconds, cpu = time.perf_counter() - started, time.process_time() - used
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    rows = receipt["packing_metadata"]["rows"]
     print(
         f"{conversations:>13,} {rows:>11,} {seconds:>8.1f} {cpu:>7.1f} {before / 1e6:>9,.0f} {peak / 1e6:>8,.0f} "
         f"{(peak - before) / conversations:>23.1f}",
@@ -109,17 +122,18 @@ def measure(root: Path, conversations: int, settings: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the memory and time of PlanPacking.")
     parser.add_argument("--conversations", type=int, nargs="+", default=[1_000_000, 10_000_000])
+    parser.add_argument("--rows", action="store_true", help="compute only rows and places, without token files")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     arguments = parser.parse_args()
     settings = {name: yaml.safe_load(value) for name, value in (pair.split("=", 1) for pair in arguments.settings)}
     print("conversations        rows  seconds   CPU s  start MB  peak MB  bytes/conversation")
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as name:
         recipe = recipe_of(Path(name), max(arguments.conversations), settings)
-        for number, part in enumerate(recipe.parts):
+        for number, part in enumerate(() if arguments.rows else recipe.parts):
             write_part(recipe, part, number)
         for conversations in arguments.conversations:
             process = multiprocessing.get_context("spawn").Process(
-                target=measure, args=(Path(name), conversations, settings)
+                target=measure, args=(Path(name), conversations, settings, arguments.rows)
             )
             process.start()
             process.join()

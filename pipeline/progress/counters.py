@@ -24,7 +24,7 @@ import numpy as np
 
 from tasks.core.process import peak_memory
 
-STAGES = ("TrainTokenizer", "TokenizePart", "PlanGroup", "PlanPacking", "WriteShard")
+STAGES = ("TrainTokenizer", "TokenizePart", "PlanPacking", "WriteShard")
 FIELDS = (
     "exit_code", "finished", "copies", "last_error",  # of the run; last_error: checksum of the last message
     "started", "seconds", "peak", "done", "reused",  # started: as time.time(); peak: bytes

@@ -15,7 +15,6 @@ from pipeline.progress import counters, time_left
 _ROWS = {
     "tokenizer": "TrainTokenizer",
     "tokens": "TokenizePart",
-    "groups": "PlanGroup",
     "plan": "PlanPacking",
     "shards": "WriteShard",
 }

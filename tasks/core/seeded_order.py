@@ -15,9 +15,7 @@ from tasks.core.int32 import check_number
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 CONTENTS = 1 << 20  # the stream for orders by content; the streams of splits and epochs are small numbers
-CHUNKS = 1 << 21  # the first stream for dealing chunks to groups; one for each split
 BALANCED = 1 << 22  # the first stream for the order of balanced steps; one for each split
-GROUP = 1 << 32  # the distance between the streams of one group and the next
 
 
 def shuffle(count: int, seed: int, stream: int) -> np.ndarray:

@@ -43,8 +43,6 @@ def build_manifest(
         splits[split] = {"rows": sum(shard["rows"] for shard in listed), "shards": listed}
         if config.packing:
             splits[split]["statistics"] = plan["row_sums"][split]
-        if of_groups := plan.get("rows_of_groups"):
-            splits[split]["groups"] = of_groups[split]
         if len(config.row_lengths) > 1:
             splits[split] |= {
                 "sequence_length": length_in(split, config.sequence_length),

@@ -17,8 +17,6 @@ import pyarrow as pa
 from tasks.corpus.dataset_card import CARD, dataset_card
 from tasks.corpus.manifest_builder import build_manifest, publish, with_file
 from tasks.corpus.shards import Weighting, write_conversations, write_shard
-from tasks.packing.groups.deal import place_of_shard
-from tasks.packing.groups.plan_group import files_of_group
 from tasks.packing.plan import dropped, plan_files
 from tasks.recipe import Recipe
 from tasks.storage.arrow import to_numpy, xxh3_of
@@ -48,8 +46,7 @@ def write_planned_shard(
     padding; without them, the shard has format 2.0.
     """
     facts = read_receipt(plan_folder / "plan.json")
-    name, number = placements_of(shard, facts)
-    with _open_plan(plan_folder, name, number, facts["placements"][shard]) as plan:
+    with _open_plan(plan_folder, shard, facts["placements"][shard]) as plan:
         used = set(to_numpy(plan.column("part")).tolist())
         for number in used:
             fetch(token_files[number])
@@ -62,24 +59,16 @@ def write_planned_shard(
         return write_shard(path, plan, facts["rows_of_shards"][shard], tokens, special, length, key, shape, weighting)
 
 
-def placements_of(shard: int, facts: dict[str, Any]) -> tuple[str, int]:
-    """Return the file of a plan with the placements of a shard, and the batch number."""
-    if "groups" not in facts:
-        return "plan.arrow", shard
-    group, number = place_of_shard(shard, facts["groups"], facts["shards"])
-    return files_of_group(Path(), group)["plan"].name, number
-
-
 @contextmanager
-def _open_plan(folder: Path, name: str, number: int, checksum: str) -> Iterator[pa.RecordBatch]:
+def _open_plan(folder: Path, shard: int, checksum: str) -> Iterator[pa.RecordBatch]:
     """Open the placements of a shard.
 
     If they are damaged, drops the plan and raises StorageError.
     """
-    path = folder / name
+    path = folder / "plan.arrow"
     with ExitStack() as stack:
         try:
-            plan = pa.ipc.open_file(stack.enter_context(pa.memory_map(str(path)))).get_batch(number)
+            plan = pa.ipc.open_file(stack.enter_context(pa.memory_map(str(path)))).get_batch(shard)
             found = xxh3_of(plan)
         except (pa.ArrowException, OSError, IndexError):
             found = ""

@@ -7,6 +7,7 @@ from tasks.conversations.keys.training_flags import flag_hints
 from tasks.corpus.mixture_table import explain_limits
 from tasks.dry_run.model import Prediction, about, train_rows
 from tasks.encoders.added_tokens import is_blank
+from tasks.packing.pieces import MOST_CONVERSATIONS
 from tasks.packing.rejects import suggest_settings
 
 # If a larger share of the tokens repeats a prompt, a warning explains the reason.
@@ -25,6 +26,11 @@ def find_failures(found: Prediction) -> list[str]:
             f"The run will fail: {100 * rejected / read:.2f} % of the conversations are rejected, but max_rejects "
             f"allows {100 * config.max_rejects:.2f} %. Rejects shows the first of each reason; "
             f"{suggest_settings(rejected, cut_off, read)}"
+        )
+    if read - rejected > MOST_CONVERSATIONS:
+        failures.append(
+            f"The run will fail: {about(read - rejected, found)} conversations are more than a corpus can have "
+            f"({MOST_CONVERSATIONS:,}); divide the sources into several corpora, each with its own config"
         )
     if config.overlong == "error" and found.too_long:
         failures.append(

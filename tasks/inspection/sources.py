@@ -20,7 +20,6 @@ from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.source_files import identify_file
-from tasks.storage.keys import ONE_PLAN
 from tasks.storage.manifest import load_manifest
 from tasks.storage.paths import Layout
 
@@ -245,9 +244,6 @@ def corpora_of(config: Config, manifests: Path) -> list[Path]:
             made = load_manifest(path).config
         except PackError:
             continue
-        # A manifest records a plan_group without effect as ONE_PLAN.
-        if made["name"] == config.name and all(
-            settings.get(name) == value or (name, value) == ("plan_group", ONE_PLAN) for name, value in made.items()
-        ):
+        if made["name"] == config.name and all(settings.get(name) == value for name, value in made.items()):
             found.append(path)
     return found

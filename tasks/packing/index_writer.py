@@ -38,11 +38,9 @@ class IndexWriter:
         out: pa.ipc.RecordBatchStreamWriter,
         tokens: TokenColumns,
         recipe: Recipe,
-        shards: dict[str, range],
         schema: pa.Schema,
     ):
         self._out, self._tokens, self._recipe, self._schema = out, tokens, recipe, schema
-        self._shards = shards
         self._reasons = DROP_REASONS if schema is INDEX_SCHEMA else SAMPLE_DROP_REASONS
         self._sources = source_numbers(recipe)
         self._splits = split_names(recipe.config.epochs, recipe.config.row_lengths)
@@ -110,23 +108,20 @@ class IndexWriter:
 
     def _split_of(self, shard: np.ndarray, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of the split, int8, and of the shard within it, int32."""
-        shards = [self._shards[split] for split in placed.rows_of_splits]
-        firsts = np.cumsum([0, *map(len, shards)])
+        shards = self._recipe.shards
+        firsts = np.cumsum([0, *(shards[split] for split in placed.rows_of_splits)])
         within = np.searchsorted(firsts[1:], shard, side="right")
         numbers = np.array([self._splits.index(split) for split in placed.rows_of_splits], np.int8)
-        starts = np.array([own.start for own in shards])
-        return numbers[within], as_int32(shard - firsts[within] + starts[within], "shards")
+        return numbers[within], as_int32(shard - firsts[within], "shards")
 
 
 @contextmanager
-def index_writer(
-    path: Path, tokens: TokenColumns, recipe: Recipe, shards: dict[str, range], with_turns: bool
-) -> Iterator[IndexWriter]:
+def index_writer(path: Path, tokens: TokenColumns, recipe: Recipe, with_turns: bool) -> Iterator[IndexWriter]:
     """Open the index at `path` for writing.
 
-    `shards` has the numbers of the shards to fill, by split. `with_turns` adds the column `turn`, for conversations
-    with several samples. The file appears when the block ends without an error.
+    `with_turns` adds the column `turn`, for conversations with several samples. The file appears when the block ends
+    without an error.
     """
     schema = index_schema(with_turns)
     with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as writer:
-        yield IndexWriter(writer, tokens, recipe, shards, schema)
+        yield IndexWriter(writer, tokens, recipe, schema)

@@ -1,15 +1,12 @@
 """Account for every conversation and token; an unbalanced ledger fails the run.
 
 Accepted, Pieces ─take_account─▶ Account: sums per source and split, first copies and further copies apart ─▶ figures
-
-The accounts of groups (groups/) add up to the account of a corpus.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,11 +49,6 @@ class Tally:
         found: np.ndarray = getattr(self, name).sum(axis=2) @ self.times
         return found
 
-    def columns(self) -> np.ndarray:
-        """Return all sums: int64[sources, 16]."""
-        sums = (self.pieces, self.places, self.trained, self.separators)
-        return np.concatenate([each.reshape(len(each), 4) for each in sums], axis=1)
-
 
 def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
     """Sum up the pieces of each source, in constant memory."""
@@ -69,13 +61,8 @@ def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
             group += 2 * accepted.held_out[found.conversation] + further
             for at, values in enumerate((None, found.length, pieces.trained(chunk, tokens), found.separator)):
                 sums[at] += np.bincount(group, values, minlength=sums.shape[1])
-    return _tally_of(sums.astype(np.int64).reshape(4, -1, 4), recipe.config)
-
-
-def _tally_of(sums: np.ndarray, config: Config) -> Tally:
-    """Build a tally from its four sums: int64[4, sources, 4]."""
-    pieces, places, trained, separators = sums.reshape(4, -1, 2, 2)
-    return Tally(pieces, places, trained, separators, np.array([config.epochs, 1]))
+    of_pieces, places, trained, separators = sums.astype(np.int64).reshape(4, -1, 2, 2)
+    return Tally(of_pieces, places, trained, separators, np.array([recipe.config.epochs, 1]))
 
 
 @dataclass(slots=True)
@@ -92,13 +79,6 @@ class Losses:
     tokens_dropped: int = 0
     tokens_truncated: int = 0
     tokens_rejected: int = 0
-
-    def add(self, other: dict[str, Any]) -> None:
-        """Add the losses of a group, as a dict."""
-        dropped = Counter(self.dropped) + Counter(other["dropped"])
-        self.dropped = {name: dropped[name] for name in DROP_REASONS if dropped[name] or name == "too_long"}
-        for name in ("truncated", "split", "pieces", "tokens_dropped", "tokens_truncated", "tokens_rejected"):
-            setattr(self, name, getattr(self, name) + other[name])
 
 
 def count_losses(pieces: Pieces, config: Config) -> Losses:
@@ -169,7 +149,7 @@ def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
 
 @dataclass(slots=True)
 class Account:
-    """Outcome of all conversations and tokens of a corpus or a group."""
+    """Outcome of all conversations and tokens of a corpus."""
 
     tally: Tally
     lost: Losses
@@ -180,54 +160,16 @@ class Account:
     samples: dict[str, Any] | None  # None if every conversation is one sample
     alignment: int = 0  # padding in all rows that rounds pieces up to multiples of `align`
 
-    @classmethod
-    def empty(cls, recipe: Recipe) -> Account:
-        """Return an empty account, to which the accounts of groups are added."""
-        sources = len(recipe.files)
-        tally = _tally_of(np.zeros((4, sources, 4), np.int64), recipe.config)
-        return cls(tally, Losses({"too_long": 0}), np.zeros((sources, 4), np.int64), 0, None)
-
     @property
     def in_train(self) -> int:
         """Return the number of conversations in the training split."""
         return int(self.of_sources[:, 2].sum())
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the account of a group as JSON, without sources that are not in it."""
-        columns = np.concatenate([self.tally.columns(), self.of_sources], axis=1)
-        own = np.flatnonzero(columns.any(axis=1))
-        return {
-            "sources": own.tolist(),
-            "sums": columns[own].tolist(),
-            "lost": asdict(self.lost),
-            "packed": self.packed,
-            "samples": self.samples,
-        } | ({"alignment": self.alignment} if self.alignment else {})
-
-    def add(self, group: dict[str, Any], config: Config) -> None:
-        """Add the account of a group, as returned by `to_json`."""
-        own, columns = group["sources"], self.tally.columns()
-        sums = np.array(group["sums"], np.int64).reshape(len(own), 20)
-        columns[own] += sums[:, :16]
-        self.tally = _tally_of(columns.reshape(-1, 4, 4).swapaxes(0, 1), config)
-        self.of_sources[own] += sums[:, 16:]
-        self.lost.add(group["lost"])
-        self.packed += group["packed"]
-        self.alignment += group.get("alignment", 0)
-        if group["samples"]:
-            self.samples = _added(self.samples or {}, group["samples"])
-
-
-def _added(samples: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-    dropped = Counter(samples.get("dropped", {})) + Counter(group["dropped"])
-    counts = {name: samples.get(name, 0) + value for name, value in group.items() if name != "dropped"}
-    return counts | {"dropped": {name: dropped[name] for name in SAMPLE_DROP_REASONS if dropped[name]}}
-
 
 def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, lost: Losses) -> Account:
     """Count the packed conversations and tokens, and the losses of each source.
 
-    `lost` has the losses of the whole corpus or group.
+    `lost` has the losses of the whole corpus.
     """
     accepted, edges, left = pieces.accepted, _source_edges(recipe, pieces.accepted), pieces.accepted.left()
     of_sources = np.zeros((len(recipe.files), 4), np.int64)

@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tasks.config import Config
 from tasks.core.errors import DataError
-from tasks.core.int32 import MOST, as_int32
+from tasks.core.int32 import as_int32, check_number
 from tasks.recipe import Recipe
 from tasks.storage.schemas import REJECTED, drop_code
 from tasks.storage.tokens.samples import Samples
@@ -31,9 +32,8 @@ from tasks.storage.tokens.token_files import TokenColumns
 
 CHUNK = 1 << 18  # conversations or pieces processed at a time
 
-MOST_PIECES = MOST  # conversations and pieces have 32-bit numbers
-# At most this many contents are compared or ordered at once, with 20 bytes each besides the memory of the plan.
-MOST_COMPARED = 500_000_000
+# Beyond this, one plan would take more than about ten seconds and 3 GB. No data set for fine-tuning is larger.
+MOST_CONVERSATIONS = 100_000_000
 
 
 @dataclass(slots=True)
@@ -196,17 +196,13 @@ def trained_of_conversations(pieces: Pieces, tokens: TokenColumns) -> np.ndarray
     return as_int32(samples.of_each(samples.total(found)), "trained tokens of a conversation")
 
 
-def check_count(count: int, what: str, most: int | None = None) -> None:
-    """Raise DataError if there are more than `most` conversations.
-
-    `what` is the start of the message. `most` is the limit of a setting; the default is the limit of any plan.
-    """
-    limit = MOST_PIECES if most is None else most
-    if count > limit:
+def check_conversations(count: int, config: Config) -> None:
+    """Raise DataError if a corpus has too many conversations for one plan."""
+    if count > MOST_CONVERSATIONS:
         raise DataError(
-            "too_many",
-            f"{what} at most {limit:,} conversations, but there are {count:,}; divide the sources into several "
-            f"corpora{'' if most is None else ', or remove the setting'}",
+            "too_many_conversations",
+            f"{config.name}: has {count:,} conversations, but a corpus can have at most {MOST_CONVERSATIONS:,}; divide "
+            "the sources into several corpora, each with its own config",
         )
 
 
@@ -245,7 +241,7 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         # A conversation is a reject only if none of its samples has a trained token.
         others = accepted.samples.of_each(accepted.samples.most(accepted.reason != REJECTED))
         accepted.reason[others & (accepted.reason == REJECTED)] = drop_code("no_trained_tokens")
-    check_count(len(accepted.length) + len(owners), f"{config.name}: with overlong: {config.overlong}, a plan can have")
+    check_number(len(accepted.length) + len(owners), f"{config.name}: conversations, and pieces of overlong ones")
     cut_of = np.array(owners, np.int32)
     of = whole = indexes_where((accepted.reason == 0) & ~is_long)
     if len(cut_of):

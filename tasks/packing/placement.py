@@ -1,6 +1,6 @@
 """Assign each piece a row and a start.
 
-Every split of the corpus, or of a group (groups/), is placed separately:
+Every split of the corpus is placed separately:
 
     pieces of a split ─pack─▶ rows ─shuffle─▶ (row, start) ─▶ the shards of the split
 
@@ -24,9 +24,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.config import Config
-from tasks.core.seeded_order import GROUP, shuffle
+from tasks.core.seeded_order import shuffle
 from tasks.packing import bin_packing, several_lengths
-from tasks.storage.splits import SPLITS, kind_of, length_in, splits_of
+from tasks.storage.splits import SPLITS, splits_of
 
 # Distance between the streams for one length of rows and the streams for the next length. The streams of epochs are
 # below it.
@@ -42,7 +42,6 @@ class Placed:
     edges: np.ndarray  # int64[shards + 1], rows before each shard
     rows_of_splits: dict[str, int]
     lower_bounds: list[tuple[int, str]]  # per split: rows, and the name of the bound
-    counts: list[np.ndarray]  # per split: int64[multiples + 1], pieces of each length; zeros without packing
     # If rows have several lengths, per split: the places that every packing needs, and the name of the bound.
     places: list[tuple[int, str]] = field(default_factory=list)
 
@@ -62,32 +61,32 @@ class Placed:
         return np.searchsorted(self.edges[1:], self.row[chosen], side="right")
 
 
-def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dict[str, int], group: int = 0) -> Placed:
+def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dict[str, int]) -> Placed:
     """Pack each split and distribute its rows, in seeded order, over its shards.
 
-    `lengths` are int32[pieces]. The order of rows depends on the number of the group.
+    `lengths` are int32[pieces].
     """
     if not held_out.any():
-        train = _place_split("train", lengths, config, shards, group)
-        nothing = _place_split("validation", lengths[:0], config, shards, group)
+        train = _place_split("train", lengths, config, shards)
+        nothing = _place_split("validation", lengths[:0], config, shards)
         return _joined([train, nothing], train.row, train.start)
     row, start = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
     placed: list[Placed] = []
     for number, split in enumerate(SPLITS):
         chosen = held_out == bool(number)
-        own = _place_split(split, lengths[chosen], config, shards, group)
+        own = _place_split(split, lengths[chosen], config, shards)
         own.row += placed[0].rows if placed else 0
         row[chosen], start[chosen] = own.row, own.start
         placed.append(own)
     return _joined(placed, row, start)
 
 
-def repack(lengths: np.ndarray, config: Config, epoch: int, split: str, shards: int, group: int = 0) -> Placed:
+def repack(lengths: np.ndarray, config: Config, epoch: int, split: str, shards: int) -> Placed:
     """Pack the pieces of the training split again, for epoch 2 or later.
 
     `shards` is the number of shards of the split. If rows have several lengths, each length has this many shards.
     """
-    return _placed(pack_group(lengths, config, split, epoch, group), splits_of(split, config.row_lengths), shards)
+    return _placed(pack_split(lengths, config, split, epoch), splits_of(split, config.row_lengths), shards)
 
 
 def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
@@ -98,32 +97,27 @@ def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
         np.concatenate([first.edges, first.rows + second.edges[1:]]),
         first.rows_of_splits | second.rows_of_splits,
         first.lower_bounds + second.lower_bounds,
-        first.counts + second.counts,
         first.places + second.places,
     )
 
 
-def _place_split(split: str, lengths: np.ndarray, config: Config, shards: dict[str, int], group: int) -> Placed:
+def _place_split(split: str, lengths: np.ndarray, config: Config, shards: dict[str, int]) -> Placed:
     names = splits_of(split, config.row_lengths)
-    return _placed(pack_group(lengths, config, split, 1, group), names, shards[names[0]])
+    return _placed(pack_split(lengths, config, split, 1), names, shards[names[0]])
 
 
-def _placed(packed: PackedGroup, splits: Sequence[str], shards: int) -> Placed:
+def _placed(packed: PackedSplit, splits: Sequence[str], shards: int) -> Placed:
     edges, top = [np.zeros(1, np.int64)], 0
     for rows in packed.rows_of_lengths:
         edges.append(top + np.arange(1, shards + 1) * rows // max(shards, 1))
         top += rows
     rows_of_splits = dict(zip(splits, packed.rows_of_lengths, strict=True))
     bounds = [packed.bounds[number] if rows else (0, "") for number, rows in enumerate(packed.rows_of_lengths)]
-    return Placed(packed.row, packed.start, np.concatenate(edges), rows_of_splits, bounds, packed.counts, packed.places)
+    return Placed(packed.row, packed.start, np.concatenate(edges), rows_of_splits, bounds, packed.places)
 
 
-# The bound without packing.
-ALONE = "one conversation a row"
-
-
-class PackedGroup(NamedTuple):
-    """Rows of one split of a group or of the corpus, numbered from 0.
+class PackedSplit(NamedTuple):
+    """Rows of one split, numbered from 0.
 
     Rows of the shortest length come first.
     """
@@ -131,7 +125,6 @@ class PackedGroup(NamedTuple):
     row: np.ndarray  # int32[pieces]
     start: np.ndarray  # int32[pieces]
     rows_of_lengths: list[int]
-    counts: list[np.ndarray]  # per length of rows: int64[multiples + 1], pieces of each length in multiples
     bounds: list[tuple[int, str]]  # per length: the rows that every packing of its pieces needs, and the bound's name
     places: list[tuple[int, str]]  # if there are several lengths: the places that every packing needs, the bound's name
 
@@ -140,23 +133,23 @@ class PackedGroup(NamedTuple):
         return sum(self.rows_of_lengths)
 
 
-def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, group: int) -> PackedGroup:
-    """Pack the pieces of one split of a group, and shuffle the rows.
+def pack_split(lengths: np.ndarray, config: Config, split: str, epoch: int) -> PackedSplit:
+    """Pack the pieces of one split, and shuffle the rows.
 
     `lengths` are int32[pieces], in tokens. The result depends only on the arguments: the lengths, the settings of rows
-    and the seed, the split, the epoch, and the number of the group.
+    and the seed, the split, and the epoch.
     """
     capacity = config.multiples
-    stream = stream_of(split, epoch, group)
+    stream = stream_of(split, epoch)
     if not config.packing:
-        row, nothing = shuffle(len(lengths), config.seed, stream), np.zeros(capacity + 1, np.int64)
-        bound = len(lengths), ALONE
-        return PackedGroup(row, np.zeros(len(lengths), np.int32), [len(lengths)], [nothing], [bound], [])
+        row = shuffle(len(lengths), config.seed, stream)
+        bound = len(lengths), "one conversation a row"
+        return PackedSplit(row, np.zeros(len(lengths), np.int32), [len(lengths)], [bound], [])
     lengths = bin_packing.in_multiples(lengths, config.align)
     counts = bin_packing.histogram(lengths, capacity)
     if len(config.row_lengths) == 1:
         solved, bound = bin_packing.solve(counts, capacity)
-        patterns, counts_of_lengths, bounds, places = [solved], [counts], [bound], []
+        patterns, bounds, places = [solved], [bound], []
     else:
         patterns, bound = several_lengths.solve(counts, config.row_lengths)
         counts_of_lengths = [bin_packing.counts_of(each, capacity) for each in patterns]
@@ -164,13 +157,13 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
         places = [bound]
     # Neighbors in a source are often alike. In source order, neighbors of equal length would share rows, or would all
     # be in rows of one length.
-    order = shuffle(len(lengths), config.seed, (epoch << 10) + group * GROUP)
+    order = shuffle(len(lengths), config.seed, (epoch << 10))
     if epoch > 1 and len(patterns) == 1:
         patterns = [_other_patterns(lengths, order, patterns[0], capacity)]
     elif epoch > 1:
         for number, (length, own) in enumerate(zip(config.row_lengths, counts_of_lengths, strict=True)):
             pieces = np.repeat(np.arange(len(own), dtype=np.int32), own)
-            own_order = shuffle(len(pieces), config.seed, (epoch << 10) + (number + 1) * LENGTH + group * GROUP)
+            own_order = shuffle(len(pieces), config.seed, (epoch << 10) + (number + 1) * LENGTH)
             patterns[number] = _other_patterns(pieces, own_order, patterns[number], length)
     rows = [each.rows for each in patterns]
     # Shuffle before allocating columns over the pieces, since it temporarily takes 20 bytes per row.
@@ -183,15 +176,15 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
         chunk = slice(top, top + bin_packing.CHUNK)
         row[chunk] = place_of[row[chunk]]
     start *= config.align
-    return PackedGroup(row, start, rows, counts_of_lengths, bounds, places)
+    return PackedSplit(row, start, rows, bounds, places)
 
 
-def stream_of(split: str, epoch: int, group: int) -> int:
+def stream_of(split: str, epoch: int) -> int:
     """Return the stream of seeded numbers of a split.
 
-    Within a group, train is 0, validation is 1, and epochs are 2 and above.
+    The training split is 0, the held-out split is 1, and epochs are 2 and above.
     """
-    return (1 if split == "validation" else epoch if epoch > 1 else 0) + group * GROUP
+    return 1 if split == "validation" else epoch if epoch > 1 else 0
 
 
 def _lower_bound(counts: np.ndarray, length: int) -> tuple[int, str]:
@@ -200,24 +193,6 @@ def _lower_bound(counts: np.ndarray, length: int) -> tuple[int, str]:
     `counts` are the pieces of each length. Beyond `length`, they must be zero.
     """
     return bin_packing.lower_bound(counts[: length + 1], length)
-
-
-def bound_of(rows: int, counts: np.ndarray, config: Config, split: str) -> tuple[int, str]:
-    """Return the lower bound of a split over all groups, and the name of the bound.
-
-    `counts` are the pieces of each length in the split. The bounds of groups are not added up, because their sum may be
-    more than a single plan needs.
-    """
-    if not config.packing:
-        return rows, ALONE
-    return _lower_bound(counts, length_in(split, config.multiples)) if rows else (0, "")
-
-
-def number_of(split: str, config: Config) -> int:
-    """Return the index of a split in Blocks.counts: its place in the first packing."""
-    lengths = config.row_lengths
-    within = splits_of(kind_of(split), lengths).index(split)
-    return within + len(lengths) * (kind_of(split) == "validation")
 
 
 def _other_patterns(

@@ -3,8 +3,7 @@
     columns ─filters─▶ ─overlong policy─▶ pieces ─limits, weights─▶ ─pack each split─▶ rows ─shuffle─▶ shards
                 └──────────────┴─────────────────────────┴─▶ rejected, dropped, truncated: counted
 
-Packing decisions depend only on lengths. This module plans a corpus that is not divided into groups (groups/). All
-files are written to one folder, the receipt last:
+Packing decisions depend only on lengths. All files are written to one folder, the receipt last:
 
     plan.arrow      IPC file; record batch s holds the pieces of shard s, by row and start (PLAN_SCHEMA)
     index.arrow     the place of every accepted conversation
@@ -21,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,10 +52,9 @@ from tasks.packing.ledger import (
 from tasks.packing.mixture import mix
 from tasks.packing.pieces import (
     CHUNK,
-    MOST_COMPARED,
     Accepted,
     Pieces,
-    check_count,
+    check_conversations,
     cut_overlong,
     trained_of_conversations,
 )
@@ -68,7 +66,7 @@ from tasks.storage.arrow import to_arrow, xxh3_of
 from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
 from tasks.storage.row_statistics import ROWS, RowStatistics
 from tasks.storage.schemas import REJECTED, ROWS_SCHEMA, plan_schema
-from tasks.storage.splits import SPLITS, TRAIN_EPOCH_PREFIX, first_packing, length_in, splits_of
+from tasks.storage.splits import TRAIN_EPOCH_PREFIX, first_packing, length_in, splits_of
 from tasks.storage.tokens.samples import samples_of
 from tasks.storage.tokens.token_files import TokenColumns
 from tasks.tokenization.embedding_sizes import check_embeddings
@@ -91,6 +89,8 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     `overlong` is error. Raises StorageError if the checksum of a token file does not match its receipt.
     """
     receipts = [read_receipt(recipe.layout.token_receipt(key)) for key in recipe.token_keys]
+    read = sum(receipt["conversations"] for receipt in receipts)
+    check_conversations(sum(receipt["accepted"] for receipt in receipts), recipe.config)
     files = token_files(recipe)
     for file, receipt in zip(files, receipts, strict=True):
         check_token_file(file, receipt)
@@ -104,20 +104,18 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     with atomic_file(folder / "rejects.jsonl") as out:
         write_rejects(out, rejects, recipe)
     rejected = Counter(reject.reason for reject in rejects)
-    read = sum(receipt["conversations"] for receipt in receipts)
     check_rejects(rejected, len(late), read, recipe, folder / "rejects.jsonl")
     pieces = mix(pieces, tokens, recipe)
     account = take_account(pieces, tokens, recipe, count_losses(pieces, recipe.config))
     check_left(account, read, rejected, recipe, folder / "rejects.jsonl")
-    shards = {split: range(count) for split, count in recipe.shards.items()}
-    names = plan_files(recipe.config)
-    written = {name.removesuffix(".arrow"): folder / name for name in names if name.endswith(".arrow")}
-    blocks = write_blocks(written, pieces, tokens, recipe, shards)
+    names, blocks = plan_files(recipe.config), write_blocks(folder, pieces, tokens, recipe)
     facts = plan_facts(recipe, receipts, account, rejected, blocks)
     facts["files"] = {name: (folder / name).stat().st_size for name in names}
     # If the sources are gone, a repair uses these checksums to find the plan of a corpus and to check it.
     facts["sha256"] = {name: sha256_of(folder / name) for name in names}
-    return seal_plan(facts, recipe, folder)
+    facts |= {"name": recipe.config.name, "corpus": recipe.corpus_key, "token_files": recipe.token_keys}
+    write_receipt(folder / "plan.json", facts)
+    return facts
 
 
 def token_files(recipe: Recipe) -> list[Path]:
@@ -132,9 +130,9 @@ def check_token_file(file: Path, receipt: dict[str, Any]) -> None:
 def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
     """Remove the receipts of a damaged plan, and return the error to raise.
 
-    Removes `receipt` and the receipts of all groups and shards, so that the next run rebuilds them.
+    Removes `receipt` and the receipts of all shards, so that the next run rebuilds them.
     """
-    for each in (receipt, *plan_folder.glob("group-*.json"), *plan_folder.glob("shard-*.json")):
+    for each in (receipt, *plan_folder.glob("shard-*.json")):
         each.unlink(missing_ok=True)
     return StorageError("damaged_artefact", f"{damaged}: damaged or missing; run again to rebuild it")
 
@@ -187,14 +185,6 @@ def _weighting_facts(config: Config, account: Account, blocks: Blocks) -> dict[s
     return {"loss_weight": weighting_facts(config, account), "weighted_as": splits}
 
 
-def seal_plan(facts: dict[str, Any], recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Commit a plan, and return its receipt."""
-    facts |= {"name": recipe.config.name, "corpus": recipe.corpus_key}
-    facts["token_files"] = recipe.token_keys
-    write_receipt(folder / "plan.json", facts)
-    return facts
-
-
 def record_bases(parts: Sequence[Part], receipts: Sequence[dict[str, Any]]) -> list[int]:
     """Return the number of the first record of each part within its file."""
     bases = [0] * len(parts)
@@ -207,13 +197,11 @@ def record_bases(parts: Sequence[Part], receipts: Sequence[dict[str, Any]]) -> l
 def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False) -> Pieces:
     """Hold out, filter, and cut conversations: everything before the mixture.
 
-    `is_sample` is true for the sample of a dry run and for a group. Then no content is moved to fill an empty split.
+    `is_sample` is true for the sample of a dry run. Then no content is moved to fill an empty split.
     Raises DataError if a conversation is too long and `overlong` is error.
     """
     config = recipe.config
-    check_count(tokens.edges[-1], f"{config.name}: a plan can have")
-    if config.view_of_all:
-        check_count(tokens.edges[-1], f"{config.name}: {config.view_of_all} can handle", MOST_COMPARED)
+    check_conversations(tokens.edges[-1], config)
     accepted = read_columns(tokens, config.validation)
     filter_conversations(accepted, tokens, config)
     pieces = cut_overlong(accepted, tokens, recipe)
@@ -294,37 +282,20 @@ class Blocks:
     checksums: dict[str, list[str]]  # of the placements of each shard
     bounds: list[tuple[int, str]]  # of the rows of each split, with their names
     sums: dict[str, dict[str, int]]  # of the statistics of rows, by split; empty without packing
-    counts: np.ndarray  # int64[splits, multiples + 1], pieces of each length in the first packing of each split
-    places: list[tuple[int, str]] = field(default_factory=list)  # bounds of places, if rows have several lengths
-
-    @classmethod
-    def empty(cls, config: Config) -> Blocks:
-        counts = np.zeros((len(SPLITS) * len(config.row_lengths), config.multiples + 1), np.int64)
-        return cls({}, {}, [], {}, counts)
+    places: list[tuple[int, str]]  # bounds of places, if rows have several lengths
 
 
-def write_blocks(
-    files: dict[str, Path],
-    pieces: Pieces,
-    tokens: TokenColumns,
-    recipe: Recipe,
-    shards: dict[str, range],
-    group: int | None = None,
-) -> Blocks:
+def write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Blocks:
     """Place the pieces once per epoch, and write the plan, index, and row statistics.
 
-    `files` has the path of each of these files; without packing, there are no row statistics. `shards` has the shards
-    to fill, by split. The index of a group always has the columns of samples. The row statistics of a group are an IPC
-    file, whose batches can be read in any order.
+    Without packing, there are no row statistics.
     """
-    config, sizes, number = recipe.config, {split: len(own) for split, own in shards.items()}, group or 0
-    blocks = Blocks.empty(config)
-    with_turns = group is not None or pieces.accepted.samples.several
+    config, sizes, blocks = recipe.config, recipe.shards, Blocks({}, {}, [], {}, [])
     with (
-        atomic_file(files["plan"]) as out,
+        atomic_file(folder / "plan.arrow") as out,
         pa.ipc.new_file(pa.PythonFile(out, "w"), plan_schema(config.weighs_conversations)) as plan,
-        index_writer(files["index"], tokens, recipe, shards, with_turns) as index,
-        _rows_writer(files.get("rows"), as_stream=group is None) as write_rows,
+        index_writer(folder / "index.arrow", tokens, recipe, pieces.accepted.samples.several) as index,
+        _rows_writer(folder / ROWS if config.packing else None) as write_rows,
     ):
         held_out, companions = pieces.held_out(), Companions()
         company = Company.of(config, tokens)
@@ -333,10 +304,9 @@ def write_blocks(
             split = "train" if epoch == 1 else f"{TRAIN_EPOCH_PREFIX}{epoch}"
             own_splits = splits_of(split, config.row_lengths)
             if epoch == 1:
-                placed = place(pieces.lengths(), held_out, config, sizes, number)
-                blocks.counts[:] = placed.counts
+                placed = place(pieces.lengths(), held_out, config, sizes)
             else:
-                placed = repack(pieces.lengths(), config, epoch, split, sizes[own_splits[0]], number)
+                placed = repack(pieces.lengths(), config, epoch, split, sizes[own_splits[0]])
             _choose_company(company, pieces, placed, held_out if epoch == 1 else None, config)
             if epoch > 1:
                 places = bin_packing.in_multiples(pieces.lengths(), config.align)
@@ -344,7 +314,7 @@ def write_blocks(
             if config.packing:
                 statistics = statistics_of(placed.row, placed.rows, pieces, tokens)
                 if config.balance:
-                    statistics = put_in_order(placed, statistics, config, epoch, number)
+                    statistics = put_in_order(placed, statistics, config, epoch)
                 blocks.sums |= {own: statistics.take(rows).sums() for own, rows in placed.slices().items()}
                 write_rows(statistics, placed.edges)
             blocks.bounds += placed.lower_bounds
@@ -365,7 +335,7 @@ def write_blocks(
 
 
 @contextmanager
-def _rows_writer(path: Path | None, as_stream: bool) -> Iterator[Callable[[RowStatistics, np.ndarray], None]]:
+def _rows_writer(path: Path | None) -> Iterator[Callable[[RowStatistics, np.ndarray], None]]:
     """Open rows.arrow, and yield a function that writes row statistics.
 
     The function takes the statistics and the rows before each shard (Placed.edges), and writes one record batch per
@@ -374,8 +344,7 @@ def _rows_writer(path: Path | None, as_stream: bool) -> Iterator[Callable[[RowSt
     if path is None:
         yield lambda statistics, edges: None
         return
-    new = pa.ipc.new_stream if as_stream else pa.ipc.new_file
-    with atomic_file(path) as out, new(pa.PythonFile(out, "w"), ROWS_SCHEMA) as writer:
+    with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), ROWS_SCHEMA) as writer:
 
         def write(statistics: RowStatistics, edges: np.ndarray) -> None:
             for first, last in pairwise(edges.tolist()):

@@ -107,16 +107,6 @@ def _saves(cost: int, before: int) -> bool:
     return (NEAR + 1) * cost < NEAR * before
 
 
-def lower_bound_places(counts: np.ndarray, lengths: Sequence[int]) -> tuple[int, str]:
-    """Return the places that every packing needs, and the name of the bound.
-
-    The linear program is not used.
-    """
-    capacities = Capacities(lengths)
-    cost, name = _bound(counts, capacities)
-    return cost * capacities.unit, name
-
-
 def _bound(counts: np.ndarray, capacities: Capacities) -> tuple[int, str]:
     """Return the minimum cost that can be proved at once, and the name of the bound."""
     tokens = int(counts @ np.arange(len(counts)))

@@ -52,8 +52,8 @@ def format_version_of(settings: dict[str, Any]) -> str:
 KEYED_BY_CONTENT = ("name", "sources", "tokenizer", "template")
 
 
-# The value that is recorded for plan_group if a corpus is too small to be planned in groups, because the setting has no
-# effect on it. It is the default of versions without plan_chunk, so that corpora of these versions keep their keys.
+# Recorded in every manifest as `plan_group`, a setting of earlier versions that divided larger corpora into several
+# plans. It is in the key, so that corpora with one plan keep their keys.
 ONE_PLAN = 100_000_000
 
 

@@ -140,8 +140,7 @@ class Remote(Mirror):
         commit = plan / "plan.json"
         self._list([*(file.parent for file, _ in artifacts), plan, manifests[0].parent], manifests[1])
         receipts = [receipt for _, receipt in artifacts]
-        # Groups need only deal.json here: the plan of each group is requested when it is needed.
-        self._pull([*dict.fromkeys([*receipts, commit, plan / "deal.json"])], again=False)
+        self._pull([*dict.fromkeys([*receipts, commit])], again=False)
         self._pull(manifests, again=True)
         for file, receipt in artifacts:
             if receipt.is_file() and not self._is_whole({file: _value(receipt, "bytes")}):

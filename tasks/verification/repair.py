@@ -230,15 +230,18 @@ class _Origins:
     def _plan(self) -> tuple[Path, list[str]] | None:
         """Return the folder and the token file keys of a complete plan of this corpus.
 
-        Returns None if there is no such plan.
+        Returns None if there is no such plan. A plan in groups, of an earlier version, has no plan.arrow.
         """
         sources = [source.path for source in self.manifest.sources]
         for receipt in sorted(self.layout.plan_folder("*").parent.glob("*/plan.json")):
             try:
                 plan = read_receipt(receipt)
                 named = (plan["name"], plan["corpus"], [source["path"] for source in plan["sources"]])
-                if named == (self.manifest.name, self.manifest.key, sources) and all(
-                    sha256_of(receipt.parent / name) == digest for name, digest in plan["sha256"].items()
+                is_one = "plan.arrow" in plan["sha256"]
+                if (
+                    is_one
+                    and named == (self.manifest.name, self.manifest.key, sources)
+                    and all(sha256_of(receipt.parent / name) == digest for name, digest in plan["sha256"].items())
                 ):
                     return receipt.parent, plan["token_files"]
             except (PackError, OSError, LookupError, TypeError, AttributeError):

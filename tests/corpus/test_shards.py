@@ -25,7 +25,7 @@ from tasks.corpus.shards import Rows, build_rows, write_shard
 from tasks.storage.files import sha256_of
 from tasks.storage.keys import VERSIONS, WHOLE_MESSAGES
 from tasks.storage.schemas import IGNORED, PLAN_SCHEMA, conversation_schema, row_schema
-from tasks.storage.tokens.token_files import TokenFile, TokenFiles
+from tasks.storage.tokens.token_files import TokenFiles, _batches_of
 from tasks.storage.tokens.token_places import places_of
 from tasks.verification.verify import verify
 from train.data.conversations import sft_dataset
@@ -264,8 +264,7 @@ def test_a_repaired_receipt_counts(tmp_path: Path) -> None:
 
 
 def rows_in_batches(path: Path, rows: np.ndarray) -> list[tuple[slice, list[int]]]:
-    with TokenFile(path) as file:
-        return [(asked, inside.tolist()) for asked, _, inside in file.batches_of(rows)]
+    return [(asked, inside.tolist()) for asked, _, inside in _batches_of(path, rows)]
 
 
 def test_rows_are_counted_from_the_start_of_their_record_batch(tmp_path: Path) -> None:

@@ -18,14 +18,11 @@ from support.packed_rows import folder_of, pack_small
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, once, token_file
 
-from tasks import recipe as recipe_module
 from tasks.config import Config
 from tasks.core.errors import UsageError
 from tasks.packing.company.arrange import apart, deal_by_topic, meetings, swap_similar
 from tasks.packing.company.sketches import AXES, directions, near_duplicates, order_by_topic
-from tasks.packing.groups.columns import GroupColumns
-from tasks.packing.groups.deal import Run
-from tasks.packing.placement import pack_group
+from tasks.packing.placement import pack_split
 from tasks.sources.model import Source
 from tasks.storage.manifest import load_manifest
 from tasks.storage.shards import open_index
@@ -34,7 +31,7 @@ from tasks.verification.verify import verify
 
 
 def packed(lengths: np.ndarray, length: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    found = pack_group(lengths, Config(sources=[Source(path="x")], sequence_length=length), "train", 1, 0)
+    found = pack_split(lengths, Config(sources=[Source(path="x")], sequence_length=length), "train", 1)
     return found.row, found.start
 
 
@@ -130,14 +127,6 @@ def test_the_direction_is_that_of_the_words(texts: TokenColumns, monkeypatch: py
     assert np.abs(np.sqrt((found**2).sum(axis=1)) - 127).max() < 3
 
 
-def test_a_group_reads_the_same_contents(texts: TokenColumns, tmp_path: Path) -> None:
-    paths = [tmp_path / "0.arrow", tmp_path / "1.arrow"]
-    group = GroupColumns(paths, [0, 0], [Run(0, 1, 4), Run(1, 0, 7)])
-    found = {first + at: values[offsets[at] : offsets[at + 1]].tolist()
-             for first, offsets, values in group.contents() for at in range(len(offsets) - 1)}  # fmt: skip
-    assert found == {at: texts.tokens(number).tolist() for at, number in enumerate([1, 2, 3, *range(5, 12)])}
-
-
 def read_index(path: Path) -> list[dict[str, Any]]:
     with open_index(load_manifest(path), folder_of(path)) as index:
         return index.read_all().to_pylist()
@@ -152,26 +141,20 @@ def place_facts(path: Path) -> Counter[tuple[Any, ...]]:
     return Counter((split, *sorted(lengths)) for (split, *_), lengths in rows.items())
 
 
-def pack_grouped(folder: Path, **settings: Any) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
-        return pack_small(folder, **settings)
-
-
 @pytest.fixture(scope="module")
 def usual_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Pack a corpus without `company`, once for both values of it."""
-    return once(lambda **given: pack_grouped(tmp_path_factory.mktemp("usual"), **given))
+    return once(lambda **given: pack_small(tmp_path_factory.mktemp("usual"), **given))
 
 
 @pytest.mark.parametrize("company", ["similar", "apart"])
-@pytest.mark.parametrize("given", [{}, {"epochs": 2}, {"plan_group": 30, "validation": 0.3}, {"overlong": "split"}])
+@pytest.mark.parametrize("given", [{}, {"epochs": 2}, {"validation": 0.3}, {"overlong": "split"}])
 def test_a_corpus_is_as_full_and_verified(
     given: dict[str, Any], company: str, usual_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     usual = usual_of(**given)
-    other = pack_grouped(tmp_path / "b", **given, company=company)
-    again = pack_grouped(tmp_path / "c", **given, company=company, part_size=3000)
+    other = pack_small(tmp_path / "b", **given, company=company)
+    again = pack_small(tmp_path / "c", **given, company=company, part_size=3000)
     one, two = load_manifest(usual), load_manifest(other)
     assert one.key != two.key
     assert "company" not in one.config

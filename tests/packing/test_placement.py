@@ -125,7 +125,7 @@ def test_an_epoch_has_all_pieces_in_as_many_rows_and_parts_who_can_be_parted(len
     second = repack(sizes, settings, 2, "train_epoch_2", 2)
     companions.separate(second.row, second.start, of, sizes, second.rows)
     splits, bounds = {"train": second.rows, "validation": 0}, [*second.lower_bounds, (0, "")]
-    as_first = Placed(second.row, second.start, second.edges, splits, bounds, second.counts)
+    as_first = Placed(second.row, second.start, second.edges, splits, bounds)
     check(as_first, lengths, [False] * len(lengths), settings, shards)
     assert second.rows == first.rows, "training has as many steps in every pass"
     for pieces in sets_of(first, of).keys() & sets_of(second, of).keys():

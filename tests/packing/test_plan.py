@@ -23,15 +23,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.damage.kinds import flip
 from support.profiles import examples
-from support.small_corpus import EOS, PAD, Tokens, ids_of, make_groups_small, token_file, tokens_of, write_receipt
+from support.small_corpus import EOS, PAD, Tokens, ids_of, make_shards_small, token_file, tokens_of, write_receipt
 
 from tasks.config import Config
+from tasks.core import int32
 from tasks.core.errors import DataError, StorageError
 from tasks.corpus.shards import write_shard
-from tasks.packing.groups.deal import place_of_shard
-from tasks.packing.groups.dealt import deal_parts
-from tasks.packing.groups.join import join_groups
-from tasks.packing.groups.plan_group import files_of_group, plan_group
+from tasks.packing import pieces as pieces_module
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.sources.model import Part, Source, SourceFile
@@ -78,11 +76,11 @@ def hash_of(*numbers: int) -> int:
 def recipe_of(sources: Sequence[Sequence[PartInput]], /, **values: Any) -> Iterator[Recipe]:
     """Write token files where the plan expects them, and yield their recipe.
 
-    A source is a list of parts. With a small plan_group, the corpus has several shards and groups.
+    A source is a list of parts.
     """
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        if values.get("plan_group", 1000) < 1000:
-            make_groups_small(patch, shard=3, conversation=1)
+        if values.pop("several_shards", False):
+            make_shards_small(patch, shard=3)
         root = Path(name)
         (root / "any.model").write_bytes(b"never opened here")
         config = Config(**{"sources": [Source(path="x")], "tokenizer": "any.model"} | values)
@@ -137,8 +135,7 @@ def cases(draw: st.DrawFn) -> tuple[list[list[PartInput]], dict[str, Any]]:
         "min_turns": draw(st.sampled_from([None, None, 2])),
         "max_turns": draw(st.sampled_from([None, None, 3])),
         "epochs": draw(st.sampled_from([1, 1, 3])),
-        "plan_group": draw(st.sampled_from([2, 5, 1000])),
-        "plan_chunk": draw(st.sampled_from([1, 2, 1000])),
+        "several_shards": draw(st.booleans()),
         "max_rejects": 1.0,
         "seed": draw(st.integers(0, 5)),
     }
@@ -150,20 +147,6 @@ def read_stream(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def plan_of(recipe: Recipe) -> dict[str, Any]:
-    """Plan a corpus as a whole or in groups, and return the receipt.
-
-    Groups are planned from last to first, the first one twice, and then joined.
-    """
-    folder = recipe.plan_folder
-    if recipe.most_groups == 1:
-        return make_plan(recipe, folder)
-    deal_parts(recipe, folder)
-    for group in (*reversed(range(recipe.most_groups)), 0):
-        plan_group(recipe.layout, folder, group)
-    return join_groups(recipe, folder)
-
-
 def write_shards(recipe: Recipe) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """Return the rows of every shard of the plan, by split and number."""
     folder = recipe.plan_folder
@@ -172,14 +155,10 @@ def write_shards(recipe: Recipe) -> dict[tuple[str, int], list[dict[str, Any]]]:
     found = {}
     assert len(receipt["rows_of_shards"]) == sum(recipe.shards.values())
     for number, name in enumerate(recipe.shard_names()):
-        path, batch = folder / "plan.arrow", number
-        if recipe.most_groups > 1:
-            group, batch = place_of_shard(number, receipt["groups"], recipe.shards)
-            path = files_of_group(folder, group)["plan"]
-        with pa.memory_map(str(path)) as file:
+        with pa.memory_map(str(folder / "plan.arrow")) as file:
             plan = pa.ipc.open_file(file)
             assert plan.schema.equals(PLAN_SCHEMA)
-            pieces = plan.get_batch(batch)
+            pieces = plan.get_batch(number)
             places = [(piece["row"], piece["start"]) for piece in pieces.to_pylist()]
             assert places == sorted(places), "the pieces of a shard stand by row and start"
             rows = receipt["rows_of_shards"][number]
@@ -208,15 +187,14 @@ def test_every_token_stands_in_one_row_and_the_ledger_knows_of_it(
             base += part.lines
     with recipe_of(sources, **values) as recipe:
         try:
-            receipt = plan_of(recipe)
+            receipt = make_plan(recipe, recipe.plan_folder)
         except DataError as error:
-            own = {"nothing_held_out"} if recipe.most_groups > 1 else {"empty_share"}
-            assert error.reason in {"nothing_to_pack"} | own  # noqa: PT017 - or no error
+            assert error.reason in {"nothing_to_pack", "empty_share"}  # noqa: PT017 - or no error
             assert not (recipe.plan_folder / "plan.json").exists()
             config = recipe.config
             filters = [config.max_tokens, config.min_tokens, config.min_turns, config.max_turns, *(
                 source.limit for source in config.sources)]  # fmt: skip
-            if not any(filters) and error.reason == "nothing_to_pack" and recipe.most_groups == 1:
+            if not any(filters) and error.reason == "nothing_to_pack":
                 assert all(len(tokens) > config.sequence_length for tokens, _ in conversations.values())
             return
         check_corpus(recipe, receipt, conversations, says, early)
@@ -240,7 +218,7 @@ def check_corpus(
     pieces: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
     for entry in index:
         pieces.setdefault((entry["source"], entry["record"], entry["first"] or 0), []).append(entry)
-    assert list(pieces) == sorted(pieces) or recipe.most_groups > 1, "further copies come after all"
+    assert list(pieces) == sorted(pieces), "further copies come after all"
     free = {
         (*shard, at): set(range(sum(row["attention_mask"])))
         for shard, rows in shards.items()
@@ -504,16 +482,14 @@ def test_a_receipt_that_lies_fails_the_plan() -> None:
 # -- same bytes ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("groups", [{}, {"plan_group": 3, "plan_chunk": 2}])
-def test_parts_do_not_matter(groups: dict[str, int]) -> None:
+def test_parts_do_not_matter() -> None:
     """The bytes of index, rejects, and rows are equal for one and for three parts."""
     lines: list[Tokens] = [([~5, *range(6, 7 + i % 5)], False) for i in range(9)]
     found = []
     for edges in ([0, 9], [0, 2, 3, 9]):
         parts = [PartInput(dict(enumerate(lines[a:b])), {}, b - a) for a, b in pairwise(edges)]
-        with recipe_of([parts], sequence_length=8, validation=0.3, **groups) as recipe:
-            assert (recipe.most_groups > 1) == bool(groups)
-            plan_of(recipe)
+        with recipe_of([parts], sequence_length=8, validation=0.3) as recipe:
+            make_plan(recipe, recipe.plan_folder)
             names = ("index.arrow", "rejects.jsonl", "plan.json")
             rows = orjson.dumps(list(write_shards(recipe).values()))
             index, rejects, plan = ((recipe.plan_folder / name).read_bytes() for name in names)
@@ -521,3 +497,29 @@ def test_parts_do_not_matter(groups: dict[str, int]) -> None:
             facts = {name: value for name, value in orjson.loads(plan).items() if name not in of_the_parts}
             found.append([index, rejects, facts, rows])
     assert found[0] == found[1]
+
+
+# -- how many ----------------------------------------------------------------------------------------------------------
+
+
+def test_more_conversations_than_one_plan_can_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receipts of the parts suffice: no token file is read."""
+    monkeypatch.setattr(pieces_module, "MOST_CONVERSATIONS", 100)
+    lines: list[Tokens] = [([~5, 6], False)] * 51
+    with recipe_of([[PartInput(dict(enumerate(lines)), {}, 51)] * 2]) as recipe:
+        for key in recipe.token_keys:
+            recipe.layout.token_file(key).unlink()
+        message = "has 102 conversations, but a corpus can have at most 100; .* several"
+        with pytest.raises(DataError, match=message) as caught:
+            make_plan(recipe, recipe.plan_folder)
+        assert caught.value.reason == "too_many_conversations"
+
+
+def test_pieces_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int32, "MOST", 40)
+    lines: list[Tokens] = [([~5, *range(6, 30)], False)] * 10
+    with (
+        recipe_of([[PartInput(dict(enumerate(lines)), {}, 10)]], overlong="split", sequence_length=8) as recipe,
+        pytest.raises(DataError, match=r"pieces of overlong ones: 50 exceeds the limit of a plan \(40\)"),
+    ):
+        make_plan(recipe, recipe.plan_folder)

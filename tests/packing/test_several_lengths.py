@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks import recipe as recipe_module
 from tasks.config import Config
 from tasks.core.errors import DataError, UsageError
 from tasks.exports.export import export_corpus, notes_of
@@ -76,7 +75,7 @@ def test_rows_hold_every_conversation_in_few_places(lengths: list[int], data: st
     for each, length in zip(found.patterns, lengths, strict=True):
         assert all(each.lengths[a:b].sum() <= length for a, b in pairwise(each.offsets.tolist()))
     places = places_of(found.patterns, lengths)
-    assert several_lengths.lower_bound_places(counts, lengths)[0] <= found.bound[0] <= places
+    assert found.bound[0] <= places
     for length in lengths:
         if length >= max(pieces):
             alone = bin_packing.pack(counts[: length + 1], length).rows * length
@@ -215,25 +214,6 @@ def test_a_corpus_of_several_lengths(tmp_path: Path, overlong: str) -> None:
     assert manifest.places == packing.places == tokens.packed + tokens.padding
     assert packing.lower_bound_places is not None
     assert packing.lower_bound_places <= manifest.places
-
-
-def test_groups_of_a_corpus_of_several_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
-    recipe = make_recipe(
-        tmp_path, RECORDS * 3, sequence_length=LENGTHS, max_rejects=0.5, validation=0.3, epochs=2, plan_group=20,
-        plan_chunk=5,
-    )  # fmt: skip
-    assert recipe.most_groups > 2
-    path = pack_corpus(recipe)
-    verify(path)
-    rows = {name: split.rows for name, split in load_manifest(path).splits.items()}
-    assert rows["train-32"] == rows["train_epoch_2-32"] > 0
-    assert rows["train-96"] == rows["train_epoch_2-96"] > 0
-    pieces = pieces_of(path)
-    for name, split in load_manifest(path).splits.items():
-        own = np.array([piece["length"] for piece in pieces if piece["split"] == name], np.int64)
-        counts = bin_packing.histogram(own, length_in(name, 0))
-        assert split.lower_bound_rows == bin_packing.lower_bound(counts, length_in(name, 0))[0]
 
 
 def test_a_list_of_one_length_is_the_length(tmp_path: Path) -> None:

@@ -21,13 +21,13 @@ from typing import Any
 
 import luigi
 import pytest
-from support.bucket_roots import WAYS, Tree, in_shares, on_other_machines, own_scratch, tree_of
+from support.bucket_roots import WAYS, Tree, own_scratch, tree_of
 from support.commands import ROOT, packcorpus
 from support.servers.remote import SECRET, environment, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
-from support.small_corpus import conversations, make_groups_small, pack_corpus, write_project
+from support.small_corpus import conversations, pack_corpus, write_project
 
 from pipeline.graph import PackCorpus, guard
-from tasks import stages, steps
+from tasks import stages
 from tasks.core.error_messages import as_text
 from tasks.core.errors import Busy, PackError, StorageError
 from tasks.recipe import Recipe, resolve
@@ -70,39 +70,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return tree_of(folder / "root")
 
 
-def make_all_small(patch: pytest.MonkeyPatch) -> None:
-    """Make groups and chunks small, so that the corpus has several."""
-    make_groups_small(patch, shard=4000)
-    for name in ("plan_group", "plan_chunk"):
-        patch.setitem(SETTINGS, name, 10)
-
-
-@pytest.fixture(scope="module")
-def grouped(tmp_path_factory: pytest.TempPathFactory) -> Tree:
-    """Return the outputs of the same corpus with several groups in a folder."""
-    folder = tmp_path_factory.mktemp("grouped")
-    with pytest.MonkeyPatch.context() as patch:
-        make_all_small(patch)
-        recipe = recipe_of(folder, folder / "root")
-        assert recipe.most_groups > 3
-        pack_corpus(recipe)
-    return tree_of(folder / "root")
-
-
-@pytest.fixture
-def groups(monkeypatch: pytest.MonkeyPatch, grouped: Tree) -> Tree:
-    """Make groups small, and return the outputs of the corpus in a folder."""
-    make_all_small(monkeypatch)
-    return grouped
-
-
-@pytest.fixture
-def planned(request: pytest.FixtureRequest, one_plan: bool) -> Tree:
-    """Return the outputs of the corpus that has one plan, or several groups."""
-    tree: Tree = request.getfixturevalue("expected" if one_plan else "groups")
-    return tree
-
-
 # -- whoever makes it ----------------------------------------------------------------------------------------------
 
 
@@ -117,20 +84,6 @@ def test_a_bucket_gets_what_a_folder_gets(
     own_scratch(monkeypatch, tmp_path / "another")
     assert Publish(recipe_of(tmp_path, root)).is_done(), "on a machine that has nothing of it, too"
     assert not list(tmp_path.rglob(".staged/*")), "nothing is left"
-
-
-def test_groups_are_planned_in_a_bucket_as_in_a_folder(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, groups: Tree
-) -> None:
-    """The groups are planned on a machine each, and then in three shares."""
-    machines = iter(range(100))
-    for number, way in enumerate((on_other_machines, in_shares)):
-        own_scratch(monkeypatch, tmp_path / f"scratch-{number}")
-        recipe = recipe_of(tmp_path, f"{root}/{number}")
-        way(recipe, lambda: own_scratch(monkeypatch, tmp_path / f"machine-{next(machines)}"))
-        assert tree_of(f"{root}/{number}") == groups, way.__name__
-        own_scratch(monkeypatch, tmp_path / f"another-{number}")
-        assert Publish(recipe_of(tmp_path, f"{root}/{number}")).is_done()
 
 
 def test_the_commands_take_urls(tmp_path: Path, root: str, expected: Tree) -> None:
@@ -168,8 +121,7 @@ def test_the_commands_take_urls(tmp_path: Path, root: str, expected: Tree) -> No
 
 # -- machines that start together --------------------------------------------------------------------------------------
 
-MAKERS = [(stages, "train_tokenizer"), (stages, "make_plan"), (stages, "deal_parts"), (steps, "plan_group")]
-MAKERS += [(stages, "join_groups")]
+MAKERS = ["train_tokenizer", "make_plan"]
 
 
 def notice_waits(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -184,34 +136,25 @@ def notice_waits(monkeypatch: pytest.MonkeyPatch) -> Any:
     return waits
 
 
-@pytest.mark.parametrize("one_plan", [True, False], ids=["one plan", "groups"])
 def test_machines_that_start_together_make_each_thing_once(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, one_plan: bool, planned: Tree
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
 ) -> None:
     """Two processes with separate scratch folders make each output once.
 
     Every step takes long enough that both processes want its output.
     """
     context, made = multiprocessing.get_context("fork"), tmp_path / "made"
-    barrier, waits, has_group = context.Barrier(2, timeout=120), notice_waits(monkeypatch), False
+    barrier, waits = context.Barrier(2, timeout=120), notice_waits(monkeypatch)
 
     def slowly(make: Callable[..., Any], *args: Any) -> Any:
-        nonlocal has_group
-        is_group = make.__name__ == "plan_group"
         waits.clear()
         with made.open("a") as out:
-            out.write(f"{make.__name__} {args[-1] if is_group else ''} by {os.getpid()}\n")
-        if not is_group:
-            assert waits.wait(60), "the other one waits for it"
-        elif not has_group:
-            has_group = True
-            barrier.wait()  # until the other one has its first group, too
-        else:
-            time.sleep(0.1)
+            out.write(f"{make.__name__}\n")
+        assert waits.wait(60), "the other one waits for it"
         return make(*args)
 
-    for module, name in MAKERS:
-        monkeypatch.setattr(module, name, partial(slowly, getattr(module, name)))
+    for name in MAKERS:
+        monkeypatch.setattr(stages, name, partial(slowly, getattr(stages, name)))
 
     def machine(number: int) -> None:
         own_scratch(monkeypatch, tmp_path / f"machine-{number}")
@@ -226,28 +169,21 @@ def test_machines_that_start_together_make_each_thing_once(
     for each in running:
         each.join()
     assert [each.exitcode for each in running] == [0, 0]
-    found = [line.split(" by ") for line in made.read_text().splitlines()]
-    each_once = ["deal_parts ", *(f"plan_group {group}" for group in range(recipe_of(tmp_path, root).most_groups))]
-    each_once = ["make_plan "] if one_plan else [*each_once, "join_groups "]
-    assert sorted(name for name, _ in found) == sorted(["train_tokenizer ", *each_once])
-    if not one_plan:
-        assert len({by for name, by in found if name.startswith("plan_group")}) == 2, "groups are planned by both"
+    assert sorted(made.read_text().split()) == ["make_plan", "train_tokenizer"]
     pack_corpus(recipe_of(tmp_path, root))
-    assert tree_of(root) == planned
+    assert tree_of(root) == expected
 
 
-@pytest.mark.parametrize("one_plan", [True, False], ids=["one plan", "groups"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_runs_that_start_together_make_once_what_takes_one_machine(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, one_plan: bool, workers: int, planned: Tree
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, workers: int, expected: Tree
 ) -> None:
-    """Two drivers make the tokenizer, the deal, and the plan only once.
+    """Two drivers make the tokenizer and the plan only once.
 
     The steps run in the process of a driver or in its forks.
     """
     context, made = multiprocessing.get_context("fork"), tmp_path / "made"
-    barrier, makers = context.Barrier(2, timeout=120), [each for each in MAKERS if each[1] != "plan_group"]
-    waits = notice_waits(monkeypatch)
+    barrier, waits = context.Barrier(2, timeout=120), notice_waits(monkeypatch)
 
     def slowly(make: Callable[..., Any], *args: Any) -> Any:
         waits.clear()
@@ -256,8 +192,8 @@ def test_runs_that_start_together_make_once_what_takes_one_machine(
         assert waits.wait(60), "the other driver waits for it"
         return make(*args)
 
-    for module, name in makers:
-        monkeypatch.setattr(module, name, partial(slowly, getattr(module, name)))
+    for name in MAKERS:
+        monkeypatch.setattr(stages, name, partial(slowly, getattr(stages, name)))
 
     def driver(number: int) -> None:
         own_scratch(monkeypatch, tmp_path / f"machine-{number}")
@@ -272,9 +208,8 @@ def test_runs_that_start_together_make_once_what_takes_one_machine(
     for each in running:
         each.join()
     assert [each.exitcode for each in running] == [0, 0]
-    each_once = ["make_plan"] if one_plan else ["deal_parts", "join_groups"]
-    assert sorted(made.read_text().split()) == sorted(["train_tokenizer", *each_once])
-    assert tree_of(root) == planned
+    assert sorted(made.read_text().split()) == ["make_plan", "train_tokenizer"]
+    assert tree_of(root) == expected
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -314,25 +249,21 @@ def test_a_run_that_is_stopped_leaves_no_claim(
 
 
 OF_PLAN = r"plans/.*/(plan|index|rows|rejects)\.\w+"
-OF_GROUP = r"plans/.*/(plan|index|rows|rejects|group)-00000\.\w+"
-WAITED = [  # whether there is one plan, the file that another machine makes, its objects, and the maker
-    (True, "tokenizers/*/receipt.json", "tokenizers/.*", "train_tokenizer"),
-    (True, "plans/*/plan.json", OF_PLAN, "make_plan"),
-    (False, "plans/*/deal.json", "plans/.*/deal.json", "deal_parts"),
-    (False, "plans/*/group-00000.json", OF_GROUP, "plan_group"),
-    (False, "plans/*/plan.json", OF_PLAN, "join_groups"),
+WAITED = [  # the file that another machine makes, its objects, and the maker
+    ("tokenizers/*/receipt.json", "tokenizers/.*", "train_tokenizer"),
+    ("plans/*/plan.json", OF_PLAN, "make_plan"),
 ]
 
 
-@pytest.mark.parametrize(("one_plan", "file", "objects", "maker"), WAITED, ids=[each[3] for each in WAITED])
+@pytest.mark.parametrize(("file", "objects", "maker"), WAITED, ids=[each[2] for each in WAITED])
 def test_a_machine_that_waits_reads_what_the_other_one_has_made(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, planned: Tree, file: str, objects: str, maker: str
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree, file: str, objects: str, maker: str
 ) -> None:
     """The machine first does all work that no other machine does.
 
     Damaged files of an earlier plan in its scratch folder do no harm.
     """
-    recipe, store, expected = recipe_of(tmp_path, root), open_store(root), planned
+    recipe, store = recipe_of(tmp_path, root), open_store(root)
     [commit] = [key for key in expected if Path(key).match(f"data/{file}")]
     claim, waits = commit.replace(".json", ".claim"), 0
     if maker != "train_tokenizer":
@@ -345,27 +276,21 @@ def test_a_machine_that_waits_reads_what_the_other_one_has_made(
     def finish(_: float) -> None:
         nonlocal waits
         waits += 1
-        if maker == "plan_group":
-            others = {key for key in expected if "/group-" in key and key != commit}
-            assert {key for key, _ in store.list("data/plans") if re.search("group-.*json", key)} == others
         for key in sorted(expected, key=lambda key: key.endswith(".json")):
             if re.search(objects, key):
                 store.put(key, expected[key])
         store.delete(claim)
 
     monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=finish, monotonic=time.monotonic))
-    module = next(module for module, name in MAKERS if name == maker)
-    make = getattr(module, maker)
+    make = getattr(stages, maker)
 
-    def not_again(*args: Any) -> Any:
-        assert maker == "plan_group", "made again"
-        assert args[-1], "made again"
-        return make(*args)
+    def not_again(*_: Any) -> Any:
+        raise AssertionError("made again")
 
-    monkeypatch.setattr(module, maker, not_again)
+    monkeypatch.setattr(stages, maker, not_again)
     run_share(recipe, "pack" if maker != "train_tokenizer" else "tokenize", WHOLE)
     assert waits == 1
-    monkeypatch.setattr(module, maker, make)
+    monkeypatch.setattr(stages, maker, make)
     pack_corpus(recipe)
     assert tree_of(root) == expected
 

@@ -90,8 +90,6 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "roles": ({"system": ["user"]}, {}),
     "vocab_size": (330, TRAINED),
     "template_date": ("2026-01-02", {}),
-    "plan_group": (5, {}),
-    "plan_chunk": (7, {"plan_group": 5}),
     "max_record_bytes": (2048, {}),
 }
 

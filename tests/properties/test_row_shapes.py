@@ -13,7 +13,7 @@ import pytest
 from support.inspected import page_of, shown
 from support.packed_rows import folder_of, pack_small, shards_of
 from support.row_shapes import Shaped, check_corpus, read_corpus
-from support.small_corpus import conversations, make_groups_small, make_recipe, pack_corpus
+from support.small_corpus import conversations, make_recipe, make_shards_small, pack_corpus
 
 from tasks.core.errors import DataError, UsageError
 from tasks.dry_run.dry_run import predict
@@ -21,7 +21,6 @@ from tasks.inspection.diff import compare
 from tasks.inspection.kinds import shard_figures
 from tasks.inspection.rows import row_of_split
 from tasks.inspection.search import find_conversations
-from tasks.packing.groups import dealt
 from tasks.storage.manifest import load_manifest
 from tasks.verification.rebuild import rebuild
 from tasks.verification.repair import repair
@@ -34,28 +33,26 @@ def pack(folder: Path, **given: Any) -> Path:
     return pack_corpus(make_recipe(folder, conversations(25, seed=3, longest=18), max_rejects=1, **given))
 
 
-def pack_groups(folder: Path, **shape: Any) -> Path:
-    """Pack a corpus of several groups and shards."""
+def pack_shards(folder: Path, **shape: Any) -> Path:
+    """Pack a corpus of several shards."""
     with pytest.MonkeyPatch.context() as patch:
-        make_groups_small(patch, shard=2000, conversation=100)
-        given = {"plan_group": 9, "plan_chunk": 4, "epochs": 2}
-        recipe = make_recipe(folder, conversations(60), **given, **shape)
+        make_shards_small(patch, shard=2000)
+        recipe = make_recipe(folder, conversations(60), epochs=2, **shape)
         path = pack_corpus(recipe)
-        assert recipe.most_groups > 1
-        assert (recipe.plan_folder / dealt.DEAL).is_file()
+        assert recipe.shards["train"] > 1
     return path
 
 
 @pytest.fixture(scope="module")
-def plain_groups(tmp_path_factory: pytest.TempPathFactory) -> Shaped:
-    return read_corpus(pack_groups(tmp_path_factory.mktemp("groups")))
+def plain_shards(tmp_path_factory: pytest.TempPathFactory) -> Shaped:
+    return read_corpus(pack_shards(tmp_path_factory.mktemp("shards")))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_shapes_with_groups(shape: dict[str, Any], plain_groups: Shaped, tmp_path: Path) -> None:
-    shaped = pack_groups(tmp_path, **shape)
+def test_shapes_with_several_shards(shape: dict[str, Any], plain_shards: Shaped, tmp_path: Path) -> None:
+    shaped = pack_shards(tmp_path, **shape)
     verify(shaped)
-    found, usual = read_corpus(shaped), plain_groups
+    found, usual = read_corpus(shaped), plain_shards
     check_corpus(found)
     assert found.contents() == usual.contents()
     assert "align" in shape or found.index == usual.index, "without padding, every conversation is where it was"
@@ -147,7 +144,7 @@ def test_settings_that_do_not_fit(given: dict[str, Any], message: str, tmp_path:
         make_recipe(tmp_path, conversations(2), **given)
 
 
-def test_a_group_of_an_aligned_corpus_is_in_the_ledger_once(aligned: Path) -> None:
+def test_the_alignment_in_the_ledger_is_checked(aligned: Path) -> None:
     """`verify` recounts the alignment, so a wrong number in the ledger is an error."""
     tokens = load_manifest(aligned).ledger.tokens
     assert tokens.alignment

@@ -25,7 +25,7 @@ from support.differential.comparison import library_of
 from support.packed_rows import folder_of
 from support.profiles import examples
 from support.row_shapes import IGNORED, Shaped, check_corpus, read_corpus
-from support.small_corpus import conversations, make_groups_small, make_recipe, pack_corpus
+from support.small_corpus import conversations, make_recipe, make_shards_small, pack_corpus
 
 from tasks.config import load_config
 from tasks.core.errors import UsageError
@@ -50,7 +50,6 @@ OPTIONS: Given = {
     "validation": st.sampled_from([0.0, 0.3]),
     "epochs": st.sampled_from([1, 2]),
     "duplicates": st.sampled_from(["keep", "drop"]),
-    "plan_group": st.sampled_from([12, 1_000_000]),
     "seed": st.integers(0, 9),
     "train_on": st.sampled_from(["assistant", "last", "all"]),
     "turns": st.sampled_from(["auto", "apart"]),
@@ -59,7 +58,7 @@ OPTIONS: Given = {
 UNUSUAL: Given = {
     "sequence_length": [48, 96], "mix": "blocks", "align": 16, "padding": "none", "loss_weight": "both",
     "balance": {"ranks": 2}, "company": "apart", "company_by": "embedding", "overlong": "split", "packing": False,
-    "validation": 0.3, "epochs": 2, "duplicates": "drop", "plan_group": 12, "seed": 1,
+    "validation": 0.3, "epochs": 2, "duplicates": "drop", "seed": 1,
     "train_on": "last", "turns": "apart", "sources": [{"path": "chat.jsonl", "weight": 2}],
 }  # fmt: skip
 TOGETHER = st.fixed_dictionaries({}, optional=OPTIONS)
@@ -178,7 +177,7 @@ def copies(chosen: Given) -> int:
 
 def pack(folder: Path, chosen: Given, **other: Any) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        make_groups_small(patch, shard=4000, conversation=100)
+        make_shards_small(patch, shard=4000)
         return pack_corpus(make_recipe(folder, RECORDS, max_rejects=1, **chosen, **other))
 
 
@@ -208,7 +207,7 @@ def test_a_corpus_is_what_the_reference_says_and_repaired(
     if damage != "delete":
         shard.write_bytes(whole[: len(whole) // 2] + (b"" if damage == "cut" else flipped(whole[len(whole) // 2 :])))
     with pytest.MonkeyPatch.context() as patch:
-        make_groups_small(patch, shard=4000, conversation=100)
+        make_shards_small(patch, shard=4000)
         assert [file.path for file in repair(path)] == [shard]
     assert shard.read_bytes() == whole
 

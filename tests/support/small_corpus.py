@@ -80,13 +80,9 @@ def pack_corpus(recipe: Recipe) -> Path:
     return recipe.published
 
 
-def make_groups_small(patch: pytest.MonkeyPatch, shard: int = 8000, conversation: int = 64) -> None:
-    """Make groups and shards small, so that a small corpus has several.
-
-    A shard gets this many bytes of the sources, and a conversation counts as that many.
-    """
+def make_shards_small(patch: pytest.MonkeyPatch, shard: int = 8000) -> None:
+    """Give a shard this many bytes of the sources, so that a small corpus has several."""
     patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", shard)
-    patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", conversation)
 
 
 Made = TypeVar("Made")

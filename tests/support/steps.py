@@ -18,15 +18,15 @@ from support.small_corpus import OneSecond
 from pipeline.engines.engine import Engine
 from tasks.core.errors import DataError
 from tasks.recipe import Recipe
-from tasks.stages import DealParts, Plan, PlanGroup, Publish, TokenizePart, TrainTokenizer, WriteShard
+from tasks.stages import Plan, Publish, TokenizePart, TrainTokenizer, WriteShard
 from tasks.steps import Progress, Step
 from tasks.storage.files import atomic_file, write_receipt
 
 
 def steps_of(recipe: Recipe) -> list[Step]:
     """Return all steps of a corpus, in order."""
-    found = [stage for of in (DealParts(recipe), Plan(recipe), Publish(recipe)) for stage in of.requires()]
-    return [stage.step() for stage in dict.fromkeys(found) if isinstance(stage, (TokenizePart, PlanGroup, WriteShard))]
+    found = [stage for of in (Plan(recipe), Publish(recipe)) for stage in of.requires()]
+    return [stage.step() for stage in dict.fromkeys(found) if isinstance(stage, (TokenizePart, WriteShard))]
 
 
 def pack_on(engine: Engine, recipe: Recipe) -> Path:
@@ -34,13 +34,11 @@ def pack_on(engine: Engine, recipe: Recipe) -> Path:
 
     The order is the order of the Luigi tasks.
     """
-    for stage in DealParts(recipe).requires():
+    for stage in Plan(recipe).requires():
         if isinstance(stage, TrainTokenizer):
             stage.run()
-    for of in (DealParts(recipe), Plan(recipe), Publish(recipe)):
-        if isinstance(of, DealParts) and recipe.most_groups == 1:
-            continue
-        steps = [stage.step() for stage in of.requires() if isinstance(stage, (TokenizePart, PlanGroup, WriteShard))]
+    for of in (Plan(recipe), Publish(recipe)):
+        steps = [stage.step() for stage in of.requires() if isinstance(stage, (TokenizePart, WriteShard))]
         assert sorted(index for index, _ in engine.map(steps)) == list(range(len(steps)))
         of.run(OneSecond())
     return recipe.published

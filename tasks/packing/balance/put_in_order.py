@@ -14,10 +14,10 @@ from tasks.packing.placement import Placed, stream_of
 from tasks.storage.row_statistics import RowStatistics
 
 
-def put_in_order(placed: Placed, statistics: RowStatistics, config: Config, epoch: int, group: int) -> RowStatistics:
+def put_in_order(placed: Placed, statistics: RowStatistics, config: Config, epoch: int) -> RowStatistics:
     """Renumber the rows of `placed` in place, and return the reordered statistics.
 
-    Requires `balance`. The rows must be in random order. `group` is the number of the group.
+    Requires `balance`. The rows must be in random order.
     """
     assert config.balance
     order = np.empty(placed.rows, np.int32)
@@ -30,7 +30,7 @@ def put_in_order(placed: Placed, statistics: RowStatistics, config: Config, epoc
             config.balance.rows_per_rank,
             config.sequence_length,
             config.seed,
-            stream_of(split, epoch, group),
+            stream_of(split, epoch),
         )
     place_of = np.empty_like(order)
     place_of[order] = np.arange(len(order), dtype=np.int32)

@@ -69,7 +69,8 @@ class Split(Facts):
         "versions.",
     )
     groups: list[int] | None = Field(
-        None, description="With `balance`, if the corpus is planned in several groups: the rows of each, in order."
+        None,
+        description="With `balance`, in a corpus of an earlier version with several plans: the rows of each, in order.",
     )
     sequence_length: int | None = Field(None, description="Length of its rows, if rows have several lengths.")
     tokens: int | None = Field(None, description="Tokens without padding, if rows have several lengths.")

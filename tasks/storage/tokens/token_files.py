@@ -24,11 +24,10 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +38,7 @@ from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.schemas import AXES, TOKENS_SCHEMA
 from tasks.storage.tokens.token_places import batches_with, places_of, require_recorded, require_rows, rows_of_batches
 
-# Conversations whose columns are kept in memory, 33 bytes each. A larger corpus nearly always has groups.
+# Conversations whose columns are kept in memory, 33 bytes each.
 KEPT = 1 << 20
 
 
@@ -87,13 +86,12 @@ class TokenFiles:
         numbers, ends, weights = [np.empty(0, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.float32)]
         counts = np.zeros(len(plan["part"]), np.int64)
         for part, of_part in self._by_part(plan):
-            with TokenFile(self._path(part)) as file:
-                for asked, batch, rows in file.batches_of(plan["conversation"][of_part]):
-                    own, pieces = batch.select(["weight_ends", "weights"]).take(pa.array(rows)), of_part[asked]
-                    counts[pieces] = np.diff(to_numpy(own.column(0).offsets))
-                    numbers.append(np.repeat(pieces, counts[pieces]))
-                    ends.append(own.column(0).flatten().to_numpy())
-                    weights.append(own.column(1).flatten().to_numpy())
+            for asked, batch, rows in _batches_of(self._path(part), plan["conversation"][of_part]):
+                own, pieces = batch.select(["weight_ends", "weights"]).take(pa.array(rows)), of_part[asked]
+                counts[pieces] = np.diff(to_numpy(own.column(0).offsets))
+                numbers.append(np.repeat(pieces, counts[pieces]))
+                ends.append(own.column(0).flatten().to_numpy())
+                weights.append(own.column(1).flatten().to_numpy())
         order = np.argsort(np.concatenate(numbers), kind="stable")
         return WeightRuns(offsets_of(counts), np.concatenate(ends)[order], np.concatenate(weights)[order])
 
@@ -190,68 +188,20 @@ class _Opened:
         return list(self.table.column("tokens").chunks)
 
 
-class TokenFile:
-    """A token file that opens only the record batches with the requested rows."""
+def _batches_of(path: Path, rows: np.ndarray) -> Iterator[tuple[slice, pa.RecordBatch, np.ndarray]]:
+    """Yield the record batches of a token file that contain rows; only these are opened.
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._stack = ExitStack()
-
-    def open(self) -> Self:
-        source = self._stack.enter_context(pa.memory_map(str(self._path)))
-        self._reader = self._stack.enter_context(pa.ipc.open_file(source))
-        self._edges = offsets_of(rows_of_batches(self._path, self._reader)).tolist()
-        self._batch: tuple[int, pa.RecordBatch] | None = None
-        return self
-
-    def close(self) -> None:
-        self._batch = None
-        self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def rows(self) -> int:
-        return int(self._edges[-1])
-
-    def batches(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows [first, last) as slices of record batches.
-
-        Raises IndexError if there are fewer rows, and ValueError if one of several record batches differs from the
-        receipt.
-        """
-        while first < last:
-            number = bisect_right(self._edges, first) - 1
-            batch, top = self._open(number), self._edges[number]
-            yield batch.slice(first - top, last - first)
-            first = self._edges[number + 1]
-
-    def batches_of(self, rows: np.ndarray) -> Iterator[tuple[slice, pa.RecordBatch, np.ndarray]]:
-        """Yield the record batches that contain rows.
-
-        Each item is the slice of `rows`, which are sorted, that the record batch contains, the record batch, and these
-        rows counted from its start. Raises IndexError or ValueError like `batches`.
-        """
-        for number, asked in batches_with(rows, self._edges):
-            yield asked, self._open(number), rows[asked] - self._edges[number]
-        require_rows(self._path, rows, self._edges)
-
-    def record(self, row: int) -> int:
-        number = bisect_right(self._edges, row) - 1
-        return int(self._open(number).column("record")[row - self._edges[number]].as_py())
-
-    def _open(self, number: int) -> pa.RecordBatch:
-        if self._batch is None or self._batch[0] != number:
-            if number + 1 >= len(self._edges):
-                raise IndexError(f"{self._path}: has {self.rows:,} conversations")
-            batch = self._reader.get_batch(number)
-            require_recorded(self._path, number, batch, self._edges[number + 1] - self._edges[number])
-            self._batch = number, batch
-        return self._batch[1]
+    Each item is the slice of `rows`, which are sorted, that the record batch contains, the record batch, and these rows
+    counted from its start. Raises IndexError if there are fewer rows, and ValueError if one of several record batches
+    differs from the receipt.
+    """
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        edges = offsets_of(rows_of_batches(path, reader)).tolist()
+        for number, asked in batches_with(rows, edges):
+            batch = reader.get_batch(number)
+            require_recorded(path, number, batch, edges[number + 1] - edges[number])
+            yield asked, batch, rows[asked] - edges[number]
+        require_rows(path, rows, edges)
 
 
 class TokenColumns:

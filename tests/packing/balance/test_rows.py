@@ -1,7 +1,4 @@
-"""rows.arrow and the order of rows in whole corpora.
-
-Corpora have one plan or several groups, in each packing.
-"""
+"""rows.arrow and the order of rows in whole corpora, in each packing."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.packed_rows import sign
-from support.small_corpus import conversations, make_groups_small, make_recipe, once, pack_corpus
+from support.small_corpus import conversations, make_recipe, make_shards_small, once, pack_corpus
 
 from tasks.core.errors import DataError
 from tasks.packing.balance.waiting import idle_share
@@ -30,15 +27,14 @@ from tasks.verification.verify import verify
 
 RECORDS = conversations(240, longest=30)
 SETTINGS: dict[str, Any] = {"sequence_length": 64, "validation": 0.3, "epochs": 2, "overlong": "split"}
-GROUPS: list[dict[str, Any]] = [{}, {"plan_group": 115, "plan_chunk": 7}]
 BALANCE = {"ranks": 4, "rows_per_rank": 2}
 
 Rows = dict[str, list[dict[str, np.ndarray]]]  # by split: the columns of each shard, [rows, sequence_length]
 
 
 @pytest.fixture(autouse=True)
-def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_groups_small(monkeypatch)
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_shards_small(monkeypatch)
 
 
 Packed = tuple[Recipe, Manifest, Path]
@@ -56,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Packed]:
 
     def make(**changes: Any) -> Packed:
         with pytest.MonkeyPatch.context() as patch:
-            make_groups_small(patch)
+            make_shards_small(patch)
             return packed(tmp_path_factory.mktemp("made"), **changes)
 
     return once(make)
@@ -84,7 +80,7 @@ def counted(shard: dict[str, np.ndarray]) -> list[tuple[int, int, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("changes", [{}, GROUPS[1], {"balance": BALANCE}, GROUPS[1] | {"balance": BALANCE}])
+@pytest.mark.parametrize("changes", [{}, {"balance": BALANCE}])
 def test_the_statistics_are_those_of_the_rows(changes: dict[str, Any], made: Callable[..., Packed]) -> None:
     _, manifest, published = made(**changes)
     folder = corpus_folder(manifest, published)
@@ -104,12 +100,9 @@ def test_the_statistics_are_those_of_the_rows(changes: dict[str, Any], made: Cal
     verify(published)
 
 
-@pytest.mark.parametrize("changes", GROUPS)
-def test_balance_changes_the_order_of_rows_and_nothing_else(
-    changes: dict[str, Any], made: Callable[..., Packed], tmp_path: Path
-) -> None:
-    plain, without, path = made(**changes)
-    recipe, manifest, published = made(**changes, balance=BALANCE)
+def test_balance_changes_the_order_of_rows_and_nothing_else(made: Callable[..., Packed], tmp_path: Path) -> None:
+    plain, without, path = made()
+    recipe, manifest, published = made(balance=BALANCE)
     assert without.config.get("balance") is None
     assert "balance" not in without.config
     assert manifest.config["balance"] == BALANCE
@@ -134,28 +127,18 @@ def test_balance_changes_the_order_of_rows_and_nothing_else(
     verify(published)
     assert rebuild(published)
     # The same bytes for any part size.
-    *_, again = packed(tmp_path / "c", **changes, balance=BALANCE, part_size=2000)
+    *_, again = packed(tmp_path / "c", balance=BALANCE, part_size=2000)
     assert again.read_bytes() == published.read_bytes()
 
 
-@pytest.mark.parametrize("changes", GROUPS)
-def test_the_ranks_of_a_step_have_equal_work(changes: dict[str, Any], made: Callable[..., Packed]) -> None:
-    """Ranks have equal work in every packing, also with half the ranks.
-
-    Each group begins with a whole step.
-    """
-    _, manifest, published = made(**changes, balance=BALANCE)
+def test_the_ranks_of_a_step_have_equal_work(made: Callable[..., Packed]) -> None:
+    """Ranks have equal work in every packing, also with half the ranks."""
+    _, manifest, published = made(balance=BALANCE)
     folder = corpus_folder(manifest, published)
     for name, split in manifest.splits.items():
         found = statistics_of_split(manifest, folder, name)
         assert found
-        groups = split.groups or [split.rows]
-        assert sum(groups) == split.rows
-        assert (split.groups is None) == (not changes)
-        firsts = np.cumsum([0, *groups])
-        order = np.concatenate(
-            [np.arange(first, first + rows // 8 * 8) for first, rows in zip(firsts, groups, strict=False)]
-        )
+        order = np.arange(split.rows // 8 * 8)
         for ranks in (4, 2):
             # In a model this small, nearly all work is attention.
             after = idle_share(found.squares[order], ranks, 8 // ranks, 64, 1)
@@ -224,13 +207,12 @@ def test_wrong_statistics_are_found(tmp_path: Path) -> None:
 
 
 def test_damaged_statistics_are_restored(tmp_path: Path) -> None:
-    for folder, changes in ((tmp_path / str(number), changes) for number, changes in enumerate(GROUPS)):
-        _, manifest, published = packed(folder, **changes, balance=BALANCE)
-        file = corpus_folder(manifest, published) / ROWS
-        whole = file.read_bytes()
-        file.write_bytes(whole[:-9])
-        assert [each.path for each in repair(published)] == [file]
-        assert file.read_bytes() == whole
+    _, manifest, published = packed(tmp_path, balance=BALANCE)
+    file = corpus_folder(manifest, published) / ROWS
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-9])
+    assert [each.path for each in repair(published)] == [file]
+    assert file.read_bytes() == whole
 
 
 def test_without_packing_there_are_no_statistics(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from support.commands import corpus_bytes, packcorpus
-from support.small_corpus import OneSecond, conversations, make_groups_small, make_recipe, pack_corpus, write_project
+from support.small_corpus import OneSecond, conversations, make_recipe, make_shards_small, pack_corpus, write_project
 from support.steps import Failing, Marked, pack_on, steps_of
 
 from pipeline import graph
@@ -41,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"part_size": 2048},
     "trained tokenizer, weights, epochs": {"part_size": 2048, "tokenizer": None, "vocab_size": 400, "epochs": 2},
     "format 2.0": {"part_size": 2048, "packing": False},
-    "groups": {"part_size": 2048, "plan_group": 40, "plan_chunk": 3, "validation": 0.2},
+    "validation": {"part_size": 2048, "validation": 0.2},
     "jinja": {"part_size": 2048, "template": "template.jinja"},
 }
 JINJA = (
@@ -81,7 +81,7 @@ def recipe_in(folder: Path, settings: dict[str, Any]) -> Recipe:
 def test_the_corpus_is_the_same_on_every_engine(
     tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_groups_small(monkeypatch, shard=4000)
+    make_shards_small(monkeypatch, shard=4000)
     expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", settings)))
     for name, engine in ENGINES.items():
         if name == "spawned" and "template" not in settings:
@@ -90,9 +90,9 @@ def test_the_corpus_is_the_same_on_every_engine(
         assert len(recipe.parts) > 3
         with engine() as opened:
             assert corpus_bytes(pack_on(opened, recipe)) == expected, name
-    if "plan_group" in settings:
+    if "validation" in settings:
         recipe = recipe_in(tmp_path / "shares", settings)
-        assert recipe.most_groups > 3
+        assert len(recipe.shard_names()) > 3
         done = [run_share(recipe, stage, Share(number, 3)) for stage in ("tokenize", "pack") for number in (3, 1, 2)]
         assert all(found == 0 for _, found in done)
         run_all(Publish(recipe), OneSecond())
