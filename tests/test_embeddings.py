@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as arrays
 from pyarrow import parquet
 from support.packed_rows import folder_of, shards_of
 from support.profiles import examples
-from support.small_corpus import conversations, make_recipe, make_shards_small, pack_corpus
+from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.conversations.keys.embeddings import MOST_NUMBERS, Sketch, sketch_of
@@ -226,16 +226,6 @@ def test_what_all_embeddings_have_in_common_does_not_count(tmp_path: Path) -> No
     same = topic[:, None] == topic
     assert cosines[same].mean() > 0.8
     assert cosines[~same].mean() < 0, "without the mean they point away from each other"
-
-
-def test_groups_compare_the_same_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_shards_small(monkeypatch, shard=40_000, conversation=1)
-    given_ = {**BY, "plan_group": 90, "plan_chunk": 5, "sequence_length": 64}
-    recipe = make_recipe(tmp_path, embedded(), part_size=1 << 13, **given_)
-    assert recipe.most_groups > 1
-    path = pack_corpus(recipe)
-    assert of_one_topic(path) > 0.5
-    assert verify(path)
 
 
 # -- the setting -------------------------------------------------------------------------------------------------------
