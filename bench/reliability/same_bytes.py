@@ -155,7 +155,7 @@ def compare(name: str, given: Pinned, checkout: Path, work: Path, kept: Path, tr
         return [] if one == other else [f"other errors:\n{one}\n{other}"]
     if theirs.returncode:
         return problem(theirs, "the older checkout")
-    refused = ours.returncode == 2 and any(setting in ours.stderr for setting in given.removed)
+    refused = ours.returncode == 64 and any(setting in ours.stderr for setting in given.removed)
     found = [] if refused else problem(ours, "pack")
     manifest = old / theirs.stdout.splitlines()[-1]
     if not ours.returncode:
