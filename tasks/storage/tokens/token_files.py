@@ -189,11 +189,11 @@ class _Opened:
 
 
 def _batches_of(path: Path, rows: np.ndarray) -> Iterator[tuple[slice, pa.RecordBatch, np.ndarray]]:
-    """Yield the record batches of a token file that contain rows; only these are opened.
+    """Yield the record batches of a token file that contain rows.
 
-    Each item is the slice of `rows`, which are sorted, that the record batch contains, the record batch, and these rows
-    counted from its start. Raises IndexError if there are fewer rows, and ValueError if one of several record batches
-    differs from the receipt.
+    Only these record batches are opened. Each item is the slice of `rows`, which are sorted, that the record batch
+    contains, the record batch, and these rows counted from its start. Raises IndexError if there are fewer rows, and
+    ValueError if one of several record batches differs from the receipt.
     """
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         edges = offsets_of(rows_of_batches(path, reader)).tolist()
