@@ -41,16 +41,12 @@ _LIKE_ESCAPE = re.compile(r"\\u[0-9a-f]{4}|^[\\u0-9a-f]{2,12}$")
 _OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
 _ROLES = {"system", "user", "assistant", "tool"}
 
-# Up to _MOST_KNOWN texts of up to _SHORT characters are remembered.
-_SHORT, _MOST_KNOWN = 64, 1 << 14
-
 
 class Breaker:
     """Break a tokenizer's control strings in conversations, for one template."""
 
     def __init__(self, encoder: Encoder, source: str):
         self._encoder, self._source = encoder, source
-        self._known: dict[tuple[str, str], str] = {}
         self._intact = Unchanged(lambda text: self._broken_text(text, _PRIVATE_CHARACTER), _OUR_KEYS, _ROLES)
 
     def broken(self, messages: Any, tools: Any) -> Broken:
@@ -61,9 +57,10 @@ class Breaker:
         try:
             json = orjson.dumps((messages, tools)).decode()
             breaker = self._breaker(json)
-            if self._intact.has_all(json):
-                return Broken(messages, tools, breaker, json)
-            return Broken(self._break(messages, breaker), self._break(tools, breaker), breaker, json)
+            broken = self._intact.changed(json, lambda text: self._broken_text(text, breaker))
+            if broken != json:  # conversations without control strings are not parsed
+                messages, tools = orjson.loads(broken)
+            return Broken(messages, tools, breaker, json)
         except (orjson.JSONEncodeError, RecursionError):
             raise _too_deep() from None
 
@@ -107,35 +104,6 @@ class Breaker:
     def _private(self) -> set[str]:
         """Return the characters of the template, control strings, and content tokens."""
         return set().union(self._source, *self._encoder.controls, *self._encoder.content_tokens)
-
-    def _break(self, value: Any, breaker: str, trusted: bool = False) -> Any:
-        if isinstance(value, str):
-            return value if trusted else self._break_text(value, breaker)
-        if isinstance(value, dict):
-            # Keys of the message format and the role of a message are known strings, not content.
-            return {
-                self._break_text(key, breaker) if key not in _OUR_KEYS else key: self._break(
-                    item, breaker, trusted=key == "role" and item in _ROLES
-                )
-                for key, item in value.items()
-            }
-        if isinstance(value, list):
-            return [self._break(item, breaker) for item in value]
-        return value
-
-    def _break_text(self, text: str, breaker: str) -> str:
-        """Return a text with broken control strings.
-
-        Results for short texts are remembered, because schemas of tools repeat them many times.
-        """
-        if len(text) > _SHORT:
-            return self._broken_text(text, breaker)
-        known = self._known.get((text, breaker))
-        if known is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[text, breaker] = self._broken_text(text, breaker)
-        return known
 
     def _broken_text(self, text: str, breaker: str) -> str:
         core = text.strip()

@@ -35,6 +35,11 @@ class Unchanged:
         """Return whether all keys and strings of compact JSON would stay unchanged."""
         return not self._others(json)
 
+    def changed(self, json: str, change: Callable[[str], str]) -> str:
+        """Return compact JSON with `change` applied to the strings that need a change."""
+        new = {string: orjson.dumps(change(_plain(string))).decode() for string in self._others(json)}
+        return self._strings.sub(lambda match: new.get(match[1]) or match[0], json) if new else json
+
     def _others(self, json: str) -> set[str]:
         """Return the strings of compact JSON that would change."""
         new = set(self._strings.findall(json)) - self._known

@@ -57,7 +57,7 @@ class FastTemplate:
             environment.add_global(name, value)
         environment.add_global("raise_exception", _refuse)
         environment.add_global("strftime_now", today.strftime)
-        environment.add_filter("tojson", to_json)
+        environment.add_filter("tojson", self._to_json)
         environment.add_test("iterable", _is_iterable)
         environment.add_test("sequence", _is_sequence)
         self._is_marked = _GENERATION.search(source) is not None
@@ -70,11 +70,12 @@ class FastTemplate:
         self._render = environment.render_template
         self._messages: list[Any] = []
         self._known: dict[tuple[int, bool], tuple[str, list[Range]]] = {}
+        self._json: dict[tuple[Any, ...], tuple[Any, str]] = {}
 
     def start(self, messages: list[Any]) -> None:
         """Start a conversation, whose renderings are remembered until the next one starts."""
         if messages is not self._messages:
-            self._messages, self._known = messages, {}
+            self._messages, self._known, self._json = messages, {}, {}
 
     def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
         """Return the rendered text and the ranges of its `{% generation %}` blocks.
@@ -87,6 +88,15 @@ class FastTemplate:
         if key not in self._known:
             self._known[key] = self._rendered(messages, tools, prompt)
         return self._known[key]
+
+    def _to_json(self, value: Any, *form: Any, **named: Any) -> str:
+        """Return JSON; that of a list or dict is remembered, because a conversation is rendered many times."""
+        if not isinstance(value, dict | list):
+            return to_json(value, *form, **named)
+        key = id(value), repr((form, named)) if form or named else ""
+        if key not in self._json:
+            self._json[key] = value, to_json(value, *form, **named)  # with the value, whose id is not used again
+        return self._json[key][1]
 
     def _rendered(self, messages: list[Any], tools: Any, prompt: bool) -> tuple[str, list[Range]]:
         try:
