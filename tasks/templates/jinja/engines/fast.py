@@ -90,7 +90,10 @@ class FastTemplate:
         return self._known[key]
 
     def _to_json(self, value: Any, *form: Any, **named: Any) -> str:
-        """Return JSON; that of a list or dict is remembered, because a conversation is rendered many times."""
+        """Return JSON.
+
+        That of a list or dict is remembered, because a conversation is rendered many times.
+        """
         if not isinstance(value, dict | list):
             return to_json(value, *form, **named)
         key = id(value), repr((form, named)) if form or named else ""
