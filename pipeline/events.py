@@ -114,11 +114,15 @@ def announce(recipe: Recipe) -> None:
 
 
 def proven(verdict: Verdict | None) -> None:
-    """Print a note if gigatoken and the reference encode a text differently."""
+    """Print a note for each fast engine that is not used, because it differs from its reference."""
+    notes = []
     if verdict and verdict.differs:
-        message = f"note: {verdict.engine} encodes all texts, because gigatoken encodes {verdict.differs} differently"
-        if _sent.first(message):
-            display.show(message)
+        notes.append(f"{verdict.engine} encodes all texts, because gigatoken encodes {verdict.differs} differently")
+    if verdict and verdict.rendering_differs:
+        notes.append(f"Jinja2 renders all conversations, because minijinja writes {verdict.rendering_differs}")
+    for note in notes:
+        if _sent.first(note):
+            display.show(f"note: {note}")
 
 
 class TaskProgress(Progress):

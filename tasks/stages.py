@@ -145,14 +145,15 @@ class TokenizePart(Stage):
         return [self.recipe.layout.token_file(key), self.recipe.layout.token_receipt(key)]
 
     def is_done(self, check_content: bool = False) -> bool:
-        refused, mirror = "gigatoken" if engine_check.refused(self.recipe) else "", mirror_of(self.recipe.layout.root)
+        refused, mirror = engine_check.refused(self.recipe), mirror_of(self.recipe.layout.root)
         return mirror.has(*self.outputs(), checksum="xxh3" if check_content else "", refused=refused)
 
     def step(self) -> Tokenize:
         """Return the work as a value for another process, with the encoder chosen here."""
         recipe, part = self.recipe, self.recipe.parts[self.part]
         texts = Texts(f"{recipe.texts_key} {recipe.config.packing} {recipe.layout.root}", recipe)
-        return Tokenize(texts, part, recipe.tokens_key(part), engine_check.verdict_of(recipe).engine)
+        verdict = engine_check.verdict_of(recipe)
+        return Tokenize(texts, part, recipe.tokens_key(part), verdict.engine, verdict.uses_minijinja)
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         return self.step().work(progress)
@@ -166,6 +167,12 @@ def _planned(recipe: Recipe, progress: Progress) -> dict[str, Any]:
     """Make the plan; if a token file is damaged, rebuild it and retry."""
     parts = _parts(recipe)
     mirror_of(recipe.layout.root).fetch(*((file, receipt) for file, receipt in (part.outputs() for part in parts)))
+    differs = next(filter(None, (stage.receipt().get("rendering_differs") for stage in _parts(recipe))), None)
+    if differs:
+        engine_check.refuse_minijinja(recipe, differs)
+        for stage in _parts(recipe):
+            if not stage.is_done():
+                stage.run(progress)
     engine_check.release_encoders()  # this corpus has nothing left to encode; another corpus loads its own
     try:
         return make_plan(recipe, recipe.plan_folder)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +129,15 @@ def _recipe_of(texts: Texts) -> Recipe:
 class Tokenize(Step):
     """Tokenize one part of a source file.
 
-    `engine` is the name of the encoder that was chosen for the corpus.
+    `engine` is the name of the encoder that was chosen for the corpus. Without `uses_minijinja`, Jinja2 renders all
+    conversations.
     """
 
     texts: Texts
     part: Part
     key: str
     engine: str
+    uses_minijinja: bool = True
 
     @property
     def place(self) -> str:
@@ -146,7 +148,7 @@ class Tokenize(Step):
         return layout.token_file(self.key), layout.token_receipt(self.key)
 
     def is_done(self) -> bool:
-        refused = "" if self.engine == "gigatoken" else "gigatoken"
+        refused = {"gigatoken", "minijinja"} - {self.engine, "minijinja" if self.uses_minijinja else ""}
         return mirror_of(self.texts.recipe.layout.root).is_stored(*self.outputs(), refused=refused)
 
     def work(self, progress: Progress) -> dict[str, Any]:
@@ -162,9 +164,14 @@ class Tokenize(Step):
                 "everywhere",
             )
         encoder = encoder_named(self.engine, recipe.encoder)
+        if recipe.template.engines and not self.uses_minijinja:
+            recipe.template.engines.use_jinja2()
         part = with_copy(self.part, layout.remote())
         with mirror.writing(*self.outputs()) as outputs:
-            return tokenize_part(part, encoder, recipe.template, recipe.config, *outputs, on_batch=progress.tokenized)
+            work = partial(tokenize_part, part, encoder, recipe.template, recipe.config, *outputs, progress.tokenized)
+            receipt = work()
+            # The engines of templates differ. Jinja2 renders the other parts again before they are planned.
+            return work() if {"rendering", "rendering_differs"} <= receipt.keys() else receipt
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -314,11 +314,11 @@ def _seal_of(values: dict[str, Any], path: Path) -> str:
     return str(xxhash.xxh3_128_hexdigest(to_json([path.parent.name, path.name, values])))
 
 
-def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:
+def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: Collection[str] = ()) -> bool:
     """Return whether `file` exists as its receipt describes it.
 
     This compares the size and, if `checksum` names an algorithm (sha256, xxh3), the checksum. The result is False if
-    the engine `refused` made the file.
+    one of the engines in `refused` made the file.
     """
     if not (receipt.is_file() and file.is_file()):
         return False
@@ -326,11 +326,16 @@ def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str 
         found = read_receipt(receipt)
         return bool(
             found["bytes"] == file.stat().st_size
-            and not (refused and found.get("engine") == refused)
+            and not is_refused(found, refused)
             and not (checksum and found[checksum] != digest_of(file, checksum))
         )
     except (StorageError, KeyError, TypeError, OSError):
         return False
+
+
+def is_refused(receipt: dict[str, Any], refused: Collection[str]) -> bool:
+    """Return whether one of the engines in `refused` encoded or rendered the texts of a token file."""
+    return receipt.get("engine") in refused or receipt.get("rendering") in refused
 
 
 def has_listed(receipt: Path) -> bool:

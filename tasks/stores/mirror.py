@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,16 @@ from typing import Any
 from tasks.core.errors import Busy, DataError, InputMissing, PackError, StorageError
 from tasks.core.printable import show_as
 from tasks.storage import corpus_folder
-from tasks.storage.files import digest_of, has_artifact, has_listed, locked, make_folder, read_receipt, write_bytes
+from tasks.storage.files import (
+    digest_of,
+    has_artifact,
+    has_listed,
+    is_refused,
+    locked,
+    make_folder,
+    read_receipt,
+    write_bytes,
+)
 from tasks.storage.manifest import load_manifest
 from tasks.stores.scratch import scratch_with, url_of
 from tasks.stores.store import Facts, Store, open_store
@@ -57,11 +66,11 @@ class Mirror:
         `manifests` are the two copies of its manifest.
         """
 
-    def has(self, file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:
+    def has(self, file: Path, receipt: Path, *, checksum: str = "", refused: Collection[str] = ()) -> bool:
         """Return whether the root has a file as its receipt says; see `has_artifact`."""
         return has_artifact(file, receipt, checksum=checksum, refused=refused)
 
-    def is_stored(self, file: Path, receipt: Path, refused: str = "") -> bool:
+    def is_stored(self, file: Path, receipt: Path, refused: Collection[str] = ()) -> bool:
         """Return whether the root has a file as its receipt describes it at this moment.
 
         Unlike `has`, this asks the bucket: other processes may have written the file since the last refresh.
@@ -199,21 +208,19 @@ class Remote(Mirror):
     def _is_whole(self, sizes: dict[Path, Any]) -> bool:
         return all(self._listed.get(self.key(path), Facts(-1, "")).size == size for path, size in sizes.items())
 
-    def has(self, file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:
+    def has(self, file: Path, receipt: Path, *, checksum: str = "", refused: Collection[str] = ()) -> bool:
         if file.is_file():
             return has_artifact(file, receipt, checksum=checksum, refused=refused)
-        return (
-            receipt.is_file() and bool(found := _values(receipt)) and not (refused and found.get("engine") == refused)
-        )
+        return receipt.is_file() and bool(found := _values(receipt)) and not is_refused(found, refused)
 
-    def is_stored(self, file: Path, receipt: Path, refused: str = "") -> bool:
+    def is_stored(self, file: Path, receipt: Path, refused: Collection[str] = ()) -> bool:
         if not self.adopt(receipt):
             return False
         found, data = _values(receipt), self.store.head(self.key(file))
         if not (data and data.size == found.get("bytes")):
             receipt.unlink(missing_ok=True)  # like `refresh`
             return False
-        return not (refused and found.get("engine") == refused)
+        return not is_refused(found, refused)
 
     def has_listed(self, receipt: Path) -> bool:
         if not self.adopt(receipt):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from tasks.conversations.model import ROLES, Conversation, Message, is_blank
 from tasks.core.errors import PackError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import Adjust
+
+if TYPE_CHECKING:
+    from tasks.templates.jinja.engines.choice import Engines
 
 TrainOn = Literal["assistant", "all", "last"]
 
@@ -62,6 +65,8 @@ class Template(Protocol):
     encoder: Encoder  # reference encoder of the template's tokenizer
     markers_as_text: tuple[str, ...]
     adjust: Adjust
+
+    engines: Engines | None = None  # of a Jinja template
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation.

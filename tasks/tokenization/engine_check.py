@@ -15,7 +15,8 @@ import os
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +44,7 @@ MOST_BYTES = 1 << 24  # the budget for sources with few, long texts
 MOST_FILES = 16  # maximum number of files to read
 MOST_TOKENS = 100  # maximum number of content tokens, and of control strings, to compare
 LONGEST = 2048  # characters; a longer text is cut to as many characters from a random place
+MINIJINJA = "minijinja"
 THREADS = 4  # threads that encode with the reference
 
 # Texts on which encoders are known to differ, from each other or between releases.
@@ -62,7 +64,8 @@ class Verdict:
     """The result of the check.
 
     `engine` encodes the corpus. `texts` and `bytes` are the numbers of texts and bytes that were compared. `differs` is
-    an excerpt of a text that differed. `reason` is the reason why gigatoken cannot read this tokenizer.
+    an excerpt of a text that differed. `reason` is the reason why gigatoken cannot read this tokenizer. Without
+    `uses_minijinja`, Jinja2 renders all conversations; `rendering_differs` is where minijinja's rendering differed.
     """
 
     engine: str
@@ -70,6 +73,8 @@ class Verdict:
     bytes: int = 0
     differs: str | None = None
     reason: str | None = None
+    uses_minijinja: bool = True
+    rendering_differs: str | None = None
 
 
 def encoder_of(recipe: Recipe) -> Encoder:
@@ -120,23 +125,34 @@ def known_verdict(recipe: Recipe) -> Verdict | None:
     Returns None if the check has not run yet.
     """
     if recipe.config.engine == "reference":
-        return Verdict(recipe.encoder.engine)
+        return Verdict(recipe.encoder.engine, uses_minijinja=False)
     try:
         return Verdict(**read_receipt(verdict_file(recipe)))
     except (PackError, TypeError):
         return None
 
 
-def refused(recipe: Recipe) -> bool:
-    """Return whether tokens from gigatoken must not be used for this corpus.
+def refused(recipe: Recipe) -> set[str]:
+    """Return the engines whose tokens must not be used for this corpus.
 
-    Such tokens may exist because another corpus has used gigatoken. They are refused if the config requires the
-    reference encoder, or if the recorded verdict does not choose gigatoken.
+    Such tokens may exist because another corpus has used the engine. They are refused if the config requires the
+    references, or if the recorded verdict does not choose the engine.
     """
-    if recipe.config.engine == "reference" or not recipe.has_tokenizer:
-        return recipe.config.engine == "reference"
-    verdict = known_verdict(recipe)
-    return verdict is not None and verdict.engine != GigatokenEncoder.engine
+    if recipe.config.engine == "reference":
+        return {GigatokenEncoder.engine, MINIJINJA}
+    verdict = known_verdict(recipe) if recipe.has_tokenizer else None
+    if verdict is None:
+        return set()
+    return {GigatokenEncoder.engine, MINIJINJA} - {verdict.engine, MINIJINJA if verdict.uses_minijinja else ""}
+
+
+def refuse_minijinja(recipe: Recipe, differs: str) -> None:
+    """Record that Jinja2 must render all conversations, because minijinja `differs` in one of them."""
+    verdict = verdict_of(recipe)
+    if verdict.uses_minijinja:
+        file = verdict_file(recipe)
+        write_receipt(file, asdict(replace(verdict, uses_minijinja=False, rendering_differs=differs)))
+        mirror_of(recipe.layout.root).push([file])
 
 
 def verdict_file(recipe: Recipe) -> Path:
@@ -145,7 +161,9 @@ def verdict_file(recipe: Recipe) -> Path:
 
 @lru_cache(maxsize=1)
 def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("gigatoken", "sentencepiece", "tokenizers")}
+    return {
+        name: metadata.version(name) for name in ("gigatoken", "jinja2", "minijinja", "sentencepiece", "tokenizers")
+    }
 
 
 @lru_cache(maxsize=2)
@@ -167,15 +185,23 @@ def release_encoders() -> None:
 
 
 def _prove(recipe: Recipe) -> Verdict:
-    reference = recipe.encoder
+    reference, engines = recipe.encoder, recipe.template.engines
+    with engines.comparing() if engines else nullcontext():
+        texts = [*HARD, *hard_tokens(reference), *sample(recipe)]
+    uses_minijinja, rendering_differs = (engines.are_fast, engines.differs) if engines else (True, None)
     try:
         fast = _gigatoken(reference)
     except Unsupported as error:
-        return Verdict(reference.engine, reason=str(error))
-    texts = [*HARD, *hard_tokens(reference), *sample(recipe)]
+        return Verdict(
+            reference.engine,
+            reason=str(error),
+            uses_minijinja=uses_minijinja,
+            rendering_differs=rendering_differs,
+        )
     differs = difference(fast, reference, texts)
     engine = fast.engine if differs is None else reference.engine
-    return Verdict(engine, len(texts), sum(len(text.encode()) for text in texts), differs)
+    size = sum(len(text.encode()) for text in texts)
+    return Verdict(engine, len(texts), size, differs, None, uses_minijinja, rendering_differs)
 
 
 def hard_tokens(encoder: Encoder) -> list[str]:

@@ -45,6 +45,8 @@ def tokenize_part(
     `on_batch` receives the numbers of conversations, rejects, and tokens so far, and the share of the part that has
     been read. Raises PackError if the run must stop: the source changed or is damaged, or labels cannot be located.
     """
+    engines = template.engines
+    starts_fast = engines is not None and engines.are_fast
     receipt: dict[str, Any] = dict.fromkeys(("conversations", *COUNTS), 0)
     rejects: list[list[Any]] = []
     batches: list[int] = []  # rows of each record batch; a reader opens only the batches that it needs
@@ -86,6 +88,10 @@ def tokenize_part(
         receipt |= {"records": reader.records, "bytes": out.size, "xxh3": out.digest(), "rejects": rejects}
         receipt["batches"] = batches
         receipt["engine"] = encoder.engine
+        if starts_fast:
+            receipt["rendering"] = "minijinja"
+        if engines and engines.differs:
+            receipt["rendering_differs"] = engines.differs
         if counts := unused.found():
             receipt["unused_keys"] = counts
     write_receipt(receipt_file, receipt)

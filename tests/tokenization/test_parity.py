@@ -331,7 +331,7 @@ def test_the_reference_needs_no_comparison(tmp_path: Path, monkeypatch: pytest.M
     recipe = make_recipe(tmp_path, conversations(5), engine="reference")
     assert encoder_of(recipe) is recipe.encoder
     pack_corpus(recipe)
-    assert encoder_facts(recipe) == asdict(Verdict("sentencepiece"))
+    assert encoder_facts(recipe) == asdict(Verdict("sentencepiece", uses_minijinja=False))
     assert not (tmp_path / "data" / "engines").exists()
 
 

@@ -76,6 +76,7 @@ class JinjaTemplate(Template):
     """
 
     markers_as_text: tuple[str, ...] = ()
+    engines: Engines
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
@@ -56,6 +56,7 @@ class Engines:
     def __init__(self, renderer: Renderer, source: str, constants: Mapping[str, Any], today: datetime, ends: str):
         self.renderer = renderer
         self.differs: str | None = None
+        self._compares_all = False
         self._ends, self._eos = re.compile(ends), constants.get("eos_token", "")
         self._fast: FastTemplate | None = None
         with suppress(Unsure):
@@ -63,15 +64,30 @@ class Engines:
         if self._fast and any(self._is_wrong(*pair) for pair in zip(TRIALS, renderer.render_all(TRIALS), strict=True)):
             self._fast = None  # for every corpus, so it is not reported
 
+    @property
+    def are_fast(self) -> bool:
+        """Return whether minijinja renders conversations."""
+        return self._fast is not None
+
     def use_jinja2(self) -> None:
         """Let Jinja2 render all further conversations."""
         self._fast = None
+
+    @contextmanager
+    def comparing(self) -> Iterator[None]:
+        """Compare all conversations that are rendered in this context."""
+        self._compares_all = True
+        try:
+            yield
+        finally:
+            self._compares_all = False
 
     def engine_for(self, conversation: str) -> Engine:
         """Return what renders a conversation, which is compact JSON."""
         if self._fast is None or not is_sure(conversation):
             return "jinja2"
-        return "minijinja" if zlib.crc32(conversation.encode()) % COMPARED else "both"
+        is_compared = self._compares_all or zlib.crc32(conversation.encode()) % COMPARED == 0
+        return "both" if is_compared else "minijinja"
 
     def render(self, job: Job) -> Rendering:
         """Render one conversation and locate its turns.
