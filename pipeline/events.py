@@ -114,7 +114,7 @@ def announce(recipe: Recipe) -> None:
 
 
 def proven(verdict: Verdict | None) -> None:
-    """Print a note for each fast engine that is not used, because it differs from its reference."""
+    """Print a note for each fast engine that differs from its reference."""
     notes = []
     if verdict and verdict.differs:
         notes.append(f"{verdict.engine} encodes all texts, because gigatoken encodes {verdict.differs} differently")

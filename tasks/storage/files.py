@@ -334,7 +334,7 @@ def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: Coll
 
 
 def is_refused(receipt: dict[str, Any], refused: Collection[str]) -> bool:
-    """Return whether one of the engines in `refused` encoded or rendered the texts of a token file."""
+    """Return whether one of the engines in `refused` made a token file."""
     return receipt.get("engine") in refused or receipt.get("rendering") in refused
 
 

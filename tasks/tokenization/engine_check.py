@@ -147,7 +147,10 @@ def refused(recipe: Recipe) -> set[str]:
 
 
 def refuse_minijinja(recipe: Recipe, differs: str) -> None:
-    """Record that Jinja2 must render all conversations, because minijinja `differs` in one of them."""
+    """Record that Jinja2 must render all conversations.
+
+    `differs` is where minijinja's rendering of one of them differs.
+    """
     verdict = verdict_of(recipe)
     if verdict.uses_minijinja:
         file = verdict_file(recipe)

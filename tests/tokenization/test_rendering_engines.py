@@ -1,4 +1,4 @@
-"""Jinja2 renders the whole corpus if minijinja writes one of its conversations differently."""
+"""Jinja2 renders the whole corpus if minijinja renders a part of it differently."""
 
 from __future__ import annotations
 
