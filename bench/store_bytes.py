@@ -1,13 +1,13 @@
 """Count the bytes that machines read from and write to a bucket.
 
-    python bench/store_bytes.py CONFIG [--times 10] [--machines 3] [--start together] [--file-mb 8]
+    python bench/store_bytes.py CONFIG [--times 10] [--machines 3] [--file-mb 8]
 
-    packcorpus part --stage tokenize --part 1/3, 2/3, 3/3; then --stage pack; then packcorpus pack on one machine
+    packcorpus part --stage prepare; --stage tokenize --share 1/3, 2/3, 3/3; --stage plan; --stage write;
+        --stage publish
 
 The bucket has the sources and the root. The machines are simulated on this machine, each with its own scratch folder.
-They start together or, with `--start apart`, one after the other, which changes the machine that hashes and plans. The
-bucket is served by moto. Sources are enlarged first (bench/enlarge.py), and with --file-mb cut into files of that size.
-CPU seconds do not include the server.
+The bucket is served by moto. Sources are enlarged first (bench/enlarge.py), and with --file-mb cut into files of that
+size. CPU seconds do not include the server.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from moto_bucket import BUCKET, MotoBucket, moto_bucket
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MB = 1e6
+STAGES = ("prepare", "tokenize", "plan", "write", "publish")
 
 KINDS = {
     "sources": ("sources/",),
@@ -67,7 +68,6 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--machines", type=int, default=3)
     parser.add_argument("--file-mb", type=int)
-    parser.add_argument("--start", choices=("together", "apart"), default="together")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, moto_bucket() as bucket:
         folder = Path(name)
@@ -76,21 +76,19 @@ def main() -> None:
         bucket.written.clear()
         read: dict[str, dict[str, float]] = {}
         seconds: dict[str, float] = {}
-        for stage in ("tokenize", "pack", "publish"):
+        for stage in STAGES:
             bucket.read.clear()
             running, before = [], cpu()
-            for machine in range(1, options.machines + 1 if stage != "publish" else 2):
-                part = ["part", "config.yaml", "--stage", stage, "--part", f"{machine}/{options.machines}"]
-                words = ["pack", "config.yaml", "--quiet"] if stage == "publish" else part
-                running.append(start(machine, folder, bucket, *words))
-                if options.start == "apart":
-                    finish(running[-1])
+            count = options.machines if stage in ("tokenize", "write") else 1
+            for machine in range(1, count + 1):
+                share = ["--share", f"{machine}/{count}"] if count > 1 else []
+                running.append(start(machine, folder, bucket, "part", "config.yaml", "--stage", stage, *share))
             for each in running:
                 finish(each)
             read[stage], seconds[stage] = by_kind(bucket.read), cpu() - before
         stored, written = by_kind(bucket.size()), by_kind(bucket.written)
-    print("| MB | size | written | read to tokenize | to pack | to publish | read in all |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print(f"| MB | size | written | read to {' | to '.join(STAGES)} | read in all |")
+    print(f"|---|{'---:|' * (len(STAGES) + 3)}")
     for kind in KINDS:
         own = [read[stage][kind] for stage in read]
         cells = [stored[kind], written[kind], *own, sum(own)]

@@ -34,7 +34,7 @@ from tasks.config import load_config
 from tasks.recipe import Recipe, resolve
 from tasks.steps import unreadable
 from tasks.stores.mirror import LOCAL, mirror_of
-from tasks.stores.scratch import root_of
+from tasks.stores.scratch import root_of, url_of
 
 # A child that is forked after the tokenizers library has used its threads hangs forever.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -106,7 +106,16 @@ class _Step(luigi.Task):
         return luigi.LocalTarget(self.stage.outputs()[-1])
 
     def complete(self) -> bool:
+        self.keep_here()
         return self.stage.is_done()
+
+    def keep_here(self) -> None:
+        """Run the tasks in this process if a fork could not do their work.
+
+        A fork has neither the connection to a cluster nor the threads of a bucket.
+        """
+        if is_remote(self.on) or url_of(root_of(self.root)):
+            guard.keep_tasks_here()
 
     def run(self) -> None:
         with events.stage(self):
@@ -131,19 +140,7 @@ class _Sized(_Step):
     sequence_length = luigi.OptionalParameter(default="", description="Overrides the config's sequence_length.")
 
 
-class _Once(_Step):
-    """A task that only one of several concurrent runs does, while the others wait.
-
-    If the root is in a bucket, the other runs may be on other machines.
-    """
-
-    def work(self) -> dict[str, Any]:
-        receipt = stages.run_once(self.stage, events.TaskProgress(self))
-        assert receipt is not None, "it was waited for"
-        return receipt
-
-
-class TrainTokenizer(_Once):
+class TrainTokenizer(_Step):
     @property
     def stage(self) -> stages.Stage:
         return stages.TrainTokenizer(self.recipe)
@@ -170,7 +167,7 @@ class TokenizePart(_Step):
         return self.size
 
 
-class PlanPacking(_Sized, _Once):
+class PlanPacking(_Sized):
     @property
     def stage(self) -> stages.Stage:
         return stages.Plan(self.recipe)
@@ -202,6 +199,7 @@ class _Together(_Step):
         return self.members[-1]
 
     def complete(self) -> bool:
+        self.keep_here()
         return all(stage.is_done() for stage in self.members)
 
     def size_of(self, number: int) -> float:
@@ -277,12 +275,9 @@ class PackCorpus(_Sized):
         # A fork for a task must not read them again, because it cannot use a store that its parent has used.
         if events.begin():
             _recipe.cache_clear()
-        if is_remote(self.on):
-            guard.keep_tasks_here()
         with guard.reporting():
             settings.check_workers(self.on)
-            is_done = super().complete()
-        return is_done
+            return super().complete()
 
 
 TASKS = {

@@ -189,7 +189,7 @@ class RunGuard:
     def keep_tasks_here(self) -> None:
         """Run the tasks of this run one after another in this process, despite --workers.
 
-        A remote engine needs this, because its connection would end if each task were forked.
+        A remote engine and a root in a bucket need this, because their connections end in a fork.
         """
         if self._worker:
             self._worker.set_worker_processes(1)

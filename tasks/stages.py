@@ -20,7 +20,7 @@ from tasks.corpus.publish import publish_corpus
 from tasks.packing.plan import make_plan, plan_files
 from tasks.recipe import Recipe
 from tasks.sources.parts import sizes_of
-from tasks.sources.shares import Share
+from tasks.sources.shares import WHOLE, Share
 from tasks.steps import (
     SILENT,
     Pack,
@@ -41,8 +41,8 @@ from tasks.storage.files import (
     write_receipt,
 )
 from tasks.storage.manifest import load_manifest
-from tasks.stores.claims import make_once
 from tasks.stores.mirror import LOCAL, Mirror, mirror_of
+from tasks.stores.scratch import sent_root
 from tasks.tokenization import engine_check
 from tasks.tokenization.train_tokenizer import train_tokenizer
 
@@ -67,13 +67,6 @@ class Stage(ABC):
 
         With `check_content`, every output must also have its recorded checksum.
         """
-
-    def is_stored(self) -> bool:
-        """Return whether the stage is done at this moment.
-
-        Unlike `is_done`, this asks the bucket: another machine may have run the stage since the last refresh.
-        """
-        return mirror_of(self.recipe.layout.root).adopt(self.outputs()[-1]) and self.is_done()
 
     def prepare(self) -> None:  # noqa: B027 - most stages have nothing to drop
         """Discard outputs of an interrupted run, and outputs that were damaged since.
@@ -111,19 +104,12 @@ class TrainTokenizer(Stage):
     def is_done(self, check_content: bool = False) -> bool:
         return self.recipe.has_tokenizer
 
-    def is_stored(self) -> bool:
-        mirror, (model, receipt) = mirror_of(self.recipe.layout.root), self.outputs()
-        if not mirror.is_stored(model, receipt):
-            return False
-        mirror.fetch((model, receipt))
-        return self.is_done()
-
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         recipe, config = self.recipe, self.recipe.config
         model, receipt = self.outputs()
-        with mirror_of(recipe.layout.root).writing(model, receipt) as (model, receipt):
-            facts = train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, model)
-            write_receipt(receipt, facts)
+        facts = train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, model)
+        write_receipt(receipt, facts)
+        mirror_of(recipe.layout.root).push((model, receipt))
         return self.receipt()
 
     def receipt(self) -> dict[str, Any]:
@@ -201,9 +187,6 @@ class Plan(Stage):
             return False
         return all(stage.is_done() for stage in self.requires())
 
-    def is_stored(self) -> bool:
-        return mirror_of(self.recipe.layout.root).has_listed(self.outputs()[-1]) and self.is_done()
-
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         mirror = mirror_of(self.recipe.layout.root)
         try:
@@ -237,9 +220,10 @@ class WriteShard(Stage):
         """Return the work as a value that another process can run."""
         recipe, config = self.recipe, self.recipe.config
         special = (recipe.encoder.eos_id, recipe.encoder.pad_id) if config.packing else None
-        path, root = self.outputs()[0], recipe.layout.root
-        length, shape = recipe.length_of_shard(self.shard), shape_of(recipe.settings())
-        return Pack(root, recipe.plan_folder, path, self.shard, length, special, recipe.corpus_key, shape)
+        layout, length = recipe.layout, recipe.length_of_shard(self.shard)
+        plan, shard = layout.name_of(recipe.plan_folder), layout.name_of(self.outputs()[0])
+        root, shape = sent_root(layout.root), shape_of(recipe.settings())
+        return Pack(root, plan, shard, self.shard, length, special, recipe.corpus_key, shape)
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         return self.step().work(progress)
@@ -342,49 +326,58 @@ def run_all(target: Stage, progress: Progress = SILENT, check_content: bool = Fa
     visit(target)
 
 
-def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
-    """Run a share of the stages of a kind, "tokenize" or "pack".
+def run_alone(recipe: Recipe, name: str, share: Share = WHOLE) -> tuple[int, int]:
+    """Run a share of one stage of `packcorpus part`.
 
-    This is for machines that share files or a bucket and do not know of each other. The first machine makes the outputs
-    that all need, the trained tokenizer and the plan, while the others wait. Returns the number of stages in this
-    share, and the number of them that were done before. Raises Busy if shards are requested before all parts are
-    tokenized.
+    This is for machines that share files or a bucket and do not know of each other. Every stage before must have ended
+    on all of them. Returns the number of steps in this share, and the number of them that were done before. Raises Busy
+    if the outputs of an earlier stage are missing.
     """
-    parts, plan = _parts(recipe), Plan(recipe)
     refresh(recipe)
-    for tokenizer in _tokenizer(recipe):
-        run_once(tokenizer)
-    if kind == "pack" and not plan.is_done():
-        missing = [stage for stage in parts if not stage.is_done()]
-        if missing:
+    parts, plan, publish = _parts(recipe), Plan(recipe), Publish(recipe)
+    shards: list[Stage] = [stage for stage in publish.requires() if isinstance(stage, WriteShard)]
+    needed: list[Stage] = []
+    if name == "prepare":
+        steps, costs = _tokenizer(recipe), [1]
+    elif name == "tokenize":
+        steps, needed, costs = parts, _tokenizer(recipe), sizes_of(recipe.parts)
+    elif name == "plan":
+        steps, needed, costs = [plan], [*_tokenizer(recipe), *parts], [1]
+    elif name == "write":
+        steps, needed, costs = shards, [*_tokenizer(recipe), plan], [1] * len(shards)
+    else:
+        steps, needed, costs = [publish], [*_tokenizer(recipe), *shards], [1]
+        if not publish.is_done():
+            publish.prepare()
+    if not all(stage.is_done() for stage in steps):
+        _require(recipe, needed)
+    if name in ("plan", "publish"):
+        claim(recipe)
+    own = [steps[number] for number in share.of(costs)] if steps else []
+    left = [stage for stage in own if not stage.is_done()]
+    for stage in left:
+        run_all(stage)
+    if name == "prepare":
+        engine_check.verdict_of(recipe)
+    return len(own), len(own) - len(left)
+
+
+def _require(recipe: Recipe, needed: Sequence[Stage]) -> None:
+    """Raise Busy if stages are not done, naming the stage of `packcorpus part` to run first."""
+    for kind, stage_name, missing_what in (
+        (TrainTokenizer, "prepare", "the tokenizer is not trained yet"),
+        (TokenizePart, "tokenize", "{missing:,} of {all:,} parts are not tokenized yet"),
+        (Plan, "plan", "the corpus is not planned yet"),
+        (WriteShard, "write", "{missing:,} of {all:,} shards are not written yet"),
+    ):
+        stages = [stage for stage in needed if isinstance(stage, kind)]
+        if missing := sum(not stage.is_done() for stage in stages):
+            problem = missing_what.format(missing=missing, all=len(stages))
+            every = " for every share" if kind in (TokenizePart, WriteShard) else ""
             raise Busy(
                 "parts_missing",
-                f"{recipe.config.name}: {len(missing):,} of {len(recipe.parts):,} parts are not tokenized yet; "
-                "run --stage tokenize for every share first",
+                f"{recipe.config.name}: {problem}; run packcorpus part --stage {stage_name}{every} first",
             )
-        run_once(plan)
-    every, costs = parts, sizes_of(recipe.parts)
-    if kind == "pack":
-        every = [stage for stage in Publish(recipe).requires() if isinstance(stage, WriteShard)]
-        costs = [1] * len(every)
-    share = [every[number] for number in own.of(costs)]
-    left = [stage for stage in share if not stage.is_done()]
-    for stage in left:
-        stage.run()
-    return len(share), len(share) - len(left)
-
-
-def run_once(stage: Stage, progress: Progress = SILENT) -> dict[str, Any] | None:
-    """Run a stage unless it is done, and return its receipt.
-
-    If another machine runs the stage, wait for it. Raises PackError.
-    """
-
-    def find() -> dict[str, Any] | None:
-        return stage.receipt() if stage.is_stored() else None
-
-    mirror, commit = mirror_of(stage.recipe.layout.root), stage.outputs()[-1]
-    return make_once(mirror, commit, find, lambda: stage.run(progress))
 
 
 # Checks of an engine before it starts, and of files on disk

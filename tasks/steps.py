@@ -30,7 +30,7 @@ from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import has_artifact, read_receipt, write_receipt
 from tasks.storage.paths import Layout
 from tasks.stores.mirror import LOCAL, Mirror, mirror_of
-from tasks.stores.scratch import scratch_of, url_of
+from tasks.stores.scratch import root_of
 from tasks.tokenization.engine_check import encoder_named
 from tasks.tokenization.tokenize_part import tokenize_part
 
@@ -80,29 +80,6 @@ class Step(ABC):
         """Raise StorageError if the outputs cannot be read back."""
         if not self.is_done():
             raise unreadable(self.outputs()[0])
-
-
-@dataclass(frozen=True)
-class InRoot(Step):
-    """A step that names paths in a root."""
-
-    root: Path
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Send absolute paths and, for a root in a bucket, its URL.
-
-        Another process may be in another folder. On another machine, it has its own scratch folder.
-        """
-        paths = {name: path.absolute() for name, path in vars(self).items() if isinstance(path, Path)}
-        return vars(self) | paths | {"url": url_of(self.root)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        sent, url = state["root"], state.pop("url")
-        if url:
-            own = scratch_of(url)
-            paths = {name: path for name, path in state.items() if isinstance(path, Path)}
-            state |= {name: own / path.relative_to(sent) for name, path in paths.items()}
-        vars(self).update(state)
 
 
 @dataclass(frozen=True)
@@ -167,22 +144,45 @@ class Tokenize(Step):
         if recipe.template.engines and not self.uses_minijinja:
             recipe.template.engines.use_jinja2()
         part = with_copy(self.part, layout.remote())
-        with mirror.writing(*self.outputs()) as outputs:
-            work = partial(tokenize_part, part, encoder, recipe.template, recipe.config, *outputs, progress.tokenized)
+        work = partial(
+            tokenize_part, part, encoder, recipe.template, recipe.config, *self.outputs(), progress.tokenized
+        )
+        receipt = work()
+        # The engines of templates differ. Jinja2 renders the other parts again before they are planned.
+        if {"rendering", "rendering_differs"} <= receipt.keys():
             receipt = work()
-            # The engines of templates differ. Jinja2 renders the other parts again before they are planned.
-            return work() if {"rendering", "rendering_differs"} <= receipt.keys() else receipt
+        mirror.push(self.outputs())
+        return receipt
 
 
 @dataclass(frozen=True)
-class Pack(InRoot):
+class OfPlan(Step):
+    """A step that reads the plan of a corpus, or writes a part of it.
+
+    `sent_root` is the path or URL of the root; `plan` and all other names of files are relative to it, because every
+    machine has its own scratch folder for a root in a bucket.
+    """
+
+    sent_root: str
+    plan: str
+
+    @property
+    def root(self) -> Path:
+        return root_of(self.sent_root)
+
+    @property
+    def plan_folder(self) -> Path:
+        return self.root / self.plan
+
+
+@dataclass(frozen=True)
+class Pack(OfPlan):
     """Write one shard of a plan.
 
     `special` has the ids of EOS and padding, or is None for format 2.0.
     """
 
-    plan_folder: Path
-    path: Path
+    file: str
     shard: int
     length: int
     special: tuple[int, int] | None
@@ -191,35 +191,36 @@ class Pack(InRoot):
 
     @property
     def place(self) -> str:
-        return self.path.name
+        return Path(self.file).name
 
     def outputs(self) -> tuple[Path, Path]:
-        return self.path, shard_receipt(self.plan_folder, self.shard)
+        return self.root / self.file, shard_receipt(self.plan_folder, self.shard)
 
     def is_done(self) -> bool:
         return mirror_of(self.root).is_stored(*self.outputs())
 
     def work(self, progress: Progress) -> dict[str, Any]:
-        layout, mirror = Layout(self.root), mirror_of(self.root)
+        layout, mirror, (path, receipt_file) = Layout(self.root), mirror_of(self.root), self.outputs()
         facts = fetch_plan(mirror, self.plan_folder, self.shard)
         files = [layout.token_file(key) for key in facts["token_files"]]
-        with mirror.writing(*self.outputs(), keep=False) as (path, receipt_file):
-            try:
-                receipt = write_planned_shard(
-                    path,
-                    self.shard,
-                    self.plan_folder,
-                    files,
-                    self.special,
-                    self.length,
-                    self.corpus_key,
-                    fetch=lambda file: mirror.fetch((file, layout.token_receipt(file.stem))),
-                    shape=self.shape,
-                )
-            except UNREADABLE:
-                check_token_files(layout, facts["token_files"], self.plan_folder)
-                raise
-            write_receipt(receipt_file, receipt)
+        try:
+            receipt = write_planned_shard(
+                path,
+                self.shard,
+                self.plan_folder,
+                files,
+                self.special,
+                self.length,
+                self.corpus_key,
+                fetch=lambda file: mirror.fetch((file, layout.token_receipt(file.stem))),
+                shape=self.shape,
+            )
+        except UNREADABLE:
+            check_token_files(layout, facts["token_files"], self.plan_folder)
+            raise
+        write_receipt(receipt_file, receipt)
+        mirror.push((path, receipt_file))
+        mirror.drop(path)
         return receipt
 
 

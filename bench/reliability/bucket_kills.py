@@ -230,12 +230,12 @@ def main() -> None:
         verified = subprocess.run([str(BIN / "packcorpus"), "verify", f"{URL}/{manifest}"], check=False).returncode
         known = tuple(f"root/{start}" for start in (*COMPARED, *SHARED))
         left = [key for key in bucket.size() if not key.startswith((*known, "sources/"))]
-        unfinished, staged = len(bucket.unfinished()), len(list(folder.rglob(".staged/*")))
+        unfinished, left_here = len(bucket.unfinished()), len(list(folder.rglob("data/**/.*.tmp")))
     print("\n".join(lines))
     differ = sorted(path for path in expected.keys() | found.keys() if expected.get(path) != found.get(path))
     print(f"{seconds:.0f} s; {len(found)} files compared, {len(differ)} differ, {len(left)} left over; ", end="")
     print(f"verify has ended with {verified}")
-    print(f"not ended: {unfinished} uploads in parts; folders of killed writers in scratch: {staged}")
+    print(f"not ended: {unfinished} uploads in parts; unfinished files of killed writers in scratch: {left_here}")
     if differ or left or verified:
         sys.exit("\n".join([*differ, *left]) or "verify has failed")
 

@@ -23,6 +23,7 @@ from typing import Any, Self
 from pipeline.engines.engine import ATTEMPTS, PATIENCE, lost
 from tasks.core.errors import PackError
 from tasks.steps import Outcome, Step, attempt
+from tasks.stores.bucket import has_threads
 
 # Seconds that an interrupted worker has to remove its partial files. The task that waits for it has more time in
 # run_guard.
@@ -32,8 +33,11 @@ LEAVING = 3.0
 def start_method() -> BaseContext:
     """Return how to start workers.
 
-    On Linux, they are forked and share the open encoder. Elsewhere, a fork is not safe.
+    On Linux, they are forked and share the open encoder. Elsewhere, a fork is not safe, and neither is it after this
+    process has used a bucket, whose threads a fork does not have.
     """
+    if has_threads():
+        return multiprocessing.get_context("spawn")
     if sys.platform == "linux":
         return multiprocessing.get_context("fork")
     has_server = "forkserver" in multiprocessing.get_all_start_methods()

@@ -2,7 +2,7 @@
 
     packcorpus init PATH…                       packcorpus check CONFIG
     packcorpus pack CONFIG                      packcorpus train [CORPUS] [OPTION…]
-    packcorpus part CONFIG --stage NAME --part I/N
+    packcorpus part CONFIG --stage NAME --share I/N
     packcorpus inspect [PATH] [--row N] [--at FILE:LINE] [--search TEXT] …
     packcorpus list                             packcorpus diff BEFORE AFTER
     packcorpus verify [MANIFEST] [--rebuild]    packcorpus repair [MANIFEST]

@@ -1,4 +1,4 @@
-"""Run a share of the parts or shards of a corpus: `packcorpus part`."""
+"""Run one stage of a corpus, or a share of it, on one of several machines: `packcorpus part`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,41 @@ from tasks.config import load_config
 from tasks.core.errors import UsageError
 from tasks.core.suggest import suggest
 from tasks.recipe import resolve
-from tasks.sources.shares import Share
-from tasks.stages import run_share
+from tasks.sources.shares import WHOLE, Share
+from tasks.stages import run_alone
+from tasks.stores.mirror import mirror_of
 
-STAGES = ("tokenize", "pack")
+STAGES = ("prepare", "tokenize", "plan", "write", "publish")
+SHARED = ("tokenize", "write")  # the stages that are divided into shares
 
 
-def run_part(config: Path, root: Path, stage: str, part: str, sequence_length: str) -> dict[str, Any]:
-    """Run one share of a stage and return the counts of its steps.
+def run_part(config: Path, root: Path, stage: str, share: str, sequence_length: str) -> dict[str, Any]:
+    """Run one share of a stage, and return its counts or, for `publish`, the manifest.
 
-    `part` is the share as I/N. Raises PackError.
+    `share` is I/N, or "" for all of a stage. Raises PackError.
     """
+    own = _check(stage, share)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a machine runs several shares in parallel instead
+    recipe = replace(resolve(config, root), config=load_config(config, sequence_length))
+    steps, done = run_alone(recipe, stage, own)
+    every = {"tokenize": len(recipe.parts), "write": len(recipe.shard_names())}.get(stage, steps)
+    found = {"stage": stage, "share": share or None, "steps": steps, "all": every, "found_done": done}
+    if stage == "publish":
+        found["manifest"] = mirror_of(recipe.layout.root).shown(recipe.published)
+    return found
+
+
+def _check(stage: str, share: str) -> Share:
+    if stage == "pack":
+        raise UsageError("bad_command_line", "--stage pack: is now two stages: --stage plan, then --stage write")
     if stage not in STAGES:
-        raise UsageError("bad_command_line", f"--stage {stage}: expected {' or '.join(STAGES)}{suggest(stage, STAGES)}")
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", part)
+        raise UsageError("bad_command_line", f"--stage {stage}: expected {', '.join(STAGES)}{suggest(stage, STAGES)}")
+    if not share:
+        return WHOLE
+    if stage not in SHARED:
+        raise UsageError("bad_command_line", f"--share {share}: --stage {stage} has no shares; run it once, without")
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", share)
     number, of = map(int, found.groups()) if found else (0, 0)
     if not 1 <= number <= of:
-        raise UsageError("bad_command_line", f"--part {part}: expected I/N, from 1/N to N/N, such as 3/16")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a machine runs several shares in parallel instead
-    own = Share(number, of)
-    recipe = replace(resolve(config, root), config=load_config(config, sequence_length))
-    share, done = run_share(recipe, stage, own)
-    every = len(recipe.parts) if stage == "tokenize" else len(recipe.shard_names())
-    return {"stage": stage, "part": part, "share": share, "all": every, "found_done": done}
+        raise UsageError("bad_command_line", f"--share {share}: expected I/N, from 1/N to N/N, such as 3/16")
+    return Share(number, of)

@@ -462,8 +462,8 @@ _ALL = [
          "memory ran out, or machines went away", "run again with fewer workers, or with more memory for each"),
     Code("E715", "no_cluster", MISSING, "No Ray cluster answers.",
          "it was not started, or the address is wrong", "start it, or correct --on"),
-    Code("E716", "parts_missing", BUSY, "Shards cannot be written before all parts are tokenized.",
-         "a share of the parts is still running, or failed", "run packcorpus part --stage tokenize for every share"),
+    Code("E716", "parts_missing", BUSY, "An earlier stage of packcorpus part has not ended everywhere.",
+         "a share of it is still running, or failed", "run the stage that the message names, for every share"),
 
     Code("E721", "library_missing", PART, "A library is not installed.",
          "it is part of an extra", "install the extra that the message names, or run make extras for training"),

@@ -79,7 +79,7 @@ def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Expor
             f"loss_weight: none, or export it to {holding}",
         )
     folder = checked_folder(manifest, path)
-    project = Path() if url_of(root) else root  # trainers read local files; a scratch folder is trimmed
+    project = Path() if url_of(root) else root  # trainers read local files, and a scratch folder may be deleted
     final = output or project / "data" / "exports" / f"{folder.resolve().name}-{format.name}"
     if final.name in ("", ".."):
         raise UsageError("bad_command_line", f"--output {final}: expected the name of a new folder")

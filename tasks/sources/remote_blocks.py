@@ -21,7 +21,7 @@ from xxhash import xxh3_128_digest
 
 from tasks.readers.hashed_blocks import BLOCK, BlockDigests, CheckedBlocks
 from tasks.storage.files import make_folder
-from tasks.stores.mirror import open_once
+from tasks.stores.bucket import open_store
 from tasks.stores.receive import changed, scratch_full
 from tasks.stores.store import Facts
 from tasks.stores.urls import split_url
@@ -39,7 +39,7 @@ def read_object(url: str, facts: Facts, start: int, length: int) -> bytes:
     Raises the errors of stores, such as object_changed if the object has changed.
     """
     where = split_url(url)
-    return open_once(f"{where.scheme}://{where.bucket}").read(where.key, facts, start, length)
+    return open_store(f"{where.scheme}://{where.bucket}").read(where.key, facts, start, length)
 
 
 def fetch_all(path: Path, url: str, facts: Facts, check: Callable[[], None]) -> Iterator[bytes]:

@@ -26,6 +26,10 @@ class Layout:
         )
         return [(self.root / folder).resolve() for folder in written]
 
+    def name_of(self, path: Path) -> str:
+        """Return a path below the root as every machine can use it: relative to the root."""
+        return path.relative_to(self.root).as_posix()
+
     def remote(self) -> Path:
         """Return the folder of the local copies of remote sources."""
         return self.root / "data" / "remote"

@@ -3,17 +3,21 @@
 Credentials come from the places where the cloud's own tools find them. The text of obstore's errors is never passed on
 verbatim: it contains the answer of the server, which for a bad signature contains the access key. This is the only
 module that imports obstore.
+
+obstore's threads do not survive a fork, and obstore cannot restart them. A process that has used a bucket therefore
+starts other processes that need one as new Python processes (`has_threads`).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from configparser import ConfigParser
 from configparser import Error as ConfigError
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -104,21 +108,8 @@ class Bucket:
                 raise cut_off(self.url_of(key), received, size) from None
             raise
 
-    def ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        asked = [(start, length) for start, length in ranges if length]  # obstore refuses an empty range
-        if not asked:
-            return [b""] * len(ranges)
-        starts, lengths = zip(*asked, strict=True)
-        with self._errors(key) as obstore:
-            found = interruptible(obstore.get_ranges, self._store, self._key(key), starts=starts, lengths=lengths)
-            parts = iter([bytes(part) for part in found])
-        answer = [next(parts) if length else b"" for _, length in ranges]
-        for part, (start, length) in zip(answer, ranges, strict=True):
-            if len(part) != length:
-                raise cut_off(self.url_of(key), start + len(part), start + length)
-        return answer
-
     def read(self, key: str, expected: Facts, start: int, length: int) -> bytes:
+        """Return bytes of an object. Raises object_changed if it is not as `expected`."""
         url, options = self.url_of(key), {"if_match": expected.identity, "range": (start, start + length)}
         with self._errors(key) as obstore:
             found = interruptible(obstore.get, self._store, self._key(key), options=options)
@@ -129,9 +120,13 @@ class Bucket:
             raise cut_off(url, start + len(body), start + length)
         return body
 
-    def put(self, key: str, source: Path | bytes, absent: bool = False, expected: Facts | None = None) -> bool:
-        if expected:
-            return self._replace(key, source, expected)
+    def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
+        """Write an object from a finished file, completely or not at all.
+
+        With `absent`, return False and write nothing if the object exists, also if another writer is just faster. The
+        content is then held in memory, so `absent` is for receipts and manifests. False after an error of the server
+        may mean that the first attempt has written the object: compare the content.
+        """
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
         part = max(UPLOAD_PART, -(-size // MOST_PARTS))
         sent = {"mode": "create", "use_multipart": False} if absent else {"mode": "overwrite", "chunk_size": part}
@@ -140,25 +135,6 @@ class Bucket:
                 interruptible(obstore.put, self._store, self._key(key), source, max_concurrency=UPLOADS, **sent)
             except (FileExistsError, obstore.exceptions.AlreadyExistsError):
                 return False
-        return True
-
-    def _replace(self, key: str, source: Path | bytes, expected: Facts) -> bool:
-        with self._errors(key) as obstore:
-            failed = obstore.exceptions
-            try:
-                found = interruptible(obstore.head, self._store, self._key(key))
-                if _facts(found) != expected:
-                    return False
-                # S3 and Azure compare the ETag, Google Cloud Storage the version.
-                mode = {name: found[name] for name in ("e_tag", "version") if found[name]}
-                interruptible(obstore.put, self._store, self._key(key), source, mode=mode, use_multipart=False)
-            except (FileNotFoundError, failed.PreconditionError):
-                return False
-            except (NotImplementedError, failed.BaseError) as error:  # the first is obstore's; 501 is a server's
-                cannot_compare = isinstance(error, (NotImplementedError, failed.NotSupportedError))
-                if not (cannot_compare or "status code: 501" in str(error)):
-                    raise
-                return self.put(key, source)
         return True
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]:
@@ -179,6 +155,7 @@ class Bucket:
         return _facts(meta)
 
     def delete(self, key: str) -> None:
+        """Delete an object, if it exists."""
         try:
             with self._errors(key) as obstore:
                 interruptible(obstore.delete, self._store, self._key(key))
@@ -288,12 +265,15 @@ def _aws_config(environment: Mapping[str, str]) -> dict[str, str]:
     return config
 
 
-def is_forked() -> bool:
-    """Return whether this process was forked from a process that had used a bucket.
+@lru_cache(maxsize=16)
+def open_store(url: str) -> Bucket:
+    """Open a bucket once per process; see `open_bucket`."""
+    return open_bucket(url)
 
-    Such a process cannot use a bucket itself.
-    """
-    return _process not in (0, os.getpid())
+
+def has_threads() -> bool:
+    """Return whether this process has used a bucket, which a process forked from it could not do."""
+    return bool(_process)
 
 
 def _obstore() -> Any:
@@ -308,7 +288,7 @@ def _obstore() -> Any:
             "library_missing", "buckets require obstore, which is not installed: pip install 'packcorpus[remote]'"
         ) from None
     _process = _process or os.getpid()
-    if is_forked():
+    if _process != os.getpid():
         raise Bug("bug", "a store was used before the process was forked; open it separately in each process")
     return obstore
 

@@ -1,57 +1,32 @@
 """Keep a root in a bucket and its scratch folder alike: steps use local files.
 
     bucket ─refresh─▶ receipts, manifests ─▶ scratch folder ─fetch─▶ the files that a step reads, checked
-    step ─writing─▶ .staged/ ─▶ bucket: the data, then the receipt ─▶ scratch folder
+    step ─▶ its files in the scratch folder ─push─▶ bucket: the data, then the receipt
     corpus ─commit─▶ its files, then the manifest, which never replaces a different manifest
 
-The key of an object is its path below the root. A receipt in the scratch folder means that the bucket has the files
-that the receipt describes: it was fetched from the bucket, or written here after it was put into the bucket. `refresh`
-removes receipts for which this has changed. A local root is its own scratch folder: most methods have nothing to do.
+The key of an object is its path below the root. After `refresh`, a receipt in the scratch folder means that the bucket
+has the files that the receipt describes. A step whose files do not reach the bucket ends the run, and the next run
+starts with a refresh. A local root is its own scratch folder: most methods have nothing to do.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import Busy, DataError, InputMissing, PackError, StorageError
+from tasks.core.errors import Busy, InputMissing, PackError, StorageError
 from tasks.core.printable import show_as
 from tasks.storage import corpus_folder
-from tasks.storage.files import (
-    digest_of,
-    has_artifact,
-    has_listed,
-    is_refused,
-    locked,
-    make_folder,
-    read_receipt,
-    write_bytes,
-)
+from tasks.storage.files import digest_of, has_artifact, has_listed, is_refused, locked, read_receipt, write_bytes
 from tasks.storage.manifest import load_manifest
+from tasks.stores.bucket import Bucket, open_store
 from tasks.stores.scratch import scratch_with, url_of
-from tasks.stores.store import Facts, Store, open_store
+from tasks.stores.store import Facts
 from tasks.stores.threads import run_all
 
-SCRATCH_BYTES = 20 << 30  # size of a scratch folder after a run; a run may need more
-
-SEVERAL = 4  # up to this number, sibling folders are listed separately
-
 REQUESTS = 16  # small objects that are fetched at the same time
-
-ATTEMPTS = 3  # to fetch an object that other machines rewrite at the same time
-
-STAGED = ".staged"  # the folder of unfinished files; each writer has its own folder in it
-
-# Seconds between two marks of use of a file. A mark changes the file's state (storage/tokens/token_places.py).
-MARK_EVERY = 600.0
-YOUNG = 3600.0 + MARK_EVERY  # seconds for which a used file is kept, whatever the size of the folder: it may be in use
 
 Artifact = tuple[Path, Path]
 """A file and its receipt, which records the size and the digest of the file."""
@@ -78,10 +53,7 @@ class Mirror:
         return self.has(file, receipt, refused=refused)
 
     def has_listed(self, receipt: Path) -> bool:
-        """Return whether the root has a receipt and the `files` that it lists.
-
-        The files are next to the receipt. Like `is_stored`, this asks the bucket.
-        """
+        """Return whether the root has a receipt and the `files` that it lists."""
         return has_listed(receipt)
 
     def has_size(self, file: Path, size: int) -> bool:
@@ -91,17 +63,11 @@ class Mirror:
         """
         return file.stat().st_size == size
 
-    @contextmanager
-    def writing(self, file: Path, receipt: Path, keep: bool = True) -> Iterator[Artifact]:
-        """Yield the paths at which to write a file and its receipt.
-
-        Both must be complete when the block ends. Without `keep`, no step reads the file, so that its only copy may be
-        in the bucket.
-        """
-        yield file, receipt
-
     def push(self, files: Iterable[Path]) -> None:
         """Send files to the bucket, in their order."""
+
+    def drop(self, file: Path) -> None:
+        """Remove a file that was sent to the bucket and that no step reads."""
 
     def commit(self, files: Iterable[Path], manifests: Artifact) -> None:
         """Send the files of a corpus to the bucket, then its manifest.
@@ -131,11 +97,10 @@ class Remote(Mirror):
         self.root, self.url = root, url
         show_as(str(root), url)
         self._listed: dict[str, Facts] = {}  # objects that the last `refresh` found, and objects that were put since
-        self._remove_abandoned()
 
     @property
-    def store(self) -> Store:
-        return open_once(self.url)
+    def store(self) -> Bucket:
+        return open_store(self.url)
 
     def key(self, path: Path) -> str:
         return path.absolute().relative_to(self.root).as_posix()
@@ -147,7 +112,10 @@ class Remote(Mirror):
 
     def refresh(self, artifacts: Sequence[Artifact], plan: Path, manifests: Artifact) -> None:
         commit = plan / "plan.json"
-        self._list([*(file.parent for file, _ in artifacts), plan, manifests[0].parent], manifests[1])
+        facts = self.store.head(self.key(manifests[1]))
+        self._listed = {self.key(manifests[1]): facts} if facts else {}
+        for folder in (*(self.root / "data" / name for name in ("tokens", "tokenizers")), plan, manifests[0].parent):
+            self._listed |= self.store.list(self.key(folder))
         receipts = [receipt for _, receipt in artifacts]
         self._pull([*dict.fromkeys([*receipts, commit])], again=False)
         self._pull(manifests, again=True)
@@ -158,21 +126,6 @@ class Remote(Mirror):
             sizes = _value(commit, "files") or {"": None}
             if not self._is_whole({plan / name: size for name, size in sizes.items()}):
                 commit.unlink()
-        self._remove_abandoned()
-
-    def _list(self, folders: Iterable[Path], file: Path) -> None:
-        """List the objects below folders, and a file.
-
-        More than SEVERAL sibling folders, such as folders of token files, are listed through their parent.
-        """
-        below = dict.fromkeys(folders)
-        above = [folder.parent for folder in below]
-        for parent in dict.fromkeys(parent for parent in above if above.count(parent) > SEVERAL):
-            below = {folder: None for folder in below if folder.parent != parent} | {parent: None}
-        facts = self.store.head(self.key(file))
-        self._listed = {self.key(file): facts} if facts else {}
-        for folder in below:
-            self._listed |= self.store.list(self.key(folder))
 
     def _pull(self, paths: Sequence[Path], again: bool) -> None:
         """Fetch small objects that are listed, and remove local files that are not.
@@ -223,46 +176,21 @@ class Remote(Mirror):
         return not is_refused(found, refused)
 
     def has_listed(self, receipt: Path) -> bool:
-        if not self.adopt(receipt):
-            return False
-        found = {receipt.parent / name: size for name, size in _values(receipt).get("files", {"": -1}).items()}
-        heads = {file: self.store.head(self.key(file)) for file in found}
-        if not all(facts and facts.size == found[file] for file, facts in heads.items()):
-            receipt.unlink(missing_ok=True)  # like `is_stored`
-            return False
-        return True
+        return self.adopt(receipt)
 
     def has_size(self, file: Path, size: int) -> bool:
         return self._is_whole({file: size})
 
     # Writing
 
-    @contextmanager
-    def writing(self, file: Path, receipt: Path, keep: bool = True) -> Iterator[Artifact]:
-        own = self.root / STAGED / secrets.token_hex(8)
-        staged = own / self.key(file), own / self.key(receipt)
-        with locked(_lock_of(own)):
-            try:
-                yield staged
-                for path, target in zip(staged, (file, receipt), strict=True):
-                    self._put(path, self.key(target))
-                for path, target in zip(staged, (file, receipt), strict=True):
-                    if keep or target == receipt:
-                        make_folder(target.parent)
-                        os.replace(path, target)
-                    else:
-                        target.unlink(missing_ok=True)
-            finally:
-                shutil.rmtree(own, ignore_errors=True)
-
     def push(self, files: Iterable[Path]) -> None:
         for path in files:
-            self._put(path, self.key(path))
+            size = path.stat().st_size
+            self.store.put(self.key(path), path)
+            self._listed[self.key(path)] = Facts(size, "")
 
-    def _put(self, path: Path, key: str) -> None:
-        size = path.stat().st_size
-        self.store.put(key, path)
-        self._listed[key] = Facts(size, "")
+    def drop(self, file: Path) -> None:
+        file.unlink()
 
     def commit(self, files: Iterable[Path], manifests: Artifact) -> None:
         contents = [path.read_bytes() for path in manifests]
@@ -281,7 +209,6 @@ class Remote(Mirror):
             for path in manifests:  # do not show an unpublished corpus as published
                 path.unlink(missing_ok=True)
             raise
-        self.trim()
 
     def _other(self, path: Path) -> Busy:
         return Busy(
@@ -307,14 +234,14 @@ class Remote(Mirror):
 
     def fetch_file(self, file: Path, size: int = -1, sha256: str = "", xxh3: str = "") -> None:
         if file.is_file() and size in (-1, file.stat().st_size):
-            with suppress(OSError):
-                if time.time() - file.stat().st_mtime > MARK_EVERY:
-                    os.utime(file)  # mark it as used: `trim` deletes the least recently used files
             return
-        with locked(file.with_name(f".{file.name}.lock")):
+        with locked(file.with_name(f".{file.name}.lock")):  # several workers of this machine need the same files
             if file.is_file() and size in (-1, file.stat().st_size):
                 return
-            facts, found = self._fetch_whole(file)
+            facts = self.store.head(self.key(file))
+            if facts is None:
+                raise self._missing(file)
+            found = self.store.fetch(self.key(file), file, facts)
             differs = size not in (-1, facts.size) or sha256 not in ("", found)
             if differs or (xxh3 and digest_of(file, "xxh3") != xxh3):
                 file.unlink()
@@ -322,25 +249,6 @@ class Remote(Mirror):
                     "damaged_artefact",
                     f"{self.shown(file)}: is damaged: it differs from its receipt; pack the corpus again to rebuild it",
                 )
-
-    def _fetch_whole(self, file: Path) -> tuple[Facts, str]:
-        """Fetch the object of a file, and return its facts and its SHA-256.
-
-        An object that changes meanwhile is fetched again: another machine may have written the same bytes, which get
-        another ETag in some stores. If the bytes differ, the digest shows it.
-        """
-        key = self.key(file)
-        left = ATTEMPTS
-        while True:
-            left -= 1
-            facts = self.store.head(key)
-            if facts is None:
-                raise self._missing(file)
-            try:
-                return facts, self.store.fetch(key, file, facts)
-            except DataError as error:
-                if error.reason != "object_changed" or not left:
-                    raise
 
     def fetch_manifest(self, path: Path) -> None:
         """Fetch both copies of a manifest, and the record of its run.
@@ -390,54 +298,6 @@ class Remote(Mirror):
         prefix = self.key(folder)
         return {key[len(prefix) :].lstrip("/") for key, _ in self.store.list(prefix)}
 
-    # Removing
-
-    def trim(self, most: int = SCRATCH_BYTES, young: float = YOUNG) -> None:
-        """Delete the least recently used files until at most `most` bytes are left.
-
-        These files are in the bucket, or are copies of sources. Receipts, manifests, and files that were used in the
-        last `young` seconds stay.
-        """
-        found = []
-        for path in (self.root / "data").rglob("*"):
-            with suppress(OSError):
-                if path.is_file() and path.suffix not in (".json", ".lock"):
-                    stat = path.stat()
-                    found.append((stat.st_mtime, 512 * stat.st_blocks, path))  # without the holes of a copy
-        size, now = sum(size for _, size, _ in found), time.time()
-        for used, each, path in sorted(found):
-            if size <= most or used > now - young:
-                return
-            with suppress(OSError):
-                path.unlink()
-                size -= each
-
-    def _remove_abandoned(self) -> None:
-        """Remove the unfinished files of killed writers.
-
-        The writers may have been on any machine that shares this folder, for example in a shared home folder.
-        """
-
-        def in_use() -> None:
-            raise _InUse
-
-        for path in (self.root / STAGED).glob("*"):  # a folder, or its lock
-            folder = path.with_name(path.name.removeprefix(".").removesuffix(".lock"))
-            with suppress(_InUse), locked(_lock_of(folder), in_use):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lock_of(staged: Path) -> Path:
-    """Return the lock that the writer of a folder holds.
-
-    The lock ends with the process of the writer. Other machines could not interpret a process ID.
-    """
-    return staged.with_name(f".{staged.name}.lock")
-
-
-class _InUse(Exception):
-    """A writer is at work."""
-
 
 class _Damaged(StorageError):
     """An object differs from its receipt."""
@@ -464,16 +324,6 @@ def remote_with(path: Path) -> Remote | None:
     root = scratch_with(path)
     url = url_of(root) if root else ""
     return _remote(root, url) if root and url else None
-
-
-def open_once(url: str) -> Store:
-    """Open a store once per process, because a forked process needs another kind."""
-    return _open(url, os.getpid())
-
-
-@lru_cache(maxsize=16)
-def _open(url: str, process: int) -> Store:
-    return open_store(url)
 
 
 def _values(receipt: Path) -> dict[str, Any]:

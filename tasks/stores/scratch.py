@@ -63,6 +63,11 @@ def root_of(text: str | Path) -> Path:
     return Path(local_path(text)) if check_url(text) == "file" else scratch_of(text)
 
 
+def sent_root(root: Path) -> str:
+    """Return what `root_of` reads on another machine: an absolute path, or a URL."""
+    return url_of(root) or str(root.absolute())
+
+
 def local_path_of(text: str | Path) -> Path:
     """Return the local path that an argument of a command names.
 

@@ -33,7 +33,6 @@ from tasks.recipe import Recipe
 from tasks.sources.sampling.sample_files import sample_files
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
-from tasks.stores.claims import make_once
 from tasks.stores.mirror import mirror_of
 from tasks.tokenization.frames import forget_frames
 from tasks.tokenization.prepare import texts_of
@@ -98,18 +97,12 @@ def verdict_of(recipe: Recipe) -> Verdict:
     verdict = known_verdict(recipe)
     if verdict is None:
         mirror, file = mirror_of(recipe.layout.root), verdict_file(recipe)
-
-        def find() -> Verdict | None:
-            return known_verdict(recipe) if mirror.adopt(file) else None
-
-        def prove() -> Verdict:
-            verdict = _prove(recipe)
-            write_receipt(file, asdict(verdict))
-            mirror.push([file])
-            return verdict
-
-        verdict = make_once(mirror, file, find, prove)
-        assert verdict is not None, "it was waited for"
+        if mirror.adopt(file):
+            verdict = known_verdict(recipe)
+    if verdict is None:
+        verdict = _prove(recipe)
+        write_receipt(file, asdict(verdict))
+        mirror.push([file])
     if recipe.config.engine == "gigatoken" and verdict.reason:
         raise UsageError(
             "engine_refused",

@@ -6,40 +6,30 @@ The tests also check the files that are left if a run ends early.
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import luigi
 import pytest
 from support.bucket_roots import WAYS, Tree, own_scratch, tree_of
-from support.commands import ROOT, packcorpus
+from support.commands import packcorpus
 from support.servers.remote import SECRET, environment, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, pack_corpus, write_project
 
-from pipeline.graph import PackCorpus, guard
-from tasks import stages
+from pipeline.engines.workers import start_method
+from pipeline.graph import PackCorpus
 from tasks.core.error_messages import as_text
 from tasks.core.errors import Busy, PackError, StorageError
 from tasks.recipe import Recipe, resolve
-from tasks.sources.remote_blocks import open_holes
 from tasks.sources.shares import WHOLE, Share
-from tasks.stages import Plan, Publish, TokenizePart, refresh, run_share
-from tasks.storage.files import atomic_file, locked, read_receipt
-from tasks.stores import claims, mirror
-from tasks.stores.bucket import Bucket, open_bucket
+from tasks.stages import Plan, Publish, TokenizePart, refresh, run_alone
+from tasks.storage.files import atomic_file, locked
+from tasks.stores import mirror
+from tasks.stores.bucket import Bucket, open_bucket, open_store
 from tasks.stores.mirror import Remote, mirror_of
 from tasks.stores.scratch import local_path_of, root_of, url_of
-from tasks.stores.store import Facts, open_store
 
 needs_remote()
 
@@ -83,7 +73,6 @@ def test_a_bucket_gets_what_a_folder_gets(
     assert tree_of(root) == expected
     own_scratch(monkeypatch, tmp_path / "another")
     assert Publish(recipe_of(tmp_path, root)).is_done(), "on a machine that has nothing of it, too"
-    assert not list(tmp_path.rglob(".staged/*")), "nothing is left"
 
 
 def test_the_commands_take_urls(tmp_path: Path, root: str, expected: Tree) -> None:
@@ -115,219 +104,84 @@ def test_the_commands_take_urls(tmp_path: Path, root: str, expected: Tree) -> No
     assert json.loads(command("list", "--root", root, "--json"))["manifests"][0]["name"] == "small"
     exported = command("export", "small", "--root", root, "--to", "trl").partition(": written")[0]
     assert exported == f"data/exports/{Path(name).stem}-trl"
-    assert (tmp_path / "project" / exported / "export.json").is_file(), "not in the scratch folder, which is trimmed"
+    assert (tmp_path / "project" / exported / "export.json").is_file(), "not in the scratch folder"
     assert not (tmp_path / "project" / "s3:").exists()
 
 
-# -- machines that start together --------------------------------------------------------------------------------------
-
-MAKERS = ["train_tokenizer", "make_plan"]
+# -- stages that are started too early, or one after the other on any machine -----------------------------------------
 
 
-def notice_waits(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return an event that is set when a process waits for another one."""
-    waits = multiprocessing.get_context("fork").Event()
-
-    def pause(_: float) -> None:
-        waits.set()
-        time.sleep(0.05)
-
-    monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
-    return waits
-
-
-def test_machines_that_start_together_make_each_thing_once(
+def test_a_stage_that_is_started_too_early_says_what_is_missing(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
 ) -> None:
-    """Two processes with separate scratch folders make each output once.
+    """The machine exits with the code of Busy and writes nothing."""
+    store, machines = open_store(root), iter(range(100))
 
-    Every step takes long enough that both processes want its output.
-    """
-    context, made = multiprocessing.get_context("fork"), tmp_path / "made"
-    barrier, waits = context.Barrier(2, timeout=120), notice_waits(monkeypatch)
+    def start(stage: str, share: Share = WHOLE) -> None:
+        own_scratch(monkeypatch, tmp_path / f"machine-{next(machines)}")
+        run_alone(recipe_of(tmp_path, root), stage, share)
 
-    def slowly(make: Callable[..., Any], *args: Any) -> Any:
-        waits.clear()
-        with made.open("a") as out:
-            out.write(f"{make.__name__}\n")
-        assert waits.wait(60), "the other one waits for it"
-        return make(*args)
+    def too_early(stage: str, share: Share, message: str) -> None:
+        before = [key for key, _ in store.list()]
+        with pytest.raises(Busy, match=message) as found:
+            start(stage, share)
+        assert (found.value.code, found.value.exit_code) == ("E716", 75)
+        assert [key for key, _ in store.list()] == before
 
-    for name in MAKERS:
-        monkeypatch.setattr(stages, name, partial(slowly, getattr(stages, name)))
-
-    def machine(number: int) -> None:
-        own_scratch(monkeypatch, tmp_path / f"machine-{number}")
-        recipe = recipe_of(tmp_path / str(number), root)
-        for stage in ("tokenize", "pack"):
-            barrier.wait()
-            run_share(recipe, stage, Share(number, 2))
-
-    running = [context.Process(target=machine, args=(number,)) for number in (1, 2)]
-    for each in running:
-        each.start()
-    for each in running:
-        each.join()
-    assert [each.exitcode for each in running] == [0, 0]
-    assert sorted(made.read_text().split()) == ["make_plan", "train_tokenizer"]
-    pack_corpus(recipe_of(tmp_path, root))
+    parts = len(recipe_of(tmp_path, root).parts)
+    for stage in ("tokenize", "plan", "write", "publish"):
+        too_early(stage, WHOLE, "the tokenizer is not trained yet; run packcorpus part --stage prepare first")
+    start("prepare")
+    start("tokenize", Share(1, 2))
+    done = sum(key.endswith(".arrow") for key, _ in store.list("data/tokens"))
+    assert 0 < done < parts
+    too_early(
+        "plan", WHOLE, f"{parts - done} of {parts} parts are not tokenized yet; run .* --stage tokenize for every"
+    )
+    too_early("write", Share(1, 2), "the corpus is not planned yet; run packcorpus part --stage plan first")
+    start("tokenize", Share(2, 2))
+    start("plan")
+    start("write", Share(1, 2))
+    too_early(
+        "publish", WHOLE, r"\d of \d shards are not written yet; run packcorpus part --stage write for every share"
+    )
+    start("write", Share(2, 2))
+    start("publish")
+    assert tree_of(root) == expected
+    for stage in ("prepare", "tokenize", "plan", "write", "publish"):
+        start(stage)
     assert tree_of(root) == expected
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_runs_that_start_together_make_once_what_takes_one_machine(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, workers: int, expected: Tree
-) -> None:
-    """Two drivers make the tokenizer and the plan only once.
-
-    The steps run in the process of a driver or in its forks.
-    """
-    context, made = multiprocessing.get_context("fork"), tmp_path / "made"
-    barrier, waits = context.Barrier(2, timeout=120), notice_waits(monkeypatch)
-
-    def slowly(make: Callable[..., Any], *args: Any) -> Any:
-        waits.clear()
-        with made.open("a") as out:
-            out.write(f"{make.__name__}\n")
-        assert waits.wait(60), "the other driver waits for it"
-        return make(*args)
-
-    for name in MAKERS:
-        monkeypatch.setattr(stages, name, partial(slowly, getattr(stages, name)))
-
-    def driver(number: int) -> None:
-        own_scratch(monkeypatch, tmp_path / f"machine-{number}")
-        config = write_project(tmp_path / str(number) / "project", RECORDS, **SETTINGS)
-        barrier.wait()
-        run = PackCorpus(config=str(config), root=root, on="workers")
-        sys.exit(not luigi.build([run], workers=workers, local_scheduler=True, log_level="CRITICAL"))
-
-    running = [context.Process(target=driver, args=(number,)) for number in (1, 2)]
-    for each in running:
-        each.start()
-    for each in running:
-        each.join()
-    assert [each.exitcode for each in running] == [0, 0]
-    assert sorted(made.read_text().split()) == ["make_plan", "train_tokenizer"]
-    assert tree_of(root) == expected
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_a_run_that_is_stopped_leaves_no_claim(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, workers: int, ends: int
-) -> None:
-    """The next run does not have to wait until the claim expires."""
-    config, planning = write_project(tmp_path / "project", RECORDS, **SETTINGS), tmp_path / "planning"
-
-    def plan_forever(*_: Any) -> Any:
-        planning.touch()
-        time.sleep(120)
-        raise AssertionError("not stopped")
-
-    def driver() -> None:
-        guard.install()
-        run = PackCorpus(config=str(config), root=root, on="workers")
-        luigi.build([run], workers=workers, local_scheduler=True, log_level="CRITICAL")
-
-    monkeypatch.setattr(stages, "make_plan", plan_forever)
-    running = multiprocessing.get_context("fork").Process(target=driver)
-    running.start()
-    deadline = time.monotonic() + 60
-    while not planning.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    store = open_store(root)
-
-    def claimed() -> list[str]:
-        return [key for key, _ in store.list() if key.endswith(".claim")]
-
-    assert [Path(key).name for key in claimed()] == ["plan.claim"]
-    os.kill(running.pid or 0, ends)
-    running.join(60)
-    assert running.exitcode
-    assert not claimed()
-
-
-OF_PLAN = r"plans/.*/(plan|index|rows|rejects)\.\w+"
-WAITED = [  # the file that another machine makes, its objects, and the maker
-    ("tokenizers/*/receipt.json", "tokenizers/.*", "train_tokenizer"),
-    ("plans/*/plan.json", OF_PLAN, "make_plan"),
-]
-
-
-@pytest.mark.parametrize(("file", "objects", "maker"), WAITED, ids=[each[2] for each in WAITED])
-def test_a_machine_that_waits_reads_what_the_other_one_has_made(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree, file: str, objects: str, maker: str
-) -> None:
-    """The machine first does all work that no other machine does.
-
-    Damaged files of an earlier plan in its scratch folder do no harm.
-    """
-    recipe, store = recipe_of(tmp_path, root), open_store(root)
-    [commit] = [key for key in expected if Path(key).match(f"data/{file}")]
-    claim, waits = commit.replace(".json", ".claim"), 0
-    if maker != "train_tokenizer":
-        run_share(recipe, "tokenize", WHOLE)
-    for key in [key for key in expected if maker == "make_plan" and re.search(OF_PLAN, key) and key != commit]:
-        (recipe.layout.root / key).parent.mkdir(parents=True, exist_ok=True)
-        (recipe.layout.root / key).write_bytes(bytes(len(expected[key])))
-    store.put(claim, b"theirs")
-
-    def finish(_: float) -> None:
-        nonlocal waits
-        waits += 1
-        for key in sorted(expected, key=lambda key: key.endswith(".json")):
-            if re.search(objects, key):
-                store.put(key, expected[key])
-        store.delete(claim)
-
-    monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=finish, monotonic=time.monotonic))
-    make = getattr(stages, maker)
-
-    def not_again(*_: Any) -> Any:
-        raise AssertionError("made again")
-
-    monkeypatch.setattr(stages, maker, not_again)
-    run_share(recipe, "pack" if maker != "train_tokenizer" else "tokenize", WHOLE)
-    assert waits == 1
-    monkeypatch.setattr(stages, maker, make)
-    pack_corpus(recipe)
-    assert tree_of(root) == expected
-
-
-def test_what_a_machine_that_was_lost_has_claimed_is_made_by_another_one(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
-) -> None:
-    recipe, store, now = recipe_of(tmp_path, root), open_store(root), 0.0
-    of_plan = recipe.plan_folder.relative_to(recipe.layout.root).as_posix()
-    store.put(f"data/tokenizers/{str(recipe.tokenizer_key)[:12]}/receipt.claim", b"lost")
-    store.put(f"{of_plan}/plan.claim", b"lost")
-
-    def pause(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-        assert now < 3 * claims.EXPIRY, "waits forever"
-
-    monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=pause, monotonic=lambda: now))
-    for number, stage in enumerate(("tokenize", "pack"), start=1):
-        run_share(recipe, stage, WHOLE)
-        assert number * claims.EXPIRY <= now < number * (claims.EXPIRY + 2 * claims.LONGEST)
-    pack_corpus(recipe)
-    assert tree_of(root) == expected, "without claims"
-
-
-def test_a_share_makes_again_what_the_bucket_has_lost_of_a_plan(
+def test_a_stage_makes_again_what_the_bucket_has_lost(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
 ) -> None:
     pack_corpus(recipe_of(tmp_path, root))
     store = open_store(root)
-    for lost in ("plan.arrow", "tokenizer.model", "plan.json"):
+    for lost, stage in (("tokenizer.model", "prepare"), ("plan.arrow", "plan"), ("plan.json", "plan")):
         for key in expected:
-            if key.endswith(lost) and "corpora" not in key:
+            if (key.endswith(lost) and "corpora" not in key) or "train-00000" in key:
                 store.delete(key)
         own_scratch(monkeypatch, tmp_path / lost)
-        run_share(recipe_of(tmp_path, root), "pack", WHOLE)
+        with pytest.raises(Busy, match=f"--stage {stage} first"):
+            run_alone(recipe_of(tmp_path, root), "write")
+        for each in (stage, "write"):
+            run_alone(recipe_of(tmp_path, root), each)
         assert tree_of(root) == expected
+
+
+def test_workers_of_a_process_that_has_used_a_bucket_are_new_processes(tmp_path: Path, root: str) -> None:
+    """obstore does not work in a fork of such a process."""
+    open_store(root).head("k")
+    assert start_method().get_start_method() == "spawn"
+
+
+@pytest.mark.parametrize("on", ["workers", "luigi"])
+def test_a_run_with_several_workers(tmp_path: Path, root: str, expected: Tree, on: str) -> None:
+    config = write_project(tmp_path / "project", RECORDS, **SETTINGS)
+    run = PackCorpus(config=str(config), root=root, on=on)
+    assert luigi.build([run], workers=2, local_scheduler=True, log_level="CRITICAL")
+    assert tree_of(root) == expected
 
 
 # -- what ends early, and what was damaged -----------------------------------------------------------------------
@@ -337,16 +191,16 @@ def test_a_run_that_ended_between_data_and_receipt_is_continued(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
 ) -> None:
     recipe = recipe_of(tmp_path, root)
-    put, receipts, stops = Remote._put, 0, 0
+    put, receipts, stops = Bucket.put, 0, 0
 
-    def stop(self: Remote, path: Path, key: str) -> None:
+    def stop(self: Bucket, key: str, *rest: Any, **options: Any) -> bool:
         nonlocal receipts
         receipts += key.endswith(".json")
-        if receipts == 3:
+        if receipts == 4:  # publishing puts three
             raise KeyboardInterrupt
-        put(self, path, key)
+        return put(self, key, *rest, **options)
 
-    monkeypatch.setattr(Remote, "_put", stop)
+    monkeypatch.setattr(Bucket, "put", stop)
     while stops < 20:
         try:
             pack_corpus(recipe)
@@ -414,34 +268,6 @@ def test_a_damaged_object_is_found_when_it_is_fetched(
     assert found.value.code == "E703"
     pack_corpus(other)
     assert tree_of(root) == expected
-
-
-def test_an_object_that_is_written_again_while_it_is_fetched(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
-) -> None:
-    """A fetch succeeds if another machine writes the same bytes meanwhile.
-
-    In some stores, the new object has another ETag.
-    """
-    recipe, head = recipe_of(tmp_path, root), Bucket.head
-    pack_corpus(recipe)
-    [key] = [key for key in expected if key.endswith("plan.arrow")]
-    own_scratch(monkeypatch, tmp_path / "another")
-    remote, asked, always = mirror_of(root_of(root)), 0, False
-
-    def before_it_is_written(store: Bucket, key: str) -> Facts | None:
-        nonlocal asked
-        asked += 1
-        facts = head(store, key)
-        return facts and (facts._replace(identity='"another"') if asked == 1 or always else facts)
-
-    monkeypatch.setattr(Bucket, "head", before_it_is_written)
-    remote.fetch_file(root_of(root) / key)
-    assert (root_of(root) / key).read_bytes() == expected[key]
-    assert asked == 2
-    always = True
-    with pytest.raises(PackError, match="changed since it was listed"):
-        remote.fetch_file(root_of(root) / key.replace("plan.arrow", "index.arrow"))
 
 
 def test_another_manifest_is_never_replaced(tmp_path: Path, root: str, expected: Tree) -> None:
@@ -524,75 +350,8 @@ def test_a_url_of_an_object_is_a_path_in_the_scratch_folder_of_its_root(
     assert url_of(tmp_path / "elsewhere") == ""
 
 
-def test_what_a_killed_writer_has_left_is_removed_by_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next writer may be a node of a cluster, which starts no run."""
-    own_scratch(monkeypatch, tmp_path)
-    folder = root_of("s3://b/abandoned")
-    script = """
-import os, sys
-from pathlib import Path
-from tasks.stores.mirror import Remote
-folder = Path(sys.argv[1])
-with Remote(folder, "s3://b/abandoned").writing(folder / "data" / "a", folder / "data" / "a.json") as (file, _):
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"a part")
-    print("writes", flush=True)
-    sys.stdin.read()
-    os._exit(9)
-"""
-    words = [sys.executable, "-c", script, str(folder)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as writer:
-        assert writer.stdin
-        assert writer.stdout
-        assert writer.stdout.readline() == b"writes\n"
-        monkeypatch.setattr(os, "kill", no_such_process)
-        mirror_of(folder)
-        assert [path.read_bytes() for path in (folder / ".staged").rglob("a")] == [b"a part"]
-        writer.stdin.close()
-    Remote(folder, "s3://b/abandoned")
-    assert not [*(folder / ".staged").iterdir()]
-
-
-def no_such_process(*_: int) -> None:
-    """Raise the error of a process ID that is on another machine.
-
-    The machines share the scratch folder.
-    """
-    raise ProcessLookupError
-
-
-def test_a_file_is_marked_as_used_only_from_time_to_time(tmp_path: Path, root: str, expected: Tree) -> None:
+def test_a_shard_is_not_kept_in_the_scratch_folder(tmp_path: Path, root: str) -> None:
     recipe = recipe_of(tmp_path, root)
     pack_corpus(recipe)
-    file, remote = recipe.layout.token_file(recipe.token_keys[0]), mirror_of(recipe.layout.root)
-    for age, is_marked in ((mirror.MARK_EVERY / 2, False), (2 * mirror.MARK_EVERY, True)):
-        os.utime(file, (time.time() - age, time.time() - age))
-        before = file.stat().st_mtime_ns
-        remote.fetch_file(file)
-        assert (file.stat().st_mtime_ns != before) == is_marked
-
-
-def test_the_scratch_folder_is_bounded(tmp_path: Path, root: str, expected: Tree) -> None:
-    recipe = recipe_of(tmp_path, root)
-    pack_corpus(recipe)
-    folder = recipe.layout.root
-    assert not list(folder.rglob("train*.arrow")), "a shard that is in the bucket is not kept"
-    remote = mirror_of(folder)
-    assert isinstance(remote, Remote)
-    holes = folder / "data" / "remote" / "large" / "chat.jsonl"
-    open_holes(holes, 1 << 40).close()
-    remote.trim(most=1 << 30, young=0)
-    assert list(folder.rglob("tokens/*/*.arrow")), "a hole takes no room"
-    holes.unlink()
-    remote.trim(most=0)
-    assert list(folder.rglob("tokens/*/*.arrow")), "what was used a moment ago may be in use"
-    remote.trim(most=0, young=0)
-    left = {path.suffix for path in folder.joinpath("data").rglob("*") if path.is_file()}
-    assert left <= {".json", ".lock"}
-    assert Publish(recipe).is_done()
-    assert read_receipt(recipe.plan_folder / "plan.json")
-    open_store(root).delete(next(key for key in expected if key.startswith("manifests/")))
-    pack_corpus(recipe)
-    assert tree_of(root) == expected
+    assert not list(recipe.layout.root.rglob("train*.arrow"))
+    assert list(recipe.layout.root.rglob("tokens/*/*.arrow")), "token files are read again"

@@ -9,12 +9,10 @@ import errno
 import gzip
 import io
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -32,15 +30,13 @@ from tasks.recipe import Recipe, resolve
 from tasks.sources import remote, remote_blocks
 from tasks.sources.digests import hash_files
 from tasks.sources.parts import read_part
-from tasks.sources.shares import WHOLE, Share
-from tasks.stages import run_share
+from tasks.sources.shares import Share
+from tasks.stages import run_alone
 from tasks.storage.files import HashingWriter, read_receipt, write_receipt
 from tasks.storage.paths import Layout
-from tasks.stores import claims, mirror
-from tasks.stores.bucket import Bucket, open_bucket
+from tasks.stores import mirror
+from tasks.stores.bucket import Bucket, open_bucket, open_store
 from tasks.stores.scratch import root_of
-from tasks.stores.store import Store, open_store
-from tasks.tokenization import engine_check
 
 needs_remote()
 
@@ -61,7 +57,7 @@ FILES = {
 
 
 @pytest.fixture
-def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
     """Return a bucket with FILES, read in small blocks."""
     use(monkeypatch, s3())
     own_scratch(monkeypatch, tmp_path / "scratch")
@@ -95,7 +91,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def recipe_of(folder: Path, sources: Store, root: str | Path, **settings: Any) -> Recipe:
+def recipe_of(folder: Path, sources: Bucket, root: str | Path, **settings: Any) -> Recipe:
     config = write_project(folder, [], sources=[{"path": sources.url_of("*")}], **SETTINGS | settings)
     return resolve(config, root_of(root))
 
@@ -105,7 +101,7 @@ def recipe_of(folder: Path, sources: Store, root: str | Path, **settings: Any) -
 
 @pytest.mark.parametrize("way", WAYS[2:], ids=lambda way: way.__name__)
 def test_sources_in_a_bucket_give_what_a_folder_gives(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, way: Callable[..., None]
+    tmp_path: Path, sources: Bucket, monkeypatch: pytest.MonkeyPatch, way: Callable[..., None]
 ) -> None:
     """A bucket gives the same outputs as a folder.
 
@@ -119,7 +115,7 @@ def test_sources_in_a_bucket_give_what_a_folder_gives(
 
 
 def test_three_machines_read_each_source_once(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+    tmp_path: Path, sources: Bucket, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
 ) -> None:
     """The first machine identifies and hashes; the others read their own parts."""
     root, size = f"s3://{new_bucket()}/root", sum(map(len, FILES.values()))
@@ -128,7 +124,7 @@ def test_three_machines_read_each_source_once(
         own_scratch(monkeypatch, tmp_path / f"machine-{number}")
         before = Counter(read)
         recipe = recipe_of(tmp_path / "project", sources, root)
-        run_share(recipe, "tokenize", Share(number, 3))
+        run_alone(recipe, "tokenize", Share(number, 3))
         own[number] = sum((read - before)[name] for name in FILES)
     assert own[1] == size, "what shows the format is not read again to be hashed"
     for number in (2, 3):
@@ -141,7 +137,7 @@ def test_three_machines_read_each_source_once(
 
 
 def test_a_later_command_reads_nothing(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+    tmp_path: Path, sources: Bucket, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
 ) -> None:
     """No machine reads a source again to find its format.
 
@@ -165,7 +161,7 @@ def test_a_later_command_reads_nothing(
     assert [file.format for file in again.files] == ["text", "messages", "messages", "messages"]
 
 
-def test_commands_that_look_write_nothing(tmp_path: Path, sources: Store) -> None:
+def test_commands_that_look_write_nothing(tmp_path: Path, sources: Bucket) -> None:
     root, project = f"s3://{new_bucket()}/root", tmp_path / "project"
     config = load_config(write_project(project, [], sources=[{"path": sources.url_of("*")}], **SETTINGS))
     assert len(list(sources_of(config, project, Layout(root_of(root))))) == len(FILES)
@@ -174,7 +170,7 @@ def test_commands_that_look_write_nothing(tmp_path: Path, sources: Store) -> Non
 
 
 def test_sources_that_are_checked_are_read_as_a_whole(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+    tmp_path: Path, sources: Bucket, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
 ) -> None:
     """Checked sources are read whole, whatever the bucket has recorded.
 
@@ -193,31 +189,8 @@ def test_sources_that_are_checked_are_read_as_a_whole(
         assert sum(read[name] for name in FILES) == (size if checked else 0)
 
 
-def test_the_encoder_is_checked_by_one_machine(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
-) -> None:
-    root = f"s3://{new_bucket()}/root"
-    verdict = engine_check.verdict_of(recipe_of(tmp_path / "project", sources, root))
-    store = open_store(root)
-    [(file, _)] = store.list("data/engines")
-    content, claim = store.get(file), file.replace(".json", ".claim")
-    store.delete(file)
-    store.put(claim, b"theirs")
-
-    def finish(_: float) -> None:
-        store.put(file, content)
-        store.delete(claim)
-
-    monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=finish, monotonic=time.monotonic))
-    own_scratch(monkeypatch, tmp_path / "another")
-    recipe = recipe_of(tmp_path / "project", sources, root)
-    read.clear()
-    assert engine_check.verdict_of(recipe) == verdict
-    assert not read.keys() & FILES.keys()
-
-
 def test_a_part_costs_its_blocks(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+    tmp_path: Path, sources: Bucket, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
 ) -> None:
     root = f"s3://{new_bucket()}/root"
     part = recipe_of(tmp_path / "project", sources, root).parts[0]
@@ -230,7 +203,7 @@ def test_a_part_costs_its_blocks(
 
 
 def test_an_object_that_changes_is_hashed_again_and_no_block_of_the_other_is_used(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sources: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = f"s3://{new_bucket()}/root"
     first = recipe_of(tmp_path / "project", sources, root)
@@ -248,7 +221,7 @@ def test_an_object_that_changes_is_hashed_again_and_no_block_of_the_other_is_use
 
 
 def test_a_damaged_entry_is_as_good_as_none(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+    tmp_path: Path, sources: Bucket, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
 ) -> None:
     root = f"s3://{new_bucket()}/root"
     expected = recipe_of(tmp_path / "project", sources, root).parts
@@ -271,7 +244,7 @@ def test_a_damaged_entry_is_as_good_as_none(
 
 
 @pytest.fixture
-def faulty(sources: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+def faulty(sources: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     """Serve the bucket of the sources and the root through a proxy that can fail.
 
     A request is tried twice.
@@ -311,7 +284,7 @@ def expect_failure(run: Callable[[], object], root: str, code: str) -> None:
 )
 def test_a_store_that_fails_ends_the_run_and_the_next_one_completes_it(
     tmp_path: Path,
-    sources: Store,
+    sources: Bucket,
     faulty: FaultyS3,
     monkeypatch: pytest.MonkeyPatch,
     expected: Tree,
@@ -322,7 +295,7 @@ def test_a_store_that_fails_ends_the_run_and_the_next_one_completes_it(
 ) -> None:
     root = f"s3://{new_bucket()}/root"
     if what == ".arrow":  # another machine has made all token files
-        run_share(recipe_of(tmp_path / "project", sources, root), "tokenize", WHOLE)
+        run_alone(recipe_of(tmp_path / "project", sources, root), "tokenize")
         own_scratch(monkeypatch, tmp_path / "another")
 
     def run() -> None:
@@ -359,7 +332,7 @@ def without_names(tree: Tree) -> Tree:
 
 
 def test_an_object_that_changes_during_a_run_ends_it(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sources: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The object changes between hashing and reading.
 
@@ -378,18 +351,16 @@ def test_an_object_that_changes_during_a_run_ends_it(
 
 
 @pytest.mark.parametrize(
-    ("kept", "code"), [("/data/remote/", "E693"), ("/.staged/", "E702"), ("/data/tokens/", "E693")]
+    ("kept", "code"), [("/data/remote/", "E693"), ("/data/tokens/", "E702"), ("/data/tokens/ of others", "E693")]
 )
 def test_a_full_scratch_disk_ends_the_run(
-    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, expected: Tree, kept: str, code: str
+    tmp_path: Path, sources: Bucket, monkeypatch: pytest.MonkeyPatch, expected: Tree, kept: str, code: str
 ) -> None:
-    """The disk is full for source blocks, staged files, or token files.
-
-    The token files come from another machine.
-    """
+    """The disk is full for source blocks, or for token files of this machine or of others."""
     root = f"s3://{new_bucket()}/root"
-    if kept == "/data/tokens/":
-        run_share(recipe_of(tmp_path / "project", sources, root), "tokenize", WHOLE)
+    kept, _, others = kept.partition(" of ")
+    if others:
+        run_alone(recipe_of(tmp_path / "project", sources, root), "tokenize")
         own_scratch(monkeypatch, tmp_path / "another")
     write = HashingWriter.write
 
@@ -409,4 +380,3 @@ def test_a_full_scratch_disk_ends_the_run(
         expect_failure(lambda: pack_corpus(recipe_of(tmp_path / "project", sources, root)), root, code)
     pack_corpus(recipe_of(tmp_path / "project", sources, root))
     assert without_names(tree_of(root)) == expected
-    assert not list(tmp_path.rglob(".staged/*"))

@@ -25,7 +25,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import ROOT, luigi, packcorpus, process
-from support.servers.remote import SECRET, HubStandIn, environment, hub_stand_in, needs_remote, new_bucket, s3, use
+from support.servers.remote import (
+    SECRET,
+    HubStandIn,
+    environment,
+    hub_stand_in,
+    in_folder,
+    needs_remote,
+    new_bucket,
+    s3,
+    use,
+)
 from support.small_corpus import conversations, pack_corpus, write_project
 
 from tasks.config import load_config
@@ -38,7 +48,8 @@ from tasks.sources.remote import _Listing
 from tasks.sources.source_files import find_files
 from tasks.storage.manifest import load_manifest
 from tasks.storage.paths import Layout
-from tasks.stores.store import Facts, Reading, Store, open_store
+from tasks.stores.bucket import Bucket, open_store
+from tasks.stores.store import Facts, Reading
 from tasks.stores.urls import split_dataset
 from tasks.verification.rebuild import rebuild
 
@@ -57,7 +68,7 @@ def parquet(seed: int) -> bytes:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Store:
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
     use(monkeypatch, s3())
     return open_store(f"s3://{new_bucket()}")
 
@@ -78,7 +89,7 @@ def recipe_from(folder: Path, *paths: str, **settings: Any) -> Recipe:
 # -- same result as local files ----------------------------------------------------------------------------------------
 
 
-def test_the_same_bytes_give_the_same_keys_and_shards_as_local_files(bucket: Store, tmp_path: Path) -> None:
+def test_the_same_bytes_give_the_same_keys_and_shards_as_local_files(bucket: Bucket, tmp_path: Path) -> None:
     files = {"a.jsonl": CHATS, "b.jsonl.gz": gzip.compress(MORE, mtime=0), "c/d.parquet": parquet(2)}
     for name, content in files.items():
         bucket.put(f"chats/{name}", content)
@@ -98,7 +109,7 @@ def test_the_same_bytes_give_the_same_keys_and_shards_as_local_files(bucket: Sto
 
 
 @pytest.mark.slow
-def test_a_run_with_urls_as_a_user_starts_it(bucket: Store, tmp_path: Path) -> None:
+def test_a_run_with_urls_as_a_user_starts_it(bucket: Bucket, tmp_path: Path) -> None:
     """A run with URLs works from the command line.
 
     The parent fetches, and its forks tokenize. A second run is a no-op. No file and no output contains a secret.
@@ -129,7 +140,7 @@ def test_a_run_with_urls_as_a_user_starts_it(bucket: Store, tmp_path: Path) -> N
     assert SECRET not in shown_to_user
 
 
-def test_an_error_in_a_remote_record_names_its_url_and_line(bucket: Store, tmp_path: Path) -> None:
+def test_an_error_in_a_remote_record_names_its_url_and_line(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("a.jsonl", CHATS + b'{"messages": [{"role": "king", "content": "x"}]}\n')
     with pytest.raises(PackError) as caught:
         pack_corpus(recipe_from(tmp_path, bucket.url_of("a.jsonl")))
@@ -163,7 +174,7 @@ def test_a_glob_matches_objects_as_it_matches_files(
     # For a pattern that ends with **, glob sometimes returns a file with a slash at its end.
     found = {name for name in glob.iglob(pattern, root_dir=folder, recursive=True) if not name.endswith("/")}
     expected = sorted((name for name in found if (folder / name).is_file()), key=os.fsencode)
-    listing = _Listing(open_store(folder), pattern)
+    listing = _Listing(in_folder(folder), pattern)
     if expected:
         assert list(listing.find()) == expected
     else:
@@ -182,7 +193,7 @@ def test_a_glob_matches_objects_as_it_matches_files(
     ],
 )
 def test_urls_that_name_nothing_that_can_be_read(
-    bucket: Store, tmp_path: Path, keys: list[str], path: str, reason: str, words: str
+    bucket: Bucket, tmp_path: Path, keys: list[str], path: str, reason: str, words: str
 ) -> None:
     for key in keys:
         bucket.put(key, b"x")
@@ -193,7 +204,7 @@ def test_urls_that_name_nothing_that_can_be_read(
     assert words in str(caught.value)
 
 
-def test_an_object_whose_key_looks_like_a_glob_is_found(bucket: Store, tmp_path: Path) -> None:
+def test_an_object_whose_key_looks_like_a_glob_is_found(bucket: Bucket, tmp_path: Path) -> None:
     for key in ("a[1].jsonl", "a1.jsonl"):
         bucket.put(key, key.encode())
     [found] = find_paths(bucket.url_of("a[1].jsonl"), tmp_path, tmp_path / "copies")
@@ -204,7 +215,7 @@ def test_an_object_whose_key_looks_like_a_glob_is_found(bucket: Store, tmp_path:
 
 
 def test_a_saved_dataset_keeps_its_own_order_and_hidden_and_empty_objects_are_left_out(
-    bucket: Store, tmp_path: Path
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     state = {"_data_files": [{"filename": "data-1.arrow"}, {"filename": "data-0.arrow"}]}
     objects = {"b/state.json": orjson.dumps(state), "b/dataset_info.json": b"{}", "a.jsonl": CHATS, "c/x.jsonl": MORE}
@@ -268,7 +279,7 @@ class Counting:
 
 
 @pytest.fixture
-def counted(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> Counting:
+def counted(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Counting:
     """Return the bucket that every search opens."""
     counting = Counting(bucket)
     monkeypatch.setattr("tasks.sources.remote.open_store", lambda _: counting)
@@ -349,7 +360,7 @@ def test_a_failure_keeps_what_has_arrived(counted: Counting, tmp_path: Path, mon
     assert counted.fetched == ["a.jsonl", "b.jsonl", "c.jsonl"]
 
 
-def test_a_damaged_copy_is_an_error_that_names_both(bucket: Store, tmp_path: Path) -> None:
+def test_a_damaged_copy_is_an_error_that_names_both(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("a.jsonl", CHATS)
     [file] = recipe_from(tmp_path, bucket.url_of("a.jsonl")).files
     file.path.write_bytes(CHATS.replace(b"train", b"brain"))
@@ -373,7 +384,7 @@ def test_a_disk_without_room_is_an_error_before_anything_is_fetched(
     assert counted.fetched == []
 
 
-def test_copies_are_outputs_that_no_source_may_name(bucket: Store, tmp_path: Path) -> None:
+def test_copies_are_outputs_that_no_source_may_name(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("a.jsonl", CHATS)
     recipe_from(tmp_path, bucket.url_of("a.jsonl"))
     with pytest.raises(PackError) as caught:
@@ -555,7 +566,7 @@ def test_a_file_of_the_hub_with_another_checksum_is_an_error(
 
 
 @pytest.mark.slow
-def test_a_task_that_looks_for_the_corpus_in_a_fork_needs_no_store(bucket: Store, tmp_path: Path) -> None:
+def test_a_task_that_looks_for_the_corpus_in_a_fork_needs_no_store(bucket: Bucket, tmp_path: Path) -> None:
     """A task that looks for the corpus in a fork does not need a store.
 
     TrainAdapter does this after training. A fork cannot use a store that its parent has used.

@@ -1,4 +1,4 @@
-"""A folder and a bucket behave alike.
+"""All buckets behave alike.
 
 An object arrives whole or not at all, and errors name the cause.
 """
@@ -11,11 +11,9 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +23,15 @@ from hypothesis import strategies as st
 from support.servers.remote import SECRET, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
 
 from tasks.core.error_messages import as_text
-from tasks.core.errors import PackError, UsageError
+from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.stores import receive as receiving
-from tasks.stores.folder import Folder
-from tasks.stores.forked import Forked
-from tasks.stores.store import Facts, Store, open_store
+from tasks.stores.scratch import root_of
+from tasks.stores.store import Facts
 
 needs_remote()
 
 from tasks.stores import bucket  # noqa: E402
-from tasks.stores.bucket import Bucket, explained, open_bucket  # noqa: E402
+from tasks.stores.bucket import Bucket, explained, open_bucket, open_store  # noqa: E402
 
 
 def in_memory() -> Bucket:
@@ -43,8 +40,8 @@ def in_memory() -> Bucket:
     return Bucket("memory://bucket", MemoryStore(), "below")
 
 
-@pytest.fixture(params=["folder", "memory", "s3", "named"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+@pytest.fixture(params=["memory", "s3", "named"])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """Return an empty store of each kind.
 
     `named` is a bucket of any cloud or emulator, which the environment also configures.
@@ -56,24 +53,64 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if request.param == "s3":
         use(monkeypatch, s3())
         return open_store(f"s3://{new_bucket()}/a prefix")
-    return in_memory() if request.param == "memory" else open_store(tmp_path / "store")
+    return in_memory()
 
 
-# -- a folder and a bucket behave alike -------------------------------------------------------------------------------
+# -- all buckets behave alike -----------------------------------------------------------------------------------------
 
 KEYS = st.sampled_from(["a", "b.jsonl", "b/c", "b/d e.txt", "b/ä#%41.jsonl", "b.d/x", "c/d/e"])
 CONTENT = st.binary(max_size=40)
-RANGES = st.lists(st.tuples(st.integers(0, 45), st.integers(0, 45)), max_size=3)
 STEPS = st.one_of(
     st.tuples(st.just("put"), KEYS, CONTENT, st.booleans()),
     st.tuples(st.just("delete"), KEYS),
     st.tuples(st.sampled_from(["head", "get", "fetch", "fetch_old"]), KEYS),
-    st.tuples(st.just("ranges"), KEYS, RANGES),
     st.tuples(st.just("list"), st.sampled_from(["", "b", "b/c", "c", "c/d", "no"])),
 )
 
 
-def outcome(store: Store, step: Any, old: dict[str, Facts], folder: Path) -> object:
+class Plain:
+    """A bucket as a dictionary of contents, each with the number of its write."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[bytes, int]] = {}
+        self._writes = 0
+
+    def put(self, key: str, content: bytes, absent: bool) -> bool:
+        if absent and key in self._kept:
+            return False
+        self._writes += 1
+        self._kept[key] = content, self._writes
+        return True
+
+    def delete(self, key: str) -> None:
+        self._kept.pop(key, None)
+
+    def head(self, key: str) -> Facts | None:
+        return self._facts(key) if key in self._kept else None
+
+    def _facts(self, key: str) -> Facts:
+        content, number = self._kept[key]
+        return Facts(len(content), str(number))
+
+    def get(self, key: str) -> bytes:
+        if key not in self._kept:
+            raise InputMissing("object_missing", key)
+        return self._kept[key][0]
+
+    def fetch(self, key: str, target: Path, expected: Facts) -> str:
+        content = self.get(key)
+        if self._facts(key) != expected:
+            raise DataError("object_changed", key)
+        target.write_bytes(content)
+        return hashlib.sha256(content).hexdigest()
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Facts]]:
+        for key in sorted(self._kept, key=str.encode):
+            if not prefix or key.startswith(f"{prefix}/"):
+                yield key, self._facts(key)
+
+
+def outcome(store: Bucket | Plain, step: Any, old: dict[str, Facts], folder: Path) -> object:
     """Run a step and return its outcome in terms that all stores share."""
     name, key, *rest = step
     try:
@@ -99,9 +136,9 @@ def outcome(store: Store, step: Any, old: dict[str, Facts], folder: Path) -> obj
 
 
 @given(steps=st.lists(STEPS, max_size=12))
-def test_a_bucket_does_what_a_folder_does(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
+def test_a_bucket_does_what_a_dictionary_does(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
     folder = tmp_path_factory.mktemp("steps")
-    stores: list[Store] = [open_store(folder / "store"), in_memory()]
+    stores: list[Bucket | Plain] = [Plain(), in_memory()]
     old: list[dict[str, Facts]] = [{}, {}]
     for step in steps:
         one, other = (outcome(store, step, facts, folder) for store, facts in zip(stores, old, strict=True))
@@ -111,10 +148,10 @@ def test_a_bucket_does_what_a_folder_does(tmp_path_factory: pytest.TempPathFacto
                 facts[step[1]] = found  # of the first content, which later content replaces
 
 
-def test_what_every_store_does(store: Store, tmp_path: Path) -> None:
+def test_what_every_store_does(store: Bucket, tmp_path: Path) -> None:
     """Every store, also S3, follows one table of operations.
 
-    The random steps above cover only memory and a folder.
+    The random steps above cover only memory.
     """
     assert store.head("x/a") is None
     assert list(store.list()) == []
@@ -127,11 +164,6 @@ def test_what_every_store_does(store: Store, tmp_path: Path) -> None:
     assert facts.size == 5
     assert [key for key, _ in store.list()] == ["n", "x/a"]
     assert list(store.list("x")) == [("x/a", facts)], "a listing has the facts that head has"
-    assert store.ranges("x/a", [(0, 2), (3, 2), (5, 0)]) == [b"he", b"lo", b""]
-    for ranges in ([(3, 5)], [(10, 2)]):
-        with pytest.raises(PackError) as caught:
-            store.ranges("x/a", ranges)
-        assert caught.value.reason == "object_cut"
     assert store.read("x/a", facts, 1, 3) == b"ell"
     arrived: list[int] = []
     assert store.fetch("x/a", tmp_path / "t", facts, arrived.append) == hashlib.sha256(b"hello").hexdigest()
@@ -157,91 +189,24 @@ def test_what_every_store_does(store: Store, tmp_path: Path) -> None:
     assert caught.value.reason in ("object_missing", "object_changed")
 
 
-def test_a_large_file_is_put_and_fetched_whole(store: Store, tmp_path: Path) -> None:
+def test_a_large_file_is_put_and_fetched_whole(store: Bucket, tmp_path: Path) -> None:
     content = os.urandom(17 << 20)  # several parts of an upload
     (tmp_path / "large").write_bytes(content)
     assert store.put("large", tmp_path / "large")
     facts = store.head("large")
     assert facts
     assert store.fetch("large", tmp_path / "back", facts) == hashlib.sha256(content).hexdigest()
-    assert store.ranges("large", [(16 << 20, 100)]) == [content[16 << 20 :][:100]]
+    assert store.read("large", facts, 16 << 20, 100) == content[16 << 20 :][:100]
     assert (tmp_path / "back").read_bytes() == content
 
 
-def test_only_one_of_several_writers_puts_what_is_absent(store: Store) -> None:
+def test_only_one_of_several_writers_puts_what_is_absent(store: Bucket) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as threads:
         done = list(threads.map(lambda number: store.put("manifest", b"%d" % number, absent=True), range(16)))
     assert done.count(True) == 1
     assert store.get("manifest") == b"%d" % done.index(True)
-
-
-def test_only_one_of_several_writers_replaces_an_object(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    head = Folder.head
-
-    def slow_head(folder: Folder, key: str) -> Facts | None:
-        found = head(folder, key)
-        time.sleep(0.02)
-        return found
-
-    monkeypatch.setattr(Folder, "head", slow_head)
-    store.put("claim", b"old")
-    old = store.head("claim")
-    assert old
-    with ThreadPoolExecutor(8) as threads:
-        done = list(threads.map(lambda number: store.put("claim", b"%d" % number, expected=old), range(16)))
-    assert done.count(True) == 1
-    assert store.get("claim") == b"%d" % done.index(True)
-    store.delete("claim")
-    assert store.put("claim", b"new", expected=old) is False
-    assert [key for key, _ in store.list()] == []
-
-
-def test_an_object_that_is_replaced_between_comparing_and_writing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server compares, so a change just before the write is not lost."""
-    import obstore
-
-    use(monkeypatch, s3())
-    store = open_store(f"s3://{new_bucket()}")
-    store.put("claim", b"old")
-    old, put, others = store.head("claim"), obstore.put, [b"theirs"]
-
-    def put_after_another(*args: Any, **options: Any) -> Any:
-        if others:
-            store.put("claim", others.pop())
-        return put(*args, **options)
-
-    monkeypatch.setattr(obstore, "put", put_after_another)
-    assert store.put("claim", b"ours", expected=old) is False
-    assert store.get("claim") == b"theirs"
-
-
-@pytest.mark.parametrize("kind", ["store", "server"])
-def test_where_nothing_is_compared_an_object_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """Some stores and servers cannot compare at the moment of writing.
-
-    The object is then compared before the write.
-    """
-    from obstore.store import LocalStore
-
-    with faulty_s3() as s3_that_fails:
-        use(monkeypatch, s3_that_fails.address)
-        store = Bucket(f"file://{tmp_path}", LocalStore(tmp_path))
-        if kind == "server":
-            store = open_bucket(f"s3://{new_bucket()}", retries=2)
-        store.put("claim", b"old")
-        old = store.head("claim")
-        s3_that_fails.fails("PUT", "claim", "501", times=3)  # of each request, the first attempt and two more
-        assert store.put("claim", b"ours", expected=old) is True
-        assert s3_that_fails.met == 3 * (kind == "server")
-        assert store.get("claim") == b"ours"
-        assert store.put("claim", b"theirs", expected=old) is False
-        assert store.get("claim") == b"ours"
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "late"])
@@ -342,34 +307,13 @@ def test_an_object_that_arrives_has_its_size_and_identity(
     assert (tmp_path / "target").read_bytes() == b"x" * 1000
 
 
-def test_the_helper_of_a_fork_answers_after_a_call_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer of an interrupted call is not taken for the answer of the next.
-
-    So a process that ends then still releases its claim.
-    """
-    use(monkeypatch, s3())
-    store = Forked(f"s3://{new_bucket()}")
-    store.put("a", b"a")
-    store.put("b", b"b")
-    receive = Connection.recv
-
-    def interrupted(_: Connection) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Connection, "recv", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        store.get("a")
-    monkeypatch.setattr(Connection, "recv", receive)
-    assert store.get("b") == b"b"
-
-
-@pytest.mark.parametrize("operation", ["list", "put", "get", "delete", "ranges", "head"])
+@pytest.mark.parametrize("operation", ["list", "put", "get", "delete", "read", "head"])
 def test_every_operation_converts_errors(
     monkeypatch: pytest.MonkeyPatch, failing: tuple[str, list[str]], operation: str
 ) -> None:
     use(monkeypatch, failing[0])
     store = open_bucket("s3://bucket/403", retries=0)
-    given: dict[str, tuple[Any, ...]] = {"put": (b"x",), "ranges": ([(0, 1)],)}
+    given: dict[str, tuple[Any, ...]] = {"put": (b"x",), "read": (EXPECTED, 0, 1)}
     if operation in ("list", "delete"):  # their requests do not have the key in the path
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
         store = open_bucket("s3://bucket", retries=0)
@@ -476,24 +420,11 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
         (f"az://container/a?sv=1&sig={SECRET}", "url_with_secret"),
     ],
 )
-def test_urls_that_are_refused(url: str, reason: str) -> None:
+def test_urls_that_are_refused_as_a_root(url: str, reason: str) -> None:
     with pytest.raises(UsageError) as caught:
-        open_store(url)
+        root_of(url)
     assert caught.value.reason == reason
     assert SECRET not in str(caught.value)
-
-
-def test_a_key_stays_below_its_folder(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "store")
-    for key in ("../x", "/etc/passwd", "a/../../x", ""):
-        with pytest.raises(UsageError):
-            store.put(key, b"x")
-    assert list(tmp_path.rglob("*")) == []
-
-
-def test_file_urls_are_folders(tmp_path: Path) -> None:
-    open_store(f"file://{tmp_path}/a%20b").put("k", b"x")
-    assert (tmp_path / "a b" / "k").read_bytes() == b"x"
 
 
 @pytest.mark.parametrize(
@@ -539,5 +470,5 @@ def test_azure_without_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(PackError, match=r"packcorpus\[remote\]") as caught:
-        open_store("s3://bucket")
+        open_bucket("s3://bucket")
     assert caught.value.reason == "library_missing"

@@ -62,7 +62,7 @@ silent.bind(("127.0.0.1", 0))
 silent.listen(9)
 os.environ["AWS_ENDPOINT_URL"] = "http://127.0.0.1:%d" % silent.getsockname()[1]
 from tasks.sources.locate import find_paths
-from tasks.stores.store import open_store
+from tasks.stores.bucket import open_store
 signal.signal(signal.SIGINT, signal.default_int_handler)
 connections = []
 def interrupt():

@@ -17,12 +17,12 @@ from support.steps import pack_on
 from pipeline.engines.here import Here
 from pipeline.engines.workers import Workers
 from tasks.recipe import Recipe
-from tasks.sources.shares import Share
-from tasks.stages import Publish, refresh, run_share
+from tasks.sources.shares import WHOLE, Share
+from tasks.stages import refresh, run_alone
 from tasks.steps import Outcome, Step, _recipe_of, run
 from tasks.storage.paths import Layout
+from tasks.stores.bucket import open_store
 from tasks.stores.scratch import SCRATCH, root_of, url_of
-from tasks.stores.store import open_store
 
 Tree = dict[str, bytes]
 
@@ -43,12 +43,14 @@ def is_output(key: str) -> bool:
 
 def tree_of(root: str | Path) -> Tree:
     """Return all outputs below a root."""
-    store = open_store(root)
-    keys = [key for key, _ in store.list()]
-    if not isinstance(root, Path):
-        shared = "run.json", "data/digests/", "data/engines/"
-        assert all(is_output(key) or any(name in key for name in shared) for key in keys), "nothing else is there"
-    return {key: store.get(key) for key in keys if is_output(key)}
+    if isinstance(root, Path):
+        files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
+        found = {key: path.read_bytes() for key, path in files.items() if not path.name.startswith(".")}
+    else:
+        store, shared = open_store(root), ("run.json", "data/digests/", "data/engines/")
+        found = {key: store.get(key) for key, _ in store.list()}
+        assert all(is_output(key) or any(name in key for name in shared) for key in found), "nothing else is there"
+    return {key: content for key, content in sorted(found.items()) if is_output(key)}
 
 
 def by_stages(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
@@ -59,8 +61,8 @@ def here(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
     pack_on(Here(), recipe)
 
 
-def in_forks(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
-    refresh(recipe)  # the process has used the store, and its forks need a helper
+def in_processes(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
+    refresh(recipe)  # this process has used the store, so it cannot fork workers
     with Workers(2) as engine:
         pack_on(engine, recipe)
 
@@ -86,18 +88,14 @@ def on_other_machines(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
 
 
 def in_shares(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
-    """Pack in shares, as `packcorpus part` does on three machines."""
+    """Pack as `packcorpus part` does, with three machines for a stage that has shares."""
     url = url_of(recipe.layout.root)
-    for stage in ("tokenize", "pack"):
-        for number in (3, 1, 2):
+    for stage in ("prepare", "tokenize", "plan", "write", "publish"):
+        for number in (3, 1, 2) if stage in ("tokenize", "write") else (1,):
             elsewhere()
-            share, done = run_share(replace(recipe, layout=Layout(root_of(url))), stage, Share(number, 3))
-            assert (share > 0 or stage == "pack", done) == (True, 0)
-    elsewhere()
-    last = replace(recipe, layout=Layout(root_of(url)))
-    assert not Publish(last).is_done()
-    assert all(stage.is_done() for stage in Publish(last).requires()), "the last one finds all of it done"
-    pack_corpus(last)
+            own = Share(number, 3) if stage in ("tokenize", "write") else WHOLE
+            steps, done = run_alone(replace(recipe, layout=Layout(root_of(url))), stage, own)
+            assert (steps > 0 or stage in ("prepare", "write"), done) == (True, 0)
 
 
-WAYS = [by_stages, here, in_forks, on_other_machines, in_shares]
+WAYS = [by_stages, here, in_processes, on_other_machines, in_shares]

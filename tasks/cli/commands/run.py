@@ -50,31 +50,43 @@ def pack(
 def part(
     config: ConfigArgument = None,
     stage: Annotated[
-        str, typer.Option(metavar="tokenize|pack", show_default=False, help="tokenize (parts) or pack (shards).")
+        str,
+        typer.Option(
+            metavar="STAGE",
+            show_default=False,
+            help="prepare, tokenize (parts), plan, write (shards), or publish. Run them in this order.",
+        ),
     ] = "",
-    part: Annotated[
-        str, typer.Option("--part", metavar="I/N", show_default=False, help="The share to run, from 1/N to N/N.")
-    ] = "1/1",
+    share: Annotated[
+        str,
+        typer.Option(
+            "--share",
+            metavar="I/N",
+            show_default=False,
+            help="The share of tokenize or write to run, from 1/N to N/N. Default: all of it.",
+        ),
+    ] = "",
     sequence_length: SequenceLengthOption = "",
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
-    """Run one share of the work of `pack`, on one of several machines.
+    """Run one stage of `pack`, or a share of it, on one of several machines.
 
-    The machines share files or a bucket. For Slurm arrays, Kubernetes jobs, and xargs: run --stage tokenize for every
-    share, then --stage pack for every share, and then `packcorpus pack`, which publishes the corpus.
+    The machines share files or a bucket. For Slurm arrays, Kubernetes jobs, and xargs: run --stage prepare once,
+    tokenize for every share, plan once, write for every share, and publish once. Start each stage after the stage
+    before has ended everywhere; a machine that starts too early exits with 75.
     """
     from tasks.cli.shares import run_part
 
-    value = run_part(config or default_config(), root, stage, part, sequence_length)
-    print_lines(
-        value,
-        lambda value: [
-            f"{value['stage']} {part}: {value['share']:,} of {value['all']:,}, {value['found_done']:,} of them already "
-            "done"
-        ],
-        json_output,
-    )
+    value = run_part(config or default_config(), root, stage, share, sequence_length)
+    print_lines(value, _lines_of_part, json_output)
+
+
+def _lines_of_part(value: dict[str, Any]) -> list[str]:
+    if "manifest" in value:
+        return [value["manifest"]]
+    name = f"{value['stage']} {value['share']}" if value["share"] else value["stage"]
+    return [f"{name}: {value['steps']:,} of {value['all']:,}, {value['found_done']:,} of them already done"]
 
 
 # All options of `train` are passed on, including --help.

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from support.commands import corpus_bytes, packcorpus
-from support.small_corpus import OneSecond, conversations, make_recipe, make_shards_small, pack_corpus, write_project
+from support.small_corpus import conversations, make_recipe, make_shards_small, pack_corpus, write_project
 from support.steps import Failing, Marked, pack_on, steps_of
 
 from pipeline import graph
@@ -31,8 +31,7 @@ from pipeline.engines.workers import Workers, start_method
 from tasks.core import memory_limit
 from tasks.core.errors import DataError, StorageError, UsageError
 from tasks.recipe import Recipe, resolve
-from tasks.sources.shares import Share
-from tasks.stages import Plan, Publish, TokenizePart, run_all, run_share
+from tasks.stages import Plan, TokenizePart
 from tasks.steps import SILENT, Outcome, Progress, Step, attempt, run
 from tasks.storage.files import HashingWriter
 from tasks.verification.verify import verify
@@ -90,13 +89,6 @@ def test_the_corpus_is_the_same_on_every_engine(
         assert len(recipe.parts) > 3
         with engine() as opened:
             assert corpus_bytes(pack_on(opened, recipe)) == expected, name
-    if "validation" in settings:
-        recipe = recipe_in(tmp_path / "shares", settings)
-        assert len(recipe.shard_names()) > 3
-        done = [run_share(recipe, stage, Share(number, 3)) for stage in ("tokenize", "pack") for number in (3, 1, 2)]
-        assert all(found == 0 for _, found in done)
-        run_all(Publish(recipe), OneSecond())
-        assert corpus_bytes(recipe.published) == expected
 
 
 def test_a_step_is_small_however_many_sources_there_are(tmp_path: Path) -> None:
@@ -325,44 +317,49 @@ def test_an_unknown_engine_is_an_error(on: str) -> None:
 
 
 def test_shares_of_the_work_make_the_same_corpus(tmp_path: Path) -> None:
-    """Three shares, each run by its own command, make the same corpus.
-
-    The first command that needs the tokenizer or the plan makes it.
-    """
+    """Every stage, and each of three shares, is run by its own command."""
     settings = SETTINGS["trained tokenizer, weights, epochs"]
     expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", settings)))
     recipe = recipe_in(tmp_path / "shares", settings)
     folder = tmp_path / "shares"
-    early = packcorpus(folder, "part", "corpus.yaml", "--stage", "pack", "--part", "1/3")
+
+    def part(stage: str, *words: str) -> Any:
+        done = packcorpus(folder, "part", "corpus.yaml", "--stage", stage, *words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    early = packcorpus(folder, "part", "corpus.yaml", "--stage", "write", "--share", "1/3")
     assert (early.returncode, early.stderr[:4]) == (75, "E716")
-    for stage, count in (("tokenize", len(recipe.parts)), ("pack", len(recipe.shard_names()))):
+    for stage, count in (("prepare", 1), ("tokenize", len(recipe.parts)), ("plan", 1), ("write", 2)):
+        shares = [("--share", f"{number}/3") for number in (3, 1, 2)] if count > 1 else [()]
         left = count
-        for number in (3, 1, 2):
-            words = ["part", "corpus.yaml", "--stage", stage, "--part", f"{number}/3", "--json"]
-            done = json.loads(packcorpus(folder, *words).stdout)
+        for words in shares:
+            done = part(stage, *words)
             assert done["all"] == count
-            assert done["share"] <= count // 3 + 1
-            left -= done["share"]
+            assert done["steps"] <= count // len(shares) + 1
+            left -= done["steps"]
             assert done["found_done"] == 0
-            assert json.loads(packcorpus(folder, *words).stdout)["found_done"] == done["share"]
+            assert part(stage, *words)["found_done"] == done["steps"]
         assert left == 0
-    assert not list(folder.rglob("*.lock")), "locks are gone"
     tokens = {path: path.stat().st_mtime_ns for path in folder.rglob("data/tokens/*/*")}
     shards = {path: path.stat().st_mtime_ns for path in folder.rglob("data/corpora/*/*.arrow")}
+    published = part("publish")["manifest"]
+    assert corpus_bytes(folder / published) == expected
     done = packcorpus(folder, "pack", "corpus.yaml", "--quiet")
-    assert done.returncode == 0, done.stderr
-    assert corpus_bytes(folder / done.stdout.strip()) == expected
+    assert (done.returncode, done.stdout.strip()) == (0, published)
     assert all(path.stat().st_mtime_ns == time for path, time in (tokens | shards).items()), "nothing is done twice"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--stage", "tokenze", "--part", "1/2"], "did you mean tokenize"),
-        (["--stage", "pack", "--part", "0/2"], "--part 0/2: expected I/N"),
-        (["--stage", "pack", "--part", "3/2"], "--part 3/2: expected I/N"),
-        (["--stage", "pack", "--part", "1"], "--part 1: expected I/N"),
-        (["--part", "1/2"], "--stage : expected tokenize or pack"),
+        (["--stage", "tokenze", "--share", "1/2"], "did you mean tokenize"),
+        (["--stage", "write", "--share", "0/2"], "--share 0/2: expected I/N"),
+        (["--stage", "write", "--share", "3/2"], "--share 3/2: expected I/N"),
+        (["--stage", "write", "--share", "1"], "--share 1: expected I/N"),
+        (["--stage", "plan", "--share", "1/2"], "--share 1/2: --stage plan has no shares; run it once, without"),
+        (["--stage", "pack"], "--stage pack: is now two stages: --stage plan, then --stage write"),
+        (["--share", "1/2"], "--stage : expected prepare, tokenize, plan, write, publish"),
     ],
 )
 def test_a_share_that_does_not_exist_is_an_error(tmp_path: Path, words: list[str], message: str) -> None:

@@ -28,8 +28,8 @@ from pipeline.engines import on_ray
 from pipeline.engines.on_ray import OnRay, leave
 from tasks.core.errors import Busy, DataError, InputMissing, StorageError
 from tasks.recipe import resolve
+from tasks.stores.bucket import open_store
 from tasks.stores.scratch import SCRATCH, root_of
-from tasks.stores.store import open_store
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; run: pip install 'packcorpus[ray]'")
 

@@ -61,6 +61,16 @@ def new_bucket() -> str:
     return name
 
 
+def in_folder(folder: Path) -> Any:
+    """Return a store whose objects are the files of a local folder."""
+    from obstore.store import LocalStore
+
+    from tasks.stores.bucket import Bucket
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return Bucket(f"file://{folder}", LocalStore(folder))
+
+
 def environment(endpoint: str) -> dict[str, str]:
     """Return environment variables that make the server at `endpoint` the S3.
 
