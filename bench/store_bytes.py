@@ -2,8 +2,7 @@
 
     python bench/store_bytes.py CONFIG [--times 10] [--machines 3] [--file-mb 8]
 
-    packcorpus part --stage prepare; --stage tokenize --share 1/3, 2/3, 3/3; --stage plan; --stage write;
-        --stage publish
+    packcorpus part --stage prepare; tokenize --share 1/3, 2/3, 3/3; plan; write --share 1/3, 2/3, 3/3; publish
 
 The bucket has the sources and the root. The machines are simulated on this machine, each with its own scratch folder.
 The bucket is served by moto. Sources are enlarged first (bench/enlarge.py), and with --file-mb cut into files of that

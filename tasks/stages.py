@@ -363,7 +363,7 @@ def run_alone(recipe: Recipe, name: str, share: Share = WHOLE) -> tuple[int, int
 
 
 def _require(recipe: Recipe, needed: Sequence[Stage]) -> None:
-    """Raise Busy if stages are not done, naming the stage of `packcorpus part` to run first."""
+    """Raise Busy if stages are not done, and name the stage to run first."""
     for kind, stage_name, missing_what in (
         (TrainTokenizer, "prepare", "the tokenizer is not trained yet"),
         (TokenizePart, "tokenize", "{missing:,} of {all:,} parts are not tokenized yet"),

@@ -1,4 +1,4 @@
-"""Run one stage of a corpus, or a share of it, on one of several machines: `packcorpus part`."""
+"""Run a stage, or a share of it, on one of several machines: `packcorpus part`."""
 
 from __future__ import annotations
 

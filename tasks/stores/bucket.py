@@ -272,7 +272,7 @@ def open_store(url: str) -> Bucket:
 
 
 def has_threads() -> bool:
-    """Return whether this process has used a bucket, which a process forked from it could not do."""
+    """Return whether this process has used a bucket: its forks cannot use one."""
     return bool(_process)
 
 

@@ -356,7 +356,7 @@ def test_an_object_that_changes_during_a_run_ends_it(
 def test_a_full_scratch_disk_ends_the_run(
     tmp_path: Path, sources: Bucket, monkeypatch: pytest.MonkeyPatch, expected: Tree, kept: str, code: str
 ) -> None:
-    """The disk is full for source blocks, or for token files of this machine or of others."""
+    """The disk is full for source blocks, or for own or fetched token files."""
     root = f"s3://{new_bucket()}/root"
     kept, _, others = kept.partition(" of ")
     if others:
