@@ -324,7 +324,7 @@ def formats_page() -> str:
         "`columns: {instruction: frage, output: antwort}`. The names that can be mapped are",
         ", ".join(f"`{name}`" for name in column_names()) + ".",
         "Within a message, `role`, `content`, `reasoning`, `train`, and `loss_weight` can be mapped as well, and in a",
-        "record `reasoning`, `loss_weight`, and `embedding`.",
+        "record `reasoning` and `loss_weight`.",
         "",
         "These role names are recognized in any case, in every format with roles. `roles` adds further names:",
         "",

@@ -53,12 +53,13 @@ NOT_IN_KEY = {"part_size", "engine", "roles"}
 # keys. These settings change texts, and therefore tokens:
 TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
 # These settings do not change texts (but see settings_of_texts):
-ROWS_IF_SET = ("company", "company_by", "loss_weight", "balance", *SHAPE_SETTINGS, "mix")
+ROWS_IF_SET = ("company", "loss_weight", "balance", *SHAPE_SETTINGS, "mix")
 
 # Settings of earlier versions, and what to use instead.
 REMOVED: Removed = {
     "plan_group": "remove it: every corpus has one plan",
     "plan_chunk": "remove it: every corpus has one plan",
+    "company_by": "remove it: `company` compares the token IDs of conversations",
 }
 
 # Removed settings that manifests record with a value that had no effect.
@@ -195,11 +196,6 @@ class Config(BaseModel):
         "similar: conversations about the same topic; apart: no near-duplicates. The choice does not change how full "
         "the rows are.",
     )
-    company_by: Literal["text", "embedding"] = Field(
-        "text",
-        description="The data that `company` compares. text: the token IDs; embedding: the vector in `embedding` of "
-        "each record.",
-    )
     epochs: int = Field(
         1,
         ge=1,
@@ -327,10 +323,6 @@ class Config(BaseModel):
                 raise ValueError(
                     f"min_{name} ({least}) is greater than max_{name} ({most}); every conversation would be dropped"
                 )
-        if self.reads_embeddings and self.company == "random":
-            raise ValueError(
-                "company_by: embedding requires company: similar or apart; random compares nothing; remove company_by"
-            )
         if self.weighting == "subsample":
             for number, source in enumerate(self.sources):
                 if source.weight > 1:
@@ -368,13 +360,7 @@ class Config(BaseModel):
 
     def settings_of_texts(self) -> dict[str, Any]:
         """Return the settings that change token files and are not at their default."""
-        values = self._set_among(TEXTS_IF_SET) | ({"loss_weight": "data"} if self.reads_loss_weights else {})
-        return values | ({"company_by": "embedding"} if self.reads_embeddings else {})
-
-    @property
-    def reads_embeddings(self) -> bool:
-        """Return whether token files contain sketches of the embeddings in the data."""
-        return self.company_by == "embedding"
+        return self._set_among(TEXTS_IF_SET) | ({"loss_weight": "data"} if self.reads_loss_weights else {})
 
     @property
     def reads_loss_weights(self) -> bool:

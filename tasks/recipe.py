@@ -372,8 +372,7 @@ def recipe_of(
     PackError, naming the problem.
     """
     layout = Layout(root)
-    embedded = config.reads_embeddings
-    found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache=cache, embedded=embedded)
+    found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache=cache)
     for file, _ in found:
         # A name that is not UTF-8 cannot be written to a manifest.
         if file.name.encode("utf-8", "ignore").decode() != file.name:

@@ -58,7 +58,6 @@ SLOW = (
     "stores/test_threads.py",
     "templates/jinja/test_rendering.py",
     "test_corpora.py",
-    "test_embeddings.py",
     "test_loss_weights.py",
     "verification/test_repair.py",
 )

@@ -45,7 +45,6 @@ DEFAULTS = {
     "min_turns": None,
     "max_turns": None,
     "company": "random",
-    "company_by": "text",
     "epochs": 1,
     "balance": None,
     "license": [],
@@ -143,7 +142,6 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "min_turns": 1,
         "max_turns": 9,
         "company": "apart",
-        "company_by": "embedding",
         "epochs": 3,
         "license": ["cc-by-4.0", "mit"],
         "language": ["en", "zh-Hant"],
@@ -470,7 +468,7 @@ def test_settings_that_exclude_each_other_are_refused(one: str, other: str, tmp_
 
 def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
     values = {"company": "apart", "loss_weight": "both", "balance": "{ranks: 2}", "align": "4", "padding": "none"}
-    assert {*values} == {*WITHOUT_PACKING} == {*ROWS_IF_SET} - {"mix", "company_by"}
+    assert {*values} == {*WITHOUT_PACKING} == {*ROWS_IF_SET} - {"mix"}
     for name, value in values.items():
         text = f"sources: [{{path: x.jsonl}}]\n{name}: {value}\n"
         load(tmp_path, text)

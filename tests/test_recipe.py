@@ -115,7 +115,6 @@ SOMETIMES: dict[str, tuple[Any, dict[str, Any]]] = {
 # Settings of rows that need other settings: a value, the other settings, and whether it changes token files, too.
 OF_ROWS: dict[str, tuple[Any, dict[str, Any], bool]] = {
     "mix": ("blocks", {"sequence_length": [64, 128]}, False),
-    "company_by": ("embedding", {"company": "similar"}, True),
 }
 
 

@@ -180,7 +180,7 @@ def _of_generated(folder: Path) -> dict[str, Pinned]:
         "jinja-marked": Pinned(jinja, MARKED, quick=True),
         "jinja-parts": Pinned(jinja, PARTS, quick=True),
         "jinja-own": Pinned(base | {"template": "tokenizer", "reasoning": "drop"}),
-        "loss-weight": Pinned(weighted | {"loss_weight": "both"}),
+        "loss-weight": Pinned(weighted | {"loss_weight": "both"}, exported="mds"),
         "embeddings": Pinned(vectors, removed=("company_by",)),
     }
 

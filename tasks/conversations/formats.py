@@ -95,7 +95,6 @@ def read_record(
             raise
         raise Reject(reject.reason, in_own_names(reject.message, columns)) from None
     conversation.loss_weight = record.get("loss_weight")
-    conversation.embedding = record.get("embedding")
     if not conversation.messages:
         raise Reject("empty", "the record holds no messages")
     if len(conversation.messages) > MOST_MESSAGES:

@@ -52,14 +52,12 @@ class Message:
 class Conversation:
     """A list of messages, and the tools that are available in it.
 
-    `tools` holds the schema of each tool as JSON text. `loss_weight` and `embedding` are the values in the record.
-    `embedding` is a Sketch after it is read (keys/embeddings.py).
+    `tools` holds the schema of each tool as JSON text. `loss_weight` is the value in the record.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
     loss_weight: object = None
-    embedding: object = None
 
 
 ROLES = ("system", "user", "assistant", "tool", "text")

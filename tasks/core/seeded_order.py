@@ -81,15 +81,6 @@ def hashes(numbers: np.ndarray) -> np.ndarray:
     return z
 
 
-def random_signs(first: int, count: int, bits: int) -> np.ndarray:
-    """Return pseudo-random signs, 1 or -1, for `count` numbers: int64[count, bits].
-
-    The numbers start at `first`. The signs of a number are the low bits of its hash.
-    """
-    found = hashes(np.arange(first, first + count))[:, None] >> np.arange(bits, dtype=np.uint64) & np.uint64(1)
-    return 1 - 2 * found.astype(np.int64)
-
-
 def _mix(z: np.ndarray, seed: int, stream: int) -> None:
     """Apply splitmix64 to each uint64, in place."""
     z += np.uint64((2 * seed + stream + 1) * 0xD1B54A32D192ED03 % 2**64)

@@ -47,7 +47,6 @@ from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
 from tasks.storage.splits import SPLITS, length_in, split_names, splits_of
 from tasks.storage.tokens.token_files import TokenColumns
 from tasks.templates.jinja.template import JinjaTemplate
-from tasks.tokenization.embedding_sizes import EmbeddingSizes
 from tasks.tokenization.token_batch import noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
@@ -70,14 +69,11 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
     """
     layout = Layout(root)
     cache = DigestCache(layout.digests(), only_read=True)
-    files = find_files(config.sources, folder, layout, embedded=config.reads_embeddings, cache=cache)
+    files = find_files(config.sources, folder, layout, cache=cache)
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         recipe, encoder, samples = _sample(Recipe(config, folder, layout, tuple(files), ()), budget, Path(scratch))
-        sizes = EmbeddingSizes()
-        sampled = [tokenize_sample(sample, recipe, encoder, sizes) for sample in samples]
+        sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]
         whole = all(sample.whole for sample in samples) and len(samples) == len(files)
-        if whole and config.reads_embeddings:
-            sizes.require(config.name)
         selection = _select(sampled, recipe, whole)
         packed, dropped = _pack(selection), _dropped(selection)
         rejects, cut_off = _count_rejects(sampled, selection)

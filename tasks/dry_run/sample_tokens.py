@@ -25,7 +25,6 @@ from tasks.readers.tables import wanted
 from tasks.recipe import Recipe
 from tasks.sources.sampling.sample import Sample
 from tasks.storage.schemas import tokens_schema
-from tasks.tokenization.embedding_sizes import EmbeddingSizes
 from tasks.tokenization.engine_check import HARD, LONGEST, difference, hard_tokens
 from tasks.tokenization.prepare import Preparer, texts_of, unused_keys_of
 from tasks.tokenization.token_batch import COUNTS, Batch, noticed_in
@@ -103,15 +102,12 @@ def thinned(sample: Sample, every: int) -> Sample:
     return sample.thinned(every)
 
 
-def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder, sizes: EmbeddingSizes) -> SampleTokens:
-    """Tokenize the sample of one file, as in a run.
-
-    The sizes of its embeddings are added to `sizes`, which is shared by all files.
-    """
+def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleTokens:
+    """Tokenize the sample of one file, as in a run."""
     config, file = recipe.config, sample.file
     rejects: list[tuple[int, Reject]] = []
     weighted = config.reads_loss_weights
-    schema = tokens_schema(config.packing, weighted, file.embedded)
+    schema = tokens_schema(config.packing, weighted)
     receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     preparer = Preparer(file, recipe.template, encoder, config.train_on, config.packing, weighted)
     texts = [np.empty(0, np.int64)]
@@ -142,8 +138,6 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder, sizes: Emb
     seconds = time.process_time() - start
     noticed = noticed_in([receipt])
     rejects.sort(key=itemgetter(0))
-    if file.embedded:
-        sizes.add(receipt, lambda number: sample.records[number].place)
     return SampleTokens(sample, out.getvalue(), rejects, noticed, unused, seconds, np.concatenate(texts))
 
 

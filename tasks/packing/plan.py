@@ -69,7 +69,6 @@ from tasks.storage.schemas import REJECTED, ROWS_SCHEMA, plan_schema
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, first_packing, length_in, splits_of
 from tasks.storage.tokens.samples import samples_of
 from tasks.storage.tokens.token_files import TokenColumns
-from tasks.tokenization.embedding_sizes import check_embeddings
 from tasks.tokenization.token_batch import noticed_in
 
 
@@ -95,7 +94,6 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     for file, receipt in zip(files, receipts, strict=True):
         check_token_file(file, receipt)
     bases = record_bases(recipe.parts, receipts)
-    check_embeddings(recipe, receipts, bases)
     tokens = TokenColumns(files, bases)
     pieces = select_pieces(tokens, recipe)
     late = late_rejects(pieces.accepted, tokens, recipe)

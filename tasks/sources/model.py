@@ -19,7 +19,6 @@ from pydantic import (
 )
 
 from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, check_format, read_record
-from tasks.conversations.keys.embeddings import EMBEDDING
 from tasks.conversations.keys.loss_weights import LOSS_WEIGHT
 from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, without_parts
 from tasks.conversations.keys.renaming import is_of_record
@@ -134,8 +133,8 @@ class SourceFile:
     content, which may differ from the extension, and `format` is never `auto`. `bytes` and `mtime_ns` are the size and
     modification time of the content that `sha256` was computed from. `entry` is the index of the first entry of
     `sources` that matches the file. `roles` has further names of roles, in lower case, each with its role. `delimiter`
-    and `encoding` of a CSV or TSV file are empty for the usual values: comma or tab, and UTF-8. If `embedded` is set,
-    embeddings of records are read. `blocks` has the digests of the file's blocks once the file is hashed.
+    and `encoding` of a CSV or TSV file are empty for the usual values: comma or tab, and UTF-8. `blocks` has the
+    digests of the file's blocks once the file is hashed.
 
     The `name` of a remote file is its URL. `path` is then the local copy, `arrived` is the SHA-256 of the copy on
     arrival, and `revision` is the commit of a dataset on the Hub. An object that is read in blocks has its ETag as
@@ -159,7 +158,6 @@ class SourceFile:
     encoding: str = ""
     revision: str = ""
     arrived: str = ""
-    embedded: bool = False
     identity: str = ""
     blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
@@ -197,10 +195,8 @@ class SourceFile:
     @property
     def wanted_columns(self) -> frozenset[str]:
         """Return the keys that have a meaning in a record of this file."""
-        further = (LOSS_WEIGHT, *[EMBEDDING] * self.embedded)
-        unread = () if self.embedded else (EMBEDDING,)
-        mapped = (theirs for ours, theirs in self.columns if is_of_record(ours) and ours not in unread)
-        return frozenset((*COLUMNS, *further, *mapped, *OTHER_KEYS.difference(self.ignore)))
+        mapped = (theirs for ours, theirs in self.columns if is_of_record(ours))
+        return frozenset((*COLUMNS, LOSS_WEIGHT, *mapped, *OTHER_KEYS.difference(self.ignore)))
 
     @property
     def reading(self) -> dict[str, Any]:

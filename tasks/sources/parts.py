@@ -51,7 +51,6 @@ def find_parts(
     most_parts: int = MOST_PARTS,
     hash_chunk: int = HASH_CHUNK,
     cache: DigestCache | None = None,
-    embedded: bool = False,
 ) -> list[tuple[SourceFile, list[Part]]]:
     """Find the files of `sources`, hash them, and split them into parts.
 
@@ -60,7 +59,7 @@ def find_parts(
     """
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
-    files = find_files(sources, folder, layout, revisions, embedded, cache)
+    files = find_files(sources, folder, layout, revisions, cache)
     size = sum(file.bytes for file in files)
     # Because the size is doubled, a growing corpus keeps its parts until it is twice as large.
     while size > part_size * most_parts:

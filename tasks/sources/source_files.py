@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.conversations.formats import COLUMNS
-from tasks.conversations.keys.embeddings import EMBEDDING
 from tasks.conversations.keys.renaming import MESSAGE_KEYS
 from tasks.core.errors import DataError, StorageError, UsageError
 from tasks.core.notes import noted
@@ -33,7 +32,6 @@ def find_files(
     folder: Path,
     layout: Layout | None = None,
     revisions: Mapping[int, str] | None = None,
-    embedded: bool = False,
     cache: DigestCache | None = None,
 ) -> list[SourceFile]:
     """Return the files of `sources`, identified but not yet hashed.
@@ -41,9 +39,9 @@ def find_files(
     The files are in the order of `sources`, and within a glob or folder in the order of their names. A file that
     several entries match is read once. `folder` is the folder of the config. A file that is an output in `layout` is
     refused. Copies of remote files are written to `layout`; without `layout`, only local files are found. `revisions`
-    maps the index of an entry to the commit of its dataset on the Hub. If `embedded` is set, embeddings of records are
-    read. Objects that `cache` knows are not read. Raises UsageError, InputMissing, DataError, StorageError, or
-    PartMissing with the name of the file in the message.
+    maps the index of an entry to the commit of its dataset on the Hub. Objects that `cache` knows are not
+    read. Raises UsageError, InputMissing, DataError, StorageError, or PartMissing with the name of the file in the
+    message.
     """
     outputs, copies = (layout.outputs(), layout.remote()) if layout else ([], None)
     revisions = revisions or {}
@@ -63,7 +61,7 @@ def find_files(
                     )
                 stat = path.stat()
                 file = objects.get((entry, name)) or identify(path, name, source, stat, identity)
-                file = replace(file, entry=entry, revision=revision, arrived=arrived, embedded=embedded)
+                file = replace(file, entry=entry, revision=revision, arrived=arrived)
                 first = found.setdefault((stat.st_dev, stat.st_ino), file)
                 ways = _how(first, sources[first.entry]), _how(file, source)
                 if ways[0] != ways[1]:
@@ -132,7 +130,7 @@ def identify_file(
 
 
 def _check_source(source: Source) -> None:
-    known = (*COLUMNS, *MESSAGE_KEYS, EMBEDDING)
+    known = (*COLUMNS, *MESSAGE_KEYS)
     for ours, theirs in source.columns.items():
         if ours not in known:
             swapped = (

@@ -195,21 +195,11 @@ WEIGHTED_TOKENS_SCHEMA = pa.schema(
 )
 
 
-# Number of values in the direction of a conversation, and in the sketch of its embedding. Random projections preserve
-# angles to about 1/√AXES (Achlioptas 2003).
-AXES = 32
-
-# Only in token files with sketches of embeddings from the data. All samples of a conversation have the same sketch.
-SKETCH = pa.field("sketch", pa.list_(pa.int16(), AXES))
-
-
-def tokens_schema(packing: bool, weighted: bool, embedded: bool = False) -> pa.Schema:
+def tokens_schema(packing: bool, weighted: bool) -> pa.Schema:
     """Return the schema of token files.
 
-    `weighted` is Config.reads_loss_weights, and `embedded` is Config.reads_embeddings. They only have an effect with
-    `packing`.
+    `weighted` is Config.reads_loss_weights. It only has an effect with `packing`.
     """
     if not packing:
         return TOKENS_AND_TEXT_SCHEMA
-    schema = WEIGHTED_TOKENS_SCHEMA if weighted else TOKENS_SCHEMA
-    return schema.append(SKETCH) if embedded else schema
+    return WEIGHTED_TOKENS_SCHEMA if weighted else TOKENS_SCHEMA

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from tasks.conversations.keys.embeddings import Sketch
 from tasks.conversations.model import (
     Conversation,
     Message,
@@ -111,7 +110,6 @@ class Prepared(Struct, gc=False):
     digest: int  # its content_digest
     row: tuple[str, str | None, str] | None = None  # messages, tools, text: further columns of format 2.0
     weights: Sequence[tuple[int, float]] = ()  # weights of the data, each with its first segment
-    sketch: Sketch | None = None  # of the embedding of the conversation
     separate: list[str] | None = None  # the texts, if `joined` cannot be split into them: if one contains NUL, or none
 
     @property

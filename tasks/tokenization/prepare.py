@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tasks.conversations.formats import role_names
-from tasks.conversations.keys.embeddings import EMBEDDING, Sketch, sketch_of
 from tasks.conversations.keys.loss_weights import LOSS_WEIGHT, with_loss_weights
 from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import Conversation, PlainRecord, content_digest, whole_text
@@ -68,8 +67,7 @@ class Preparer:
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
         self._frames = frames_of(template, train_on, role_names(file.format, dict(file.roles)))
         # Without frames, plain records would only be converted back. With `columns`, no record is plain.
-        reads = weighted or file.embedded  # keys that plain records do not have
-        fills = packing and not reads and self._frames.known and not file.columns
+        fills = packing and not weighted and self._frames.known and not file.columns
         self._plain = PlainRecords(file.format if fills else "")
         self.decode = self._plain.decode  # passed to the reader of the file
 
@@ -123,35 +121,27 @@ class Preparer:
             raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))
         filled, filling = self._frames.filled(conversation, trained) if may_fill else (None, None)
         if filled and filling and not filling.is_compared(filled):
-            return self._add_values(filled, conversation, trained)
+            return self._add_weights(filled, conversation, trained)
         return Pending(conversation, trained, filled)
 
     def _conversation(self, record: object) -> Conversation:
-        """Read a record, with its weights and its embedding if they are used.
+        """Read a record, with its weights if they are used.
 
         Raises Reject.
         """
         conversation = self._file.conversation(record)
-        if not self._weighted and not self._file.embedded:
-            return conversation
-        names, is_text = dict(self._file.columns), self._file.container in TEXT_CELLS
-        if self._file.embedded:
-            conversation.embedding = sketch_of(conversation.embedding, names.get(EMBEDDING, EMBEDDING), is_text)
         if not self._weighted:
             return conversation
-        return with_loss_weights(conversation, is_text, names.get(LOSS_WEIGHT, LOSS_WEIGHT))
+        name, is_text = dict(self._file.columns).get(LOSS_WEIGHT, LOSS_WEIGHT), self._file.container in TEXT_CELLS
+        return with_loss_weights(conversation, is_text, name)
 
-    def _add_values(
+    def _add_weights(
         self, samples: list[Prepared], conversation: Conversation, trained: Sequence[bool]
     ) -> list[Prepared]:
-        """Add the embedding and the weights of the turns to the samples of a conversation.
+        """Add the weights of the turns to the samples of a conversation.
 
         Raises Reject if the weights do not fit the segments of a sample.
         """
-        if self._file.embedded:
-            for sample in samples:
-                assert isinstance(conversation.embedding, Sketch)
-                sample.sketch = conversation.embedding
         if self._weighted:
             of_turns = {k: message.loss_weight for k, message in enumerate(conversation.messages) if trained[k]}
             self._require_equal_weights(conversation, of_turns)
@@ -182,7 +172,7 @@ class Preparer:
             strings = strings_of(pending.conversation)
             found = [self._prepare_sample(pending, sample, strings) for sample in samples]
             found = [prepared for prepared in found if prepared.shape.trained.any()]
-            self._add_values(found, pending.conversation, pending.trained)
+            self._add_weights(found, pending.conversation, pending.trained)
         except Reject as reject:
             return reject
         if pending.filled and [*map(comparable, pending.filled)] != [*map(comparable, found)]:
@@ -203,8 +193,7 @@ class Preparer:
 
 def unused_keys_of(file: SourceFile, weighted: bool) -> UnusedKeys:
     """Return a counter of the keys that a Preparer of the file does not use."""
-    further = [LOSS_WEIGHT] * weighted + [EMBEDDING] * file.embedded
-    return UnusedKeys(file.format, dict(file.columns), file.ignore, further)
+    return UnusedKeys(file.format, dict(file.columns), file.ignore, [LOSS_WEIGHT] * weighted)
 
 
 def weights_of_segments(shape: Shape, of_turns: dict[int, Any]) -> list[tuple[int, float]]:

@@ -14,15 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.conversations.keys.embeddings import Sketch
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoded, Encoder, Unencodable
 from tasks.encoders.texts import SEPARATOR, Texts
 from tasks.storage.arrow import offsets_of, to_arrow
-from tasks.storage.schemas import AXES, SKETCH
 from tasks.templates.spans import TEXT
 from tasks.tokenization.content_tokens import count_content_tokens, merged
-from tasks.tokenization.embedding_sizes import note_embeddings
 from tasks.tokenization.frames import Prepared, Shape
 
 # Bytes gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
@@ -38,12 +35,11 @@ COUNTS = ("accepted", "tokens", *NOTICED)
 def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Add up the counts of noticed cases in receipts.
 
-    Counts that only some settings have are left out if they are 0.
+    `content_tokens` is left out if there are none.
     """
     counts = merged(receipt.get("content_tokens", {}) for receipt in receipts)
     sums = {name: sum(receipt[name] for receipt in receipts) for name in NOTICED}
-    missing = sum(receipt.get("without_embedding", 0) for receipt in receipts)
-    return sums | ({"content_tokens": counts} if counts else {}) | ({"without_embedding": missing} if missing else {})
+    return sums | ({"content_tokens": counts} if counts else {})
 
 
 class _Shapes:
@@ -135,11 +131,6 @@ class Batch:
         elif "text" in schema.names:
             rows = [prepared.row for prepared in self._conversations if prepared.row]
             columns += [pa.array(column, pa.large_string()) for column in zip(*rows, strict=True)]
-        if SKETCH.name in schema.names:
-            sketches = [prepared.sketch or Sketch() for prepared in self._conversations]
-            note_embeddings(self.receipt, sketches, records)
-            axes = np.frombuffer(b"".join(sketch.axes for sketch in sketches), np.int16)
-            columns.append(pa.FixedSizeListArray.from_arrays(to_arrow(axes), AXES))
         return pa.record_batch(columns, schema=schema)
 
     def _weights(self, ends: np.ndarray, segments: np.ndarray) -> list[pa.Array]:

@@ -26,7 +26,6 @@ from tasks.sources.parts import place_of, read_part
 from tasks.storage.files import atomic_file, write_receipt
 from tasks.storage.schemas import tokens_schema
 from tasks.templates.spans import Template
-from tasks.tokenization.embedding_sizes import EmbeddingSizes
 from tasks.tokenization.prepare import Preparer, unused_keys_of
 from tasks.tokenization.token_batch import COUNTS, Batch
 
@@ -51,10 +50,9 @@ def tokenize_part(
     rejects: list[list[Any]] = []
     batches: list[int] = []  # rows of each record batch; a reader opens only the batches that it needs
     weighted = config.reads_loss_weights
-    schema = tokens_schema(config.packing, weighted, part.file.embedded)
+    schema = tokens_schema(config.packing, weighted)
     preparer = Preparer(part.file, template, encoder, config.train_on, config.packing, weighted)
     unused = unused_keys_of(part.file, weighted)
-    sizes = EmbeddingSizes()
     reader = read_part(part, config.max_record_bytes, preparer.decode)
     with atomic_file(token_file, "xxh3") as out, _rare_collections():
         with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:
@@ -63,7 +61,6 @@ def tokenize_part(
                 if batch.records and (encoded := batch.encode(schema)):
                     writer.write_batch(encoded)
                     batches.append(encoded.num_rows)
-                    sizes.add(receipt, partial(place_of, part))
                 rejects.extend([number, reject.reason, reject.message] for number, reject in batch.rejects)
                 on_batch(receipt["accepted"] + len(rejects), len(rejects), receipt["tokens"], reader.share)
 

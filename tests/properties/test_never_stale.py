@@ -75,7 +75,6 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "epochs": (2, {}),
     "balance": ({"ranks": 2}, {}),
     "company": ("similar", {}),
-    "company_by": ("embedding", {"company": "similar"}),
     "align": (8, {}),
     "padding": ("none", {}),
     "loss_weight": ("conversation", {}),

@@ -44,7 +44,6 @@ OPTIONS: Given = {
     "loss_weight": st.sampled_from(["none", "data", "conversation", "both"]),
     "balance": st.fixed_dictionaries({"ranks": st.sampled_from([2, 3])}, optional={"rows_per_rank": st.just(2)}),
     "company": st.sampled_from(["random", "similar", "apart"]),
-    "company_by": st.sampled_from(["text", "embedding"]),
     "overlong": st.sampled_from(["truncate", "split", "drop"]),
     "packing": st.sampled_from([True, True, False]),
     "validation": st.sampled_from([0.0, 0.3]),
@@ -57,7 +56,7 @@ OPTIONS: Given = {
 }
 UNUSUAL: Given = {
     "sequence_length": [48, 96], "mix": "blocks", "align": 16, "padding": "none", "loss_weight": "both",
-    "balance": {"ranks": 2}, "company": "apart", "company_by": "embedding", "overlong": "split", "packing": False,
+    "balance": {"ranks": 2}, "company": "apart", "overlong": "split", "packing": False,
     "validation": 0.3, "epochs": 2, "duplicates": "drop", "seed": 1,
     "train_on": "last", "turns": "apart", "sources": [{"path": "chat.jsonl", "weight": 2}],
 }  # fmt: skip
@@ -88,8 +87,6 @@ def refusals(chosen: Given) -> dict[str, str]:
             found.setdefault(name, f"padding and {name} cannot be set together")
     if "mix" in is_set and not several:
         found["mix"] = "mix: blocks requires several lengths"
-    if chosen.get("company_by") == "embedding" and "company" not in is_set - {*found}:
-        found["company_by"] = "company_by: embedding requires company" if "company" not in is_set else found["company"]
     return found
 
 
@@ -119,14 +116,13 @@ def check_config(file: Path, chosen: Given) -> None:
 
 
 def records_of(count: int) -> list[Given]:
-    """Return conversations with weights and embeddings.
+    """Return conversations with weights.
 
     Some are too long for a row, and four are in the list twice.
     """
     records = conversations(count - 4, seed=3, longest=16)
     for number, record in enumerate(records):
         record["loss_weight"] = number % 4 / 2 + 0.5
-        record["embedding"] = [number % 5 - 2, 1.5, (number * 7) % 3]
     return [*records, *records[:4]]
 
 

@@ -19,7 +19,11 @@ from tasks.verification.repair import repair
 from tasks.verification.verify import verify
 
 # What manifests of earlier versions record if a removed setting had an effect.
-RECORDED: list[dict[str, Any]] = [{"plan_group": 40, "plan_chunk": 3}, {"plan_group": 5000}]
+RECORDED: list[dict[str, Any]] = [
+    {"plan_group": 40, "plan_chunk": 3},
+    {"plan_group": 5000},
+    {"company_by": "embedding"},
+]
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=str)

@@ -17,7 +17,6 @@ import numpy as np
 from tasks.config import Config
 from tasks.core.int32 import MOST
 from tasks.core.seeded_order import draws
-from tasks.packing.company.embeddings import embedded_directions, embedded_duplicates
 from tasks.packing.company.sketches import directions, near_duplicates, order_by_topic
 from tasks.storage.tokens.token_files import TokenColumns
 
@@ -44,11 +43,10 @@ class Company(NamedTuple):
     @classmethod
     def of(cls, config: Config, tokens: TokenColumns) -> Company:
         """Read the data that the setting `company` needs; `random` needs none."""
-        by_text = config.company_by == "text"
         if config.company == "similar":
-            return cls(topics=directions(tokens) if by_text else embedded_directions(tokens))
+            return cls(topics=directions(tokens))
         if config.company == "apart":
-            return cls(labels=near_duplicates(tokens) if by_text else embedded_duplicates(tokens))
+            return cls(labels=near_duplicates(tokens))
         return cls()
 
     @property

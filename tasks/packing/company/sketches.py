@@ -12,8 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from tasks.core.seeded_order import hashes
-from tasks.storage.schemas import AXES
 from tasks.storage.tokens.token_files import TokenColumns
+
+# Number of values in the direction of a conversation. Random projections preserve angles to about 1/√AXES (Achlioptas
+# 2003).
+AXES = 32
 
 # Slots in which ids and hashes of runs are counted: 8 MB.
 SLOTS = 1 << 20

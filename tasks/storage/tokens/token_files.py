@@ -11,7 +11,6 @@ whole conversation. The columns:
     separator   bool                whether the last token is an EOS that was added
     tokens      large_list<int32>   id if a token is trained, ~id (bitwise not) if it is not
     weight_ends, weights            only with loss_weight: data or both (schemas.WEIGHTED_TOKENS_SCHEMA)
-    sketch      int16[AXES]         only with company_by: embedding (conversations/keys/embeddings.py)
 
 One number holds a token and its label, so one copy moves both: id = v ^ (v >> 31), trained = v >= 0. The first token of
 a conversation is never trained, because there is nothing to predict it from. With `packing: false`, the columns
@@ -35,7 +34,7 @@ import pyarrow as pa
 from tasks.core.errors import StorageError
 from tasks.core.int32 import as_int32
 from tasks.storage.arrow import offsets_of, to_numpy
-from tasks.storage.schemas import AXES, TOKENS_SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.storage.tokens.token_places import batches_with, places_of, require_recorded, require_rows, rows_of_batches
 
 # Conversations whose columns are kept in memory, 33 bytes each.
@@ -266,14 +265,6 @@ class TokenColumns:
         """
         for first, tokens in self.chunks("tokens"):
             yield first, *offsets_and_values(tokens)
-
-    def sketches(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the sketches of all conversations, a few thousand at a time.
-
-        Each item is the number of the first conversation and the sketches, int16[conversations, AXES].
-        """
-        for first, sketches in self.chunks("sketch"):
-            yield first, to_numpy(sketches.flatten()).reshape(-1, AXES)
 
     def chunks(self, name: str) -> Iterator[tuple[int, pa.Array]]:
         """Yield a column of all conversations, a few thousand at a time.
