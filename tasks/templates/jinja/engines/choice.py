@@ -32,7 +32,7 @@ COMPARED = 128
 _CITY = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 _TOOL = {"type": "function", "function": {"name": "c", "description": "d", "parameters": _CITY}}
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "c", "arguments": {"a": "e", "f": [1, True]}}}
-_QUESTION = {"role": "user", "content": " a\n"}
+_QUESTION = {"role": "user", "content": " a\n\xa0b\n"}  # a template that writes it in a list is found
 _ANSWERS: list[list[dict[str, Any]]] = [
     [{"role": "assistant", "content": "b"}],
     [{"role": "assistant", "content": "b", "reasoning_content": "r", "thinking": "r"}, _QUESTION],
