@@ -122,7 +122,6 @@ lock: .venv/.setup  ## pin what CI installs in requirements.lock, with digests (
 	    ('.'.join(p.python_version_tuple()[:2]), p.machine()), '--hash=sha256:$$(sha256sum build/torch/*.whl | cut -c-64)')" >> requirements.lock
 
 schemas: .venv/.setup  ## generate docs/reference: errors, schemas, and the pages that follow from the code
-	$(BIN)/packcorpus schemas docs/reference
 	$(BIN)/python docs/generate.py
 
 sample: .venv/.setup  ## rebuild the bundled sample

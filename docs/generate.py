@@ -5,9 +5,10 @@
     Config, TrainingConfig (pydantic) ─▶ docs/reference/config.md
     packcorpus, luigi, python -m train ─▶ docs/reference/cli.md
     registries of formats, containers and templates ─▶ docs/reference/formats.md
+    the table of error codes ─▶ docs/reference/errors.md
+    Config, Manifest ─▶ docs/reference/config.schema.json, docs/reference/manifest.schema.json
 
-With --check, nothing is written, and the exit code is 1 if a page is out of date. `packcorpus schemas` (`make schemas`)
-writes the pages of error codes and the JSON Schemas.
+With --check, nothing is written, and the exit code is 1 if a page is out of date.
 """
 
 from __future__ import annotations
@@ -444,11 +445,40 @@ NOTES = """\
 """
 
 
+def errors_page() -> str:
+    from tasks.core.error_codes import table
+
+    return table()
+
+
+def config_schema() -> str:
+    from tasks.storage.files import to_json
+
+    return to_json(config_model().model_json_schema()).decode()  # type: ignore[attr-defined]
+
+
+def manifest_schema() -> str:
+    from tasks.storage.files import to_json
+    from tasks.storage.manifest import Manifest
+
+    return to_json(Manifest.model_json_schema()).decode()
+
+
+PAGES = {
+    "config.md": config_page,
+    "cli.md": cli_page,
+    "formats.md": formats_page,
+    "errors.md": errors_page,
+    "config.schema.json": config_schema,
+    "manifest.schema.json": manifest_schema,
+}
+
+
 def main() -> int:
     sys.path.insert(0, str(ROOT))
     stale = 0
-    for name, page in (("config.md", config_page), ("cli.md", cli_page), ("formats.md", formats_page)):
-        text = re.sub(r"[ \t]+\n", "\n", page())
+    for name, page in PAGES.items():
+        text = re.sub(r"[ \t]+\n", "\n", page()) if name.endswith(".md") else page()
         file = OUT / name
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             stale += 1

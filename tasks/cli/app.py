@@ -9,7 +9,6 @@
     packcorpus report [MANIFEST] [--output FILE]
     packcorpus export [MANIFEST] --to FORMAT [--output FOLDER]
     packcorpus push MANIFEST OWNER/NAME [--private] [--revision BRANCH]
-    packcorpus schemas FOLDER
 
 With --json, a command prints one JSON object on standard output: the value that it would otherwise render as text, or
 {"error": …} (docs/reference/errors.md).
@@ -27,7 +26,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tasks.cli.commands import config, export, look, restore, run, schemas
+from tasks.cli.commands import config, export, look, restore, run
 from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
 from tasks.core.errors import Interrupted, UsageError
 
@@ -74,7 +73,6 @@ app.command()(restore.verify)
 app.command()(restore.repair)
 app.command()(export.export)
 app.command()(export.push)
-app.command()(schemas.schemas)
 
 
 # The exit code that typer returns for a KeyboardInterrupt.

@@ -6,7 +6,6 @@ control characters are text.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -29,7 +28,6 @@ from cli.hostile_corpus import (
 from support.inspected import rendered, shown
 
 from tasks.cli.views import corpus_view
-from tasks.config import Config
 from tasks.core import printable
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection import lookup
@@ -37,7 +35,7 @@ from tasks.inspection import rows as rows_module
 from tasks.inspection.manifests import Overview
 from tasks.storage.facts.outputs import Shard, Split
 from tasks.storage.files import sha256_of
-from tasks.storage.manifest import Manifest, load_manifest
+from tasks.storage.manifest import load_manifest
 from tasks.storage.schemas import row_schema
 
 
@@ -299,7 +297,7 @@ def test_a_marker_that_the_tokenizer_lacks_is_reported(manifest: Path) -> None:
 
 def test_help_and_version() -> None:
     assert packcorpus("--help").returncode == 0
-    for command in ("inspect", "verify", "schemas"):
+    for command in ("inspect", "verify"):
         assert command in packcorpus("--help").stdout
         assert packcorpus(command, "--help").returncode == 0
     assert re.fullmatch(r"packcorpus \d+\.\d+\.\d+\n", packcorpus("--version").stdout)
@@ -368,11 +366,3 @@ def test_verify_lists_what_it_checked(manifest: Path, copy: Path) -> None:
     damaged = packcorpus("verify", copy)
     assert damaged.returncode == 65
     assert "train-00000-of-" in damaged.stderr
-
-
-def test_schemas_are_those_of_the_models(tmp_path: Path) -> None:
-    done = packcorpus("schemas", tmp_path / "docs")
-    assert done.returncode == 0, done.stderr
-    for name, model in (("config", Config), ("manifest", Manifest)):
-        written = json.loads((tmp_path / "docs" / f"{name}.schema.json").read_bytes())
-        assert written == model.model_json_schema()

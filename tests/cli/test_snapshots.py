@@ -29,7 +29,7 @@ from tasks.inspection.manifests import list_manifests
 from tasks.inspection.verification import verify_corpus
 
 COMMANDS = [
-    "", "init", "check", "pack", "train", "inspect", "list", "diff", "report", "export", "verify", "repair", "schemas",
+    "", "init", "check", "pack", "train", "inspect", "list", "diff", "report", "export", "verify", "repair",
 ]  # fmt: skip
 
 
