@@ -29,8 +29,6 @@ from hypothesis import settings
 from support import profiles  # noqa: F401 - registers the profiles
 from support.templates.shared_processes import shared_processes
 
-from tasks.core import startup
-
 # Nearly all objects that are made while libraries and tests are imported remain. Looking for garbage among them takes
 # over a quarter of that time.
 gc.disable()
@@ -158,7 +156,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     if not STATM.exists():
         gc.enable()
-    os.register_at_fork(after_in_child=startup.collect_from_now)
+    os.register_at_fork(after_in_child=collect_from_now)
+
+
+def collect_from_now() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 # Tests of what the process of a template remembers. Each of their templates has its own.

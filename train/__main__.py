@@ -16,7 +16,6 @@ import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tasks.core import startup
 from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, UsageError
 from train.machine import meeting
@@ -100,15 +99,14 @@ def _run(arguments: list[str], guard: SignalGuard) -> None:
     if reports():
         action = f"resuming after step {done}" if (done := folder.steps_done()) else "starting training"
         print(f"{action}; loading torch and the model", file=sys.stderr, flush=True)
-    with startup.loading():  # `devices.ranks` may load torch
-        ranks = 1 if "RANK" in os.environ else devices.ranks(config)  # under torchrun, WORLD_SIZE is the number of them
+    ranks = 1 if "RANK" in os.environ else devices.ranks(config)  # under torchrun, WORLD_SIZE is the number of them
     if ranks > 1:
         from train.machine import launch
 
         while launch.launch(ranks, arguments):
             print(folder.last_reduction(), file=sys.stderr, flush=True)
         return
-    with meeting.or_stop_all(), startup.loading():
+    with meeting.or_stop_all():
         from train.loop import run
         from train.machine import alarm
         from train.machine.ranks import leave

@@ -31,8 +31,6 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel
 
-from tasks.core import startup
-
 LIBRARIES = {
     "tasks": (
         "luigi",
@@ -224,8 +222,7 @@ def ranks_of(words: list[str]) -> int:
 
 
 def main() -> None:
-    with startup.loading():
-        preload(sys.argv[1])
+    preload(sys.argv[1])
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         finalizer.atexit = False  # torch's 250 only free memory, which takes a tenth of a short run
     signal.signal(signal.SIGINT, signal.default_int_handler)
