@@ -62,7 +62,8 @@ REMOVED: Removed = {
     "company_by": "remove it: `company` compares the token IDs of conversations",
 }
 
-# Removed settings that manifests record with a value that had no effect.
+# Removed settings that manifests record with a value that had no effect. A config may have them, too, because it may be
+# a copy of a recorded config.
 WITHOUT_EFFECT = {"plan_group": ONE_PLAN}
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
@@ -386,7 +387,7 @@ def _read(path: Path) -> dict[str, Any]:
     found = container_by_extension(path.name) if os.path.isfile(path) else None
     try:
         if found is None or path.suffix.lower() == ".json":  # YAML includes JSON
-            return read_settings(path, REMOVED)
+            return read_settings(path, REMOVED, WITHOUT_EFFECT)
     except UsageError as error:
         if found is None or error.reason == "removed_setting":
             raise

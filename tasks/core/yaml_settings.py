@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -72,11 +73,14 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("+-.012345
 # "name: value" stands for one value of a setting that still exists.
 Removed = dict[str, str]
 
+NOTHING: Mapping[str, Any] = {}
 
-def read_settings(path: Path, removed: Removed) -> dict[str, Any]:
+
+def read_settings(path: Path, removed: Removed, without_effect: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
     """Return the values of a YAML file, or {} if it is empty.
 
-    Raises UsageError or InputMissing, with line and column.
+    A removed setting is left out if it has its value in `without_effect`. Raises UsageError or InputMissing, with line
+    and column.
     """
     try:
         if (size := path.stat().st_size) > LARGEST:
@@ -89,11 +93,16 @@ def read_settings(path: Path, removed: Removed) -> dict[str, Any]:
         raise InputMissing("config_missing", f"{path}: no such config{_yaml_nearby(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("bad_config_file", f"{path}: cannot be read as a config: {error}") from error
-    return parse_settings(text, str(path), removed)
+    return parse_settings(text, str(path), removed, without_effect)
 
 
-def parse_settings(text: str, where: str, removed: Removed) -> dict[str, Any]:
-    """Return the values of a YAML text; `where` names it in messages."""
+def parse_settings(
+    text: str, where: str, removed: Removed, without_effect: Mapping[str, Any] = NOTHING
+) -> dict[str, Any]:
+    """Return the values of a YAML text, as `read_settings` does.
+
+    `where` names it in messages.
+    """
     try:
         values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a stricter SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
@@ -102,6 +111,7 @@ def parse_settings(text: str, where: str, removed: Removed) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise UsageError("bad_config_file", f"{where}: expected `key: value` lines, found {type(values).__name__}")
+    values = {name: value for name, value in values.items() if (name, value) not in without_effect.items()}
     check_removed(values, removed, where, text)
     return values
 
