@@ -75,7 +75,7 @@ plain = Trainer.training_step
 
 def slow(self, model, inputs, *others):
     if inputs["input_ids"].shape[-1] > 256:
-        time.sleep(0.25)
+        time.sleep(0.75)
     return plain(self, model, inputs, *others)
 
 Trainer.training_step = slow
