@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tasks.core.seeded_order import shuffle
 from tasks.packing import bin_packing
 from tasks.packing.balance.balanced_order import balanced_order
-from tasks.packing.balance.cost import HIDDEN_SIZE, linear_cost
+from tasks.packing.balance.cost import linear_cost
 from tasks.packing.balance.waiting import RANKS, forecast
 
 LENGTHS = (1024, 4096, 16_384, 32_768, 131_072)
@@ -64,23 +64,23 @@ def corpora(lengths: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:
         yield "joined", row, squares_of(np.concatenate([joined(lengths, row, n) for n in range(times)]), row)
 
 
-def print_forecast(lengths: np.ndarray, hidden_size: int) -> None:
+def print_forecast(lengths: np.ndarray) -> None:
     print("| conversations | row | rows | worst / best | " + " | ".join(f"{ranks} ranks" for ranks in RANKS) + " |")
     print("|---|---:|---:|---:|" + "---:|" * len(RANKS))
     for name, row, squares in corpora(lengths):
-        linear = linear_cost(row, hidden_size)
+        linear = linear_cost(row)
         worst = (squares.max() + linear) / (squares.min() + linear)
-        found = {one.ranks: one for one in forecast(squares, np.zeros(len(squares), np.int32), row, None, hidden_size)}
+        found = {one.ranks: one for one in forecast(squares, np.zeros(len(squares), np.int32), row)}
         shares = [f"{found[n].random:.2f} % → {found[n].balanced:.2f} %" if n in found else "–" for n in RANKS]
         print(f"| {name} | {row:,} | {len(squares):,} | {worst:.2f} | {' | '.join(shares)} |", flush=True)
 
 
-def print_steps(lengths: np.ndarray, hidden_size: int) -> None:
+def print_steps(lengths: np.ndarray) -> None:
     print("| conversations | row | slowest / mean, random | with balance | 4 ranks | 2 ranks |")
     print("|---|---:|---:|---:|---:|---:|")
     for name, row, squares in corpora(lengths):
         order = balanced_order(squares, np.zeros(len(squares), np.int32), 8, 1, row, 42)
-        flops, shown = linear_cost(row, hidden_size) + squares, []
+        flops, shown = linear_cost(row) + squares, []
         for rows, ranks in ((flops, 8), (flops[order], 8), (flops[order], 4), (flops[order], 2)):
             steps = rows[: len(rows) // 8 * 8].reshape(-1, 8 // ranks, ranks).sum(axis=1)
             shown.append(f"{(steps.max(axis=1) / steps.mean(axis=1)).mean():.4f}")
@@ -90,7 +90,6 @@ def print_steps(lengths: np.ndarray, hidden_size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how long ranks wait for the slowest of a step.")
     parser.add_argument("index", nargs="?", type=Path)
-    parser.add_argument("--hidden-size", type=int, default=HIDDEN_SIZE)
     parser.add_argument("--steps", action="store_true")
     parser.add_argument("--rows", type=int)
     given = parser.parse_args()
@@ -102,7 +101,7 @@ def main() -> None:
         balanced_order(squares, trained, 8, 1, 4096, 42)
         print(f"{given.rows:,} rows: {time.process_time() - start:.2f} CPU s")
     if given.index:
-        (print_steps if given.steps else print_forecast)(lengths_of(given.index), given.hidden_size)
+        (print_steps if given.steps else print_forecast)(lengths_of(given.index))
 
 
 if __name__ == "__main__":

@@ -60,13 +60,6 @@ ConfigArgument = Annotated[
     typer.Argument(metavar="CONFIG", show_default=False, help=f"The config of the corpus. Default: {DEFAULT_CONFIG}."),
 ]
 
-HiddenSizeOption = Annotated[
-    int,
-    typer.Option(
-        metavar="N", min=1, help="The model's hidden size, for the forecast of how long ranks wait for each other."
-    ),
-]
-
 JsonOption = Annotated[
     bool, typer.Option("--json", envvar=JSON, show_envvar=False, help="Print the result as one JSON object.")
 ]

@@ -22,7 +22,6 @@ from tasks.core.errors import UsageError
 from tasks.inspection import kinds, manifests, rows, search, sources
 from tasks.inspection.kinds import Kind, kind_of
 from tasks.inspection.lookup import Place, pieces_of_number, places_at
-from tasks.packing.balance.cost import HIDDEN_SIZE
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import load_manifest
 
@@ -60,7 +59,6 @@ class Question:
     rejects: bool = False
     limit: int = 20
     ids: bool = False
-    hidden_size: int = HIDDEN_SIZE
 
     def option(self) -> str:
         """Return the option that selects what to show, or "".
@@ -113,7 +111,7 @@ def answer(path: Path, question: Question, root: Path) -> Any:
         return search.find_conversations(path, question.search, question.limit)
     if question.rejects:
         return search.find_rejects(path, question.limit)
-    return manifests.overview(path, question.hidden_size)
+    return manifests.overview(path)
 
 
 def render(value: Any, console: Console) -> None:

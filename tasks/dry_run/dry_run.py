@@ -31,7 +31,7 @@ from tasks.dry_run.sample_tokens import encodes_equally, fast_encoder, thinned, 
 from tasks.dry_run.warnings import find_failures, find_warnings
 from tasks.encoders.encoder import Encoder
 from tasks.packing import bin_packing, several_lengths
-from tasks.packing.balance.waiting import MOST_ROWS, RowsOfLength
+from tasks.packing.balance.waiting import MOST_ROWS
 from tasks.packing.ledger import repeated_prompt_tokens
 from tasks.packing.pieces import Pieces
 from tasks.packing.plan import select_pieces
@@ -103,7 +103,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         giving_all=_giving_all(selection),
         pieces=packed.pieces,
         rows=packed.rows,
-        costs=packed.costs,
+        squares=packed.squares,
         trained=packed.trained,
         tokens=packed.tokens,
         efficiency=packed.efficiency,
@@ -303,7 +303,7 @@ def _pack(selection: Selection) -> Packed:
     held_out, weight = accepted.held_out[conversation], (selection.weights * selection.shares.copies)[conversation]
     length, trained = pieces.columns(every).length, pieces.trained(every, selection.tokens)
     rows: dict[str, int] = {}
-    costs: list[RowsOfLength] = []
+    squares = np.zeros(0, np.int64)
     trained_of_splits: dict[str, float] = {}
     for kind in split_names(config.epochs):
         own = held_out if kind == "validation" else ~held_out
@@ -311,7 +311,7 @@ def _pack(selection: Selection) -> Packed:
         # A later epoch packs the pieces of the first epoch into the same number of rows.
         if kind in SPLITS:
             counts, of_rows = _rows(length[own], weight[own], config)
-            costs = of_rows if kind == "train" else costs
+            squares = of_rows if kind == "train" else squares
         else:
             counts = [rows[name] for name in splits_of("train", config.row_lengths)]
         rows |= zip(names, counts, strict=True)
@@ -332,7 +332,7 @@ def _pack(selection: Selection) -> Packed:
         efficiency = min(100.0, 100 * tokens["packed"] / max(places, 1))
     return Packed(
         rows=rows,
-        costs=costs,
+        squares=squares,
         trained=trained_of_splits,
         trained_of_sources=trained_of_sources.tolist(),
         pieces=float(total.sum()),
@@ -381,36 +381,26 @@ def _percent(values: np.ndarray, entry: int) -> float:
     return round(100 * float(values[entry]) / max(1.0, float(values.sum())), 4)
 
 
-def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[list[int], list[RowsOfLength]]:
-    """Return the number of rows of each length, and their costs.
+def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[list[int], np.ndarray]:
+    """Return the number of rows of each length, and Σn² of rows.
 
-    Without packing, there are no costs.
+    There is Σn² only for rows of one length with padding. If there are more than MOST_ROWS rows, Σn² is that of evenly spaced rows.
     """
+    nothing = np.zeros(0, np.int64)
     if not config.packing:
-        return [round(float(weights.sum()))], []
+        return [round(float(weights.sum()))], nothing
     counts = scaled(bin_packing.in_multiples(lengths, config.align), weights, config.multiples)
     if not counts.any():
-        return [0] * len(config.row_lengths), []
+        return [0] * len(config.row_lengths), nothing
     if len(config.row_lengths) > 1:
-        found = several_lengths.solve(counts, config.row_lengths).patterns
-    else:
-        found = [bin_packing.pack(counts, config.multiples)]
-    costs = [_costs(each, length, config) for each, length in zip(found, config.row_lengths, strict=True)]
-    return [each.rows for each in found], costs
-
-
-def _costs(found: bin_packing.Patterns, length: int, config: Config) -> RowsOfLength:
-    """Return the costs of the rows of patterns.
-
-    If there are more than MOST_ROWS rows, evenly spaced rows are returned.
-    """
-    shown = min(found.rows, MOST_ROWS)
-    every = np.arange(shown) * found.rows // max(1, shown)
+        return [each.rows for each in several_lengths.solve(counts, config.row_lengths).patterns], nothing
+    found = bin_packing.pack(counts, config.multiples)
+    if config.padding == "none":
+        return [found.rows], nothing
+    every = np.arange(min(found.rows, MOST_ROWS)) * found.rows // max(1, min(found.rows, MOST_ROWS))
     pattern = np.searchsorted(np.cumsum(found.copies), every, "right")
-    places = found.lengths.astype(np.int64) * config.align
-    squares, tokens = (np.add.reduceat(values, found.offsets[:-1])[pattern] for values in (places**2, places))
-    ragged = tokens if config.padding == "none" else None
-    return RowsOfLength(squares, np.zeros(shown, np.int32), length, found.rows, ragged)
+    squares = np.add.reduceat((found.lengths.astype(np.int64) * config.align) ** 2, found.offsets[:-1])
+    return [found.rows], squares[pattern]
 
 
 def scaled(lengths: np.ndarray, weights: np.ndarray, capacity: int) -> np.ndarray:

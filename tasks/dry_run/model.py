@@ -12,7 +12,6 @@ import pyarrow as pa
 from tasks.config import Config
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
-from tasks.packing.balance.waiting import RowsOfLength
 from tasks.recipe import Recipe
 from tasks.sources.sampling.sample import Sample
 from tasks.storage.facts.inputs import MixtureFacts
@@ -87,7 +86,7 @@ class Packed:
     """
 
     rows: dict[str, int]  # by split
-    costs: list[RowsOfLength]  # of the training split, by length; without trained tokens
+    squares: np.ndarray  # Σn² of rows of the training split, for rows of one length with padding
     trained: dict[str, float]  # tokens, by split
     trained_of_sources: list[float]
     pieces: float
@@ -137,7 +136,7 @@ class Prediction:
     giving_all: list[str]  # sources that token_share takes completely, so that they limit the others
     pieces: float
     rows: dict[str, int]  # by split
-    costs: list[RowsOfLength]  # of the training split, by length; without trained tokens
+    squares: np.ndarray  # Σn² of rows of the training split, for rows of one length with padding
     trained: dict[str, float]  # tokens, by split
     tokens: dict[str, float]
     efficiency: float | None

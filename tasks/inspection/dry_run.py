@@ -10,14 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tasks.core.error_codes import CODES
 from tasks.core.printable import counted
 from tasks.dry_run.model import Prediction, conversations_per_row, steps, train_rows
 from tasks.dry_run.model import Source as PredictedSource
 from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS
 from tasks.inspection.token_runs import Span, spans_of
-from tasks.packing.balance.cost import HIDDEN_SIZE
-from tasks.packing.balance.waiting import Waiting, forecast_rows
+from tasks.packing.balance.waiting import Waiting, forecast
 from tasks.storage.facts.inputs import MixtureFacts
 from tasks.storage.schemas import IGNORED
 
@@ -132,13 +133,12 @@ class DryRun:
     workers: int
     steps: list[Steps]
     waiting: list[Waiting]
-    hidden_size: int
     run_fails: bool
     failures: list[str]
     warnings: list[str]
 
 
-def summarize(found: Prediction, config_file: Path, batches: list[int], hidden_size: int = HIDDEN_SIZE) -> DryRun:
+def summarize(found: Prediction, config_file: Path, batches: list[int]) -> DryRun:
     """Summarize a prediction.
 
     `batches` are numbers of rows per step to show steps and warnings for; by default, BATCH_ROWS are shown.
@@ -171,8 +171,7 @@ def summarize(found: Prediction, config_file: Path, batches: list[int], hidden_s
         seconds=round(found.seconds, 1),
         workers=found.workers,
         steps=[_steps(found, rows) for rows in batches or BATCH_ROWS],
-        waiting=forecast_rows(found.costs, found.config.balance, hidden_size),
-        hidden_size=hidden_size,
+        waiting=forecast(found.squares, np.zeros(len(found.squares), np.int32), found.config.row_lengths[0]),
         run_fails=found.fails,
         failures=found.failures,
         warnings=found.failures + found.warnings + step_warnings(found, batches),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tasks.conversations.keys.unused import OTHERS
 from tasks.core.printable import common_folder, counted, printable
-from tasks.packing.balance.waiting import Waiting
 from tasks.storage.facts.ledger import SampleFacts
 
 WEIGHTED = {
@@ -115,36 +114,6 @@ SHARE_NOTE = "share: of all tokens read, before the mixture"
 TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant turn", "all": "all turns"}
 
 
-def waiting_note(waiting: Sequence[Waiting], balance: Mapping[str, Any], hidden_size: int) -> str:
-    """Explain a table of forecasts of waiting.
-
-    `balance` is the setting of the corpus.
-    """
-    order = f"the rows are ordered for {balance['ranks']:,} ranks, or any divisor of it"
-    if balance["ranks"] not in (one.ranks for one in waiting):
-        order = f"the rows are too few for one step of {balance_of_step(balance)}, so their order is random"
-    return f"Estimated from the work of attention in a model with a hidden size of {hidden_size:,}; {order}."
-
-
 def balance_of_step(balance: Mapping[str, Any]) -> str:
     """Describe the rows of one step that `balance` is set for."""
     return f"{balance['ranks']:,} ranks with {counted(balance['rows_per_rank'], 'row')} each"
-
-
-def waiting_line(waiting: Sequence[Waiting], hidden_size: int) -> str:
-    """Return the forecasts of waiting as a sentence, or "" if there are none.
-
-    The sentence is for a corpus that is not ordered for ranks.
-    """
-    if not waiting:
-        return ""
-    shares: list[str] = []
-    for one in waiting:
-        share = f"{one.ranks:,} ranks {one.random:.2f} %{'' if shares else ' of the time'}"
-        after = "" if one.balanced is None else f" ({'' if shares else 'with balance '}{one.balanced:.2f} %)"
-        shares.append(share + after)
-    only = "" if waiting[0].balanced is not None else " `balance` is for rows with padding, of one length."
-    return (
-        f"On several GPUs, ranks wait for the slowest rank of each step: {', '.join(shares)}; hidden size "
-        f"{hidden_size:,}. One GPU never waits.{only}"
-    )

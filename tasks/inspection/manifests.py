@@ -225,22 +225,20 @@ def _check_kind(path: Path, root: Path) -> None:
 class Overview:
     """A manifest and its corpus folder.
 
-    `corpus` is None if the folder is missing. `waiting` is a forecast for the training split and a model of
-    `hidden_size`. It is empty without a hidden size or without statistics of rows.
+    `corpus` is None if the folder is missing. `waiting` is an estimate for the training split, which is empty without
+    statistics of rows.
     """
 
     manifest: Path
     content: Manifest
     corpus: Path | None
     waiting: list[Waiting]
-    hidden_size: int | None
 
 
-def overview(path: Path, hidden_size: int | None = None) -> Overview:
-    """Read a manifest.
+def overview(path: Path) -> Overview:
+    """Read a manifest, and estimate how long ranks wait for each other in training.
 
-    With `hidden_size`, also forecast how long ranks wait for each other in training. Raises DataError or InputMissing,
-    naming the wrong or missing file.
+    Raises DataError or InputMissing, naming the wrong or missing file.
     """
     from tasks.inspection.waiting import waiting_of
     from tasks.storage.corpus_folder import checked_folder
@@ -252,9 +250,8 @@ def overview(path: Path, hidden_size: int | None = None) -> Overview:
     except InputMissing as error:
         if error.reason != "corpus_missing":
             raise
-        return Overview(path, manifest, None, [], hidden_size)
-    waiting = waiting_of(manifest, folder, hidden_size) if hidden_size else []
-    return Overview(path, manifest, folder, waiting, hidden_size)
+        return Overview(path, manifest, None, [])
+    return Overview(path, manifest, folder, waiting_of(manifest, folder))
 
 
 @dataclass(frozen=True)

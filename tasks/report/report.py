@@ -35,12 +35,9 @@ from tasks.inspection.labels import (
     content_tokens,
     explain_samples,
     unused_keys,
-    waiting_line,
-    waiting_note,
 )
 from tasks.inspection.lookup import read_rejects
-from tasks.inspection.waiting import waiting_of
-from tasks.packing.balance.cost import HIDDEN_SIZE
+from tasks.inspection.waiting import waiting_line, waiting_of
 from tasks.report.explanations import explain_padding, explain_rows
 from tasks.report.figures import Figures, read_figures
 from tasks.report.histogram import Histogram
@@ -62,7 +59,7 @@ LONGEST = 300  # characters of a name or message
 LONGEST_CONFIG = 12_000
 
 
-def write_report(path: Path, output: Path | None, hidden_size: int = HIDDEN_SIZE) -> tuple[Path, int]:
+def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
     """Write the report of a corpus and return its path and size.
 
     By default, `output` is next to the corpus folder. Raises PartMissing without the `report` extra, DataError or
@@ -84,13 +81,13 @@ def write_report(path: Path, output: Path | None, hidden_size: int = HIDDEN_SIZE
         )
     raise_all(changed_files(folder, manifest.listed()), folder)  # damaged text must not be shown as data
     page = b""
-    for page in _pages(manifest, folder, hidden_size):
+    for page in _pages(manifest, folder):
         if len(page) <= MOST_BYTES:
             break
     return output, write_bytes(output, page)["bytes"]
 
 
-def _pages(manifest: Manifest, folder: Path, hidden_size: int) -> Iterator[bytes]:
+def _pages(manifest: Manifest, folder: Path) -> Iterator[bytes]:
     """Yield the page repeatedly, each time with less text of the sampled rows.
 
     The last page has no text of them.
@@ -100,12 +97,7 @@ def _pages(manifest: Manifest, folder: Path, hidden_size: int) -> Iterator[bytes
     figures = read_figures(manifest, folder, choose(manifest.key, rows, ROWS))
     common = common_folder([source.path for source in manifest.sources])
     facts = _facts(manifest, folder, figures) | {"common": common}
-    facts["waiting"] = waiting_of(manifest, folder, hidden_size)
-    balance = manifest.config.get("balance")
-    facts["balance"] = balance
-    facts["waiting_note"] = (
-        waiting_note(facts["waiting"], balance, hidden_size) if balance else waiting_line(facts["waiting"], hidden_size)
-    )
+    facts["waiting"] = waiting_line(waiting_of(manifest, folder), manifest.config.get("balance"))
     for budget in BUDGETS:
         yield render(samples=list(samples(manifest, folder, figures.drawn, budget)), **facts).encode()
     yield render(samples=[], **facts).encode()

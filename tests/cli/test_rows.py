@@ -287,7 +287,7 @@ def test_summary_holds_the_figures_of_the_manifest(manifest: Path, width: int) -
 def test_a_marker_that_the_tokenizer_lacks_is_reported(manifest: Path) -> None:
     facts = load_manifest(manifest)
     template = facts.template.model_copy(update={"markers_as_text": ["<|im_start|>"]})
-    overview = Overview(manifest, facts.model_copy(update={"template": template}), manifest.parent, [], None)
+    overview = Overview(manifest, facts.model_copy(update={"template": template}), manifest.parent, [])
     page = rendered(overview, corpus_view.show_overview)
     assert "<|im_start|>: not tokens of this tokenizer, encoded as text" in page
 

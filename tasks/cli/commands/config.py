@@ -11,7 +11,6 @@ import typer
 from tasks.cli.options import (
     DEFAULT_CONFIG,
     ConfigArgument,
-    HiddenSizeOption,
     JsonOption,
     RootOption,
     SequenceLengthOption,
@@ -20,7 +19,6 @@ from tasks.cli.options import (
 from tasks.cli.output import print_lines, print_view
 from tasks.core.error_codes import DATA
 from tasks.core.errors import UsageError
-from tasks.packing.balance.cost import HIDDEN_SIZE
 
 
 def init(
@@ -85,7 +83,6 @@ def check(
     workers: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of worker processes for the time estimate.")
     ] = 2,
-    hidden_size: HiddenSizeOption = HIDDEN_SIZE,
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
@@ -105,7 +102,7 @@ def check(
     batches = list(batch_size or [])
     if tokens_per_step:
         batches.append(max(1, tokens_per_step // settings.sequence_length))
-    result = summarize(predict(settings, config.parent, root, workers), config, batches, hidden_size)
+    result = summarize(predict(settings, config.parent, root, workers), config, batches)
     print_view(result, show_dry_run, json_output)
     if result.run_fails:
         raise typer.Exit(DATA)

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tasks.cli.options import HiddenSizeOption, JsonOption, ManifestArgument, RootOption, manifest_argument
+from tasks.cli.options import JsonOption, ManifestArgument, RootOption, manifest_argument
 from tasks.cli.output import print_lines, print_view
 from tasks.inspection.manifests import complete_file, find_file, find_manifest, list_manifests
-from tasks.packing.balance.cost import HIDDEN_SIZE
 from tasks.stores.scratch import local_path_of
 
 
@@ -57,14 +56,13 @@ def inspect(
     ids: Annotated[
         bool, typer.Option("--ids", help="With a row or conversation: show token ids and boundaries.")
     ] = False,
-    hidden_size: HiddenSizeOption = HIDDEN_SIZE,
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
     """Show the figures of a corpus, or its rows and conversations."""
     from tasks.cli.questions import Question, answer, render
 
-    question = Question(row, split, conversation, at, line, search, rejects, limit, ids, hidden_size)
+    question = Question(row, split, conversation, at, line, search, rejects, limit, ids)
     question.option()  # report options that exclude each other before searching for a manifest
     print_view(answer(find_file(path, root), question, root), render, json_output)
 
@@ -98,7 +96,6 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="The file to write. Default: next to the corpus folder."),
     ] = None,
-    hidden_size: HiddenSizeOption = HIDDEN_SIZE,
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
@@ -106,6 +103,6 @@ def report(
     path = find_manifest(manifest, root)
     from tasks.report.report import write_report
 
-    written, size = write_report(path, output, hidden_size)
+    written, size = write_report(path, output)
     value = {"manifest": path, "report": written, "bytes": size}
     print_lines(value, lambda value: [str(value["report"])], json_output)

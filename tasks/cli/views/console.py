@@ -78,3 +78,9 @@ def single(text: Text) -> Table:
     table = grid(False)
     table.add_row(text)
     return table
+
+
+def print_remark(text: str, console: Console) -> None:
+    """Print a dim sentence, unless it is empty."""
+    if text:
+        indented(console, single(Text(text, "dim")))

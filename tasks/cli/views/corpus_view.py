@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.cli.views.console import grid, heading, indented, plain_table, single, whole
-from tasks.cli.views.waiting_view import print_waiting
+from tasks.cli.views.console import grid, heading, indented, plain_table, print_remark, single, whole
 from tasks.core.error_codes import CODES
 from tasks.core.printable import common_folder, counted, in_bytes, lengths_in_words, printable
 from tasks.corpus.mixture_table import fit_to_width, mixture_table
@@ -32,6 +31,7 @@ from tasks.inspection.labels import (
 )
 from tasks.inspection.manifests import Listing, Overview, Unreadable
 from tasks.inspection.verification import Verification
+from tasks.inspection.waiting import waiting_line
 from tasks.storage.facts.inputs import MixtureFacts, SourceFacts
 from tasks.storage.manifest import Manifest
 from tasks.storage.splits import kind_of
@@ -47,7 +47,7 @@ def show_overview(overview: Overview, console: Console) -> None:
     print_mixture(manifest.mixture, manifest.config.get("weighting"), console)
     _print_ledger(manifest, console)
     _print_packing(manifest, console)
-    print_waiting(overview.waiting, manifest.config.get("balance"), overview.hidden_size, console)
+    print_remark(waiting_line(overview.waiting, manifest.config.get("balance")), console)
     _print_noticed(manifest, console)
 
 

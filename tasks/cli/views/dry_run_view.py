@@ -11,15 +11,15 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.views.console import grid, heading, indented, plain_table, single
+from tasks.cli.views.console import grid, heading, indented, plain_table, print_remark, single
 from tasks.cli.views.corpus_view import SHOWN_SOURCES, print_content_tokens, print_facts, print_mixture, print_unused
 from tasks.cli.views.token_text import print_hanging, print_legend, print_title, text_of
-from tasks.cli.views.waiting_view import print_waiting
 from tasks.core.printable import common_folder, counted, duration, in_bytes, lengths_in_words, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.inspection.dry_run import DryRun
 from tasks.inspection.labels import DROPPED, NOTICED, SHARE_NOTE, TRAINED_TURNS, explain_samples, weighting
 from tasks.inspection.token_runs import Span
+from tasks.inspection.waiting import waiting_line
 from tasks.storage.splits import splits_of
 
 SHOWN_CONVERSATIONS = 12
@@ -60,7 +60,7 @@ def show_dry_run(run: DryRun, console: Console) -> None:
         _print_figures(run, console)
         print_mixture(run.mixture, run.settings["weighting"], console)
         _print_steps(run, console)
-        print_waiting(run.waiting, run.settings["balance"], run.hidden_size, console)
+        print_remark(waiting_line(run.waiting, run.settings["balance"]), console)
     for warning in run.warnings[len(run.failures) :]:
         console.print()
         indented(console, single(Text(printable(warning), "yellow")))

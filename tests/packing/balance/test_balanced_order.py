@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
+from tasks.packing.balance import waiting
 from tasks.packing.balance.balanced_order import balanced_order
 from tasks.packing.balance.cost import HIDDEN_SIZE, linear_cost
 from tasks.packing.balance.waiting import forecast, idle_share
-from tasks.row_settings import Balance
 
 LENGTH = 4096
 
@@ -138,7 +138,7 @@ def test_the_idle_share_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("ranks", [8, 64, 512])
-def test_the_forecast_of_a_random_order_is_its_expectation(ranks: int) -> None:
+def test_the_forecast_of_a_random_order_is_its_expectation(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forecast is near the exact expectation of the heaviest row.
 
     Counting gives the exact value: the number of ways in which row i of the sorted rows is the largest of `ranks`
@@ -148,16 +148,14 @@ def test_the_forecast_of_a_random_order_is_its_expectation(ranks: int) -> None:
     cost = np.sort(squares) + linear_cost(LENGTH)
     ways = [comb(i, ranks - 1) / comb(600, ranks) for i in range(600)]
     expected = 1 - cost.mean() / float(cost @ np.array(ways))
-    [one] = forecast(squares, trained, LENGTH, None, numbers=[ranks])
-    assert (one.ranks, one.rows_per_rank) == (ranks, 1)
+    monkeypatch.setattr(waiting, "RANKS", (ranks,))
+    [one] = forecast(squares, trained, LENGTH)
+    assert one.ranks == ranks
     assert one.random == pytest.approx(100 * expected, rel=0.03)
     assert one.balanced < one.random
 
 
-def test_the_forecast_covers_the_configured_ranks_and_leaves_out_what_the_rows_do_not_fill() -> None:
+def test_the_forecast_leaves_out_what_the_rows_do_not_fill() -> None:
     squares, trained = long_tailed(500)
-    found = forecast(squares, trained, LENGTH, Balance(ranks=8, rows_per_rank=4))
-    assert [(one.ranks, one.rows_per_rank) for one in found] == [(8, 4), (64, 1)]
-    small = forecast(squares, trained, LENGTH, None, hidden_size=512)
-    assert small[0].random > found[0].random, "a small model spends more of its time on attention"
-    assert forecast(squares[:7], trained[:7], LENGTH, None) == []
+    assert [one.ranks for one in forecast(squares, trained, LENGTH)] == [8, 64]
+    assert forecast(squares[:7], trained[:7], LENGTH) == []
