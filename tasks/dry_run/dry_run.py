@@ -384,7 +384,8 @@ def _percent(values: np.ndarray, entry: int) -> float:
 def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[list[int], np.ndarray]:
     """Return the number of rows of each length, and Σn² of rows.
 
-    There is Σn² only for rows of one length with padding. If there are more than MOST_ROWS rows, Σn² is that of evenly spaced rows.
+    There is Σn² only for rows of one length with padding. If there are more than MOST_ROWS rows, it is that of evenly
+    spaced rows.
     """
     nothing = np.zeros(0, np.int64)
     if not config.packing:
