@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.core.seeded_order import shuffle
 from tasks.packing import bin_packing
-from tasks.packing.balance.balanced_order import balanced_order
-from tasks.packing.balance.cost import linear_cost
+from tasks.packing.balance.balanced_order import LINEAR, balanced_order
 from tasks.packing.balance.waiting import RANKS, forecast
 
 LENGTHS = (1024, 4096, 16_384, 32_768, 131_072)
@@ -68,7 +67,7 @@ def print_forecast(lengths: np.ndarray) -> None:
     print("| conversations | row | rows | worst / best | " + " | ".join(f"{ranks} ranks" for ranks in RANKS) + " |")
     print("|---|---:|---:|---:|" + "---:|" * len(RANKS))
     for name, row, squares in corpora(lengths):
-        linear = linear_cost(row)
+        linear = LINEAR * row
         worst = (squares.max() + linear) / (squares.min() + linear)
         found = {one.ranks: one for one in forecast(squares, np.zeros(len(squares), np.int32), row)}
         shares = [f"{found[n].random:.2f} % → {found[n].balanced:.2f} %" if n in found else "–" for n in RANKS]
@@ -80,7 +79,7 @@ def print_steps(lengths: np.ndarray) -> None:
     print("|---|---:|---:|---:|---:|---:|")
     for name, row, squares in corpora(lengths):
         order = balanced_order(squares, np.zeros(len(squares), np.int32), 8, 1, row, 42)
-        flops, shown = linear_cost(row) + squares, []
+        flops, shown = LINEAR * row + squares, []
         for rows, ranks in ((flops, 8), (flops[order], 8), (flops[order], 4), (flops[order], 2)):
             steps = rows[: len(rows) // 8 * 8].reshape(-1, 8 // ranks, ranks).sum(axis=1)
             shown.append(f"{(steps.max(axis=1) / steps.mean(axis=1)).mean():.4f}")

@@ -158,7 +158,7 @@ class Account:
     of_sources: np.ndarray
     packed: int  # conversations
     samples: dict[str, Any] | None  # None if every conversation is one sample
-    alignment: int = 0  # padding in all rows that rounds pieces up to multiples of `align`
+    alignment: int | None  # padding in all rows that rounds pieces up to `align`; None if `align` is 1
 
     @property
     def in_train(self) -> int:
@@ -166,12 +166,11 @@ class Account:
         return int(self.of_sources[:, 2].sum())
 
 
-def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, lost: Losses) -> Account:
-    """Count the packed conversations and tokens, and the losses of each source.
-
-    `lost` has the losses of the whole corpus.
-    """
-    accepted, edges, left = pieces.accepted, _source_edges(recipe, pieces.accepted), pieces.accepted.left()
+def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Account:
+    """Count the packed conversations and tokens, and the losses of each source."""
+    accepted, left = pieces.accepted, pieces.accepted.left()
+    firsts = np.searchsorted(source_numbers(recipe), np.arange(len(recipe.files) + 1))  # the first part of each source
+    edges = accepted.edges[firsts].tolist()
     of_sources = np.zeros((len(recipe.files), 4), np.int64)
     for number in range(len(recipe.files)):
         inside = slice(edges[number], edges[number + 1])
@@ -181,14 +180,15 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, lost: Los
         copies = count if pieces.copies is None else int(pieces.copies[inside][chosen].sum(dtype=np.int64))
         of_sources[number] = _conversations(late, accepted), int(accepted.encoded(late).sum()), count, copies
     samples = count_samples(pieces, tokens) if accepted.samples.several else None
-    packed, alignment = int(np.count_nonzero(left)), _alignment(pieces, recipe.config)
-    return Account(tally(pieces, tokens, recipe), lost, of_sources, packed, samples, alignment)
+    lost, alignment = count_losses(pieces, recipe.config), _alignment(pieces, recipe.config)
+    return Account(tally(pieces, tokens, recipe), lost, of_sources, int(np.count_nonzero(left)), samples, alignment)
 
 
-def _alignment(pieces: Pieces, config: Config) -> int:
-    """Return the padding, in all packings, that rounds pieces up to `align`."""
+def _alignment(pieces: Pieces, config: Config) -> int | None:
+    if config.align == 1:
+        return None
     total = 0
-    for chunk in pieces.chunks() if config.align > 1 else ():
+    for chunk in pieces.chunks():
         found = pieces.columns(chunk)
         gaps = -found.length % config.align
         held_out = pieces.accepted.held_out[found.conversation]
@@ -196,13 +196,7 @@ def _alignment(pieces: Pieces, config: Config) -> int:
     return total
 
 
-def make_ledger(
-    receipts: Sequence[dict[str, Any]],
-    account: Account,
-    rejected: dict[str, int],
-    places: int,
-    with_alignment: bool = False,
-) -> Ledger:
+def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int) -> Ledger:
     """Build the manifest's ledger.
 
     `receipts` are the receipts of the token files. `rejected` has the number of rejected conversations by reason.
@@ -232,7 +226,7 @@ def make_ledger(
             "packed": packed,
             "padding": places - packed if places else 0,
             "trained": sums.total("trained"),
-            "alignment": account.alignment if with_alignment else None,
+            "alignment": account.alignment,
         },
     }
     ledger = Ledger.model_validate(values | ({"samples": samples} if samples else {}))
@@ -345,12 +339,6 @@ def mixture_facts(recipe: Recipe, account: Account) -> list[dict[str, Any]]:
         for fact in facts:
             fact[f"{name}_percent"] = round(100 * fact[name] / total, 4)
     return facts
-
-
-def _source_edges(recipe: Recipe, accepted: Accepted) -> list[int]:
-    """Return the number of conversations before each source, and the total."""
-    firsts = np.searchsorted(source_numbers(recipe), np.arange(len(recipe.files) + 1))
-    return accepted.edges[firsts].tolist()
 
 
 def source_numbers(recipe: Recipe) -> np.ndarray:

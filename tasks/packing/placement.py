@@ -4,7 +4,7 @@ Every split of the corpus is placed separately:
 
     pieces of a split ─pack─▶ rows ─shuffle─▶ (row, start) ─▶ the shards of the split
 
-    all pieces ─place─▶ train, validation        pieces of the training split ─repack─▶ train_epoch_2, …
+    all pieces ─place─▶ train, validation        pieces of the training split ─pack_split─▶ train_epoch_2, …
 
 Guarantee for epochs: each epoch contains every piece of the training split, in the same number of rows. No group of two
 or more pieces shares a row in two epochs, unless no swap with another piece of equal length exists. To achieve this, a
@@ -15,11 +15,10 @@ same in every epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 
@@ -67,30 +66,21 @@ def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dic
     `lengths` are int32[pieces].
     """
     if not held_out.any():
-        train = _place_split("train", lengths, config, shards)
-        nothing = _place_split("validation", lengths[:0], config, shards)
-        return _joined([train, nothing], train.row, train.start)
+        train = pack_split(lengths, config, "train", 1, shards)
+        nothing = pack_split(lengths[:0], config, "validation", 1, shards)
+        return _joined(train, nothing, train.row, train.start)
     row, start = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
     placed: list[Placed] = []
     for number, split in enumerate(SPLITS):
         chosen = held_out == bool(number)
-        own = _place_split(split, lengths[chosen], config, shards)
+        own = pack_split(lengths[chosen], config, split, 1, shards)
         own.row += placed[0].rows if placed else 0
         row[chosen], start[chosen] = own.row, own.start
         placed.append(own)
-    return _joined(placed, row, start)
+    return _joined(placed[0], placed[1], row, start)
 
 
-def repack(lengths: np.ndarray, config: Config, epoch: int, split: str, shards: int) -> Placed:
-    """Pack the pieces of the training split again, for epoch 2 or later.
-
-    `shards` is the number of shards of the split. If rows have several lengths, each length has this many shards.
-    """
-    return _placed(pack_split(lengths, config, split, epoch), splits_of(split, config.row_lengths), shards)
-
-
-def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
-    first, second = placed
+def _joined(first: Placed, second: Placed, row: np.ndarray, start: np.ndarray) -> Placed:
     return Placed(
         row,
         start,
@@ -101,50 +91,18 @@ def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
     )
 
 
-def _place_split(split: str, lengths: np.ndarray, config: Config, shards: dict[str, int]) -> Placed:
+def pack_split(lengths: np.ndarray, config: Config, split: str, epoch: int, shards: dict[str, int]) -> Placed:
+    """Pack the pieces of one split, and distribute its rows, in seeded order, over its shards.
+
+    `lengths` are int32[pieces], in tokens. Rows of the shortest length come first. The result depends only on the
+    arguments: the lengths, the settings of rows and the seed, the split, the epoch, and the number of shards.
+    """
     names = splits_of(split, config.row_lengths)
-    return _placed(pack_split(lengths, config, split, 1), names, shards[names[0]])
-
-
-def _placed(packed: PackedSplit, splits: Sequence[str], shards: int) -> Placed:
-    edges, top = [np.zeros(1, np.int64)], 0
-    for rows in packed.rows_of_lengths:
-        edges.append(top + np.arange(1, shards + 1) * rows // max(shards, 1))
-        top += rows
-    rows_of_splits = dict(zip(splits, packed.rows_of_lengths, strict=True))
-    bounds = [packed.bounds[number] if rows else (0, "") for number, rows in enumerate(packed.rows_of_lengths)]
-    return Placed(packed.row, packed.start, np.concatenate(edges), rows_of_splits, bounds, packed.places)
-
-
-class PackedSplit(NamedTuple):
-    """Rows of one split, numbered from 0.
-
-    Rows of the shortest length come first.
-    """
-
-    row: np.ndarray  # int32[pieces]
-    start: np.ndarray  # int32[pieces]
-    rows_of_lengths: list[int]
-    bounds: list[tuple[int, str]]  # per length: the rows that every packing of its pieces needs, and the bound's name
-    places: list[tuple[int, str]]  # if there are several lengths: the places that every packing needs, the bound's name
-
-    @property
-    def rows(self) -> int:
-        return sum(self.rows_of_lengths)
-
-
-def pack_split(lengths: np.ndarray, config: Config, split: str, epoch: int) -> PackedSplit:
-    """Pack the pieces of one split, and shuffle the rows.
-
-    `lengths` are int32[pieces], in tokens. The result depends only on the arguments: the lengths, the settings of rows
-    and the seed, the split, and the epoch.
-    """
     capacity = config.multiples
     stream = stream_of(split, epoch)
     if not config.packing:
-        row = shuffle(len(lengths), config.seed, stream)
-        bound = len(lengths), "one conversation a row"
-        return PackedSplit(row, np.zeros(len(lengths), np.int32), [len(lengths)], [bound], [])
+        row, start = shuffle(len(lengths), config.seed, stream), np.zeros(len(lengths), np.int32)
+        return _placed(row, start, {names[0]: len(lengths)}, [(len(lengths), "one conversation a row")], [], shards)
     lengths = bin_packing.in_multiples(lengths, config.align)
     counts = bin_packing.histogram(lengths, capacity)
     if len(config.row_lengths) == 1:
@@ -153,7 +111,10 @@ def pack_split(lengths: np.ndarray, config: Config, split: str, epoch: int) -> P
     else:
         patterns, bound = several_lengths.solve(counts, config.row_lengths)
         counts_of_lengths = [bin_packing.counts_of(each, capacity) for each in patterns]
-        bounds = [_lower_bound(own, length) for own, length in zip(counts_of_lengths, config.row_lengths, strict=True)]
+        bounds = [
+            bin_packing.lower_bound(own[: length + 1], length)
+            for own, length in zip(counts_of_lengths, config.row_lengths, strict=True)
+        ]
         places = [bound]
     # Neighbors in a source are often alike. In source order, neighbors of equal length would share rows, or would all
     # be in rows of one length.
@@ -176,7 +137,23 @@ def pack_split(lengths: np.ndarray, config: Config, split: str, epoch: int) -> P
         chunk = slice(top, top + bin_packing.CHUNK)
         row[chunk] = place_of[row[chunk]]
     start *= config.align
-    return PackedSplit(row, start, rows, bounds, places)
+    return _placed(row, start, dict(zip(names, rows, strict=True)), bounds, places, shards)
+
+
+def _placed(
+    row: np.ndarray,
+    start: np.ndarray,
+    rows_of_splits: dict[str, int],
+    bounds: list[tuple[int, str]],
+    places: list[tuple[int, str]],
+    shards: dict[str, int],
+) -> Placed:
+    edges, top = [np.zeros(1, np.int64)], 0
+    for split, rows in rows_of_splits.items():
+        edges.append(top + np.arange(1, shards[split] + 1) * rows // max(shards[split], 1))
+        top += rows
+    bounds = [bound if rows else (0, "") for bound, rows in zip(bounds, rows_of_splits.values(), strict=True)]
+    return Placed(row, start, np.concatenate(edges), rows_of_splits, bounds, places)
 
 
 def stream_of(split: str, epoch: int) -> int:
@@ -185,14 +162,6 @@ def stream_of(split: str, epoch: int) -> int:
     The training split is 0, the held-out split is 1, and epochs are 2 and above.
     """
     return 1 if split == "validation" else epoch if epoch > 1 else 0
-
-
-def _lower_bound(counts: np.ndarray, length: int) -> tuple[int, str]:
-    """Return the lower bound of the rows of one length.
-
-    `counts` are the pieces of each length. Beyond `length`, they must be zero.
-    """
-    return bin_packing.lower_bound(counts[: length + 1], length)
 
 
 def _other_patterns(

@@ -18,9 +18,9 @@ conversations are held out, weighted, deduplicated, or repacked for further epoc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,12 @@ from tasks.core.int32 import as_int32
 from tasks.packing import bin_packing
 from tasks.packing.balance.count_rows import statistics_of
 from tasks.packing.balance.put_in_order import put_in_order
-from tasks.packing.company.arrange import Company
+from tasks.packing.company.arrange import arrange, compared_in
 from tasks.packing.company.other_epochs import Companions
 from tasks.packing.filters import filter_conversations
 from tasks.packing.index_writer import index_writer
 from tasks.packing.ledger import (
     Account,
-    count_losses,
     make_ledger,
     mixture_facts,
     packing_metadata,
@@ -58,13 +57,13 @@ from tasks.packing.pieces import (
     cut_overlong,
     trained_of_conversations,
 )
-from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
+from tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
 from tasks.packing.rejects import Rejected, check_rejects, first_of_each, write_rejects
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.storage.arrow import to_arrow, xxh3_of
 from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
-from tasks.storage.row_statistics import ROWS, RowStatistics
+from tasks.storage.row_statistics import ROWS
 from tasks.storage.schemas import REJECTED, ROWS_SCHEMA, plan_schema
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, first_packing, length_in, splits_of
 from tasks.storage.tokens.samples import samples_of
@@ -104,7 +103,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     rejected = Counter(reject.reason for reject in rejects)
     check_rejects(rejected, len(late), read, recipe, folder / "rejects.jsonl")
     pieces = mix(pieces, tokens, recipe)
-    account = take_account(pieces, tokens, recipe, count_losses(pieces, recipe.config))
+    account = take_account(pieces, tokens, recipe)
     check_left(account, read, rejected, recipe, folder / "rejects.jsonl")
     names, blocks = plan_files(recipe.config), write_blocks(folder, pieces, tokens, recipe)
     facts = plan_facts(recipe, receipts, account, rejected, blocks)
@@ -143,44 +142,31 @@ def plan_facts(
     `receipts` are the receipts of the token files. Raises DataError if the ledger does not balance.
     """
     config = recipe.config
-    rows_of_shards = [rows for own in blocks.rows.values() for rows in own]
-    rows_of_splits = {split: sum(own) for split, own in blocks.rows.items()}
-    room = sum(rows * length_in(split, config.sequence_length) for split, rows in rows_of_splits.items())
+    rows = sum(blocks.rows_of_splits.values())
+    room = sum(own * length_in(split, config.sequence_length) for split, own in blocks.rows_of_splits.items())
     places = room * config.packing
     if config.padding == "none":  # rows may be shorter than they could be
-        places = account.tally.total("places") + account.alignment
-    several = {}
+        places = account.tally.total("places") + (account.alignment or 0)
+    noticed: dict[str, Any] = noticed_in(receipts)
+    if unused := unused_keys(recipe, receipts):
+        noticed = noticed | {"unused_keys": unused}
+    facts: dict[str, Any] = {}
     if len(config.row_lengths) > 1:
-        several = {"bounds_of_splits": [rows for rows, _ in blocks.bounds]}
-    return (
-        several
-        | {
-            "ledger": make_ledger(receipts, account, rejected, places, config.align > 1).model_dump(),
-            "packing_metadata": packing_metadata(
-                config, account.tally, sum(rows_of_shards), room, blocks.bounds, blocks.places
-            ),
-            "sources": source_facts(recipe, receipts, account),
-            "mixture": mixture_facts(recipe, account),
-            "noticed": noticed_in(receipts)
-            | ({"unused_keys": unused} if (unused := unused_keys(recipe, receipts)) else {}),
-            "rows_of_shards": rows_of_shards,
-            "placements": [checksum for own in blocks.checksums.values() for checksum in own],
-            "row_sums": blocks.sums,
-        }
-        | _weighting_facts(config, account, blocks)
-    )
-
-
-def _weighting_facts(config: Config, account: Account, blocks: Blocks) -> dict[str, Any]:
-    """Return the facts that shards need to weigh tokens, and the split of each shard.
-
-    The split is `train` or `validation`, like the keys of the facts.
-    """
-    if config.loss_weight == "none":
-        return {}
-    kinds = {split: first_packing(split) for split in blocks.rows}
-    splits = [kinds[split] for split, own in blocks.rows.items() for _ in own]
-    return {"loss_weight": weighting_facts(config, account), "weighted_as": splits}
+        facts["bounds_of_splits"] = [bound for bound, _ in blocks.bounds]
+    facts |= {
+        "ledger": make_ledger(receipts, account, rejected, places).model_dump(),
+        "packing_metadata": packing_metadata(config, account.tally, rows, room, blocks.bounds, blocks.places),
+        "sources": source_facts(recipe, receipts, account),
+        "mixture": mixture_facts(recipe, account),
+        "noticed": noticed,
+        "rows_of_shards": blocks.rows_of_shards,
+        "placements": blocks.checksums,
+        "row_sums": blocks.sums,
+    }
+    if config.loss_weight != "none":
+        splits = [first_packing(split) for split in blocks.rows_of_splits for _ in range(recipe.shards[split])]
+        facts |= {"loss_weight": weighting_facts(config, account), "weighted_as": splits}
+    return facts
 
 
 def record_bases(parts: Sequence[Part], receipts: Sequence[dict[str, Any]]) -> list[int]:
@@ -276,11 +262,12 @@ def check_left(account: Account, read: int, rejected: dict[str, int], recipe: Re
 class Blocks:
     """Result of a plan: all packings of the training split, and the held-out split."""
 
-    rows: dict[str, list[int]]  # of each shard, by split
-    checksums: dict[str, list[str]]  # of the placements of each shard
-    bounds: list[tuple[int, str]]  # of the rows of each split, with their names
-    sums: dict[str, dict[str, int]]  # of the statistics of rows, by split; empty without packing
-    places: list[tuple[int, str]]  # bounds of places, if rows have several lengths
+    rows_of_shards: list[int] = field(default_factory=list)
+    rows_of_splits: dict[str, int] = field(default_factory=dict)
+    checksums: list[str] = field(default_factory=list)  # of the placements of each shard
+    bounds: list[tuple[int, str]] = field(default_factory=list)  # of the rows of each split, with their names
+    sums: dict[str, dict[str, int]] = field(default_factory=dict)  # of row statistics, by split; empty without packing
+    places: list[tuple[int, str]] = field(default_factory=list)  # bounds of places, if rows have several lengths
 
 
 def write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Blocks:
@@ -288,81 +275,61 @@ def write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Rec
 
     Without packing, there are no row statistics.
     """
-    config, sizes, blocks = recipe.config, recipe.shards, Blocks({}, {}, [], {}, [])
+    config, blocks = recipe.config, Blocks()
     with (
         atomic_file(folder / "plan.arrow") as out,
         pa.ipc.new_file(pa.PythonFile(out, "w"), plan_schema(config.weighs_conversations)) as plan,
         index_writer(folder / "index.arrow", tokens, recipe, pieces.accepted.samples.several) as index,
-        _rows_writer(folder / ROWS if config.packing else None) as write_rows,
+        _rows_writer(folder / ROWS if config.packing else None) as rows_out,
     ):
         held_out, companions = pieces.held_out(), Companions()
-        company = Company.of(config, tokens)
+        compared = compared_in(config, tokens)
         trained = trained_of_conversations(pieces, tokens) if config.weighs_conversations else None
         for epoch in range(1, config.epochs + 1):
             split = "train" if epoch == 1 else f"{TRAIN_EPOCH_PREFIX}{epoch}"
-            own_splits = splits_of(split, config.row_lengths)
             if epoch == 1:
-                placed = place(pieces.lengths(), held_out, config, sizes)
+                placed = place(pieces.lengths(), held_out, config, recipe.shards)
             else:
-                placed = repack(pieces.lengths(), config, epoch, split, sizes[own_splits[0]])
-            _choose_company(company, pieces, placed, held_out if epoch == 1 else None, config)
+                placed = pack_split(pieces.lengths(), config, split, epoch, recipe.shards)
+            if compared is not None:  # the rows of two pieces that swap may have different lengths
+                kind = bin_packing.in_multiples(pieces.lengths(), config.align)
+                kind = kind * 2 + held_out if epoch == 1 else kind
+                arrange(placed.row, placed.start, kind, compared[pieces.conversations(slice(None))], config)
             if epoch > 1:
                 places = bin_packing.in_multiples(pieces.lengths(), config.align)
                 companions.separate(placed.row, placed.start, pieces.of, places, placed.rows)
-            if config.packing:
+            if rows_out is not None:
                 statistics = statistics_of(placed.row, placed.rows, pieces, tokens)
                 if config.balance:
                     statistics = put_in_order(placed, statistics, config, epoch)
                 blocks.sums |= {own: statistics.take(rows).sums() for own, rows in placed.slices().items()}
-                write_rows(statistics, placed.edges)
+                for first, last in pairwise(placed.edges.tolist()):
+                    rows_out.write_batch(statistics.take(slice(first, last)).batch())
             blocks.bounds += placed.lower_bounds
             blocks.places += placed.places
-            checksums, rows = list(_write_plan(plan, pieces, tokens, placed, trained)), np.diff(placed.edges).tolist()
-            for own in placed.rows_of_splits:
-                blocks.rows[own], rows = rows[: sizes[own]], rows[sizes[own] :]
-                blocks.checksums[own], checksums = checksums[: sizes[own]], checksums[sizes[own] :]
+            blocks.checksums += _write_plan(plan, pieces, tokens, placed, trained)
+            blocks.rows_of_shards += np.diff(placed.edges).tolist()
+            blocks.rows_of_splits |= placed.rows_of_splits
             index.write(pieces, placed, with_dropped=epoch == 1)
             if config.epochs > 1:
                 if epoch == 1:
                     in_train = ~held_out
                     pieces = replace(pieces, of=pieces.of[in_train])
                     placed = replace(placed, row=placed.row[in_train])
-                companions.remember(placed.row, pieces.of, sum(placed.rows_of_splits[own] for own in own_splits))
+                rows = sum(placed.rows_of_splits[own] for own in splits_of(split, config.row_lengths))
+                companions.remember(placed.row, pieces.of, rows)
             del placed  # frees its columns
     return blocks
 
 
 @contextmanager
-def _rows_writer(path: Path | None) -> Iterator[Callable[[RowStatistics, np.ndarray], None]]:
-    """Open rows.arrow, and yield a function that writes row statistics.
-
-    The function takes the statistics and the rows before each shard (Placed.edges), and writes one record batch per
-    shard. Without a path, it writes nothing.
-    """
+def _rows_writer(path: Path | None) -> Iterator[pa.ipc.RecordBatchStreamWriter | None]:
+    """Open rows.arrow for writing; without a path, yield None."""
     if path is None:
-        yield lambda statistics, edges: None
+        yield None
         return
     with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), ROWS_SCHEMA) as writer:
-
-        def write(statistics: RowStatistics, edges: np.ndarray) -> None:
-            for first, last in pairwise(edges.tolist()):
-                writer.write_batch(statistics.take(slice(first, last)).batch())
-
-        yield write
-
-
-def _choose_company(
-    company: Company, pieces: Pieces, placed: Placed, held_out: np.ndarray | None, config: Config
-) -> None:
-    """Swap pieces that take equal room, within the training rows or the held-out rows.
-
-    The rows of both pieces may have different lengths.
-    """
-    if company.matters:
-        kind = bin_packing.in_multiples(pieces.lengths(), config.align)
-        if held_out is not None:
-            kind = kind * 2 + held_out
-        company.arrange(placed.row, placed.start, kind, pieces.conversations(slice(None)), config.seed)
+        yield writer
 
 
 def _write_plan(

@@ -31,7 +31,7 @@ from tasks.verification.verify import verify
 
 
 def packed(lengths: np.ndarray, length: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    found = pack_split(lengths, Config(sources=[Source(path="x")], sequence_length=length), "train", 1)
+    found = pack_split(lengths, Config(sources=[Source(path="x")], sequence_length=length), "train", 1, {"train": 1})
     return found.row, found.start
 
 

@@ -15,7 +15,7 @@ from support.profiles import examples
 
 from tasks.config import Config
 from tasks.packing.company.other_epochs import Companions
-from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
+from tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
 from tasks.sources.model import Source
 from tasks.storage.splits import SPLITS
 
@@ -122,7 +122,7 @@ def test_an_epoch_has_all_pieces_in_as_many_rows_and_parts_who_can_be_parted(len
     first = place(sizes, np.zeros(len(lengths), bool), settings, shards)
     companions = Companions()
     companions.remember(first.row, of, first.rows)
-    second = repack(sizes, settings, 2, "train_epoch_2", 2)
+    second = pack_split(sizes, settings, "train_epoch_2", 2, {"train_epoch_2": 2})
     companions.separate(second.row, second.start, of, sizes, second.rows)
     splits, bounds = {"train": second.rows, "validation": 0}, [*second.lower_bounds, (0, "")]
     as_first = Placed(second.row, second.start, second.edges, splits, bounds)
@@ -141,7 +141,8 @@ def test_real_lengths_meet_again_in_next_to_no_row() -> None:
     for epoch in range(2, 6):
         companions.remember(placed.row, of, placed.rows)
         seen |= sets_of(placed, of)
-        placed = repack(lengths, settings, epoch, f"train_epoch_{epoch}", 1)
+        split = f"train_epoch_{epoch}"
+        placed = pack_split(lengths, settings, split, epoch, {split: 1})
         companions.separate(placed.row, placed.start, of, lengths, placed.rows)
         found = sets_of(placed, of)
         assert len(found.keys() & seen.keys()) <= 0.05 * len(found)

@@ -30,7 +30,7 @@ from tasks.exports.export import export_corpus, notes_of
 from tasks.exports.export_formats import EXPORTS
 from tasks.inspection.rows import row_of_split
 from tasks.packing import bin_packing, several_lengths
-from tasks.packing.placement import Placed, place, repack
+from tasks.packing.placement import Placed, pack_split, place
 from tasks.sources.model import Source
 from tasks.storage.files import to_json
 from tasks.storage.manifest import Manifest, _repeated_values, load_manifest, manifest_digest
@@ -146,7 +146,7 @@ def test_every_packing_is_valid_and_reproducible(lengths: list[int], data: st.Da
     assert [kind_of(split) == "validation" for split in numbers] == held_out.tolist()
     own = pieces[~held_out]
     for epoch in (2, 3):
-        more = repack(own, settings, epoch, f"train_epoch_{epoch}", 2)
+        more = pack_split(own, settings, f"train_epoch_{epoch}", epoch, shards)
         check(more, own, settings)
         assert list(more.rows_of_splits.values()) == list(placed.rows_of_splits.values())[: len(lengths)]
 

@@ -3,7 +3,7 @@
     rows ─sort by cost, then trained tokens─▶ groups of ranks × rows_per_rank rows ─deal to ranks, shuffle groups─▶
 
 A step ends when its slowest rank ends. All rows have the same length, so the work of ranks differs only in Σn², the
-cost of attention (cost.py). A group holds neighbors of the sorted rows, which cost nearly the same. Rows whose costs
+cost of attention (LINEAR). A group holds neighbors of the sorted rows, which cost nearly the same. Rows whose costs
 differ by less than a thousandth are sorted by their trained tokens. torchtitan proposes this for packed rows (pull
 request 3938).
 
@@ -24,8 +24,12 @@ from __future__ import annotations
 import numpy as np
 
 from tasks.core.seeded_order import BALANCED, shuffle
-from tasks.packing.balance.cost import linear_cost
 
+# Cost of a token without attention, in units of Σn². A layer takes about 12·h² operations per token, and attention
+# takes 2·h·n more per token of a segment of n tokens. The cost of a row of L tokens is therefore in proportion to
+# 6·h·L + Σn², as in verl (utils/seqlen_balancing.py, calculate_workload). The hidden size h is that of models with 8B
+# parameters, such as Llama 3 and Qwen3. Smaller models spend a larger share of their time on attention.
+LINEAR = 6 * 4096
 # Costs count as equal if they differ by less than 1 / EQUAL of a row's cost without attention.
 EQUAL = 1000
 # Rows whose places are computed at a time, 100 bytes each.
@@ -44,7 +48,7 @@ def balanced_order(
     groups, left = divmod(len(squares), size)
     if not groups:
         return np.arange(len(squares), dtype=np.int32)
-    level = squares // max(1, linear_cost(length) // EQUAL)
+    level = squares // max(1, LINEAR * length // EQUAL)
     # Sort trained tokens up and down in turn: then a group with rows of two levels has similar trained tokens, too.
     order = np.lexsort((np.where(level % 2, -trained.astype(np.int64), trained), level)).astype(np.int32)
     middle = slice((len(order) - left) // 2, (len(order) - left) // 2 + left)

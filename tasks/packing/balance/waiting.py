@@ -2,8 +2,8 @@
 
     Σn² of rows in their order ─idle_share─▶ share of the time of all ranks ─forecast─▶ one Waiting per number of ranks
 
-Only the work in cost.py counts, not the exchange of gradients or differences between devices. A step has `ranks` ×
-`rows_per_rank` rows. Rank r takes every `ranks`-th row, starting with row r.
+Only attention and the other work of each token count, not the exchange of gradients or differences between devices.
+Rank r takes every `ranks`-th row, starting with row r.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.core.seeded_order import shuffle
-from tasks.packing.balance.balanced_order import balanced_order
-from tasks.packing.balance.cost import HIDDEN_SIZE, linear_cost
+from tasks.packing.balance.balanced_order import LINEAR, balanced_order
 
 # Numbers of ranks to estimate.
 RANKS = (8, 64, 512)
@@ -35,17 +34,13 @@ class Waiting(NamedTuple):
     balanced: float
 
 
-def idle_share(
-    squares: np.ndarray, ranks: int, rows_per_rank: int, length: int, hidden_size: int = HIDDEN_SIZE
-) -> float:
+def idle_share(squares: np.ndarray, ranks: int, linear: int) -> float:
     """Return the share of time in which ranks wait, 0 to 1, for rows in this order.
 
-    `squares` are int64[rows], for at least `ranks` × `rows_per_rank` rows. The last rows are left out if they do not
-    fill a step.
+    `squares` are int64[rows], for at least `ranks` rows; `linear` is the cost of a row without attention. The last rows
+    are left out if they do not fill a step.
     """
-    steps = len(squares) // (ranks * rows_per_rank)
-    work = squares[: steps * ranks * rows_per_rank].reshape(steps, rows_per_rank, ranks).sum(axis=1)
-    work += rows_per_rank * linear_cost(length, hidden_size)
+    work = squares[: len(squares) // ranks * ranks].reshape(-1, ranks) + linear
     return 1 - float(work.sum()) / (ranks * float(work.max(axis=1).sum()))
 
 
@@ -59,7 +54,8 @@ def forecast(squares: np.ndarray, trained: np.ndarray, length: int) -> list[Wait
         if not (steps := len(squares) // ranks):
             continue
         trials = min(TRIALS, -(-STEPS // steps))
-        shares = [idle_share(squares[shuffle(len(squares), trial, 0)], ranks, 1, length) for trial in range(trials)]
-        balanced = idle_share(squares[balanced_order(squares, trained, ranks, 1, length, 0)], ranks, 1, length)
+        linear = LINEAR * length
+        shares = [idle_share(squares[shuffle(len(squares), trial, 0)], ranks, linear) for trial in range(trials)]
+        balanced = idle_share(squares[balanced_order(squares, trained, ranks, 1, length, 0)], ranks, linear)
         found.append(Waiting(ranks, round(100 * sum(shares) / trials, 2), round(100 * balanced, 2)))
     return found

@@ -10,8 +10,6 @@ The rows and the lengths in them do not change.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from tasks.config import Config
@@ -34,36 +32,27 @@ CACHED = 1 << 13
 PASSES = 2
 
 
-class Company(NamedTuple):
-    """Properties of conversations that decide which of them share a row."""
+def compared_in(config: Config, tokens: TokenColumns) -> np.ndarray | None:
+    """Return the properties by which `company` compares conversations.
 
-    topics: np.ndarray | None = None  # int8[conversations, AXES], directions: close conversations share rows
-    labels: np.ndarray | None = None  # unsigned[conversations, n]: conversations with a common label do not share rows
+    They are directions, int8[conversations, AXES], for `similar`; labels, uint64[conversations, LABELS], for `apart`;
+    and None for `random`.
+    """
+    if config.company == "similar":
+        return directions(tokens)
+    return near_duplicates(tokens) if config.company == "apart" else None
 
-    @classmethod
-    def of(cls, config: Config, tokens: TokenColumns) -> Company:
-        """Read the data that the setting `company` needs; `random` needs none."""
-        if config.company == "similar":
-            return cls(topics=directions(tokens))
-        if config.company == "apart":
-            return cls(labels=near_duplicates(tokens))
-        return cls()
 
-    @property
-    def matters(self) -> bool:
-        return self.topics is not None or self.labels is not None
+def arrange(row: np.ndarray, start: np.ndarray, kind: np.ndarray, compared: np.ndarray, config: Config) -> None:
+    """Swap pieces of the same kind, int[pieces], in place.
 
-    def arrange(self, row: np.ndarray, start: np.ndarray, kind: np.ndarray, of: np.ndarray, seed: int) -> None:
-        """Swap pieces of the same kind, in place.
-
-        `kind` and `of`, the conversation of each piece, are int[pieces].
-        """
-        if self.topics is not None:
-            topics = self.topics[of]
-            deal_by_topic(row, start, kind, order_by_topic(topics))
-            swap_similar(row, start, kind, topics)
-        elif self.labels is not None:
-            apart(row, start, kind, self.labels[of], seed)
+    `compared` has the properties (see `compared_in`) of the conversation of each piece.
+    """
+    if config.company == "similar":
+        deal_by_topic(row, start, kind, order_by_topic(compared))
+        swap_similar(row, start, kind, compared)
+    else:
+        apart(row, start, kind, compared, config.seed)
 
 
 def deal_by_topic(row: np.ndarray, start: np.ndarray, kind: np.ndarray, rank: np.ndarray) -> None:

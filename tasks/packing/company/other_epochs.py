@@ -50,11 +50,25 @@ class Companions:
         others = others[np.argsort(lengths[others], kind="stable")]
         firsts = np.searchsorted(lengths[others], np.arange(len(counts) + 1))
         for number, piece in enumerate(own.tolist()):
-            if again[row[piece]]:
-                equal = others[firsts[lengths[piece]] : firsts[lengths[piece] + 1]]
-                # Each piece starts at another offset; otherwise all would try the same candidates.
-                tried = np.roll(equal, -(number * TRIES) % max(1, len(equal)))[:TRIES] if len(equal) > TRIES else equal
-                self._exchange(piece, tried.tolist(), row, start, of, sums, again)
+            here = int(row[piece])
+            if not again[here]:
+                continue
+            equal = others[firsts[lengths[piece]] : firsts[lengths[piece] + 1]]
+            # Each piece starts at another offset; otherwise all would try the same candidates.
+            tried = np.roll(equal, -(number * TRIES) % max(1, len(equal)))[:TRIES] if len(equal) > TRIES else equal
+            for other in tried.tolist():
+                there = int(row[other])
+                gain = hashes(of[[other]]) - hashes(of[[piece]])
+                if there == here or not gain.any():
+                    continue
+                new = np.concatenate([sums[[here]] + gain, sums[[there]] - gain])
+                if self._has_seen(new).any():
+                    continue
+                sums[here], sums[there] = new
+                again[here] = again[there] = False
+                for column in (row, start):
+                    column[piece], column[other] = column[other], column[piece]
+                break
 
     def _has_seen(self, sums: np.ndarray) -> np.ndarray:
         """Return which of these groups have shared a row, bool.
@@ -64,32 +78,6 @@ class Companions:
         if not len(self._seen):
             return np.zeros(len(sums), np.bool_)
         return self._seen[np.searchsorted(self._seen, sums).clip(max=len(self._seen) - 1)] == sums
-
-    def _exchange(
-        self,
-        piece: int,
-        tried: list[int],
-        row: np.ndarray,
-        start: np.ndarray,
-        of: np.ndarray,
-        sums: np.ndarray,
-        again: np.ndarray,
-    ) -> None:
-        """Swap `piece` with the first of `tried` for which both rows get a new group."""
-        here = int(row[piece])
-        for other in tried:
-            there = int(row[other])
-            gain = hashes(of[[other]]) - hashes(of[[piece]])
-            if there == here or not gain.any():
-                continue
-            new = np.concatenate([sums[[here]] + gain, sums[[there]] - gain])
-            if self._has_seen(new).any():
-                continue
-            sums[here], sums[there] = new
-            again[here] = again[there] = False
-            for column in (row, start):
-                column[piece], column[other] = column[other], column[piece]
-            return
 
 
 def _sums(row: np.ndarray, of: np.ndarray, rows: int) -> np.ndarray:

@@ -91,17 +91,9 @@ def directions(tokens: TokenColumns) -> np.ndarray:
         for axis in range(AXES):
             negative = sign << axis >> 31  # -1 if the bit is set
             sums[:, axis] = np.add.reduceat((weight ^ negative) - negative, offsets[:-1])
-        found[chosen] = of_unit_length(sums)
+        length = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
+        found[chosen] = np.rint(127 * np.divide(sums, length, where=length > 0, out=np.zeros_like(sums)))
     return found
-
-
-def of_unit_length(sums: np.ndarray) -> np.ndarray:
-    """Return directions scaled to a length of 127, rounded.
-
-    `sums` are integers in float64[n, AXES].
-    """
-    length = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
-    return np.rint(127 * np.divide(sums, length, where=length > 0, out=np.zeros_like(sums)))
 
 
 def near_duplicates(tokens: TokenColumns) -> np.ndarray:

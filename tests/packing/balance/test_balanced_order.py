@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
+from support.waiting import idle_of_steps
 
 from tasks.packing.balance import waiting
-from tasks.packing.balance.balanced_order import balanced_order
-from tasks.packing.balance.cost import HIDDEN_SIZE, linear_cost
+from tasks.packing.balance.balanced_order import LINEAR, balanced_order
 from tasks.packing.balance.waiting import forecast, idle_share
 
 LENGTH = 4096
@@ -51,7 +51,7 @@ def test_every_row_is_in_one_group_of_neighbors_in_cost(
     assert (order == balanced_order(squares, trained, ranks, rows_per_rank, LENGTH, seed)).all()
     size = ranks * rows_per_rank
     groups = len(rows) // size
-    level = squares // (linear_cost(LENGTH) // 1000)
+    level = squares // (LINEAR * LENGTH // 1000)
     found = level[order[: groups * size]].reshape(groups, size)
     found = found[np.lexsort((found.max(axis=1), found.min(axis=1)))] if groups else found
     # Sorted by cost, groups do not overlap.
@@ -71,7 +71,7 @@ def test_the_order_serves_every_divisor_of_the_ranks(ranks: int, rows_per_rank: 
         if ranks % fewer:
             continue
         for rows in {1, rows_per_rank, size // fewer, 2 * size // fewer}:
-            before, after = (idle_share(s, fewer, rows, LENGTH, HIDDEN_SIZE) for s in (squares, squares[order]))
+            before, after = (idle_of_steps(s, fewer, rows, LINEAR * LENGTH) for s in (squares, squares[order]))
             assert after < 0.1 * before, (fewer, rows, before, after)
 
 
@@ -131,10 +131,8 @@ def test_the_idle_share_of_a_step() -> None:
     13 and 12.
     """
     squares, linear = np.array([1, 3, 2, 2, 99]), 10
-    assert linear_cost(1, 1) == 6
-    found = idle_share(squares * 6, 2, 1, linear, 1)
-    assert found == pytest.approx(2 / 50)
-    assert idle_share(squares * 6, 2, 2, linear, 1) == pytest.approx(1 - (23 + 25) / (2 * 25))
+    assert idle_share(squares, 2, linear) == pytest.approx(2 / 50)
+    assert idle_of_steps(squares, 2, 2, linear) == pytest.approx(1 - (23 + 25) / (2 * 25))
 
 
 @pytest.mark.parametrize("ranks", [8, 64, 512])
@@ -145,7 +143,7 @@ def test_the_forecast_of_a_random_order_is_its_expectation(ranks: int, monkeypat
     rows.
     """
     squares, trained = long_tailed(600)
-    cost = np.sort(squares) + linear_cost(LENGTH)
+    cost = np.sort(squares) + LINEAR * LENGTH
     ways = [comb(i, ranks - 1) / comb(600, ranks) for i in range(600)]
     expected = 1 - cost.mean() / float(cost @ np.array(ways))
     monkeypatch.setattr(waiting, "RANKS", (ranks,))

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from support.packed_rows import sign
 from support.small_corpus import conversations, make_recipe, make_shards_small, once, pack_corpus
+from support.waiting import idle_of_steps
 
 from tasks.core.errors import DataError
-from tasks.packing.balance.waiting import idle_share
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import to_json
@@ -141,9 +141,9 @@ def test_the_ranks_of_a_step_have_equal_work(made: Callable[..., Packed]) -> Non
         order = np.arange(split.rows // 8 * 8)
         for ranks in (4, 2):
             # In a model this small, nearly all work is attention.
-            after = idle_share(found.squares[order], ranks, 8 // ranks, 64, 1)
+            after = idle_of_steps(found.squares[order], ranks, 8 // ranks, 6 * 64)
             shuffled = np.random.default_rng(0).permutation(found.squares)
-            before = idle_share(shuffled, ranks, 8 // ranks, 64, 1)
+            before = idle_of_steps(shuffled, ranks, 8 // ranks, 6 * 64)
             assert after < (0.5 if ranks == 4 else 0.7) * before, (name, ranks, before, after)
 
 

@@ -17,9 +17,9 @@ from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.gloo_ranks import train_on_two_ranks
 from support.training.tiny_training import LENGTH, tiny_model
+from support.waiting import idle_of_steps
 
 from tasks import recipe
-from tasks.packing.balance.waiting import idle_share
 from tasks.row_settings import Balance
 from tasks.storage.row_statistics import statistics_of_split
 from train.config import TrainingConfig
@@ -154,7 +154,7 @@ def test_two_ranks_have_equal_work_and_take_the_same_steps(
     assert found
     order = np.array(taken).T.reshape(-1)
     shuffled = np.random.default_rng(0).permutation(found.squares)
-    after, before = (idle_share(values, 2, ROWS // 2, LENGTH, 1) for values in (found.squares[order], shuffled))
+    after, before = (idle_of_steps(values, 2, ROWS // 2, 6 * LENGTH) for values in (found.squares[order], shuffled))
     assert after < 0.7 * before
 
 
