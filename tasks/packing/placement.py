@@ -92,7 +92,7 @@ def _joined(first: Placed, second: Placed, row: np.ndarray, start: np.ndarray) -
 
 
 def pack_split(lengths: np.ndarray, config: Config, split: str, epoch: int, shards: dict[str, int]) -> Placed:
-    """Pack the pieces of one split, and distribute its rows, in seeded order, over its shards.
+    """Pack one split, and distribute its rows, in seeded order, over its shards.
 
     `lengths` are int32[pieces], in tokens. Rows of the shortest length come first. The result depends only on the
     arguments: the lengths, the settings of rows and the seed, the split, the epoch, and the number of shards.
