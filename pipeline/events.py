@@ -150,14 +150,6 @@ def _tokens_so_far(conversations: float, rejected: float, tokens: float) -> str:
     return f"{counted(int(conversations), 'conversation')}, {tokens / 1e6:,.2f} M tokens{lost}"
 
 
-def was_found(task: luigi.Task, number: int) -> bool:
-    """Return whether a step was already done when the run started.
-
-    `task` stands for all steps of its kind.
-    """
-    return counters.of_task(f"{task.of} {number}", "reused") > 0
-
-
 def taken(task: luigi.Task, number: int, outcome: Outcome) -> None:
     """Count a step that an engine has run.
 
@@ -228,13 +220,9 @@ def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
 def published(task: luigi.Task, manifest: Path) -> None:
     """Link the task on luigid's page to the report, or to the manifest."""
     _status(task, f"the manifest is {manifest}", 1.0)
-    report = default_report_path(_corpus_folder(task))
+    report = default_report_path(Path(task.recipe.corpus_folder))
     with suppress(Exception):
         task.set_tracking_url((report if report.is_file() else manifest).resolve().as_uri())
-
-
-def _corpus_folder(task: luigi.Task) -> Path:
-    return Path(task.recipe.corpus_folder)
 
 
 def _status(task: luigi.Task, message: str, share: float) -> None:
@@ -385,16 +373,6 @@ def _on_present(task: luigi.Task) -> None:
         _reused(task.task_id, task.stage)
 
 
-def _show_reused() -> None:
-    """Print how many parts earlier runs had tokenized, if some but not all.
-
-    This happens after sources were appended to, or after an interruption.
-    """
-    reused = counters.each("TokenizePart", "reused")
-    if 0 < reused.sum() < len(reused):
-        display.show(f"reused {int(reused.sum()):,} of {len(reused):,} parts from earlier runs")
-
-
 def _reused(name: str, stage: Stage) -> None:
     """Count a stage as done by an earlier run."""
     counters.put(name, reused=1, done=1)
@@ -407,7 +385,9 @@ def _on_success(task: luigi.Task) -> None:
     if type(task).__name__ == "PackCorpus":
         display.stop()
         news = f"packed in {duration(counters.elapsed())}"
-        _show_reused()
+        reused = counters.each("TokenizePart", "reused")
+        if 0 < reused.sum() < len(reused):  # after sources were appended to, or after an interruption
+            display.show(f"reused {int(reused.sum()):,} of {len(reused):,} parts from earlier runs")
         _finish(load_manifest(task.recipe.published), task.output().path, news)
 
 

@@ -26,14 +26,15 @@ from typing import Any
 import luigi
 
 from pipeline import events, settings, training
-from pipeline.engines.engine import is_remote, leave, open_engine, prepare
+from pipeline.engines.engine import is_remote, open_engine
+from pipeline.engines.on_ray import join, leave
+from pipeline.progress import counters
 from pipeline.progress.time_left import sizes_of
 from pipeline.run_guard import guard
 from tasks import stages
 from tasks.config import load_config
 from tasks.recipe import Recipe, resolve
 from tasks.steps import unreadable
-from tasks.stores.mirror import LOCAL, mirror_of
 from tasks.stores.scratch import root_of, url_of
 
 # A child that is forked after the tokenizers library has used its threads hangs forever.
@@ -210,14 +211,14 @@ class _Together(_Step):
 
     def work(self) -> dict[str, Any]:
         members = self.members
-        left = [number for number in range(len(members)) if not events.was_found(self, number)]
+        left = [number for number in range(len(members)) if not counters.of_task(f"{self.of} {number}", "reused")]
         left.sort(key=self.size_of, reverse=True)  # largest first, like TokenizePart.priority
         with open_engine(self.on, settings.workers()) as engine:
             for index, outcome in engine.map([members[number].step() for number in left]):
                 events.taken(self, left[index], outcome)
         if left:
             events.status_of_steps(self)
-        if mirror_of(self.recipe.layout.root) is not LOCAL and not self.complete():
+        if url_of(self.recipe.layout.root) and not self.complete():
             stages.refresh(self.recipe)  # other machines, with their own scratch folders, ran the steps
         return {}
 
@@ -262,7 +263,7 @@ class PackCorpus(_Sized):
             events.announce(self.recipe)  # starts the process of a template, before a cluster's threads exist here
             required = super().requires()
             if is_first and is_remote(self.on) and not all(task.complete() for task in required):
-                prepare(self.on)
+                join(self.on)  # its workers start while the run does other work
             events.proven(stages.open_encoder(self.recipe))
             return required
 

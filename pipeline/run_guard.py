@@ -40,7 +40,7 @@ from luigi.scheduler import Scheduler
 from luigi.worker import TaskProcess, Worker
 
 from pipeline.command_line_errors import as_pack_error, with_pack_errors
-from pipeline.engines.engine import leave
+from pipeline.engines.on_ray import leave
 from pipeline.progress import counters, display
 from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, PackError, StorageError

@@ -35,13 +35,12 @@ from tasks.storage.facts.row_shape import shape_of
 from tasks.storage.files import (
     acquire_lock,
     digest_of,
-    has_listed,
     read_receipt,
     sync_folder,
     write_receipt,
 )
 from tasks.storage.manifest import load_manifest
-from tasks.stores.mirror import LOCAL, Mirror, mirror_of
+from tasks.stores.mirror import Mirror, Remote, mirror_of
 from tasks.stores.scratch import sent_root
 from tasks.tokenization import engine_check
 from tasks.tokenization.train_tokenizer import train_tokenizer
@@ -171,6 +170,10 @@ def _planned(recipe: Recipe, progress: Progress) -> dict[str, Any]:
     return make_plan(recipe, recipe.plan_folder)
 
 
+def _has_plan(recipe: Recipe) -> bool:
+    return mirror_of(recipe.layout.root).has_listed(recipe.plan_folder / "plan.json")
+
+
 @dataclass(frozen=True)
 class Plan(Stage):
     """Assign every conversation to a shard, a row, and an offset."""
@@ -183,7 +186,7 @@ class Plan(Stage):
 
     def is_done(self, check_content: bool = False) -> bool:
         # A check of the content trusts no plan: the figures in plan.json have no checksum, and planning is cheap.
-        if check_content or not has_plan(self.recipe.plan_folder, mirror_of(self.recipe.layout.root)):
+        if check_content or not _has_plan(self.recipe):
             return False
         return all(stage.is_done() for stage in self.requires())
 
@@ -269,7 +272,7 @@ class Publish(Stage):
 
         A new run has no receipts yet, so it hashes nothing.
         """
-        is_planned = has_plan(self.recipe.plan_folder, mirror_of(self.recipe.layout.root))
+        is_planned = _has_plan(self.recipe)
         for stage in self.requires():
             receipt = stage.outputs()[-1]
             if not isinstance(stage, WriteShard) or not receipt.is_file():
@@ -297,7 +300,7 @@ class Publish(Stage):
 def refresh(recipe: Recipe) -> Mirror:
     """Return the mirror of the root of a corpus, refreshed if it is in a bucket."""
     mirror, publish = mirror_of(recipe.layout.root), Publish(recipe)
-    if mirror is not LOCAL:
+    if isinstance(mirror, Remote):
         made = [stage.outputs() for stage in (*_parts(recipe), *publish.requires())]
         artifacts = {(found[0], found[1]): None for found in made}
         own, published = publish.outputs()
@@ -402,10 +405,3 @@ def open_encoder(recipe: Recipe) -> engine_check.Verdict | None:
         return None
     engine_check.encoder_of(recipe)
     return engine_check.verdict_of(recipe)
-
-
-def has_plan(folder: Path, mirror: Mirror = LOCAL) -> bool:
-    """Return whether a folder has a plan, with all its files at their recorded sizes."""
-    receipt = folder / "plan.json"
-    # With a bucket, a receipt here means that the bucket has the files.
-    return has_listed(receipt) if mirror is LOCAL else receipt.is_file()

@@ -29,7 +29,7 @@ from tasks.sources.remote import with_copy
 from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import has_artifact, read_receipt, write_receipt
 from tasks.storage.paths import Layout
-from tasks.stores.mirror import LOCAL, Mirror, mirror_of
+from tasks.stores.mirror import Mirror, mirror_of
 from tasks.stores.scratch import root_of
 from tasks.tokenization.engine_check import encoder_named
 from tasks.tokenization.tokenize_part import tokenize_part
@@ -68,18 +68,13 @@ class Step(ABC):
     def outputs(self) -> tuple[Path, Path]:
         """Return the file that this step writes, and its receipt, which is written last."""
 
+    @abstractmethod
     def is_done(self) -> bool:
         """Return whether the output exists at its recorded size."""
-        return LOCAL.is_stored(*self.outputs())
 
     @abstractmethod
     def work(self, progress: Progress) -> dict[str, Any]:
         """Write the outputs and return the receipt. Raises PackError."""
-
-    def check_written(self) -> None:
-        """Raise StorageError if the outputs cannot be read back."""
-        if not self.is_done():
-            raise unreadable(self.outputs()[0])
 
 
 @dataclass(frozen=True)
@@ -156,58 +151,43 @@ class Tokenize(Step):
 
 
 @dataclass(frozen=True)
-class OfPlan(Step):
-    """A step that reads the plan of a corpus, or writes a part of it.
+class Pack(Step):
+    """Write one shard of a plan.
 
-    `sent_root` is the path or URL of the root; `plan` and all other names of files are relative to it, because every
-    machine has its own scratch folder for a root in a bucket.
+    `sent_root` is the path or URL of the root; `plan` and `file` are relative to it, because every machine has its own
+    scratch folder for a root in a bucket. `special` has the ids of EOS and padding, or is None for format 2.0.
     """
 
     sent_root: str
     plan: str
-
-    @property
-    def root(self) -> Path:
-        return root_of(self.sent_root)
-
-    @property
-    def plan_folder(self) -> Path:
-        return self.root / self.plan
-
-
-@dataclass(frozen=True)
-class Pack(OfPlan):
-    """Write one shard of a plan.
-
-    `special` has the ids of EOS and padding, or is None for format 2.0.
-    """
-
     file: str
     shard: int
     length: int
     special: tuple[int, int] | None
     corpus_key: str
-    shape: RowShape | None = None
+    shape: RowShape | None
 
     @property
     def place(self) -> str:
         return Path(self.file).name
 
     def outputs(self) -> tuple[Path, Path]:
-        return self.root / self.file, shard_receipt(self.plan_folder, self.shard)
+        root = root_of(self.sent_root)
+        return root / self.file, shard_receipt(root / self.plan, self.shard)
 
     def is_done(self) -> bool:
-        return mirror_of(self.root).is_stored(*self.outputs())
+        return mirror_of(root_of(self.sent_root)).is_stored(*self.outputs())
 
     def work(self, progress: Progress) -> dict[str, Any]:
-        layout, mirror, (path, receipt_file) = Layout(self.root), mirror_of(self.root), self.outputs()
-        facts = fetch_plan(mirror, self.plan_folder, self.shard)
+        root, (path, receipt_file) = root_of(self.sent_root), self.outputs()
+        layout, mirror, plan_folder = Layout(root), mirror_of(root), root / self.plan
+        facts = fetch_plan(mirror, plan_folder, self.shard)
         files = [layout.token_file(key) for key in facts["token_files"]]
         try:
             receipt = write_planned_shard(
                 path,
                 self.shard,
-                self.plan_folder,
+                plan_folder,
                 files,
                 self.special,
                 self.length,
@@ -216,7 +196,7 @@ class Pack(OfPlan):
                 shape=self.shape,
             )
         except UNREADABLE:
-            check_token_files(layout, facts["token_files"], self.plan_folder)
+            check_token_files(layout, facts["token_files"], plan_folder)
             raise
         write_receipt(receipt_file, receipt)
         mirror.push((path, receipt_file))
@@ -294,7 +274,8 @@ def attempt(step: Step) -> Outcome:
     start, cpu = time.perf_counter(), time.process_time()
     try:
         receipt = run(step)
-        step.check_written()
+        if not step.is_done():
+            raise unreadable(step.outputs()[0])
     except Exception as error:
         return Outcome(error=to_pack_error(error))
     return Outcome(

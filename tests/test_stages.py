@@ -30,10 +30,9 @@ from tasks.stages import (
     TrainTokenizer,
     WriteShard,
     claim,
-    has_plan,
     run_all,
 )
-from tasks.storage.files import digest_of, has_artifact, to_json, write_receipt
+from tasks.storage.files import digest_of, has_artifact, has_listed, to_json, write_receipt
 from tasks.storage.paths import Layout
 from tasks.verification.verify import verify
 
@@ -66,17 +65,17 @@ def test_an_artifact_exists_if_its_receipt_has_its_size_and_checksum(tmp_path: P
 
 def test_a_plan_exists_if_each_of_its_files_has_its_size(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    assert not has_plan(tmp_path)
+    assert not has_listed(tmp_path / "plan.json")
     for name in ("plan.arrow", "index.arrow"):
         (tmp_path / name).write_bytes(b"1234")
     wrong = [{}, [], None, {"files": []}, {"files": {"plan.arrow": 3}}, {"files": {"gone.arrow": 4}}]
     for value in [*wrong, {"files": {"plan.arrow": 4, "index.arrow": 5}}]:
         write_receipt(plan, value) if isinstance(value, dict) else plan.write_bytes(to_json(value))
-        assert not has_plan(tmp_path), value
+        assert not has_listed(tmp_path / "plan.json"), value
     plan.write_bytes(b"{")
-    assert not has_plan(tmp_path)
+    assert not has_listed(tmp_path / "plan.json")
     write_receipt(plan, {"files": {"plan.arrow": 4, "index.arrow": 4}})
-    assert has_plan(tmp_path)
+    assert has_listed(tmp_path / "plan.json")
 
 
 def test_a_corpus_is_made_by_one_run_at_a_time(tmp_path: Path) -> None:

@@ -78,23 +78,6 @@ def is_remote(on: str) -> bool:
     return on.startswith("ray://")
 
 
-def prepare(on: str) -> None:
-    """Connect to the remote engine that `on` names, before it is used.
-
-    Its workers start while the run does other work.
-    """
-    from pipeline.engines import on_ray
-
-    on_ray.join(on)
-
-
-def leave() -> None:
-    """Close the connection to a remote engine, if there is one."""
-    from pipeline.engines import on_ray
-
-    on_ray.leave()
-
-
 def lost(step: Step, why: str) -> Busy:
     """Return the error for a step whose worker was lost in every attempt."""
     return Busy("worker_lost", f"{step.place}: lost its worker {ATTEMPTS} times: {why}")

@@ -67,6 +67,7 @@ def begin() -> None:
 
 def room() -> int:
     """Return the width available to a line: 10,000 unless a drawing is shown."""
+    # A new pseudo-terminal has 0 columns until its size is set.
     return (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1 if mode() == "live" else 10_000
 
 
@@ -141,16 +142,11 @@ class _Drawing(threading.Thread):
         while not self._end.wait(EVERY[self._how]) and not counters.of_run("finished"):
             # The terminal may be closed, or a task may appear between two reads. No drawing is worth a traceback.
             with suppress(Exception):
-                self._draw()
+                now = state(self._of, self._workers)
+                os.write(sys.stderr.fileno(), frame(now, self._how, room()).encode("utf-8", "replace"))
         if self._how == "live":
             with suppress(OSError):
                 os.write(sys.stderr.fileno(), _CLEAR.encode())
-
-    def _draw(self) -> None:
-        handle = sys.stderr.fileno()
-        # A new pseudo-terminal has 0 columns until its size is set.
-        width = (os.get_terminal_size(handle).columns or 80) - 1 if self._how == "live" else 0
-        os.write(handle, frame(state(self._of, self._workers), self._how, width).encode("utf-8", "replace"))
 
     def stop(self) -> None:
         self._end.set()

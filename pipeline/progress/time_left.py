@@ -29,17 +29,12 @@ def sizes_of(parts: Sequence[Part]) -> list[float]:
     `parts` are all parts, in order.
     """
     ends = {id(part.file): part.stop for part in parts}  # the last part of a file ends with it
-    return [_size_of(part, ends[id(part.file)]) for part in parts]
-
-
-def _size_of(part: Part, end: int) -> float:
-    """Return the approximate work of a part, in bytes of plain text.
-
-    `end` is the end of the file, in bytes or in groups of rows.
-    """
-    file = part.file
-    packed = file.compression or container_named(file.container).is_compressed
-    return file.bytes * (part.stop - part.start) / max(end, 1) * (UNPACKED if packed else 1)
+    sizes = []
+    for part in parts:
+        file, end = part.file, max(ends[id(part.file)], 1)
+        packed = file.compression or container_named(file.container).is_compressed
+        sizes.append(file.bytes * (part.stop - part.start) / end * (UNPACKED if packed else 1))
+    return sizes
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,10 @@ def _identified(file: SourceFile, container: Container, source: Source) -> Sourc
         file = replace(file, container=_text_container(file))
     if source.format != "auto":
         return replace(file, format=source.format)
-    format = _format(file)
-    if format is None:
-        raise explain_unknown_format(file, first_records(file))
-    return replace(file, format=format)
+    for record in first_records(file):
+        if format := detect(record, source.columns):
+            return replace(file, format=format)
+    raise explain_unknown_format(file, first_records(file))
 
 
 def first_records(file: SourceFile) -> Iterator[object]:
@@ -116,22 +116,15 @@ def _csv_file(file: SourceFile, container: Csv, source: Source) -> SourceFile:
     text = decoded_start(start, encoding, file.name)
     if not text.strip() and len(start) < _BEGINNING:
         raise DataError("empty_source", f"{file.name}: contains no records, only whitespace")
-    delimiter = source.delimiter
+    delimiter, format = source.delimiter, "" if source.format == "auto" else source.format
     if delimiter == "auto":
+
+        def is_header(cells: list[str]) -> bool:
+            return detect(dict.fromkeys(cells, ""), source.columns, format) is not None
+
         try:
-            delimiter = find_delimiter(text, container.delimiter, lambda header: _is_header(header, source))
+            delimiter = find_delimiter(text, container.delimiter, is_header)
         except ValueError as error:
             message = f"{file.name}: {error}; set delimiter, such as delimiter: ';' or delimiter: tab"
             raise DataError("bad_csv_file", message) from None
     return replace(file, encoding=encoding, delimiter="" if delimiter == container.delimiter else delimiter)
-
-
-def _is_header(cells: list[str], source: Source) -> bool:
-    found = detect(dict.fromkeys(cells, ""), source.columns, "" if source.format == "auto" else source.format)
-    return found is not None
-
-
-def _format(file: SourceFile) -> str | None:
-    """Return the format of the first record that matches one, or None."""
-    columns = dict(file.columns)
-    return next((format for record in first_records(file) if (format := detect(record, columns))), None)

@@ -22,7 +22,7 @@ from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.core.notes import noted
 from tasks.readers.containers import container_by_extension
 from tasks.sources.listed_names import check_extensions, saved_files
-from tasks.sources.model import Part, SourceFile
+from tasks.sources.model import Part
 from tasks.sources.remote_blocks import open_holes
 from tasks.stores.bucket import open_store
 from tasks.stores.copies import Object, fetch_copies, place_of_copy
@@ -156,18 +156,13 @@ def with_copy(part: Part, copies: Path) -> Part:
     """
     file = part.file
     if file.identity:
-        return replace(part, file=with_blocks(file, copies))
+        return replace(part, file=replace(file, path=_with_holes(file.name, file.facts, copies)))
     if not file.arrived or file.path.is_file():
         return part
     [found] = find_remote(file.name, copies, file.revision)
     if found.sha256 != file.arrived:
         raise changed(file.name)
     return replace(part, file=replace(file, path=found.path, mtime_ns=found.path.stat().st_mtime_ns))
-
-
-def with_blocks(file: SourceFile, copies: Path) -> SourceFile:
-    """Return an object with the path of its blocks on this machine."""
-    return replace(file, path=_with_holes(file.name, file.facts, copies))
 
 
 def dataset_named(path: str) -> Dataset | None:
@@ -199,15 +194,12 @@ def _find_in_dataset(dataset: Dataset, copies: Path, revision: str) -> list[Loca
     listing = _Listing(hub, dataset.key)
     if not listing.key:
         # Besides its data, a dataset has a README.md, a license, and metadata.
-        for key in [key for key in listing.listed if not _is_data(key)]:
-            del listing.listed[key]
+        for key in list(listing.listed):
+            if container_by_extension(key) is None or PurePosixPath(key).name == "dataset_infos.json":
+                del listing.listed[key]
         _check_one_group(dataset, list(listing.listed))
     found = _copied(hub, listing.find(), copies)
     return [each._replace(revision=hub.commit) for each in found]
-
-
-def _is_data(key: str) -> bool:
-    return container_by_extension(key) is not None and PurePosixPath(key).name != "dataset_infos.json"
 
 
 def _check_one_group(dataset: Dataset, keys: Sequence[str]) -> None:

@@ -51,14 +51,11 @@ class HashingWriter:
         self._digest.update(view)
         self.size += view.nbytes
         if self.size - self._started >= WRITEBACK_BYTES:
-            self._start_writeback()
+            # This starts to write dirty pages, and keeps them in memory. Not every system supports it.
+            with suppress(AttributeError, OSError):
+                os.posix_fadvise(self._file.fileno(), self._started, self.size - self._started, os.POSIX_FADV_DONTNEED)
+            self._started = self.size
         return view.nbytes
-
-    def _start_writeback(self) -> None:
-        # This starts to write dirty pages, and keeps them in memory. Not every system supports it.
-        with suppress(AttributeError, OSError):
-            os.posix_fadvise(self._file.fileno(), self._started, self.size - self._started, os.POSIX_FADV_DONTNEED)
-        self._started = self.size
 
     def flush(self) -> None:
         self._file.flush()
@@ -68,11 +65,10 @@ class HashingWriter:
 
 
 @contextmanager
-def atomic_file(path: Path, algorithm: str = "sha256", *, absent: bool = False) -> Iterator[HashingWriter]:
+def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter]:
     """Write `path` completely or not at all.
 
-    Raises StorageError, naming the file, if it cannot be written. With `absent`, an existing file is not replaced; the
-    cause of the StorageError is then a FileExistsError.
+    Raises StorageError, naming the file, if it cannot be written.
     """
     with _writing(path):
         make_folder(path.parent)
@@ -89,11 +85,7 @@ def atomic_file(path: Path, algorithm: str = "sha256", *, absent: bool = False) 
                     raise OSError(f"{writer.size:,} bytes were written, but the file has {arrived:,}")
                 os.fchmod(handle, 0o644)
                 _sync(handle)
-                if absent:  # unlike a rename, a link does not replace a file that another writer has just created
-                    os.link(temporary, path)
-                    os.unlink(temporary)
-                else:
-                    os.rename(temporary, path)
+                os.rename(temporary, path)
             sync_folder(path.parent)
         except BaseException:
             with suppress(OSError):
@@ -215,14 +207,10 @@ def remove_abandoned(path: Path) -> bool:
         old = path.with_name(name)
         # Open for writing, because NFS does not lock other files.
         with suppress(OSError), old.open("r+b") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _is_locked(file):
                 others = True
-            else:
-                # Another process may have removed this file meanwhile, and a writer may have created it again.
-                if os.fstat(file.fileno()).st_nlink:
-                    old.unlink()
+            elif os.fstat(file.fileno()).st_nlink:  # another process may have removed it, and a writer created it again
+                old.unlink()
     return others
 
 

@@ -18,12 +18,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import orjson
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, field_validator, model_serializer
+from pydantic import Field, ValidationError, field_validator
 
 from tasks.core.errors import DataError, InputMissing, StorageError
 from tasks.storage.facts.inputs import MixtureFacts, SourceFacts, TemplateFacts, Tokenizer
 from tasks.storage.facts.ledger import Ledger
-from tasks.storage.facts.model import SHA256, Facts, set_only
+from tasks.storage.facts.model import SHA256, Facts
 from tasks.storage.facts.outputs import FileFacts, PackingMetadata, Shard, Split, WeightSums
 from tasks.storage.facts.row_shape import RowShape, shape_of
 from tasks.storage.files import read_json, to_json
@@ -67,11 +67,6 @@ class Manifest(Facts):
     files: list[FileFacts] = Field(description="Files next to the shards: index, rejects, tokenizer, dataset card.")
     config: dict[str, Any]
     digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the manifest without this field.")
-
-    @model_serializer(mode="wrap")
-    def _leave_out_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out fields that do not apply to the corpus."""
-        return set_only(serialize(self), "loss_weight", "shape")
 
     @property
     def row_shape(self) -> RowShape:

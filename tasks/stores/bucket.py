@@ -265,10 +265,7 @@ def _aws_config(environment: Mapping[str, str]) -> dict[str, str]:
     return config
 
 
-@lru_cache(maxsize=16)
-def open_store(url: str) -> Bucket:
-    """Open a bucket once per process; see `open_bucket`."""
-    return open_bucket(url)
+open_store = lru_cache(maxsize=16)(open_bucket)  # once per process
 
 
 def has_threads() -> bool:

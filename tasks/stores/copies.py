@@ -84,7 +84,7 @@ def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
     order = sorted(missing, key=lambda path: -missing[path].facts.size)
     with noted(note):
         run_all(lambda path: _fetch(missing[path], path, progress), order, DOWNLOADS, progress.set)
-    return [_copy(place) for place in places]
+    return [Copy(place, str(read_receipt(_receipt(place))["sha256"])) for place in places]
 
 
 def _fetch(wanted: Object, path: Path, progress: _Progress) -> None:
@@ -111,10 +111,6 @@ def _receipt(path: Path) -> Path:
 
 def _has_copy(path: Path) -> bool:
     return has_artifact(path, _receipt(path))
-
-
-def _copy(path: Path) -> Copy:
-    return Copy(path, str(read_receipt(_receipt(path))["sha256"]))
 
 
 def _check_room(missing: Sequence[Object], folder: Path) -> None:

@@ -96,11 +96,6 @@ def _commit(name: str, revision: str, url: str, endpoint: str | None) -> str:
         return str(hub.HfApi(endpoint).dataset_info(name, revision=revision, timeout=30).sha)
 
 
-def forget_commits() -> None:
-    """Forget resolved revisions, for tests and processes that serve several runs."""
-    _commit.cache_clear()
-
-
 class Branch:
     """A branch of a dataset.
 

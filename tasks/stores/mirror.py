@@ -35,12 +35,6 @@ Artifact = tuple[Path, Path]
 class Mirror:
     """A local root: nothing has to be fetched or sent."""
 
-    def refresh(self, artifacts: Sequence[Artifact], plan: Path, manifests: Artifact) -> None:
-        """Find out which artifacts, plan, and manifests of a corpus the root has.
-
-        `manifests` are the two copies of its manifest.
-        """
-
     def has(self, file: Path, receipt: Path, *, checksum: str = "", refused: Collection[str] = ()) -> bool:
         """Return whether the root has a file as its receipt says; see `has_artifact`."""
         return has_artifact(file, receipt, checksum=checksum, refused=refused)
@@ -111,6 +105,10 @@ class Remote(Mirror):
     # Existing objects
 
     def refresh(self, artifacts: Sequence[Artifact], plan: Path, manifests: Artifact) -> None:
+        """Find out which artifacts, plan, and manifests of a corpus the root has.
+
+        `manifests` are the two copies of its manifest.
+        """
         commit = plan / "plan.json"
         facts = self.store.head(self.key(manifests[1]))
         self._listed = {self.key(manifests[1]): facts} if facts else {}
@@ -120,10 +118,10 @@ class Remote(Mirror):
         self._pull([*dict.fromkeys([*receipts, commit])], again=False)
         self._pull(manifests, again=True)
         for file, receipt in artifacts:
-            if receipt.is_file() and not self._is_whole({file: _value(receipt, "bytes")}):
+            if receipt.is_file() and not self._is_whole({file: _values(receipt).get("bytes")}):
                 receipt.unlink()
         if commit.is_file():
-            sizes = _value(commit, "files") or {"": None}
+            sizes = _values(commit).get("files") or {"": None}
             if not self._is_whole({plan / name: size for name, size in sizes.items()}):
                 commit.unlink()
 
@@ -147,16 +145,13 @@ class Remote(Mirror):
 
         If it is a receipt that is not here yet (`is_new`), its local data may be damaged, and is removed.
         """
-        for data in self._data_of(path) if is_new else ():
-            data.unlink(missing_ok=True)
-        write_bytes(path, self.store.get(self.key(path)))
-
-    @staticmethod
-    def _data_of(receipt: Path) -> list[Path]:
-        if receipt.name == "plan.json":
+        if is_new:
             # Hidden files stay: they are locks, or are being written by threads that fetch the receipts of shards.
-            return [path for path in receipt.parent.glob("[!.]*") if path.suffix != ".json"]
-        return [receipt.with_suffix(".arrow")]
+            beside = path.parent.glob("[!.]*") if path.name == "plan.json" else [path.with_suffix(".arrow")]
+            for data in beside:
+                if data.suffix != ".json":
+                    data.unlink(missing_ok=True)
+        write_bytes(path, self.store.get(self.key(path)))
 
     def _is_whole(self, sizes: dict[Path, Any]) -> bool:
         return all(self._listed.get(self.key(path), Facts(-1, "")).size == size for path, size in sizes.items())
@@ -176,7 +171,7 @@ class Remote(Mirror):
         return not is_refused(found, refused)
 
     def has_listed(self, receipt: Path) -> bool:
-        return self.adopt(receipt)
+        return receipt.is_file()
 
     def has_size(self, file: Path, size: int) -> bool:
         return self._is_whole({file: size})
@@ -261,10 +256,11 @@ class Remote(Mirror):
             name = path.parent.name
         corpus = self.root / "data" / "corpora" / name if name else path.parent
         own, published = corpus / "manifest.json", self.root / "manifests" / f"{name}.json"
-        for each in (own, corpus / "run.json", *[published] * bool(name)):
+        files = [own, corpus / "run.json", *[published] * bool(name)]
+        for each in files:
             if facts := self.store.head(self.key(each)):
                 self._listed[self.key(each)] = facts
-        self._pull([own, corpus / "run.json", *[published] * bool(name)], again=True)
+        self._pull(files, again=True)
         if not path.is_file():
             raise self._missing(path)
 
@@ -332,7 +328,3 @@ def _values(receipt: Path) -> dict[str, Any]:
         return read_receipt(receipt)
     except StorageError:
         return {}
-
-
-def _value(receipt: Path, name: str) -> Any:
-    return _values(receipt).get(name)

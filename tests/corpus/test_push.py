@@ -53,7 +53,7 @@ def use(patch: pytest.MonkeyPatch, stand_in: HubStandIn) -> None:
     patch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)  # the stand-in does not have Xet storage
     patch.setattr(push_module, "COMMIT_FILES", 2)
     stand_in.token = TOKEN
-    hub_store.forget_commits()
+    hub_store._commit.cache_clear()
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
     with hub_stand_in() as stand_in:
         use(monkeypatch, stand_in)
         yield stand_in
-    hub_store.forget_commits()
+    hub_store._commit.cache_clear()
 
 
 def files_of(manifest: Path) -> dict[str, bytes]:

@@ -77,9 +77,9 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
     with hub_stand_in() as stand_in:
         monkeypatch.setenv("HF_ENDPOINT", stand_in.url)
-        hub_store.forget_commits()
+        hub_store._commit.cache_clear()
         yield stand_in
-    hub_store.forget_commits()
+    hub_store._commit.cache_clear()
 
 
 def recipe_from(folder: Path, *paths: str, **settings: Any) -> Recipe:
@@ -442,7 +442,7 @@ def test_a_dataset_is_read_at_one_commit_that_the_manifest_records(hub: HubStand
     )
     manifest = pack_corpus(recipe)
     assert [source.revision for source in load_manifest(manifest).sources] == [commit] * 2
-    hub_store.forget_commits()
+    hub_store._commit.cache_clear()
     later = recipe_from(tmp_path, "hf://datasets/owner/name/data/*.parquet")
     assert later.corpus_key != recipe.corpus_key, "the next run packs what main has by then"
     assert ": identical" in rebuild(manifest), "a rebuild reads the recorded commit"
@@ -451,7 +451,7 @@ def test_a_dataset_is_read_at_one_commit_that_the_manifest_records(hub: HubStand
 def test_an_unchanged_file_of_a_new_commit_is_not_fetched_again(hub: HubStandIn, tmp_path: Path) -> None:
     for number in range(2):
         hub.publish("owner/name", {"a.jsonl": CHATS, "b.jsonl": MORE + b"\n" * number})
-        hub_store.forget_commits()
+        hub_store._commit.cache_clear()
         hub.requests.clear()
         find_paths("hf://datasets/owner/name/*.jsonl", tmp_path, tmp_path / "copies")
         fetched = [request.rpartition("/")[2] for request in hub.requests if "/resolve/" in request]

@@ -425,13 +425,3 @@ def test_who_waits_for_a_lock_can_be_stopped(tmp_path: Path) -> None:
         with pytest.raises(CancelledError), files.locked(tmp_path / "a.lock", stop):
             raise AssertionError("two have the lock")
         assert (tmp_path / "a.lock").exists(), "it is still held"
-
-
-def test_an_absent_file_is_written_and_an_existing_one_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "a"
-    with atomic_file(path, absent=True) as out:
-        out.write(b"first")
-    with pytest.raises(StorageError) as caught, atomic_file(path, absent=True) as out:
-        out.write(b"second")
-    assert isinstance(caught.value.__cause__, FileExistsError)
-    assert [file.read_bytes() for file in path.parent.iterdir()] == [b"first"]

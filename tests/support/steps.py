@@ -20,7 +20,7 @@ from tasks.core.errors import DataError
 from tasks.recipe import Recipe
 from tasks.stages import Plan, Publish, TokenizePart, TrainTokenizer, WriteShard
 from tasks.steps import Progress, Step
-from tasks.storage.files import atomic_file, write_receipt
+from tasks.storage.files import atomic_file, has_artifact, write_receipt
 
 
 def steps_of(recipe: Recipe) -> list[Step]:
@@ -62,6 +62,9 @@ class Marked(Step):
 
     def outputs(self) -> tuple[Path, Path]:
         return self.folder / f"{self.number}.out", self.folder / f"{self.number}.json"
+
+    def is_done(self) -> bool:
+        return has_artifact(*self.outputs())
 
     def work(self, progress: Progress) -> dict[str, Any]:
         with (self.folder / str(self.number)).open("ab") as file:

@@ -58,7 +58,11 @@ def sample_files(
         own = [other for other in chosen if files[other].entry == file.entry]
         like = [other for other in own or chosen if _kind(files[other]) == _kind(file)] or own or chosen
         stands_for[like[min(bisect_left(like, number), len(like) - 1)]] += file.bytes
-    sizes = {number: _decompressed_size(files[number]) for number in chosen}
+    sizes = {}
+    for number in chosen:
+        file = files[number]
+        packed = file.compression or container_named(file.container).is_compressed
+        sizes[number] = file.bytes * (DECOMPRESSED if packed else 1)
     found = []
     for number in chosen:
         file = files[number]
@@ -80,10 +84,6 @@ def sample_files(
 
 def _kind(file: SourceFile) -> tuple[object, ...]:
     return file.container, file.compression, file.format, file.columns, str(file.reading)
-
-
-def _decompressed_size(file: SourceFile) -> int:
-    return file.bytes * (DECOMPRESSED if file.compression or container_named(file.container).is_compressed else 1)
 
 
 def _sample(file: SourceFile, budget: int, max_record_bytes: int, stream: int) -> Sample:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from tasks.storage.facts.model import SHA256, Facts
 
@@ -83,11 +83,6 @@ class SourceFacts(Facts):
         """Return the facts named in READING that are unusual for this file."""
         facts = {name: getattr(self, name) for name in READING}
         return {name: value for name, value in facts.items() if value}
-
-    @model_serializer(mode="wrap")
-    def _leave_out_usual(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values = serialize(self)
-        return {name: values[name] for name in values if name not in (*READING, "revision") or values[name]}
 
 
 class MixtureFacts(Facts):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from tasks.core.errors import DataError
-from tasks.storage.facts.model import Facts, set_only
+from tasks.storage.facts.model import Facts
 
 
 class Conversations(Facts):
@@ -54,10 +51,6 @@ class Tokens(Facts):
         None, description="Padding that rounds pieces up to multiples of `align`; part of `padding`. Only with `align`."
     )
 
-    @model_serializer(mode="wrap")
-    def _without_alignment(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return set_only(dump(self), "alignment")
-
 
 class SampleFacts(Facts):
     """Samples: read = packed + rejected + Σ dropped.
@@ -87,19 +80,14 @@ class Ledger(Facts):
     tokens: Tokens
     samples: SampleFacts | None = None
 
-    @model_serializer(mode="wrap")
-    def _without_samples(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `samples` if every conversation is one sample."""
-        return set_only(dump(self), "samples")
-
     def check(self, places: int) -> None:
         """Raise DataError unless conversations, samples, tokens, and places balance.
 
         If they do not balance, something was lost. `places` is rows × sequence_length, 0 without packing, or the places
         that rows actually have with `padding: none`.
         """
-        of, tokens = self.conversations, self.tokens
-        for unit, count, accounted in (
+        of, tokens, samples = self.conversations, self.tokens, self.samples
+        sums = [
             ("conversations read", of.read, of.packed + sum(of.rejected.values()) + sum(of.dropped.values())),
             (
                 "tokens encoded",
@@ -107,8 +95,11 @@ class Ledger(Facts):
                 tokens.packed + tokens.truncated + tokens.dropped,
             ),
             ("places in rows", places, (tokens.packed if places else 0) + tokens.padding),
-            *self._samples_to_balance(),
-        ):
+        ]
+        if samples:
+            accounted = samples.packed + samples.rejected + sum(samples.dropped.values())
+            sums.append(("samples read", samples.read, accounted))
+        for unit, count, accounted in sums:
             if count != accounted:
                 raise DataError(
                     "open_ledger", f"the ledger does not balance: {count:,} {unit}, but {accounted:,} accounted for"
@@ -119,7 +110,3 @@ class Ledger(Facts):
                 f"the ledger does not balance: {tokens.alignment:,} tokens of alignment, but {tokens.padding:,} of "
                 "padding, which includes them",
             )
-
-    def _samples_to_balance(self) -> Iterator[tuple[str, int, int]]:
-        if of := self.samples:
-            yield "samples read", of.read, of.packed + of.rejected + sum(of.dropped.values())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pydantic import Field
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
-
-from tasks.storage.facts.model import SHA256, Facts, set_only
+from tasks.storage.facts.model import SHA256, Facts
 
 
 class PackingMetadata(Facts):
@@ -31,10 +29,6 @@ class PackingMetadata(Facts):
         "if rows have several lengths. In this case, `lower_bound_rows` is the sum of the bounds for the conversations "
         "chosen for each length.",
     )
-
-    @model_serializer(mode="wrap")
-    def _leave_out_places(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return set_only(dump(self), "places", "lower_bound_places")
 
 
 class Shard(Facts):
@@ -75,10 +69,6 @@ class Split(Facts):
     sequence_length: int | None = Field(None, description="Length of its rows, if rows have several lengths.")
     tokens: int | None = Field(None, description="Tokens without padding, if rows have several lengths.")
     lower_bound_rows: int | None = Field(None, description="Lower bound of rows for the conversations of this length.")
-
-    @model_serializer(mode="wrap")
-    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if value is not None}
 
 
 class WeightSums(Facts):

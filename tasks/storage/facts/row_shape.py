@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from tasks.storage.facts.model import Facts
 from tasks.storage.keys import SHAPE_SETTINGS
@@ -21,11 +21,6 @@ class RowShape(Facts):
     mix: Literal["tokens", "blocks"] | None = Field(
         default=None, description="The order of training steps of several lengths."
     )
-
-    @model_serializer(mode="wrap")
-    def _leave_out_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = type(self).model_fields
-        return {name: value for name, value in dump(self).items() if value != fields[name].default}
 
     def physical(self, length: Any) -> Any:
         """Return the length of a piece, rounded up to a multiple of `align`.
