@@ -528,7 +528,7 @@ GOLDEN_CONVERSATIONS = [
     ),
     said(("text", "Once upon a time.")),
 ]
-NOT_COUNTED = ("bytes", "xxh3", "rejects", "batches", "engine")
+NOT_COUNTED = ("bytes", "xxh3", "rejects", "engine")
 SPANS = {
     "chatml": "521a165d0e9d3ac9",
     "llama2": "a359bda7bbe8c957",

@@ -48,7 +48,6 @@ def tokenize_part(
     starts_fast = engines is not None and engines.are_fast
     receipt: dict[str, Any] = dict.fromkeys(("conversations", *COUNTS), 0)
     rejects: list[list[Any]] = []
-    batches: list[int] = []  # rows of each record batch; a reader opens only the batches that it needs
     weighted = config.reads_loss_weights
     schema = tokens_schema(config.packing, weighted)
     preparer = Preparer(part.file, template, encoder, config.train_on, config.packing, weighted)
@@ -60,7 +59,6 @@ def tokenize_part(
             def flush(batch: Batch) -> None:
                 if batch.records and (encoded := batch.encode(schema)):
                     writer.write_batch(encoded)
-                    batches.append(encoded.num_rows)
                 rejects.extend([number, reject.reason, reject.message] for number, reject in batch.rejects)
                 on_batch(receipt["accepted"] + len(rejects), len(rejects), receipt["tokens"], reader.share)
 
@@ -83,7 +81,6 @@ def tokenize_part(
         rejects.sort(key=itemgetter(0))  # some rejects were found when their batch was encoded
         receipt["conversations"] = receipt["accepted"] + len(rejects)
         receipt |= {"records": reader.records, "bytes": out.size, "xxh3": out.digest(), "rejects": rejects}
-        receipt["batches"] = batches
         receipt["engine"] = encoder.engine
         if starts_fast:
             receipt["rendering"] = "minijinja"

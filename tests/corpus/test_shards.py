@@ -17,7 +17,7 @@ from datasets import Dataset, disable_progress_bars, load_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
-from support.small_corpus import EOS, PAD, Tokens, make_recipe, pack_corpus, token_file, tokens_of, write_receipt
+from support.small_corpus import EOS, PAD, Tokens, make_recipe, pack_corpus, token_file, tokens_of
 
 from tasks.core.errors import StorageError
 from tasks.corpus import shards
@@ -163,30 +163,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def test_only_record_batches_with_a_piece_are_opened(tmp_path: Path, opened: list[int]) -> None:
-    path, rows = tmp_path / "0.arrow", [([~1, 2], True)] * 30
-    receipt = token_file(path, rows, batch=3) | {"batches": [3] * 10}
-    plan = [(0, 0, 0, 7, 0, 2, False), (0, 2, 0, 8, 0, 2, False), (0, 4, 0, 29, 0, 2, False)]
-    batch = as_batch(plan)
-    columns = {field: batch.column(field).to_numpy(zero_copy_only=False) for field in batch.schema.names}
-    everything = TokenFiles([path]).locate(columns)
-    assert opened[:10] == [*range(10)], "without a receipt, they are counted"
-    write_receipt(path.with_suffix(".json"), receipt)
-    os.utime(path, (1, 1))
-    opened.clear()
-    assert TokenFiles([path]).locate(columns).tolist() == everything.tolist()
-    assert opened == [2, 9]
-    # A receipt that does not describe the file is not used.
-    for seconds, wrong in enumerate(([3] * 9, [3] * 11, [2] * 10, None), 2):
-        write_receipt(path.with_suffix(".json"), receipt | {"batches": wrong})
-        os.utime(path, (seconds, seconds))
-        if wrong == [2] * 10:
-            with pytest.raises(ValueError, match=r"0\.arrow: record batch 3 has 3 rows, but 2 are recorded"):
-                TokenFiles([path]).locate(columns)
-        else:
-            assert TokenFiles([path]).locate(columns).tolist() == everything.tolist()
-
-
 def test_a_token_file_is_opened_once_unless_it_changes(tmp_path: Path, opened: list[int]) -> None:
     path, plan = tmp_path / "0.arrow", as_batch([(0, 0, 0, 1, 0, 2, False), (0, 2, 0, 4, 0, 2, False)])
     columns = {field: plan.column(field).to_numpy(zero_copy_only=False) for field in plan.schema.names}
@@ -249,18 +225,6 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
         with suppress(IndexError):
             places_of(path, np.array(rows))
     assert len(os.listdir("/dev/fd")) <= before, "fewer, if garbage of another test held one"
-
-
-def test_a_repaired_receipt_counts(tmp_path: Path) -> None:
-    path = tmp_path / "0.arrow"
-    receipt = token_file(path, [([~1, 2], True)] * 6, batch=2)
-    write_receipt(path.with_suffix(".json"), receipt | {"batches": [1, 2, 3]})
-    for read in (places_of, rows_in_batches):
-        with pytest.raises(ValueError, match=r"0\.arrow: record batch 2 has 2 rows, but 3 are recorded"):
-            read(path, np.array([5]))
-    write_receipt(path.with_suffix(".json"), receipt | {"batches": [2, 2, 2]})
-    assert len(places_of(path, np.array([5]))) == 1
-    assert rows_in_batches(path, np.array([5])) == [(slice(0, 1), [1])]
 
 
 def rows_in_batches(path: Path, rows: np.ndarray) -> list[tuple[slice, list[int]]]:

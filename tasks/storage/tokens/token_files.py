@@ -35,7 +35,7 @@ from tasks.core.errors import StorageError
 from tasks.core.int32 import as_int32
 from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.schemas import TOKENS_SCHEMA
-from tasks.storage.tokens.token_places import batches_with, places_of, require_recorded, require_rows, rows_of_batches
+from tasks.storage.tokens.token_places import batches_with, places_of
 
 # Conversations whose columns are kept in memory, 33 bytes each.
 KEPT = 1 << 20
@@ -190,17 +190,14 @@ class _Opened:
 def _batches_of(path: Path, rows: np.ndarray) -> Iterator[tuple[slice, pa.RecordBatch, np.ndarray]]:
     """Yield the record batches of a token file that contain rows.
 
-    Only these record batches are opened. Each item is the slice of `rows`, which are sorted, that the record batch
-    contains, the record batch, and these rows counted from its start. Raises IndexError if there are fewer rows, and
-    ValueError if one of several record batches differs from the receipt.
+    Each item is the slice of `rows`, which are sorted, that the record batch contains, the record batch, and these rows
+    counted from its start. Raises IndexError if there are fewer rows.
     """
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-        edges = offsets_of(rows_of_batches(path, reader)).tolist()
-        for number, asked in batches_with(rows, edges):
-            batch = reader.get_batch(number)
-            require_recorded(path, number, batch, edges[number + 1] - edges[number])
-            yield asked, batch, rows[asked] - edges[number]
-        require_rows(path, rows, edges)
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        edges = offsets_of([batch.num_rows for batch in batches])
+        for number, asked in batches_with(path, rows, edges):
+            yield asked, batches[number], rows[asked] - edges[number]
 
 
 class TokenColumns:
