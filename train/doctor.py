@@ -178,7 +178,9 @@ def _quantization() -> Finding:
     kind = "cuda" if devices.gpu_count() else "cpu"
     if reason := devices.no_nf4_reason(kind):
         return Finding("problem", "NF4", reason, "or train without it: --quantization none")
-    return Finding("ok", "NF4", f"bitsandbytes {devices.version_of('bitsandbytes')} works on the {_called(kind)}")
+    return Finding(
+        "ok", "NF4", f"bitsandbytes {devices.version_of('bitsandbytes')} works on the {devices.called(kind)}"
+    )
 
 
 def _attention() -> Finding:
@@ -216,16 +218,12 @@ def _compile() -> Finding:
 def _several_gpus() -> Finding:
     count = devices.gpu_count()
     if count < 2:
-        return Finding("ok", "processes", f"1, on the {_called('cuda' if count else 'cpu')}")
+        return Finding("ok", "processes", f"1, on the {devices.called('cuda' if count else 'cpu')}")
     if devices.has_nccl():
         return Finding("ok", "processes", f"{count}, one per GPU, over NCCL")
     return Finding(
         "problem", "processes", f"{count} GPUs, but torch has no NCCL", f"{devices.CUDA_BUILDS}; or use one: --gpus 1"
     )
-
-
-def _called(kind: str) -> str:
-    return "GPU" if kind == "cuda" else "CPU"
 
 
 # -- memory and disk ---------------------------------------------------------------------------------------------------

@@ -80,7 +80,9 @@ def sft_dataset(corpus: Corpus, split: str = "train") -> tuple[Dataset, Counts]:
     templates = [open_template(manifest, folder, encoder)]
     if manifest.ledger.samples is not None and "turns" not in manifest.config:  # some rows are samples of one turn
         templates.append(open_template(manifest, folder, encoder, "apart"))
-    index = _read_index(corpus, manifest, split)
+    with open_index(manifest, folder, verified=True) as reader:
+        index = reader.read_all()
+    index = index.filter(pc.equal(index["split"].cast(pa.string()), split)).sort_by("row")  # row of the shard
     counts = Counts()
     batches = []
     for number, shard in enumerate(corpus.splits.get(split, [])):
@@ -240,13 +242,6 @@ def _manifest(corpus: Corpus) -> Manifest:
             "corpus again",
         )
     return corpus.manifest
-
-
-def _read_index(corpus: Corpus, manifest: Manifest, split: str) -> pa.Table:
-    """Return the rows of index.arrow for a split, ordered by row within the shard."""
-    with open_index(manifest, corpus.folder, verified=True) as reader:
-        index = reader.read_all()
-    return index.filter(pc.equal(index["split"].cast(pa.string()), split)).sort_by("row")
 
 
 def open_template(manifest: Manifest, folder: Path, encoder: Encoder, turns: Turns = "auto") -> Template:

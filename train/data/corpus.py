@@ -248,7 +248,10 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
             f"{lost_hint(folder)}",
         )
     header = first[1]
-    key = header.key if KEY.fullmatch(header.key) else _key_of_bytes(folder, splits)
+    key = header.key
+    if not KEY.fullmatch(key):  # a key of the bytes, so that a run resumes only on equal rows
+        digests = [sha256_of(folder / shard.path) for shards in splits.values() for shard in shards]
+        key = hashlib.sha256("".join(digests).encode()).hexdigest()
     return Corpus(
         name=folder.resolve().name,
         folder=folder,
@@ -362,9 +365,3 @@ def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool, shape: Ro
             f"{path}: rows have no position_ids, so the conversations of a row would see each other while the loss "
             "looks healthy; pack them with PackCorpus, or train anyway with allow_unisolated: true",
         )
-
-
-def _key_of_bytes(folder: Path, splits: dict[str, list[Shard]]) -> str:
-    """Return a key for shards without one, so that a run resumes only on equal rows."""
-    digests = [sha256_of(folder / shard.path) for shards in splits.values() for shard in shards]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()

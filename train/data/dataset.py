@@ -132,14 +132,11 @@ class PackedDataset(torch.utils.data.Dataset):
         if is_wsl() and self.load == "mmap":
             self.notes = ("on WSL mapped rows are slow; give WSL more memory in .wslconfig, then set load: memory",)
         threads = max(1, cpus() // processes)
+        whole: Columns | None = None
         if self.load == "memory":
             threads = max(1, min(threads, RAW_BYTES // largest))
-            shape = (self.rows, self.length)
-            whole: Columns | None = {name: np.empty(shape, dtype_of(name)) for name in self._names}
-        else:
-            whole = None
-        if corpus.shape.padding == "none":
-            whole = None
+            if corpus.shape.padding != "none":
+                whole = {name: np.empty((self.rows, self.length), dtype_of(name)) for name in self._names}
         first_rows = accumulate((shard.rows for shard in shards), initial=0)
         with ThreadPoolExecutor(threads) as pool:  # hashing and copying release the GIL
             loaded = list(pool.map(lambda shard, first: self._load(shard, first, whole), shards, first_rows))
@@ -149,7 +146,7 @@ class PackedDataset(torch.utils.data.Dataset):
             self.lengths = np.concatenate([np.diff(block["input_ids"].offsets) for block in self._blocks])
             self.nbytes = 4 * len(self._names) * int(self.lengths.sum())
         else:
-            self.lengths = np.full(self.rows, corpus.sequence_length)
+            self.lengths = np.full(self.rows, self.length)
         facts = np.array([fact for _, facts in loaded for fact in facts])
         self.max_id = int(facts[:, 0].max())
         self.tokens, self.trained_tokens, conversations = facts[:, 1:].sum(axis=0).tolist()
@@ -175,8 +172,24 @@ class PackedDataset(torch.utils.data.Dataset):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
-        """Return several rows; negative numbers count from the end, as in a list."""
-        return copy_rows([self._place(row) for row in rows], self._names, self.length)
+        """Return several rows; negative numbers count from the end, as in a list.
+
+        The rows are copies. Rows without padding are separate, and others share one tensor for each column.
+        """
+        places = [self._place(row) for row in rows]
+        kinds = {name: np.int64 if name == "labels" else dtype_of(name) for name in self._names}
+        if self.corpus.shape.padding == "none":
+            return [
+                {name: torch.from_numpy(block[name][row].astype(kind)) for name, kind in kinds.items()}
+                for block, row in places
+            ]
+        columns = []
+        for name, kind in kinds.items():
+            values = np.empty((len(places), self.length), kind)
+            for copy, (block, row) in zip(values, places, strict=True):
+                copy[:] = block[name][row]
+            columns.append(torch.from_numpy(values))
+        return [dict(zip(kinds, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _place(self, number: SupportsIndex) -> tuple[Columns, int]:
         row = operator.index(number)
@@ -211,29 +224,6 @@ def column_names(corpus: Corpus) -> tuple[str, ...]:
 def dtype_of(name: str) -> type[np.generic]:
     """Return the dtype of a column in memory."""
     return np.float32 if name == LOSS_WEIGHT else np.int32
-
-
-def copy_rows(
-    places: Sequence[tuple[Columns, int]], names: Sequence[str], length: int
-) -> list[dict[str, torch.Tensor]]:
-    """Copy rows from their blocks.
-
-    Rows of equal length share one tensor for each column.
-    """
-    kinds = {name: np.int64 if name == "labels" else np.int32 for name in names}
-    if any(isinstance(block["input_ids"], Ragged) for block, _ in places):
-        return [
-            {name: torch.from_numpy(block[name][row].astype(kind)) for name, kind in kinds.items()}
-            for block, row in places
-        ]
-    batch = []
-    for name in names:
-        kind = torch.int64 if name == "labels" else torch.float32 if name == LOSS_WEIGHT else torch.int32
-        values = torch.empty((len(places), length), dtype=kind)
-        for copy, (block, row) in zip(values.numpy(), places, strict=True):
-            copy[:] = block[name][row]
-        batch.append(values)
-    return [dict(zip(names, row, strict=True)) for row in zip(*batch, strict=True)]
 
 
 def read_rows(

@@ -105,13 +105,13 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the diagnosis and return 0.
-
-    Raises PackError.
-    """
+    """Run the diagnosis and return 0."""
     given = parser().parse_args(list(arguments))
     config = config_of(given)
-    only = _factors(given.only)
+    only = tuple(given.only.split(",")) if given.only else FACTORS
+    for name in only:
+        if name not in FACTORS:
+            raise UsageError("bad_command_line", f"--only {name}: no such factor{suggest(name, FACTORS)}")
     if given.steps <= UNTIMED:
         raise UsageError("bad_command_line", f"--steps {given.steps}: the first step is not timed; use 2 or more")
     corpus = open_corpus(given.manifest, config.allow_unisolated, given.root)
@@ -131,14 +131,6 @@ def main(arguments: Sequence[str]) -> int:
     write_results(diagnosis, results, result)
     print(result)
     return 0
-
-
-def _factors(text: str | None) -> tuple[str, ...]:
-    names = tuple(text.split(",")) if text else FACTORS
-    for name in names:
-        if name not in FACTORS:
-            raise UsageError("bad_command_line", f"--only {name}: no such factor{suggest(name, FACTORS)}")
-    return names
 
 
 @dataclass
@@ -280,11 +272,7 @@ class Diagnosis:
         If the baseline has the settings of the reference, it is the reference. Otherwise, a trial with these settings
         is run, or else a separate run. If it is slower than other trials, it may take up to `most` seconds.
         """
-        now = self.now
-        current = {
-            "precision": now.precision, "attention": now.attention, "compile": self.config.compile,
-            "fused_loss": now.has_fused_loss,
-        }  # fmt: skip
+        current = {**self.now.measured(), "compile": self.config.compile}
         differs = {name: value for name, value in REFERENCE.items() if current[name] != value}
         if not differs:
             self.reference = self.runs[0]
@@ -371,7 +359,7 @@ class Results:
     speeds: dict[str, Speedup]
     rows: list[list[str]]  # of the table
     verdict: Conclusion
-    commands: list[str]
+    commands: list[str]  # recommended changes, one line each
     chosen: dict[str, Any]  # values of settings that are `auto`
     advice: list[dict[str, Any]]
     not_compared: str
@@ -389,14 +377,18 @@ def results_of(diagnosis: Diagnosis) -> Results:
             assert reference
             off = deviation(one.losses, reference.losses), deviation(one.gradient_norms, reference.gradient_norms)
         rows.append(show.cells(one, speeds.get(one.trial.name), len(baselines), diagnosis.trained_share, off))
-    verdict = conclude(runs, bool(diagnosis.untried))
+    verdict, commands = conclude(runs, bool(diagnosis.untried)), []
+    if verdict.corpus:
+        commands.append(f"in the config of the corpus: {verdict.corpus}; then pack it again")
+    if verdict.options:
+        commands.append(f"options of the training: {verdict.options}")
     settings = diagnosis.config.model_dump()
     return Results(
         outcomes=outcomes,
         speeds=speeds,
         rows=rows,
         verdict=verdict,
-        commands=_recommended(verdict),
+        commands=commands,
         chosen={name: value for name, value in diagnosis.now.measured().items() if settings[name] == "auto"},
         advice=[one for one in diagnosis.record["advice"] if one["name"] != "optimizer steps"],
         not_compared=_why_not_compared(diagnosis),
@@ -469,13 +461,3 @@ def _why_not_compared(diagnosis: Diagnosis) -> str:
     if reference is None:
         return "the budget has no time for a run in fp32 with eager attention; raise --budget"
     return f"{reference.trial.name}: {reference.reason}" if reference.reason else ""
-
-
-def _recommended(verdict: Conclusion) -> list[str]:
-    """Return recommended changes, one line each."""
-    lines = []
-    if verdict.corpus:
-        lines.append(f"in the config of the corpus: {verdict.corpus}; then pack it again")
-    if verdict.options:
-        lines.append(f"options of the training: {verdict.options}")
-    return lines

@@ -151,7 +151,8 @@ def newest_of_all(folder: Path, corpus_key: str, disk: Disk) -> Path | None:
             for checkpoint in checkpoints_of(folder):
                 if not (checkpoint / COMPLETE).exists():
                     shutil.rmtree(checkpoint)
-            steps = {step_of(path): _adapter_digest(path) for path in checkpoints_of(folder)}
+            files = {step_of(path): read_json(path / COMPLETE)["files"] for path in checkpoints_of(folder)}
+            steps = {step: str(listed.get(ADAPTER, {}).get("sha256", "")) for step, listed in files.items()}
     found = {rank: steps for rank, steps in enumerate(gather(steps)) if steps is not None}
     with together():
         newest = _newest_common(folder, found)
@@ -185,7 +186,3 @@ def _newest_common(folder: Path, found: dict[int, dict[int, str]]) -> int | None
 
 def _listed(steps: dict[int, str]) -> str:
     return ", ".join(f"checkpoint-{step} ({digest[:8]})" for step, digest in sorted(steps.items())) or "none"
-
-
-def _adapter_digest(checkpoint: Path) -> str:
-    return str(read_json(checkpoint / COMPLETE)["files"].get(ADAPTER, {}).get("sha256", ""))

@@ -175,13 +175,12 @@ def warnings(run: Run, steps: Steps) -> list[str]:
         )
     if run.corpus.packed and not run.corpus.isolated:
         found.append("rows have no position_ids: the conversations of a row see each other (allow_unisolated)")
-    if choices.ranks > 1 and feed.balance:
-        why = why_unbalanced(feed.balance, choices.ranks, choices.rows_per_step)
-        if why:
-            found.append(
-                f"rows are ordered for {feed.balance.ranks} ranks × {feed.balance.rows_per_rank} rows, but {why}: "
-                "ranks may wait for each other"
-            )
+    balance = feed.balance
+    if choices.ranks > 1 and balance and (why := why_unbalanced(balance, choices.ranks, choices.rows_per_step)):
+        found.append(
+            f"rows are ordered for {balance.ranks} ranks × {balance.rows_per_rank} rows, but {why}: ranks may wait "
+            "for each other"
+        )
     if choices.rows_per_step % choices.ranks:
         found.append(
             f"the {counted(choices.rows_per_step, 'row')} of a step are not a multiple of {choices.ranks} ranks: some "

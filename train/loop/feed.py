@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from tasks.core.printable import counted
-from tasks.row_settings import Balance
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 from train.config import TrainingConfig
 from train.data.balanced_rows import balance_of, balanced_steps
@@ -40,43 +39,67 @@ from train.model.attention import Collator
 
 
 class PackedFeed:
-    """Packed rows of format 3.0.
+    """Packed rows of format 3.0, or of several lengths (format 3.1).
 
     `tokens` and `trained` count the tokens of one epoch without padding, and `padded_tokens` with padding. The
-    `packings` of the training split are used in turn, one in each epoch.
+    `packings` of the training split are used in turn, one in each epoch. If rows have several lengths, `rows` is the
+    number of rows of the longest length that have as many tokens. Measurements before the first step use the longest
+    rows, because passes of shorter rows have the same number of tokens.
     """
 
-    balance: Balance | None = None  # the steps that rows are ordered for
     own_loss = True  # the model computes the loss, not the trainer
-    spread = False  # whether a step with fewer rows has as many passes as the others
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
-        self.isolated = corpus.isolated
+        several = len(corpus.lengths) > 1
+
+        def name_of(kind: str, length: int) -> str:
+            return f"{kind}-{length}" if several else kind
+
+        def is_like_train(kind: str) -> bool:
+            return all(corpus.rows(name_of(kind, n)) == corpus.rows(name_of("train", n)) for n in lengths)
+
+        lengths = [n for n in corpus.lengths if corpus.rows(name_of("train", n))] or [corpus.sequence_length]
+        kinds = dict.fromkeys(kind_of(name) for name in corpus.splits)
+        packings = [kind for kind in kinds if kind == "train" or kind.startswith(TRAIN_EPOCH_PREFIX)]
+        same = [kind for kind in packings if is_like_train(kind)]
         # All packings are opened here, so that their digests are checked before the first step, not hours later.
-        packings = [name for name in corpus.splits if name == "train" or name.startswith(TRAIN_EPOCH_PREFIX)]
-        same = [name for name in packings if corpus.rows(name) == corpus.rows("train")]
-        self._packings = [PackedDataset(corpus, name, config.load) for name in same]
-        self.train = self._packings[0]
-        self.validation = PackedDataset(corpus, "validation", config.load) if corpus.rows("validation") else None
-        splits = [split for split in (*self._packings, self.validation) if split]
-        self.max_id = max(split.max_id for split in splits)
-        self.tokens, self.trained = self.train.tokens, self.train.trained_tokens
-        self.padded_tokens = int(self.train.lengths.sum())
-        self.rows = len(self.train)
-        self.notes = list(self.train.notes)
-        self.in_memory = self.train.load == "memory"
+        self._packings = [{n: PackedDataset(corpus, name_of(kind, n), config.load) for n in lengths} for kind in same]
+        names = [name_of("validation", n) for n in corpus.lengths]
+        held_out = [PackedDataset(corpus, name, config.load) for name in names if corpus.rows(name)]
+        self.validation: Any = JoinedRows(held_out) if held_out else None
+        first = self._packings[0]
+        opened = [*first.values()]
+        self.isolated, self._seed = corpus.isolated, config.seed
+        self.train = first[lengths[-1]]
         self.equal = corpus.shape.padding == "row"
         self.longest: Any = self.train if self.equal else Longest(self.train)
-        full = 100 * self.tokens / self.padded_tokens
-        rows = counted(len(self.train), "row")
-        self.described = f"{rows} of {_size(corpus)}, {full:.2f} % full, {_location(self.train)}"
+        self.spread = several  # a step with fewer rows has as many passes as the others
+        self._mix: Mix = corpus.shape.mix or "tokens"
+        self.max_id = max(
+            rows.max_id for rows in (*(rows for own in self._packings for rows in own.values()), *held_out)
+        )
+        self.tokens = sum(rows.tokens for rows in opened)
+        self.trained = sum(rows.trained_tokens for rows in opened)
+        self.padded_tokens = sum(int(rows.lengths.sum()) for rows in opened)
+        self.rows = math.ceil(self.padded_tokens / self.train.length) if several else len(self.train)
+        self.notes = list(dict.fromkeys(note for rows in opened for note in rows.notes))
+        self.in_memory = all(rows.load == "memory" for rows in opened)
+        up_to = "up to " * (corpus.shape.padding == "none")
+        of_lengths = ", ".join(f"{counted(len(rows), 'row')} of {up_to}{length:,}" for length, rows in first.items())
+        size = sum(rows.nbytes for rows in opened) / 1e6
+        self.described = (
+            f"{of_lengths}, {100 * self.tokens / self.padded_tokens:.2f} % full, {size:,.1f} MB "
+            f"{'in memory' if self.in_memory else 'mapped'}"
+        )
+        if several:
+            self.described += f"; steps of one length each, mix: {self._mix}"
         self.packings = len(same)
         if self.packings > 1:
             self.described += f"; {self.packings} packings, one for each epoch in turn"
-        self._seed, self.balance = config.seed, balance_of(corpus)
-        splits_of_manifest = corpus.manifest.splits if corpus.manifest else {}
-        self._groups = [splits_of_manifest[name].groups or [self.rows] for name in same] if self.balance else []
+        self.balance = balance_of(corpus)  # the steps that rows are ordered for
         if self.balance:
+            assert corpus.manifest is not None
+            self._groups = [corpus.manifest.splits[kind].groups or [self.rows] for kind in same]
             self.described += f"; balanced for {self.balance.ranks} ranks"
 
     def collator(self, attention: str) -> Any:
@@ -84,9 +107,12 @@ class PackedFeed:
 
     def order(self, rows_per_step: int) -> Order:
         """Return the order of rows for steps of a size."""
+        if self.spread:
+            return partial(mixed_steps, self._packings, rows_per_step, self._mix, self._seed)
+        packings = [rows for packing in self._packings for rows in packing.values()]
         if self.balance:
-            return partial(balanced_steps, self._packings, self._groups, self.balance, rows_per_step, self._seed)
-        return partial(shuffled_steps, self._packings, rows_per_step, self._seed)
+            return partial(balanced_steps, packings, self._groups, self.balance, rows_per_step, self._seed)
+        return partial(shuffled_steps, packings, rows_per_step, self._seed)
 
     def trainer(self, model: Any, given: dict[str, Any], collator: Any, rows_per_step: int | None = None) -> Any:
         """Build the Trainer; without `rows_per_step`, all passes of a step are full."""
@@ -104,58 +130,6 @@ class PackedFeed:
         """
         rows = [self.train[row] for row in range(min(64, len(self.train)))]
         return torch.cat([row.get("position_ids", torch.arange(len(row["input_ids"]))) for row in rows])[None]
-
-
-class MixedFeed(PackedFeed):
-    """Packed rows of several lengths (format 3.1).
-
-    `rows` is the number of rows of the longest length that have as many tokens. Measurements before the first step use
-    the longest rows, because passes of shorter rows have the same number of tokens.
-    """
-
-    spread = True  # so all steps of all lengths have equally many passes
-    equal = True  # every pass has the same number of tokens
-
-    def __init__(self, corpus: Corpus, config: TrainingConfig):
-        assert corpus.manifest is not None
-        self.isolated, self._seed, load = corpus.isolated, config.seed, config.load
-        self._mix: Mix = corpus.shape.mix or "tokens"
-        lengths = [length for length in corpus.lengths if corpus.rows(f"train-{length}")]
-        kinds = dict.fromkeys(kind_of(name) for name in corpus.splits)
-        same = [
-            kind
-            for kind in kinds
-            if kind != "validation"
-            and all(corpus.rows(f"{kind}-{length}") == corpus.rows(f"train-{length}") for length in lengths)
-        ]
-        self._mixed = [{length: PackedDataset(corpus, f"{kind}-{length}", load) for length in lengths} for kind in same]
-        held_out = [
-            PackedDataset(corpus, f"validation-{length}", load)
-            for length in corpus.lengths
-            if corpus.rows(f"validation-{length}")
-        ]
-        first = self._mixed[0]
-        self.train = self.longest = first[lengths[-1]]
-        self.validation: Any = JoinedRows(held_out) if held_out else None
-        self.max_id = max(rows.max_id for own in (*(own.values() for own in self._mixed), held_out) for rows in own)
-        self.tokens = sum(rows.tokens for rows in first.values())
-        self.trained = sum(rows.trained_tokens for rows in first.values())
-        self.padded_tokens = sum(len(rows) * length for length, rows in first.items())
-        self.rows = math.ceil(self.padded_tokens / self.longest.length)
-        self.notes = list(dict.fromkeys(note for rows in first.values() for note in rows.notes))
-        self.in_memory = all(rows.load == "memory" for rows in first.values())
-        of_lengths = ", ".join(f"{counted(len(rows), 'row')} of {length:,}" for length, rows in first.items())
-        size = sum(rows.nbytes for rows in first.values()) / 1e6
-        self.described = (
-            f"{of_lengths}, {100 * self.tokens / self.padded_tokens:.2f} % full, {size:,.1f} MB "
-            f"{'in memory' if self.in_memory else 'mapped'}; steps of one length each, mix: {self._mix}"
-        )
-        self.packings = len(same)
-        if self.packings > 1:
-            self.described += f"; {self.packings} packings, one for each epoch in turn"
-
-    def order(self, rows_per_step: int) -> Order:
-        return partial(mixed_steps, self._mixed, rows_per_step, self._mix, self._seed)
 
 
 class ConversationFeed:
@@ -217,19 +191,7 @@ def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
 
     Raises DataError or InputMissing, which name the file.
     """
-    feed: Feed
-    if len(corpus.lengths) > 1:
-        feed = MixedFeed(corpus, config)
-    else:
-        feed = PackedFeed(corpus, config) if corpus.packed else ConversationFeed(corpus, config)
+    feed: Feed = PackedFeed(corpus, config) if corpus.packed else ConversationFeed(corpus, config)
     if os.environ.get(WITHOUT_VALIDATION):
         feed.validation = None
     return feed
-
-
-def _size(corpus: Corpus) -> str:
-    return f"{'up to ' * (corpus.shape.padding == 'none')}{corpus.sequence_length:,}"
-
-
-def _location(dataset: PackedDataset) -> str:
-    return f"{dataset.nbytes / 1e6:,.1f} MB {'in memory' if dataset.load == 'memory' else 'mapped'}"

@@ -71,10 +71,7 @@ class Run:
 def prepare(
     corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, device: Device, state: PartialState
 ) -> Run:
-    """Prepare a run.
-
-    Raises PackError.
-    """
+    """Prepare a run."""
     disk = find_disk(folder.path)
     with together():
         check_reporting(config)
@@ -112,7 +109,8 @@ def prepare(
         require_available(attention, state.device, device.dtype)
         model = qlora.load_model(base, config, state.device, device.dtype, attention)
     if state.num_processes > 1:
-        require_same("the base model", _identity(base, folder))
+        commit = None if isinstance(base, Path) else f"{base} {base_model.commit_of(base)}"
+        require_same("the base model", commit or folder.base_digest(Path(base))[:16])
     if config.sharding == "full":
         with together():
             shard(model, state.device)
@@ -156,13 +154,6 @@ def prepare(
         notes=[*notes, *choices.notes],
         warnings=_resumed_elsewhere(checkpoint, before, choices),
     )
-
-
-def _identity(base: Path | str, folder: RunFolder) -> str:
-    """Identify the weights of a base model by its files or its commit on the Hub."""
-    if isinstance(base, Path):
-        return folder.base_digest(base)[:16]
-    return f"{base} {base_model.commit_of(base)}"
 
 
 def _choose(

@@ -78,18 +78,13 @@ def write_results(
     for adapter in model.peft_config.values():
         adapter.base_model_name_or_path = record["base_model"]
     model.save_pretrained(folder, safe_serialization=True)
-    (folder / "adapter_model.safetensors").chmod(0o666 & ~_umask())  # PEFT makes it readable only by its owner
+    os.umask(mask := os.umask(0))
+    (folder / "adapter_model.safetensors").chmod(0o666 & ~mask)  # PEFT makes it readable only by its owner
     for file in tokenizer.files if tokenizer else ():
         shutil.copy(file, folder)
     write_bytes(folder / "training.svg", picture(log, record["corpus"]["name"], record["result"]["kept_step"]))
     record = record | {"adapter_sha256": sha256_of(folder / "adapter_model.safetensors"), "log": log}
     write_bytes(folder / "training.json", to_json(record))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def picture(log: list[dict[str, Any]], title: str, kept_step: int) -> bytes:

@@ -45,10 +45,7 @@ from train.model.options import gave_up, no_fused_loss_reason
 
 
 def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, guard: SignalGuard) -> None:
-    """Train, and write everything to `folder`.
-
-    Raises PackError or Interrupted.
-    """
+    """Train, and write everything to `folder`."""
     interruption = Interruption(guard)
     _silence_libraries()
     device = _meet(config, folder)
@@ -77,7 +74,9 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     try:
         with redirect_stdout(sys.stderr), out_of_memory.watching(partial(_is_reduced, run)):
             _take_steps(trainer, run, steps)
-            if run.feed.validation is not None and not (interruption.stopped or _is_evaluated(trainer.state)):
+            evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+            done = interruption.stopped or trainer.state.global_step in evaluated
+            if run.feed.validation is not None and not done:
                 trainer.evaluate()  # the run was killed before it evaluated this step
     except RuntimeError as error:
         if out_of_memory.may_be_shortage(error):
@@ -133,11 +132,6 @@ def _meet(config: TrainingConfig, folder: RunFolder) -> devices.Device | None:
     if os.environ.get("LOCAL_RANK") == "0":
         folder.report_finished()
     return None
-
-
-def _is_evaluated(state: TrainerState) -> bool:
-    """Return whether the last step was evaluated."""
-    return any("eval_loss" in entry and entry["step"] == state.global_step for entry in state.log_history)
 
 
 def reduce_micro_batch(run: Run, step: int, error: RuntimeError) -> NoReturn:

@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from torch.distributed import DistError
+
 from tasks.core.error_messages import format_error
 from train.machine import meeting
 from train.machine.ranks import Failure, Place, failure_of, is_agreed, of_lost_rank, place, seen_from
@@ -61,7 +63,7 @@ def ring(error: Exception) -> Exception:
         return error
     _is_ending = True
     lost, found = of_lost_rank(error), None
-    with suppress(_lost_store()):
+    with suppress(DistError):
         if lost is error:
             mine = json.dumps({"place": asdict(place()), "failure": asdict(failure_of(error))}, default=str)
             store.compare_set(_FAILED, "", mine)
@@ -100,7 +102,7 @@ def end_if_rung(exit_code: int) -> None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    with suppress(_lost_store()):
+    with suppress(DistError):
         found, end = _read(store), time.monotonic() + FAREWELL
         others = [f"ended/{rank}" for rank in range(int(os.environ["WORLD_SIZE"])) if rank != place().rank]
         if found and found[0].rank == place().rank:
@@ -119,7 +121,7 @@ def _look() -> None:
             return
         try:
             found = _read(store)
-        except _lost_store():
+        except DistError:
             return  # the rank that holds the store has ended; the process group reports that to the others
     if found[0].rank == place().rank:
         return
@@ -128,7 +130,7 @@ def _look() -> None:
         error = seen_from(place(), *found)
         if str(error):
             print(format_error(error), file=sys.stderr, flush=True)
-    with suppress(_lost_store()):
+    with suppress(DistError):
         store.set(f"ended/{place().rank}", "")
     os._exit(found[1].exit_code)
 
@@ -139,10 +141,3 @@ def _read(store: Any) -> tuple[Place, Failure] | None:
         return None
     found = json.loads(store.get(_FAILED))
     return Place(**found["place"]), Failure(**found["failure"])
-
-
-def _lost_store() -> type[Exception]:
-    """Return the exception that torch raises if the store's process has ended."""
-    from torch.distributed import DistError
-
-    return DistError

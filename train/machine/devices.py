@@ -294,18 +294,19 @@ def no_nf4_reason(kind: str) -> str | None:
         fix = "reinstall it"
         if kind == "cuda":
             fix = f"install a release built for CUDA {torch.version.cuda} (for details run python -m bitsandbytes)"
-        return f"bitsandbytes {version} does not work on {_place(kind)} ({_first_line(failure)}); {fix}"
+        return f"bitsandbytes {version} does not work on this {called(kind)} ({_first_line(failure)}); {fix}"
     # Half of the widest gap between two of NF4's 16 values is 0.152.
     if deviation > 0.16:
         return (
-            f"bitsandbytes {version} computes wrong results on {_place(kind)} (off by {deviation:.2g}); "
+            f"bitsandbytes {version} computes wrong results on this {called(kind)} (off by {deviation:.2g}); "
             "install another release"
         )
     return None
 
 
-def _place(kind: str) -> str:
-    return "this GPU" if kind == "cuda" else "this CPU"
+def called(kind: str) -> str:
+    """Return the name of a kind of device: GPU or CPU."""
+    return "GPU" if kind == "cuda" else "CPU"
 
 
 def _first_line(error: BaseException) -> str:

@@ -48,7 +48,12 @@ def find_disk(folder: Path) -> Disk:
     [run, *_] = gather(secrets.token_hex(8))
     with together():
         if here.local_rank == 0:
-            _write(folder / _name(run, here))
+            try:
+                make_folder(folder)
+                (folder / _name(run, here)).touch()
+            except OSError as error:
+                path, reason = folder / _name(run, here), error.strerror or error
+                raise StorageError("cannot_write", f"{path}: cannot be written: {reason}") from error
     try:
         with together():
             seen = [where for where in places if where.local_rank == 0 and (folder / _name(run, where)).exists()]
@@ -61,27 +66,17 @@ def find_disk(folder: Path) -> Disk:
         return Disk(shared=True, writes=here.rank == 0)
     if all(view == [firsts.get(where.node)] for where, view in zip(places, views, strict=True)):
         return Disk(shared=False, writes=here.local_rank == 0)
+    with_first, without = (
+        ", ".join(str(where) for where, view in zip(places, views, strict=True) if (0 in view) == sees)
+        for sees in (True, False)
+    )
     with together():
         raise DataError(
             "folders_differ",
-            f"{folder}: {_described(places, views)}; set `output` to a folder that all machines share, or to a "
-            "separate local folder on each machine",
+            f"{folder}: {with_first} share it, but {without} cannot see their files; set `output` to a folder that "
+            "all machines share, or to a separate local folder on each machine",
         )
-
-
-def _described(places: list[Place], views: list[list[int]]) -> str:
-    with_first = [str(where) for where, view in zip(places, views, strict=True) if 0 in view]
-    without = [str(where) for where, view in zip(places, views, strict=True) if 0 not in view]
-    return f"{', '.join(with_first)} share it, but {', '.join(without)} cannot see their files"
 
 
 def _name(run: str, where: Place) -> str:
     return f"{MARK}{run}-{where.rank}"
-
-
-def _write(path: Path) -> None:
-    try:
-        make_folder(path.parent)
-        path.touch()
-    except OSError as error:
-        raise StorageError("cannot_write", f"{path}: cannot be written: {error.strerror or error}") from error

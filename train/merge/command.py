@@ -7,25 +7,18 @@ The last line of standard output is the path of the folder.
 
 from __future__ import annotations
 
-import argparse
 import logging
 from pathlib import Path
-from typing import NoReturn
 
-from tasks.core.errors import UsageError
 from train.machine import devices
 from train.merge.find_run import find_base, find_run
+from train.options import Parser
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError("bad_command_line", f"{message}; see python -m train merge --help")
-
-
-def parser() -> argparse.ArgumentParser:
-    ours = _Parser(
+def parser() -> Parser:
+    ours = Parser(
         prog="python -m train merge",
         description="Merge the adapter of a run into its base model, and check the result against both.",
         allow_abbrev=False,
@@ -45,10 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Merge a run and return 0.
-
-    Raises PackError.
-    """
+    """Merge a run and return 0."""
     options = parser().parse_args(arguments)
     run = find_run(options.run, options.root)
     base = find_base(run)

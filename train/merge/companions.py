@@ -20,7 +20,8 @@ from tasks.core.errors import PackError
 from tasks.encoders.tokenizer_files import TOKENIZER_FILES, TokenizerFiles, find_tokenizer
 from tasks.storage.files import read_json, to_json, write_bytes
 from train.merge.corpus_facts import Facts
-from train.merge.find_run import Base, Run, has_tokenizer
+from train.merge.find_run import Base, Run
+from train.model.base_model import has_tokenizer
 
 # Files of a tokenizer that are not in TOKENIZER_FILES.
 MORE = ("merges.txt", "vocab.json", "added_tokens.json")

@@ -19,7 +19,6 @@ import orjson
 
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.suggest import suggest
-from tasks.encoders.tokenizer_files import TOKENIZER_FILES
 from tasks.storage.files import read_json
 from train.loop.run_folder import checkpoints_of, model_digest, step_of
 
@@ -192,7 +191,3 @@ def _of_hub(run: Run, name: str) -> Base:
             f"downloaded from the Hub ({reason}); check the network, then merge again",
         ) from None
     return Base(folder, name, commit or folder.name, None)
-
-
-def has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in TOKENIZER_FILES[:2])

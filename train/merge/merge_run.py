@@ -30,7 +30,7 @@ from train.merge.output_folder import being_written, is_merged, write_record
 from train.merge.weights.adapter import FILE, FIX, Adapter, described
 from train.merge.weights.tensor_files import Tensors, tensors_of_model
 from train.merge.weights.ties import find_ties
-from train.merge.weights.write import PRECISIONS, Written, main_precision, write_weights
+from train.merge.weights.write import PRECISIONS, main_precision, write_weights
 from train.model.base_model import unreadable
 
 VERSION = 1
@@ -40,13 +40,13 @@ OTHER_FILES = 100_000_000
 
 
 def merge(run: Run, base: Base, wanted: str | None, output: Path | None, root: Path) -> Path:
-    """Merge a run into `output` unless this is already done, and return the folder.
-
-    Raises PackError.
-    """
+    """Merge a run into `output` unless this is already done, and return the folder."""
     _silence_libraries()
     tensors = tensors_of_model(base.folder)
-    dtype = wanted or _own_precision(tensors, base)
+    own = main_precision(tensors)
+    if not wanted and own not in NAMES:
+        raise DataError("bad_model", f"base_model: {base.folder}: is stored in {own}; choose a --dtype")
+    dtype = wanted or NAMES[own]
     folder = output or root / "data" / "merged" / f"{run.folder.resolve().name}-{dtype}"
     identity = {
         "version": VERSION,
@@ -80,13 +80,6 @@ def _say(line: str) -> None:
 
 
 # -- before --------------------------------------------------------------------------------------------------------
-
-
-def _own_precision(tensors: Tensors, base: Base) -> str:
-    found = main_precision(tensors)
-    if found not in NAMES:
-        raise DataError("bad_model", f"base_model: {base.folder}: is stored in {found}; choose a --dtype")
-    return NAMES[found]
 
 
 def _check_adapter(run: Run) -> str:
@@ -128,10 +121,7 @@ def _check_disk(folder: Path, tensors: Tensors, dtype: torch.dtype, added: int =
 
 
 def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, root: Path) -> None:
-    """Write and check everything in `folder`.
-
-    Raises PackError.
-    """
+    """Write and check everything in `folder`."""
     model = _without_weights(base)
     adapter = Adapter(run.folder, model)
     zero = adapter.is_zero()
@@ -142,21 +132,19 @@ def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, roo
         _check_disk(folder.parent, tensors, PRECISIONS[dtype], ties.added(tensors))
         _say(f"weights: {apart}, because the adapter changes them differently")
     written = write_weights(folder, base.folder, model, tensors, adapter, ties, PRECISIONS[dtype])
-    _say_written(written)
+    how = f"the whole model in memory, because {written.whole}" if written.whole else "one layer in memory at a time"
+    _say(f"weights: written with {how}")
+    _say(f"layers: each compared with the unmerged adapter; the largest difference is {written.largest:.1e}")
     facts, note = find_facts(run.record, root)
     if note:
         _say(f"note: {note}; the check uses random tokens, and the card has less information")
-    companions = write_companions(folder, base, run, facts, _in_config(dtype), ties.settings)
+    in_config = str(PRECISIONS[dtype]).removeprefix("torch.")
+    companions = write_companions(folder, base, run, facts, in_config, ties.settings)
     _say(f"chat template: {companions.template}")
     merged_as = f"{described(adapter)}; {apart}" if apart else described(adapter)
     card = model_card(run, base, facts, companions, dtype, merged_as, bool(written.whole), zero)
     write_bytes(folder / CARD, card)
     _compare(folder, run, base, facts, model.config, adapter, dtype, zero)
-
-
-def _in_config(dtype: str) -> str:
-    """Return the name of a precision in config.json."""
-    return str(PRECISIONS[dtype]).removeprefix("torch.")
 
 
 def _without_weights(base: Base) -> Any:
@@ -166,12 +154,6 @@ def _without_weights(base: Base) -> Any:
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise unreadable(base.folder, error) from None
-
-
-def _say_written(written: Written) -> None:
-    how = f"the whole model in memory, because {written.whole}" if written.whole else "one layer in memory at a time"
-    _say(f"weights: written with {how}")
-    _say(f"layers: each compared with the unmerged adapter; the largest difference is {written.largest:.1e}")
 
 
 def _compare(

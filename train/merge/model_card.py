@@ -70,6 +70,7 @@ def _body(
     record = run.record
     corpus, config, result, choices = (record[name] for name in ("corpus", "config", "result", "choices"))
     rows = choices["micro_batch"] * choices["accumulation"] * choices["ranks"] * result["steps"]
+    licenses = facts.manifest.config.get("license") if facts else None
     lines = {
         "corpus": f"{_code(corpus['name'])}, key `{corpus['key']}`",
         "rows": _rows(facts, corpus["sequence_length"]),
@@ -82,13 +83,17 @@ def _body(
         "tokenizer": companions.tokenizer,
         "chat template": companions.template,
         "generation ends at": ", ".join(f"`{token}`" for token in companions.stops) or "not known",
-        "license of the corpus": _license(facts),
+        "license of the corpus": ", ".join(map(_code, licenses or ())) or "not specified",
     }
-    table = "".join(f"| {name} | {_cell(text)} |\n" for name, text in lines.items())
+    cells = {name: printable(text).replace("\n", "\\n").replace("|", "\\|") for name, text in lines.items()}
+    table = "".join(f"| {name} | {text} |\n" for name, text in cells.items())
     settings = "".join(
         f"| `{name}` | {_code(str(config[name]))} |\n" for name in SETTINGS if config.get(name) is not None
     )
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    beside = "the base model"
+    if config.get("quantization") == "nf4":
+        beside = "a copy of the base model in NF4 (4 bits), which this model differs from by the error of NF4"
     streamed = "loaded as a whole and saved by transformers" if whole else "written one layer at a time"
     return f"""\
 # {printable(corpus["name"])}
@@ -105,7 +110,7 @@ model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
 | | |
 |---|---|
 {table}
-The adapter was trained on top of {_trained_beside(config)}. Here, it is merged into the base model's own weights in
+The adapter was trained on top of {beside}. Here, it is merged into the base model's own weights in
 full precision. The weights were {streamed}. Before it was published, this folder was compared with base plus adapter,
 both in full precision: every adapted layer, and the logits if they fit into memory.
 
@@ -135,21 +140,6 @@ def _loss(result: dict[str, Any]) -> str:
     means = f"means of {counted(result['loss_steps'], 'step')}"
     text = f"{result['first_loss']:.4f} at the start, {result['last_loss']:.4f} at the end ({means})"
     return text + (f"; validation {result['validation_loss']:.4f}" if result["validation_loss"] is not None else "")
-
-
-def _license(facts: Facts | None) -> str:
-    found = facts.manifest.config.get("license") if facts else None
-    return ", ".join(map(_code, found)) if found else "not specified"
-
-
-def _trained_beside(config: dict[str, Any]) -> str:
-    if config.get("quantization") == "nf4":
-        return "a copy of the base model in NF4 (4 bits), which this model differs from by the error of NF4"
-    return "the base model"
-
-
-def _cell(text: str) -> str:
-    return printable(text).replace("\n", "\\n").replace("|", "\\|")
 
 
 def _code(text: str) -> str:

@@ -71,7 +71,11 @@ def being_written(folder: Path) -> Iterator[Path]:
     make_folder(temporary)
     if not acquire_lock(temporary / LOCK):
         raise Busy("busy", f"{temporary}: another merge is writing this model; wait until it ends, then retry")
-    _clear(temporary)
+    for path in temporary.iterdir():  # of an interrupted merge
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
     try:
         yield temporary
         sync_folder(temporary)
@@ -85,14 +89,6 @@ def being_written(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != LOCK:
-            path.unlink()
 
 
 def write_record(folder: Path, identity: dict[str, Any]) -> None:

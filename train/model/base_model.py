@@ -130,10 +130,7 @@ def commit_of(base: Path | str) -> str | None:
 
 
 def read_config(base: Path | str) -> Any:
-    """Read the text config of a model.
-
-    Raises DataError or InputMissing.
-    """
+    """Read the text config of a model."""
     try:
         found = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -195,7 +192,7 @@ def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: Training
     wanted, kind = manifest.tokenizer.sha256, manifest.tokenizer.kind
     place = config.tokenizer or base
     path = Path(config.tokenizer) if config.tokenizer else base if isinstance(base, Path) else _of_hub(base)
-    if not config.tokenizer and not _has_tokenizer(path):
+    if not config.tokenizer and not has_tokenizer(path):
         return f"tokenizer: {place} has none, so it was not compared with the corpus's"
     found = _tokenizers(path, kind) or [find_tokenizer(path)]  # a tokenizer of another kind is rejected below
     if wanted in [files.sha256() for files in found]:
@@ -224,7 +221,7 @@ def _of_hub(name: str) -> Path:
         raise unreadable(name, error) from None
 
 
-def _has_tokenizer(folder: Path) -> bool:
+def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZER_FILES[:2])
 
 

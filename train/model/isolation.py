@@ -339,9 +339,7 @@ def _try(model: Any, dataset: Any, count: int, backend: str, seed: int, passes: 
         return Trial(backend, 0.0, "ran out of memory")
 
 
-def try_backend(
-    model: Any, dataset: Any, count: int, backend: str, *, seed: int, isolated: bool = True, passes: int = 1
-) -> Trial:
+def try_backend(model: Any, dataset: Any, count: int, backend: str, *, seed: int, passes: int = 1) -> Trial:
     """Use a backend, check the isolation of `count` rows, and time passes.
 
     Raises DataError if conversations see each other, PartMissing if the backend does not run here.
@@ -351,8 +349,7 @@ def try_backend(
     model.train()
     try:
         use_attention(model, backend)
-        if isolated:
-            require_isolation(model, dataset, collate, count, attention=backend, seed=seed)
+        require_isolation(model, dataset, collate, count, attention=backend, seed=seed)
         batch = batch_of(dataset, range(count), collate, device)
         batch.pop(LOSS_WEIGHT, None)  # the model may not accept it
         seconds = []

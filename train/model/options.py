@@ -115,7 +115,7 @@ def _try(
 
     Returns a function that undoes the option, the relative difference, and the reason not to use the option.
     """
-    undo: Undo = _nothing
+    undo: Undo = lambda: None  # noqa: E731
     off, reason = math.nan, ""
     # The zero weights of a new adapter hide most gradients.
     with _adapter_with_gradients(model, seed):
@@ -133,10 +133,6 @@ def _try(
     if largest([float(bool(reason))], model.device)[0]:  # all ranks use it, or none
         reason = reason or "another rank could not"
     return undo, off, reason
-
-
-def _nothing() -> None:
-    pass
 
 
 def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> tuple[float, float]:

@@ -87,11 +87,13 @@ def check(model: Any, config: TrainingConfig) -> None:
     """Raise PartMissing or DataError if the model does not match the config."""
     if config.quantization == "nf4":
         kinds = {layer.weight.quant_state.quant_type for layer in quantized(model) if layer.weight.quant_state}
-        if not kinds and (own := _linear_of_its_own(model)):
+        linear = [type(layer) for layer in model.get_decoder().modules() if isinstance(layer, torch.nn.Linear)]
+        # Some models define linear layers of their own, such as FalconLinear.
+        if not kinds and (own := [kind.__name__ for kind in linear if kind.__module__.startswith("transformers.")]):
             raise PartMissing(
                 "no_nf4",
                 f"quantization: nf4 is not in effect: the layers of a {model.config.model_type} model are of the class "
-                f"{own}, and transformers quantizes only torch's own Linear; set quantization: none",
+                f"{own[0]}, and transformers quantizes only torch's own Linear; set quantization: none",
             )
         if kinds != {"nf4"}:
             raise PartMissing(
@@ -109,15 +111,6 @@ def check(model: Any, config: TrainingConfig) -> None:
         )
     if low := [name for name, weights in trained.items() if weights.dtype != torch.float32]:
         raise DataError("wrong_weights", f"{low[0]} is {trained[low[0]].dtype}; the weights of an adapter must be fp32")
-
-
-def _linear_of_its_own(model: Any) -> str | None:
-    """Return the class of linear layers that the model's own code defines, if any.
-
-    An example is FalconLinear.
-    """
-    kinds = (type(layer) for layer in model.get_decoder().modules() if isinstance(layer, torch.nn.Linear))
-    return next((kind.__name__ for kind in kinds if kind.__module__.startswith("transformers.")), None)
 
 
 def quantized(model: Any) -> list[Any]:

@@ -2,9 +2,9 @@
 
 Each step has rows of one length, and all steps have equally many tokens.
 
-    a corpus of rows of 96 and 192 ─MixedFeed─▶ Trainer ┬ every row once per epoch, the same rows on one rank and on two
-                                                        ├ a resumed run takes the rows that are left
-                                                        └ the validation loss is that of all trained tokens
+    rows of 96 and 192 tokens ─PackedFeed─▶ Trainer ┬ every row once per epoch, the same rows on one rank and on two
+                                                    ├ a resumed run takes the rows that are left
+                                                    └ the validation loss is that of all trained tokens
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from train.data.dataset import PackedDataset
 from train.data.mixed_rows import runs_of
 from train.data.step_rows import empty_row
 from train.loop.effect import count_steps
-from train.loop.feed import MixedFeed, open_feed
+from train.loop.feed import PackedFeed, open_feed
 from train.loop.trainer import arguments
 
 LENGTHS = [96, 192]
@@ -59,7 +59,7 @@ def train(manifest: Path, folder: Path, ranks: int = 1, resumed: str | None = No
     """
     config = TrainingConfig(epochs=2.25, warmup=0, learning_rate=1e-2, **given)
     feed = open_feed(open_corpus(manifest), config)
-    assert isinstance(feed, MixedFeed)
+    assert isinstance(feed, PackedFeed)
     values = arguments(config, str(folder), 2, ROWS // 2 // ranks, "cpu", "fp32")
     values |= {"optim": "sgd", "activation_checkpointing": False, "report_to": "none", "dataloader_pin_memory": False}
     trainer = feed.trainer(tiny_model(dropout=0.0), values, feed.collator("sdpa"))

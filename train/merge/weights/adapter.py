@@ -127,14 +127,11 @@ class Adapter:
     def read_layer(self, name: str) -> dict[str, torch.Tensor]:
         """Return the parts that are added to a weight, by name; {} if they change nothing."""
         layer, prefix = self.layers[name]
-        parts = {part.removeprefix(prefix): self._tensors.read(part) for part in self._parts(prefix)}
+        names = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+        parts = {name: self._tensors.read(prefix + name) for name in names if prefix + name in self._tensors.places}
         if not parts["lora_B.weight"].any() and len(parts) == 2:
             return {}
         return parts | {"scaling": torch.tensor(layer.scaling[NAME])}
-
-    def _parts(self, prefix: str) -> list[str]:
-        names = [f"{prefix}{part}" for part in ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")]
-        return [name for name in names if name in self._tensors.places]
 
     @torch.no_grad()
     def merge(self, name: str, weight: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
@@ -191,10 +188,7 @@ class Adapter:
 
 
 def read_config(folder: Path) -> LoraConfig:
-    """Read adapter_config.json.
-
-    Raises DataError.
-    """
+    """Read adapter_config.json."""
     if not (folder / CONFIG).is_file():  # PEFT would look for it on the Hub
         raise DataError("damaged_adapter", f"{folder / CONFIG}: is missing; {FIX}")
     try:

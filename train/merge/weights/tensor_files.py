@@ -147,7 +147,8 @@ def write_shards(folder: Path, places: Sequence[Place], tensors: Iterator[tuple[
     so precisions must not widen in this order.
     """
     shards = plan_shards(places)
-    names = [ONLY] if len(shards) == 1 else [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in _from_1(shards)]
+    count = len(shards)
+    names = [ONLY] if count == 1 else [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     for name, shard in zip(names, shards, strict=True):
         with atomic_file(folder / name) as out:
             out.write(_header(shard))
@@ -155,17 +156,13 @@ def write_shards(folder: Path, places: Sequence[Place], tensors: Iterator[tuple[
                 key, tensor = next(tensors)
                 if (key, tensor.dtype, tuple(tensor.shape)) != (place.name, place.dtype, place.shape):
                     raise RuntimeError(f"{key}: expected {place.name} {place.dtype} {place.shape}")
-                out.write(_bytes_of(tensor))
+                out.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
                 del tensor
-    if len(shards) > 1:
+    if count > 1:
         weight_map = {place.name: name for name, shard in zip(names, shards, strict=True) for place in shard}
         total = {"total_size": sum(place.bytes for place in places)}
         index = {"metadata": total, "weight_map": dict(sorted(weight_map.items()))}
         write_bytes(folder / INDEX, to_json(index))
-
-
-def _from_1(shards: Sequence[Any]) -> range:
-    return range(1, len(shards) + 1)
 
 
 def _header(shard: Sequence[Place]) -> bytes:
@@ -177,7 +174,3 @@ def _header(shard: Sequence[Place]) -> bytes:
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)  # so that the first tensor is aligned
     return len(text).to_bytes(8, "little") + text
-
-
-def _bytes_of(tensor: torch.Tensor) -> Any:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -121,16 +121,13 @@ def _with_adapter(model: Any, lora: LoraConfig, config: TrainingConfig) -> Any:
             f"modules_to_save: the embeddings and the head of a {model.config.model_type} model have the same weights, "
             "which PEFT cannot train together; leave modules_to_save out",
         )
-    found.create_or_update_model_card = _no_card  # PEFT would write one full of placeholders with every checkpoint
+    # PEFT would write a card full of placeholders with every checkpoint.
+    found.create_or_update_model_card = lambda _output_dir: None
     # PEFT copies whole modules in the precision of the model, but trained weights must be fp32.
     for name, weights in found.named_parameters():
         if ".modules_to_save." in name:
             weights.data = weights.data.float()
     return found
-
-
-def _no_card(output_dir: str) -> None:
-    """Write no model card."""
 
 
 def is_tied(model: Any) -> bool:
