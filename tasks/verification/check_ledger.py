@@ -108,7 +108,7 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens
     reasons, rejected_by = _count_rejects(folder)
     require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)
     seen, samples = (_Counts(accepted=np.zeros(len(manifest.sources), np.int64)) for _ in range(2))
-    with closing(Selection(manifest, folder, index.entries)) as selection:
+    with closing(Selection(manifest, folder, int(index.totals.entries.sum()))) as selection:
         for entries in index.by_conversation:
             conversations = conversations_of(entries)
             of_samples = conversations
@@ -126,7 +126,7 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens
             require(f"{facts.path}: accepted", accepted, facts.accepted)
             require(f"{facts.path}: rejected", rejected_by[facts.path], facts.rejected)
             require(f"{facts.path}: conversations", accepted + facts.rejected, facts.conversations)
-            require(f"{facts.path}: trained_tokens", int(index.trained[number]), facts.trained_tokens)
+            require(f"{facts.path}: trained_tokens", int(index.totals.trained[number]), facts.trained_tokens)
         of_sources = sum(s.conversations for s in manifest.sources)
         require("conversations of all sources", of_sources, ledger.conversations.read)
         require("tokens of all sources", sum(s.tokens for s in manifest.sources), ledger.tokens.encoded)
@@ -134,8 +134,8 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens
         require("pieces", tokens.pieces, ledger.pieces.packed)
         require("packed tokens", tokens.packed, ledger.tokens.packed)
         require("trained tokens", tokens.trained, ledger.tokens.trained)
-        require("separators", index.separators, ledger.tokens.separators)
-        require("repeated", tokens.packed - index.separators - seen.tokens, ledger.tokens.repeated)
+        require("separators", index.totals.separators, ledger.tokens.separators)
+        require("repeated", tokens.packed - index.totals.separators - seen.tokens, ledger.tokens.repeated)
         require("rows", tokens.rows, packing.rows)
         names = split_names(manifest.config.get("epochs", 1), manifest.row_lengths)
         require("splits", list(manifest.splits), list(names))

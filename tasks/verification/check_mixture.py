@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,6 @@ from tasks.core.errors import DataError
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import DROP_REASONS
 from tasks.verification.rules import Conversations
-
-_COUNTS = (
-    "chosen", "over", "unweighted", "placed", "held_out_twice", "twice", "in_train", "above", "other_copies",
-    "conversations", "copies", "tokens", "trained_tokens",
-)  # fmt: skip
 
 
 class Mixture:
@@ -28,7 +24,7 @@ class Mixture:
         entries = (source.entry if 0 <= source.entry < count else count for source in manifest.sources)
         self._entries = np.array([*entries, count])
         self._weights = np.array([*(float(source.get("weight", 1)) for source in self._sources), 1.0])
-        self._counts = {name: np.zeros(len(self._weights), np.int64) for name in _COUNTS}
+        self._counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(self._weights), np.int64))
 
     def add(self, seen: Conversations) -> None:
         """Count the conversations of a block."""
@@ -60,7 +56,7 @@ class Mixture:
         They are wrong if they contradict its `limit` or its `weight`.
         """
         for entry, source in enumerate(self._sources):
-            self._check_entry(entry, source, {name: int(self._counts[name][entry]) for name in _COUNTS}, where)
+            self._check_entry(entry, source, {name: int(own[entry]) for name, own in self._counts.items()}, where)
 
     def _check_entry(self, entry: int, source: dict[str, Any], counts: dict[str, int], where: Path) -> None:
         def require(held: bool, what: str) -> None:

@@ -58,7 +58,7 @@ class Totals:
     entries: np.ndarray  # int64[sources + 1]
     least: np.ndarray  # int64[sources + 1], the smallest record
     most: np.ndarray  # int64[sources + 1], the largest record
-    placed: int = 0
+    placed: int = 0  # pieces in rows
     separators: int = 0
     nulls: set[str] = field(default_factory=set)  # columns with null values that are not allowed
     too_small: set[str] = field(default_factory=set)  # columns with a value below the allowed minimum
@@ -68,14 +68,10 @@ class Totals:
 class Index:
     """The entries of an index in partitions, and sums over all of them."""
 
-    entries: int
-    placed: int  # pieces in rows
-    trained: np.ndarray  # int64[sources], tokens
-    separators: int
+    totals: Totals
     by_shard: Partitions  # of PIECE; one partition per shard, over all splits of the manifest
-    by_conversation: (
-        Partitions  # of ENTRY; a conversation is in one partition, partitions are in the order of source and record
-    )
+    # Of ENTRY; a conversation is in one partition, and partitions are in the order of source and record.
+    by_conversation: Partitions
 
 
 def kinds_of_splits(manifest: Manifest) -> list[str]:
@@ -117,9 +113,7 @@ def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
             for name in PIECE.names or ():
                 pieces[name] = _numpy(placed, name)
             by_shard.add((known[split] + shard)[exists], pieces[exists])
-        yield Index(
-            int(totals.entries.sum()), totals.placed, totals.trained[:-1], totals.separators, by_shard, by_conversation
-        )
+        yield Index(totals, by_shard, by_conversation)
 
 
 def _blocks(manifest: Manifest, folder: Path) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,7 @@ import io
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from glob import escape
 from pathlib import Path, PurePosixPath
@@ -45,7 +45,8 @@ Content = Path | bytes
 Listed = Shard | FileFacts
 
 
-class RestoredFile(NamedTuple):
+@dataclass(frozen=True)
+class RestoredFile:
     """A restored file, the damage that it had, and the origin of its bytes."""
 
     path: Path
@@ -68,11 +69,15 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile
     layout = Layout(root)
     if (root / "data").is_dir() and not acquire_lock(layout.lock(manifest.name, manifest.key)):
         raise Busy("busy", f"{folder}: a run is packing this corpus; wait for it, then run repair again")
-    damaged = [(file, damage) for file in _tokenizer_first(manifest) if (damage := _damage(folder, file))]
+    # Shards are written with the corpus's own copy of the tokenizer, so it is restored first.
+    listed = sorted(manifest.listed(), key=lambda file: (not file.path.startswith("tokenizer/"), file.path))
+    damaged = [(file, damage) for file in listed if (damage := _damage(folder, file))]
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         origins = _Origins(manifest, folder, layout, config_file, Path(scratch))
         for file, _ in damaged:
-            _check_size_of_whole(folder / file.path, file)
+            where = folder / file.path
+            if where.is_file() and where.stat().st_size != file.bytes and sha256_of(where) == file.sha256:
+                _check_size(where, where.stat().st_size, file)
         for file, damage in damaged:
             yield RestoredFile(folder / file.path, damage, _restore(folder / file.path, file, origins))
     for copy, damage in found.wrong.items():
@@ -145,14 +150,6 @@ def _copies(own: Path) -> tuple[Path, list[Path]]:
         if copy:
             copies.setdefault(copy.parent.resolve() / copy.name, copy)
     return folder, [*copies.values()]
-
-
-def _tokenizer_first(manifest: Manifest) -> list[Listed]:
-    """Return all listed files, the tokenizer first.
-
-    Shards are written with the corpus's own copy of the tokenizer.
-    """
-    return sorted(manifest.listed(), key=lambda file: (not file.path.startswith("tokenizer/"), file.path))
 
 
 def _damage(folder: Path, file: Listed) -> str:
@@ -308,11 +305,6 @@ def _check_size(where: Path, size: int, file: Listed) -> None:
             f"{where}: the content with the recorded SHA-256 has {size:,} bytes, but {file.bytes:,} are recorded: the "
             "manifest was edited and its digest recomputed; the file was not changed; pack the corpus again",
         )
-
-
-def _check_size_of_whole(where: Path, file: Listed) -> None:
-    if where.is_file() and where.stat().st_size != file.bytes and sha256_of(where) == file.sha256:
-        _check_size(where, where.stat().st_size, file)
 
 
 def _restore(where: Path, file: Listed, origins: _Origins) -> str:

@@ -12,7 +12,7 @@ temporary files (partitions.py) and checked one partition at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.core.errors import DataError, PackError
@@ -31,53 +31,49 @@ from tasks.verification.check_rows import check_packed_rows, check_unpacked_rows
 from tasks.verification.read_index import Index, read_index
 
 
-@dataclass(slots=True)
-class Report:
-    """The checks that passed, each with its result.
+@dataclass(frozen=True)
+class Check:
+    """A check that passed, and its result."""
 
-    If a check fails, `verify` raises.
-    """
-
-    checks: list[tuple[str, str]] = field(default_factory=list)
+    name: str
+    found: str
 
 
-def verify(path: Path) -> Report:
-    """Check the corpus of a manifest.
+def verify(path: Path) -> list[Check]:
+    """Check the corpus of a manifest, and return the checks, which all passed.
 
     Raises DataError, InputMissing, or StorageError at the first invariant that does not hold. If files are missing or
     damaged, the error names all of them, and their content is not checked.
     """
-    report = Report()
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
     files = _check_files(path, manifest, folder)
-    report.checks.append(("manifest", f"unedited, key {manifest.key[:12]}"))
-    report.checks.append(("files", f"{files}: sizes and SHA-256 as recorded, no unlisted files"))
     with read_index(manifest, folder) as index:
-        _check_content(path, manifest, folder, index, report)
-    return report
+        return [
+            Check("manifest", f"unedited, key {manifest.key[:12]}"),
+            Check("files", f"{files}: sizes and SHA-256 as recorded, no unlisted files"),
+            *_check_content(path, manifest, folder, index),
+        ]
 
 
-def _check_content(path: Path, manifest: Manifest, folder: Path, index: Index, report: Report) -> None:
-    """Check the rows, the index, and the ledger, and add them to the report."""
+def _check_content(path: Path, manifest: Manifest, folder: Path, index: Index) -> list[Check]:
+    """Check the rows, the index, and the ledger."""
     check_rows = check_packed_rows if manifest.packing_metadata.enabled else check_unpacked_rows
     tokens = check_rows(manifest, folder, index)
     index.by_shard.close()
     held = "every invariant holds" if manifest.packing_metadata.enabled else "the counts match the index"
-    report.checks.append(
-        (
-            "rows",
-            f"{counted(tokens.rows, 'row')}, {counted(tokens.packed, 'token')}, {tokens.trained:,} trained: {held}",
-        )
-    )
     if not tokens.rows:
         raise DataError("wrong_count", f"{path}: the corpus has no rows")
-    if tokens.pieces != index.placed:
+    if tokens.pieces != index.totals.placed:
         raise DataError("bad_index", f"{folder / 'index.arrow'}: refers to shards or rows that do not exist")
-    report.checks.append(("index", f"{counted(tokens.pieces, 'piece')} in the rows, without gap or overlap"))
     check_beside(manifest, folder)
     check_recorded_ledger(manifest, folder, index, tokens)
-    report.checks.append(("ledger", "conversations, tokens, and figures agree with a second count"))
+    rows = f"{counted(tokens.rows, 'row')}, {counted(tokens.packed, 'token')}, {tokens.trained:,} trained"
+    return [
+        Check("rows", f"{rows}: {held}"),
+        Check("index", f"{counted(tokens.pieces, 'piece')} in the rows, without gap or overlap"),
+        Check("ledger", "conversations, tokens, and figures agree with a second count"),
+    ]
 
 
 def _check_files(path: Path, manifest: Manifest, folder: Path) -> str:

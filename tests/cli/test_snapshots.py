@@ -26,7 +26,7 @@ from tasks.dry_run.dry_run import predict
 from tasks.inspection.diff import compare
 from tasks.inspection.dry_run import summarize
 from tasks.inspection.manifests import list_manifests
-from tasks.inspection.verification import verify_corpus
+from tasks.verification.verify import verify
 
 COMMANDS = [
     "", "init", "check", "pack", "train", "inspect", "list", "diff", "report", "export", "verify", "repair",
@@ -133,7 +133,7 @@ def test_list(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
 
 
 def test_checks(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
-    page = rendered(verify_corpus(manifests["small"]), corpus_view.show_checks)
+    page = rendered({"manifest": manifests["small"], "checks": verify(manifests["small"])}, corpus_view.show_checks)
     assert re.sub(r"[\d,]+ bytes", "N bytes", page) == snapshot, "run.json has times in it"
 
 

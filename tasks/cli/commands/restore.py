@@ -27,9 +27,15 @@ def verify(
         raise UsageError("bad_command_line", "--config requires --rebuild")
     path = find_manifest(manifest, root)
     from tasks.cli.views.corpus_view import show_checks
-    from tasks.inspection.verification import verify_corpus
+    from tasks.verification.verify import Check
+    from tasks.verification.verify import verify as verify_corpus
 
-    print_view(verify_corpus(path, rebuild, config), show_checks, json_output)
+    checks = verify_corpus(path)
+    if rebuild:
+        from tasks.verification.rebuild import rebuild as rebuild_corpus
+
+        checks.append(Check("rebuild", rebuild_corpus(path, config)))
+    print_view({"manifest": path, "checks": checks}, show_checks, json_output)
 
 
 def repair(
@@ -44,13 +50,12 @@ def repair(
     """
     path = find_damaged(manifest, root)
     from tasks.core.printable import from_here, printable
-    from tasks.inspection.verification import Repaired, Repairs, repair_corpus
+    from tasks.verification.repair import repair as repair_corpus
 
-    def print_file(file: Repaired) -> None:
+    mended = []
+    for file in repair_corpus(path, config):
+        mended.append(file)
         if not json_output:
             print(printable(from_here(f"repaired {file.path} ({file.why}) from {file.source}")), flush=True)
-
-    def summary(repairs: Repairs) -> list[str]:
-        return [] if repairs.mended else ["nothing to repair: all files match the manifest"]
-
-    print_lines(repair_corpus(path, config, print_file), summary, json_output)
+    value = {"manifest": path, "mended": mended}
+    print_lines(value, lambda _: [] if mended else ["nothing to repair: all files match the manifest"], json_output)

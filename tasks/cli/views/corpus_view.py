@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -30,7 +31,6 @@ from tasks.inspection.labels import (
     weighting,
 )
 from tasks.inspection.manifests import Listing, Overview, Unreadable
-from tasks.inspection.verification import Verification
 from tasks.inspection.waiting import waiting_line
 from tasks.storage.facts.inputs import MixtureFacts, SourceFacts
 from tasks.storage.manifest import Manifest
@@ -330,13 +330,13 @@ def print_unused(found: Mapping[str, Mapping[str, int]], console: Console, where
         indented(console, single(Text(f"  {printable(line)}", "dim")))
 
 
-def show_checks(verification: Verification, console: Console) -> None:
-    """Render the checks of `verify`."""
+def show_checks(value: dict[str, Any], console: Console) -> None:
+    """Render the checks of `verify`, which are the value that it prints as JSON."""
     table = grid(False, False, False)
-    for check in verification.checks:
+    for check in value["checks"]:
         table.add_row(Text("✓", "green"), printable(check.name), printable(check.found))
     indented(console, table)
-    path, count = printable(str(verification.manifest)), counted(len(verification.checks), "check")
+    path, count = printable(str(value["manifest"])), counted(len(value["checks"]), "check")
     console.print(Text(f"{path}: all {count} passed", "bold"), soft_wrap=True)
 
 

@@ -31,12 +31,12 @@ from tasks.cli.questions import Question, answer
 from tasks.core.errors import PackError
 from tasks.inspection.diff import compare
 from tasks.inspection.lookup import pieces_in_row
-from tasks.inspection.verification import verify_corpus
 from tasks.recipe import resolve
 from tasks.report.report import write_report
 from tasks.stages import Publish, run_all
 from tasks.storage.files import to_json
 from tasks.storage.manifest import REPAIR, load_manifest, manifest_digest
+from tasks.verification.rebuild import rebuild
 from tasks.verification.repair import repair
 from tasks.verification.verify import verify
 from train.data.conversations import sft_dataset
@@ -266,7 +266,8 @@ class Reader:
 
 def _rebuild(project: Project) -> None:
     with small_shards():
-        verify_corpus(project.published, rebuilt=True)
+        verify(project.published)
+        rebuild(project.published)
 
 
 def _inspect(**asked: Any) -> Callable[[Project], Any]:
