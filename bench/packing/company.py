@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.packing.company.arrange import meetings
 from tasks.packing.company.sketches import directions, near_duplicates
-from tasks.packing.plan import token_files
 from tasks.recipe import resolve
 from tasks.storage.manifest import load_manifest
 from tasks.storage.tokens.token_files import TokenColumns
@@ -67,7 +66,8 @@ def measure(config: Path, kind: str, root: Path) -> list[str]:
         index = pa.ipc.open_stream(file).read_all()
     recipe = resolve(own, root)
     own.unlink()
-    tokens = TokenColumns(token_files(recipe), [0] * len(recipe.parts))
+    files = [recipe.layout.token_file(key) for key in recipe.token_keys]
+    tokens = TokenColumns(files, [0] * len(recipe.parts))
     assert len(index) == tokens.edges[-1], "a conversation was split or packed twice"
     is_packed = index["row"].is_valid().to_numpy()
     places = [index[name].to_numpy()[is_packed].astype(np.int64) for name in ("shard", "row", "length", "source")]

@@ -26,31 +26,31 @@ def manifest_argument(metavar: str, help_text: str = _MANIFEST) -> Any:
     )
 
 
+def option(metavar: str, help_text: str, **settings: Any) -> Any:
+    """Return an option whose default is not shown."""
+    return typer.Option(metavar=metavar, show_default=False, help=help_text, **settings)
+
+
 ManifestArgument = Annotated[
     Path | None, manifest_argument("MANIFEST", f"{_MANIFEST} Default: the corpus of the latest run.")
 ]
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", show_default=False, help="The config of the corpus, if it is not where run.json records it."
-    ),
+    option("FILE", "The config of the corpus, if it is not where run.json records it."),
 ]
 
 RootOption = Annotated[
     Path,
-    typer.Option(
-        metavar="FOLDER",
-        show_default=False,
-        parser=root_of,
-        help="The project's root, with data/ and manifests/: a folder, or a URL in a bucket. Default: the working "
+    option(
+        "FOLDER",
+        "The project's root, with data/ and manifests/: a folder, or a URL in a bucket. Default: the working "
         "directory.",
+        parser=root_of,
     ),
 ]
 
-SequenceLengthOption = Annotated[
-    str, typer.Option(metavar="N", show_default=False, help="Override the config's sequence_length.")
-]
+SequenceLengthOption = Annotated[str, option("N", "Override the config's sequence_length.")]
 
 # The config that `init` writes, and other commands read, if no config is named.
 DEFAULT_CONFIG = Path("corpus.yaml")

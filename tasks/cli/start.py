@@ -44,7 +44,9 @@ def train(arguments: list[str]) -> NoReturn:
     if words[:1] not in ([command] for command in COMMANDS) and not named & {"--manifest", "--help", "-h"}:
         corpus = local_path_of(words.pop(0)) if words and not words[0].startswith("-") else None
         root = _root_of(words)
-        words = ["--manifest", str(_find_corpus(corpus, root)), *words]
+        if not corpus or not any(corpus.glob("*.arrow")):  # not a corpus folder, or shards without a manifest
+            corpus = find_manifest(corpus, root)
+        words = ["--manifest", str(corpus), *words]
         if url_of(root):  # only the corpus is in the bucket; the training writes its own files locally
             at = next(number for number, word in enumerate(words) if word.partition("=")[0] == "--root")
             del words[at : at + 1 + ("=" not in words[at])]
@@ -58,12 +60,6 @@ def _root_of(words: list[str]) -> Path:
         if name == "--root":
             return root_of(value or "".join(words[number + 1 : number + 2]))
     return Path()
-
-
-def _find_corpus(corpus: Path | None, root: Path) -> Path:
-    if corpus and any(corpus.glob("*.arrow")):  # a corpus folder, or shards without a manifest
-        return corpus
-    return find_manifest(corpus, root)
 
 
 def _run(module: str, *words: str) -> NoReturn:

@@ -41,15 +41,11 @@ WIDTH = 110
 
 MAX_REJECTS: float = Config.model_fields["max_rejects"].default
 
-
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "reference" / "config.schema.json"
-
 
 NO_TOKENIZER = "none found, so one will be trained on the sources; to fine-tune a model, set its tokenizer"
 
-
 OF_YOUR_MODEL = "make sure that it is the tokenizer of your model"
-
 
 # Control tokens that show that a tokenizer was made for a template.
 TYPICAL = {name: markers[:2] for name, markers in MARKERS.items() if not markers[0].startswith("<tool")}
@@ -207,19 +203,13 @@ def make_draft(
     if found.failures:
         problem = next(iter(_broken(found)[1:]), found.failures[0])
         raise DataError("nothing_to_draft", f"{', '.join(map(str, paths))}: no conversation can be packed: {problem}")
-    if (enough := _max_rejects(found)) > MAX_REJECTS:
+    # The share of rejects, rounded up to a percent; an estimate is increased by a fifth.
+    read, rejected = (sum(getattr(source, name) for source in found.sources) for name in ("conversations", "rejected"))
+    enough = min(1.0, math.ceil(round((100 if found.whole else 120) * rejected / max(read, 1), 6)) / 100)
+    if enough > MAX_REJECTS:
         values["max_rejects"] = enough
     draft = Draft(entries, search.left_out, tokenizer, others, template, note, values, found, search.skipped)
     return draft, "".join(f"{line}\n" for line in _lines(draft, output))
-
-
-def _max_rejects(found: Prediction) -> float:
-    """Return the share of rejects, rounded up to a percent.
-
-    An estimate is increased by a fifth.
-    """
-    read, rejected = (sum(getattr(source, name) for source in found.sources) for name in ("conversations", "rejected"))
-    return min(1.0, math.ceil(round((100 if found.whole else 120) * rejected / max(read, 1), 6)) / 100)
 
 
 def _source(path: str, entry: Entry) -> dict[str, Any]:
@@ -406,7 +396,6 @@ def _path_in(folder: Path, path: Path) -> str:
 
 
 def _name(path: Path) -> str:
-    """Derive the name of the corpus from the first path."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name.split(".")[0]).strip("-._")
     return name[:100] or "corpus"
 

@@ -50,14 +50,8 @@ from tasks.templates.jinja.template import JinjaTemplate
 from tasks.tokenization.token_batch import noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
-
-
 SLOWER = 4  # divides the budget if the tokenizer's own library encodes, which takes 1 to 2 s
-
-
 MOST_SAMPLES = 8  # samples of a conversation to show
-
-
 JINJA_RECORDS = 1000  # conversations to render with a Jinja template, which takes 0.3 to 1 ms for each
 
 
@@ -79,8 +73,13 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         rejects, cut_off = _count_rejects(sampled, selection)
         costs = estimate_costs(recipe, sampled, packed, selection.shares.copies, sum(dropped.values()), workers)
     group, weights = selection.pieces.accepted.samples, selection.weights
+    # Conversations that the overlong policy applied to.
+    is_too_long = np.isin(selection.reason, (0, drop_code("too_long"), REJECTED))
+    is_too_long &= selection.pieces.accepted.length > selection.recipe.config.sequence_length
     chosen, cut = group.most(selection.shares.packed), np.unique(group.first_of(selection.pieces.cut_of))
     found = Prediction(
+        **vars(packed),
+        **vars(costs),
         config=config,
         recipe=recipe,
         encoder=encoder,
@@ -96,22 +95,12 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         unused_keys={each.sample.file.name: each.unused_keys for each in sampled if each.unused_keys},
         weighs_alike=_weighs_alike(selection),
         packed=float(chosen @ weights),
-        too_long=float(group.most(_is_too_long(selection)) @ weights),
+        too_long=float(group.most(is_too_long) @ weights),
         dropped=dropped,
         cut=float(chosen[cut] @ weights[cut]),
         empty_shares=selection.shares.empty,
         giving_all=_giving_all(selection),
-        pieces=packed.pieces,
-        rows=packed.rows,
-        squares=packed.squares,
-        trained=packed.trained,
-        tokens=packed.tokens,
-        efficiency=packed.efficiency,
-        mixture=packed.mixture,
         samples=_samples(selection),
-        disk=costs.disk,
-        memory=costs.memory,
-        seconds=costs.seconds,
     )
     return replace(found, failures=find_failures(found), warnings=find_warnings(found))
 
@@ -172,12 +161,6 @@ def _select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selecti
     before = pieces.accepted.reason.copy()
     chosen = shares(pieces, tokens, recipe, None if whole else represents)
     return Selection(recipe, tokens, represents, pieces, before, chosen)
-
-
-def _is_too_long(selection: Selection) -> np.ndarray:
-    """Return whether the overlong policy applied to each conversation, as bool."""
-    reached = np.isin(selection.reason, (0, drop_code("too_long"), REJECTED))
-    return reached & (selection.pieces.accepted.length > selection.recipe.config.sequence_length)
 
 
 def _dropped(selection: Selection) -> dict[str, float]:

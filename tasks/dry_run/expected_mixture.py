@@ -35,17 +35,6 @@ class Shares:
     empty: str = ""
 
 
-def exact_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Shares:
-    """Return the shares that a run would have.
-
-    Raises the errors of `mix`: DataError or UsageError.
-    """
-    mixed, reasons = mix(pieces, tokens, recipe), pieces.accepted.reason
-    packed = (reasons == 0).astype(np.float64)
-    copies = packed if mixed.copies is None else mixed.copies * packed
-    return Shares(packed + (reasons == drop_code("weight")), packed, copies)
-
-
 def expected_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weights: np.ndarray) -> Shares:
     """Estimate the shares from a sample.
 
@@ -78,16 +67,20 @@ def expected_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weight
 def shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weights: np.ndarray | None) -> Shares:
     """Return the shares of each conversation.
 
-    `weights` is None if everything was sampled.
+    `weights` is None if everything was sampled. Then the shares are those of a run, and UsageError is raised if there
+    are too many copies.
     """
     if weights is not None:
         return expected_shares(pieces, tokens, recipe, weights)
-    reasons = pieces.accepted.reason.copy()
+    reasons, before = pieces.accepted.reason, pieces.accepted.reason.copy()
     try:
-        return exact_shares(pieces, tokens, recipe)
+        mixed = mix(pieces, tokens, recipe)
     except DataError:  # a source is empty; the shares of the other sources can be estimated
-        pieces.accepted.reason[:] = reasons
+        reasons[:] = before
         return expected_shares(pieces, tokens, recipe, np.ones(len(reasons)))
+    packed = (reasons == 0).astype(np.float64)
+    copies = packed if mixed.copies is None else mixed.copies * packed
+    return Shares(packed + (reasons == drop_code("weight")), packed, copies)
 
 
 def entries_of(pieces: Pieces, recipe: Recipe) -> np.ndarray:

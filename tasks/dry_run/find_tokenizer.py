@@ -13,7 +13,6 @@ from tasks.storage.paths import Layout
 # Limits of the search: levels below a start folder, folders per start folder, and bytes of a tokenizer file.
 DEPTH, MOST_FOLDERS, LARGEST = 2, 500, 64 << 20
 
-
 OTHERS = 4  # further tokenizers to mention
 
 

@@ -78,7 +78,7 @@ class Rejects:
         self.expected += float(sample.weights[record])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Packed:
     """Predicted rows and tokens.
 
@@ -95,7 +95,7 @@ class Packed:
     mixture: list[MixtureFacts]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Costs:
     """Predicted resources: disk space, memory, and time.
 
@@ -107,8 +107,8 @@ class Costs:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+@dataclass(frozen=True)
+class Prediction(Packed, Costs):
     """The predicted manifest figures and resources of a run.
 
     `config` is the given config. `recipe` always has a tokenizer.
@@ -134,23 +134,9 @@ class Prediction:
     cut: float  # conversations, truncated or split
     empty_shares: str  # sources without a token for their share
     giving_all: list[str]  # sources that token_share takes completely, so that they limit the others
-    pieces: float
-    rows: dict[str, int]  # by split
-    squares: np.ndarray  # Σn² of rows of the training split, for rows of one length with padding
-    trained: dict[str, float]  # tokens, by split
-    tokens: dict[str, float]
-    efficiency: float | None
-    mixture: list[MixtureFacts]
     samples: dict[str, float] | None  # as in the ledger; None if every conversation is one sample
-    disk: dict[str, float]
-    memory: float
-    seconds: float
     failures: list[str] = field(default_factory=list)  # reasons why the run will fail, as far as the sample shows
     warnings: list[str] = field(default_factory=list)
-
-    @property
-    def fails(self) -> bool:
-        return bool(self.failures)
 
 
 def about(count: float, found: Prediction) -> str:

@@ -15,16 +15,13 @@ from tasks.storage.splits import length_in
 # Bytes on disk per piece: in index.arrow, of which the plan has a copy, and in plan.arrow.
 INDEX_BYTES, PLAN_BYTES = 50.5, 25
 
-
 # Memory of the largest process: BASE_MEMORY for the interpreter and libraries, and the larger of two terms. A worker
 # takes TEXT_MEMORY each time its text doubles, from TEXT_START bytes on, for the words that gigatoken has seen: in
 # total 130 MB at 1 MB of text, 157 at 13, and 175 at 64. The plan takes PLAN_MEMORY bytes per conversation
 # (bench/packing/planning.py: 19 to 28).
 BASE_MEMORY, TEXT_MEMORY, TEXT_START, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
 
-
 LIST_BYTES = 12.0  # per token of rows without padding, for three columns; the lengths take little
-
 
 TOKEN_BYTES = 4  # mean bytes of text per token
 

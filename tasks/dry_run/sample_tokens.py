@@ -32,7 +32,6 @@ from tasks.tokenization.train_tokenizer import Unread, cut_sentence, train_model
 
 PROOF = 400  # texts encoded by both encoders
 
-
 TRAINING = 1 << 20  # characters to train a tokenizer on if the config names none: 1 s
 
 

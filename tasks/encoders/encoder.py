@@ -130,10 +130,7 @@ class Encoder(ABC):
         """
         texts = Texts.of(texts)
         encoded = self._encode(texts)
-        # Control ids are close together, so this filter leaves few other ids for the slow table lookup.
-        first, last = self._suspects
-        hits = np.flatnonzero(encoded.ids.view(np.uint32) - first <= last - first)
-        hits = hits[self._is_suspect[encoded.ids[hits]]]
+        hits = self._suspects.places(encoded.ids)
         if not hits.size:
             return encoded
         affected = {
@@ -182,19 +179,13 @@ class Encoder(ABC):
 
     def places_of_content_tokens(self, ids: np.ndarray) -> np.ndarray:
         """Return the indexes of the ids that are content tokens, except white space."""
-        first, last = self._range_counted
-        likely = np.flatnonzero(ids.view(np.uint32) - first <= last - first)
-        return likely[self._is_counted[ids[likely]]]
+        return self._counted_ids.places(ids)
 
     @cached_property
-    def _range_counted(self) -> tuple[np.uint32, np.uint32]:
-        return _range_of(self._is_counted)
-
-    @cached_property
-    def _is_counted(self) -> np.ndarray:
+    def _counted_ids(self) -> _Flags:
         table = np.zeros(self.vocab_size, bool)
         table[[token for string, token in self.content_tokens.items() if not is_blank(string)]] = True
-        return table
+        return _Flags(table)
 
     def _encode_as_text(self, texts: Sequence[str]) -> Encoded:
         """Encode texts whose control strings `_encode` would match."""
@@ -296,28 +287,31 @@ class Encoder(ABC):
         return table
 
     @cached_property
-    def _suspects(self) -> tuple[np.uint32, np.uint32]:
-        return _range_of(self._is_suspect)
-
-    @cached_property
-    def _is_suspect(self) -> np.ndarray:
-        """Return a table of the ids to check.
+    def _suspects(self) -> _Flags:
+        """Return the ids to check.
 
         These are control ids, and the unknown token if its string is a control string.
         """
         table = self._is_control.copy()
         if self.unk_id is not None and self.unk_id in self.control_strings:
             table[self.unk_id] = True
-        return table
+        return _Flags(table)
 
 
-def _range_of(table: np.ndarray) -> tuple[np.uint32, np.uint32]:
-    """Return the lowest and the highest id whose flag in a table is set.
+class _Flags:
+    """Ids whose flag in a table is set.
 
-    If no flag is set, returns ids that do not exist.
+    They are close together, so their range leaves few other ids for the slow table lookup.
     """
-    ids = np.flatnonzero(table)
-    return (np.uint32(ids[0]), np.uint32(ids[-1])) if ids.size else (np.uint32(len(table)),) * 2
+
+    def __init__(self, table: np.ndarray):
+        ids = np.flatnonzero(table) if table.any() else [len(table)]
+        self._first, self._last, self._table = np.uint32(ids[0]), np.uint32(ids[-1]), table
+
+    def places(self, ids: np.ndarray) -> np.ndarray:
+        """Return the places in an array at which ids are flagged."""
+        likely = np.flatnonzero(ids.view(np.uint32) - self._first <= self._last - self._first)
+        return likely[self._table[ids[likely]]]
 
 
 def needles_of(strings: Sequence[str]) -> Needles:

@@ -27,10 +27,8 @@ from tasks.exports.model import (
     OutputFolder,
     Part,
     ShardJob,
-    note_on_alignment,
-    note_on_epochs,
+    common_notes,
     note_on_mix,
-    note_on_order,
 )
 from tasks.exports.rows import Rows, read_rows
 from tasks.storage.corpus_folder import checked_folder
@@ -136,17 +134,14 @@ def _find_done(final: Path, provenance: dict[str, Any]) -> dict[str, Any] | None
     if not isinstance(record, dict) or not {"format", "corpus", "files"} <= record.keys():
         raise UsageError("export_exists", f"{final}: exists and is not an export; {fix}")
     if any(record.get(name) != value for name, value in provenance.items()):
-        raise UsageError("export_exists", f"{final}: has another export ({_describe(record)}); {fix}")
+        corpus = record["corpus"] if isinstance(record["corpus"], dict) else {}
+        made = f"{record['format']} of {corpus.get('name')} {str(corpus.get('key'))[:12]}"
+        raise UsageError("export_exists", f"{final}: has another export ({made}); {fix}")
     for file in (FileFacts.model_validate(entry) for entry in record["files"]):
         where = final / file.path
         if not where.is_file() or where.stat().st_size != file.bytes:
             raise UsageError("export_exists", f"{where}: is missing, or changed after the export; {fix}")
     return record
-
-
-def _describe(record: dict[str, Any]) -> str:
-    corpus = record["corpus"] if isinstance(record["corpus"], dict) else {}
-    return f"{record['format']} of {corpus.get('name')} {str(corpus.get('key'))[:12]}"
 
 
 def _write(
@@ -244,12 +239,7 @@ def _write_rows(
     for name, own in of_split.items():
         format.close_split(manifest, name, own, out)
     format.close(manifest, list(splits), out)
-    notes = [
-        *format.notes(manifest, parts),
-        *note_on_alignment(manifest, format),
-        *note_on_order(manifest, format),
-        *note_on_epochs(list(splits)),
-    ]
+    notes = [*format.notes(manifest, parts), *common_notes(manifest, format, list(splits))]
     return {
         "settings": format.settings(manifest, parts),
         "notes": [asdict(note) for note in notes],

@@ -146,32 +146,30 @@ class ExportFormat:
         return []
 
 
-def note_on_alignment(manifest: Manifest, format: ExportFormat) -> list[Note]:
-    """Return a note if the corpus has `align`, but the format has no gaps."""
-    align = manifest.row_shape.align
-    if align == 1 or format.aligned:
-        return []
-    text = f"align: {align} is lost: the export has no padding between conversations, so they start at any token"
-    return [Note("align", text)]
-
-
 def is_balanced(manifest: Manifest) -> bool:
     """Return whether the rows are in an order that balances ranks."""
     return manifest.config.get("balance") is not None
 
 
-def note_on_order(manifest: Manifest, format: ExportFormat) -> list[Note]:
-    """Return a note if the corpus has `balance`, but the trainer chooses the order."""
-    if format.ordered or not is_balanced(manifest):
-        return []
-    ranks = manifest.config["balance"]["ranks"]
-    text = f"the order for {ranks} ranks is lost, because {format.trainer} packs the conversations again"
-    if format.rows_kept:
+def common_notes(manifest: Manifest, format: ExportFormat, splits: Sequence[str]) -> list[Note]:
+    """Return notes on settings of rows, as far as the format loses them."""
+    notes, align = list[Note](), manifest.row_shape.align
+    if align > 1 and not format.aligned:
+        text = f"align: {align} is lost: the export has no padding between conversations, so they start at any token"
+        notes.append(Note("align", text))
+    if is_balanced(manifest) and not format.ordered:
+        ranks = manifest.config["balance"]["ranks"]
         text = (
             f"rows are ordered for {ranks} ranks, or a divisor of {ranks}: the trainer must not shuffle them and must "
             "deal them to the ranks in turn, one row at a time; otherwise, ranks wait as long as in random order"
         )
-    return [Note("balance", text)]
+        if not format.rows_kept:
+            text = f"the order for {ranks} ranks is lost, because {format.trainer} packs the conversations again"
+        notes.append(Note("balance", text))
+    if further := [split for split in splits if split.startswith(TRAIN_EPOCH_PREFIX)]:
+        text = "each split has the conversations of train in different rows; train on one split per epoch"
+        notes.append(Note("epochs", f"{', '.join(further)}: {text}"))
+    return notes
 
 
 def note_on_mix(manifest: Manifest) -> Note:
@@ -181,12 +179,3 @@ def note_on_mix(manifest: Manifest) -> Note:
         f"the order of the steps (mix: {manifest.row_shape.mix}) is lost: rows of each length are in a separate "
         "folder, and a trainer reads one folder; each step must have rows of one length",
     )
-
-
-def note_on_epochs(splits: Sequence[str]) -> list[Note]:
-    """Return a note if the corpus has further packings of its training split."""
-    further = [split for split in splits if split.startswith(TRAIN_EPOCH_PREFIX)]
-    if not further:
-        return []
-    text = "each split has the conversations of train in different rows; train on one split per epoch"
-    return [Note("epochs", f"{', '.join(further)}: {text}")]

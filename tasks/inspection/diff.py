@@ -249,15 +249,15 @@ _PLACE = np.dtype([("digest", "u8"), ("source", "i4"), ("record", "i8")])
 _RANGE = 1 << 20  # approximate number of places in a range of digests
 
 
+@dataclass
 class _Side:
     """The packed conversations of one corpus, by source and record.
 
     The index is read in batches. It may be in any order.
     """
 
-    def __init__(self, manifest: Manifest, folder: Path):
-        self.manifest = manifest
-        self.folder = folder
+    manifest: Manifest
+    folder: Path
 
     def digests(self, ranges: int) -> Partitions:
         """Return the places of all packed conversations by range of digests.

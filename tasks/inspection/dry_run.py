@@ -172,7 +172,7 @@ def summarize(found: Prediction, config_file: Path, batches: list[int]) -> DryRu
         workers=found.workers,
         steps=[_steps(found, rows) for rows in batches or BATCH_ROWS],
         waiting=forecast(found.squares, np.zeros(len(found.squares), np.int32), found.config.row_lengths[0]),
-        run_fails=found.fails,
+        run_fails=bool(found.failures),
         failures=found.failures,
         warnings=found.failures + found.warnings + step_warnings(found, batches),
     )

@@ -8,6 +8,7 @@ from typing import Any
 from tasks.conversations.keys.unused import OTHERS
 from tasks.core.printable import common_folder, counted, printable
 from tasks.storage.facts.ledger import SampleFacts
+from tasks.storage.manifest import Manifest
 
 WEIGHTED = {
     "data": "as in the data, by conversation or turn",
@@ -20,6 +21,16 @@ BATCH_ROWS = (8, 32, 64)
 
 # A shorter run is over before the learning rate has warmed up and decayed.
 FEW_STEPS = 100
+
+
+def steps_of(manifest: Manifest, split: str, batch: int) -> int:
+    """Return the optimizer steps of an epoch at `batch` rows of the longest length.
+
+    All steps have equally many tokens, so a step has more of the shorter rows.
+    """
+    places = manifest.splits[split].rows * manifest.length_of_split(split)
+    return -(-places // (batch * manifest.sequence_length))
+
 
 # For each count in the manifest's `noticed`: the noun that is counted, and its meaning.
 NOTICED = {

@@ -117,10 +117,16 @@ def source_line(path: Path, line: int) -> SourceRecords:
 def source_search(path: Path, text: str, limit: int) -> SourceRecords:
     """Read the first `limit` records of a source that contain a text.
 
-    Raises the errors of `source_overview`.
+    Raises the errors of `source_overview`, and UsageError if the text is empty.
     """
     file = _identified(path)
-    found = containing(file, text)
+    if not text:
+        raise UsageError("bad_command_line", "--search: the text is empty")
+    found = (
+        (number, record)
+        for number, record in records_of(file)
+        if isinstance(record, Conversation) and any(text in string for string in _strings(record))
+    )
     records = [_record_value(number, record) for number, record in islice(found, limit)]
     more = next(found, None) is not None
     return SourceRecords(**vars(_facts(file)), records=records, search=text, limit=limit, more=more)
@@ -199,18 +205,6 @@ def records_of(file: SourceFile, start: int = 0) -> Iterator[tuple[int, Conversa
             yield number + 1, file.conversation(value)
         except Reject as reject:
             yield number + 1, reject
-
-
-def containing(file: SourceFile, text: str) -> Iterator[tuple[int, Conversation | Reject]]:
-    """Yield the conversations that contain a text, with their numbers.
-
-    Raises UsageError if the text is empty.
-    """
-    if not text:
-        raise UsageError("bad_command_line", "--search: the text is empty")
-    for number, record in records_of(file):
-        if isinstance(record, Conversation) and any(text in string for string in _strings(record)):
-            yield number, record
 
 
 def _strings(conversation: Conversation) -> Iterator[str]:

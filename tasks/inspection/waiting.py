@@ -30,9 +30,8 @@ def waiting_line(waiting: Sequence[Waiting], balance: Mapping[str, Any] | None) 
     """
     if not waiting:
         return ""
-    first, *others = (f"{one.ranks:,} ranks {one.random:.2f} %" for one in waiting)
-    after = [f" ({one.balanced:.2f} %)" for one in waiting[1:]]
-    shares = [f"{first} of the time (with balance {waiting[0].balanced:.2f} %)"]
-    shares += [share + balanced for share, balanced in zip(others, after, strict=True)]
+    first, *others = waiting
+    shares = [f"{first.ranks:,} ranks {first.random:.2f} % of the time (with balance {first.balanced:.2f} %)"]
+    shares += [f"{one.ranks:,} ranks {one.random:.2f} % ({one.balanced:.2f} %)" for one in others]
     ordered = f"; the rows are ordered for {balance['ranks']:,} ranks, or any divisor of it" if balance else ""
     return f"On several GPUs, ranks wait for the slowest rank of each step: {', '.join(shares)}{ordered}."

@@ -51,7 +51,9 @@ class IndexWriter:
         # The boundaries of batches do not depend on the parts.
         for first in range(0, count if with_dropped else 0, _BATCH):
             last = min(first + _BATCH, count)
-            bottom = bisect_left(range(pieces.once), last, top, key=pieces.conversation)
+            bottom = bisect_left(
+                range(pieces.once), last, top, key=lambda piece: pieces.conversations(slice(piece, piece + 1))[0]
+            )
             reason = pieces.accepted.reason[first:last]
             dropped = as_int32(np.flatnonzero((reason > 0) & (reason != REJECTED)) + first, "conversations")
             self._write(slice(top, bottom), dropped, pieces, placed)

@@ -15,7 +15,7 @@ from tasks.config import Config
 from tasks.conversations.keys.unused import sum_counts
 from tasks.packing import several_lengths
 from tasks.packing.bin_packing import ALGORITHM
-from tasks.packing.pieces import CHUNK, Accepted, Pieces, piece_counts
+from tasks.packing.pieces import CHUNK, Accepted, Pieces
 from tasks.recipe import Recipe
 from tasks.storage.facts.ledger import Ledger
 from tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
@@ -103,7 +103,8 @@ def count_losses(pieces: Pieces, config: Config) -> Losses:
     gone = int(accepted.encoded(cut).sum()) - int(taken.sum()) + int(separators.sum())
     if config.overlong == "split":
         lost.split, lost.tokens_dropped = _conversations(cut, accepted), lost.tokens_dropped + gone
-        lost.pieces = int(piece_counts(accepted.length[cut], config.sequence_length).sum()) - len(of)
+        count = np.maximum(1, -(-(accepted.length[cut] - 1) // (config.sequence_length - 1)))  # pieces of each
+        lost.pieces = int(count.sum()) - len(of)
     else:
         lost.truncated, lost.tokens_truncated = _conversations(of[closed == 1], accepted), gone
     return lost

@@ -37,7 +37,9 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     config, accepted = recipe.config, pieces.accepted
     if not is_mixed(config):
         return pieces
-    if _is_whole(config):  # this needs neither an order nor the other conversations
+    is_whole = config.weighting != "token_share"
+    is_whole &= not any(source.weight % 1 or source.limit for source in config.sources)
+    if is_whole:  # this needs neither an order nor the other conversations
         weights = np.array([int(config.sources[part.file.entry].weight) for part in recipe.parts], np.uint16)
         copies = np.repeat(weights, np.diff(accepted.edges))
         copies[accepted.held_out] = 1
@@ -65,11 +67,6 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
 def is_mixed(config: Config) -> bool:
     """Return whether any conversation may be packed other than exactly once."""
     return config.weighting == "token_share" or any(source.weight != 1 or source.limit for source in config.sources)
-
-
-def _is_whole(config: Config) -> bool:
-    """Return whether each conversation is packed as often as the weight of its source."""
-    return config.weighting != "token_share" and not any(source.weight % 1 or source.limit for source in config.sources)
 
 
 def _orders(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> dict[int, np.ndarray]:

@@ -123,10 +123,6 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.of)
 
-    def conversation(self, piece: int) -> int:
-        """Return the conversation of one piece, an index into Accepted."""
-        return int(self.conversations(slice(piece, piece + 1))[0])
-
     def conversations(self, chosen: slice | np.ndarray) -> np.ndarray:
         """Return the conversation of each chosen piece, as indexes into Accepted: int32."""
         of = self.of[chosen]
@@ -282,11 +278,6 @@ def cut_conversation(values: np.ndarray, length: int, split: bool) -> list[Cut]:
         if not split:
             break
     return cuts
-
-
-def piece_counts(length: np.ndarray, row: int) -> np.ndarray:
-    """Return the number of pieces that conversations of these lengths are split into."""
-    return np.maximum(1, -(-(length - 1) // (row - 1)))
 
 
 def _too_long(accepted: Accepted, is_long: np.ndarray, tokens: TokenColumns, recipe: Recipe) -> str:

@@ -89,14 +89,19 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     receipts = [read_receipt(recipe.layout.token_receipt(key)) for key in recipe.token_keys]
     read = sum(receipt["conversations"] for receipt in receipts)
     check_conversations(sum(receipt["accepted"] for receipt in receipts), recipe.config)
-    files = token_files(recipe)
+    files = [recipe.layout.token_file(key) for key in recipe.token_keys]
     for file, receipt in zip(files, receipts, strict=True):
-        check_token_file(file, receipt)
+        if digest_of(file, "xxh3") != receipt["xxh3"]:
+            raise StorageError("damaged_artefact", f"{file}: damaged (checksum mismatch); delete it and run again")
     bases = record_bases(recipe.parts, receipts)
     tokens = TokenColumns(files, bases)
     pieces = select_pieces(tokens, recipe)
     late = late_rejects(pieces.accepted, tokens, recipe)
-    early = early_rejects(receipts, bases)
+    early = [
+        Rejected(part, bases[part] + record, code, text)  # by tokenization
+        for part, receipt in enumerate(receipts)
+        for record, code, text in receipt["rejects"]
+    ]
     rejects = sorted([*early, *late], key=lambda reject: (reject.part, reject.record))
     with atomic_file(folder / "rejects.jsonl") as out:
         write_rejects(out, rejects, recipe)
@@ -113,15 +118,6 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     facts |= {"name": recipe.config.name, "corpus": recipe.corpus_key, "token_files": recipe.token_keys}
     write_receipt(folder / "plan.json", facts)
     return facts
-
-
-def token_files(recipe: Recipe) -> list[Path]:
-    return [recipe.layout.token_file(key) for key in recipe.token_keys]
-
-
-def check_token_file(file: Path, receipt: dict[str, Any]) -> None:
-    if digest_of(file, "xxh3") != receipt["xxh3"]:
-        raise StorageError("damaged_artefact", f"{file}: damaged (checksum mismatch); delete it and run again")
 
 
 def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
@@ -212,13 +208,6 @@ def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
         reason=np.zeros(len(length), np.uint8),
         samples=samples_of(tokens),
     )
-
-
-def early_rejects(receipts: Sequence[dict[str, Any]], bases: Sequence[int]) -> Iterator[Rejected]:
-    """Yield the conversations that tokenization rejected, in source order."""
-    for part, receipt in enumerate(receipts):
-        for record, code, text in receipt["rejects"]:
-            yield Rejected(part, bases[part] + record, code, text)
 
 
 def late_rejects(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> list[Rejected]:

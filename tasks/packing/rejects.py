@@ -51,10 +51,13 @@ def check_rejects(counts: dict[str, int], cut_off: int, read: int, recipe: Recip
     # Compare the quotient: 0.29 * 100 is less than 29 in floating point.
     if not rejected or rejected / read <= limit:
         return
+    # Messages of rejects do not name the template, because they are the same for any name.
+    refused = any(reason.startswith("template_") for reason in counts)
+    template = f"; the template is {recipe.config.template}" if refused else ""
     raise DataError(
         "too_many_rejects",
         f"{rejected:,} of {read:,} conversations were rejected ({100 * rejected / read:.2f} %), max_rejects "
-        f"allows {100 * limit:.2f} %{_template(counts, recipe)}\n"
+        f"allows {100 * limit:.2f} %{template}\n"
         + "\n".join(first_of_each(path, counts))
         + f"\nall are listed in {path}\n{suggest_settings(rejected, cut_off, read)}",
         rejects=_first(path),
@@ -105,12 +108,3 @@ def first_of_each(path: Path, counts: dict[str, int]) -> list[str]:
             if len(firsts) == len(counts):
                 break
     return [f"  {CODES[reason].code} {reason}, {counts[reason]:,}: {first}" for reason, first in sorted(firsts.items())]
-
-
-def _template(counts: dict[str, int], recipe: Recipe) -> str:
-    """Name the template if it refused a conversation.
-
-    Messages of rejects do not name the template, because they are the same for any name.
-    """
-    refused = any(reason.startswith("template_") for reason in counts)
-    return f"; the template is {recipe.config.template}" if refused else ""

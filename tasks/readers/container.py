@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
-from tasks.core.errors import DataError, Reject
+from tasks.core.errors import DataError
 from tasks.readers.compression import decompressed
 from tasks.readers.lines import Read
 from tasks.readers.strict_json import decode_block
@@ -332,7 +332,3 @@ def in_blocks(found: Iterator[tuple[object, int]], first: int = 0) -> Iterator[R
             raise error
         if added < 0:
             return
-
-
-def too_long_record(reader: RecordReader) -> Reject:
-    return Reject("too_long_record", reader.too_long())

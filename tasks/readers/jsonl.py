@@ -9,18 +9,9 @@ from functools import partial
 from pathlib import PurePath
 from typing import BinaryIO
 
+from tasks.core.errors import Reject
 from tasks.readers.compression import DECOMPRESS
-from tasks.readers.container import (
-    Container,
-    File,
-    Range,
-    Record,
-    RecordReader,
-    Rows,
-    Run,
-    Window,
-    too_long_record,
-)
+from tasks.readers.container import Container, File, Range, Record, RecordReader, Rows, Run, Window
 from tasks.readers.lines import CHUNK, TOO_LONG, WINDOW, Read, byte_range, end_of_line, line_blocks, split_at_lines
 from tasks.readers.strict_json import parse_record
 
@@ -133,7 +124,9 @@ def _open(reader: RecordReader) -> Iterator[Read]:
 
 
 def _parse(reader: RecordReader, line: bytes, unterminated: bool) -> object:
-    return too_long_record(reader) if line == TOO_LONG else parse_record(line, unterminated)
+    if line == TOO_LONG:
+        return Reject("too_long_record", reader.too_long())
+    return parse_record(line, unterminated)
 
 
 def _run(reader: RecordReader, lines: list[bytes], first: int, unterminated: bool) -> list[Record]:

@@ -9,7 +9,6 @@ from typing import BinaryIO
 
 Read = Callable[[int], bytes]
 
-
 CHUNK = 1 << 18  # bytes read at once; with 1 MiB, records fall out of the cache and parse 5 to 25 % slower
 
 WINDOW = 1 << 14  # bytes of a sampling window; windows are short and many, because neighboring records are alike

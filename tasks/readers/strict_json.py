@@ -15,15 +15,11 @@ from tasks.readers.lines import BOM
 
 _NINETEEN = b"0" * 19
 
-
 _UPPER_HALVES, _OF_DIGITS = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x3030303030303030)  # for words of eight bytes
-
 
 _DIGITS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))  # every digit → 0, all else → a space
 
-
 _KEY_OR_BRACKET = re.compile(rb'("(?:[^"\\]++|\\.)*+")(\s*:)?|[\[\]{}]', re.DOTALL)
-
 
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(-?[0-9][0-9.eE+-]*)', re.DOTALL)
 

@@ -69,8 +69,10 @@ def read_figures(manifest: Manifest, folder: Path, drawn: Collection[int] = ()) 
     """
     figures, rows = Figures(drawn={row: [] for row in drawn}), RowNumbers(manifest)
     wanted = np.array(list(drawn), np.int64)
-    packed, has_several = manifest.packing_metadata.enabled, _has_several_pieces(manifest)
-    ranges = max(1, (manifest.ledger.pieces.packed + manifest.ledger.conversations.read) // RANGE)
+    packed, ledger = manifest.packing_metadata.enabled, manifest.ledger
+    # A sample of the first packing has several pieces if it is cut or copied.
+    has_several = ledger.conversations.split or any(one.copies != one.conversations for one in manifest.mixture)
+    ranges = max(1, (ledger.pieces.packed + ledger.conversations.read) // RANGE)
     each = max(1, -(-rows.count // ranges))
     with open_index(manifest, folder) as index, ExitStack() as stack:
         by_row = stack.enter_context(Partitions(ranges, _IN_ROW))
@@ -97,11 +99,6 @@ def read_figures(manifest: Manifest, folder: Path, drawn: Collection[int] = ()) 
     for found in figures.drawn.values():
         found.sort()
     return figures
-
-
-def _has_several_pieces(manifest: Manifest) -> bool:
-    """Return whether the first packing has a sample that is cut or copied."""
-    return bool(manifest.ledger.conversations.split) or any(one.copies != one.conversations for one in manifest.mixture)
 
 
 def _samples(batch: pa.RecordBatch) -> np.ndarray:

@@ -34,6 +34,7 @@ from tasks.inspection.labels import (
     WEIGHTED,
     content_tokens,
     explain_samples,
+    steps_of,
     unused_keys,
 )
 from tasks.inspection.lookup import read_rejects
@@ -57,6 +58,7 @@ SHOWN = 40  # maximum number of sources, and of shards, to show
 EXAMPLES = 3  # rejects to show per reason
 LONGEST = 300  # characters of a name or message
 LONGEST_CONFIG = 12_000
+QUANTILES = {"shortest": 0, "median": 0.5, "nine": 0.9, "most": 0.99, "longest": 1}
 
 
 def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
@@ -152,6 +154,10 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
     kinds = dict.fromkeys(kind_of(name) for name, split in manifest.splits.items() if split.rows)
     first = [kind for kind in kinds if not kind.startswith(TRAIN_EPOCH_PREFIX)]
     several = len(manifest.row_lengths) > 1
+    steps_of_splits = {
+        name: [steps_of(manifest, name, batch) for batch in BATCH_ROWS] if kind_of(name) != "validation" else []
+        for name in manifest.splits
+    }
     packings = 1 + len({kind_of(name) for name in manifest.splits if name.startswith(TRAIN_EPOCH_PREFIX)})
     return {
         "manifest": manifest,
@@ -166,8 +172,8 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "explained": explain_rows(manifest),
         "padding_explained": explain_padding(manifest, packings),
         "weighted": WEIGHTED.get(str(manifest.config.get("loss_weight")), ""),
-        "steps_of_splits": _steps(manifest),
-        "first_steps": sum(steps[1] for name, steps in _steps(manifest).items() if kind_of(name) == "train"),
+        "steps_of_splits": steps_of_splits,
+        "first_steps": sum(steps[1] for name, steps in steps_of_splits.items() if kind_of(name) == "train"),
         "first_splits": " and ".join(first),
         "mixture": mixture_table(manifest.mixture, manifest.config.get("weighting")),
         "by_entry": _is_mixed(manifest),
@@ -189,7 +195,9 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         + ", without reasoning" * (manifest.config.get("reasoning") == "drop"),
         "batch_rows": BATCH_ROWS,
         "few_steps": FEW_STEPS,
-        "quantiles": _quantiles(figures.lengths),
+        "quantiles": dict(zip(QUANTILES, figures.lengths.quantiles([*QUANTILES.values()]), strict=True))
+        if len(figures.lengths)
+        else {},
         "accepted": len(figures.lengths),
         "longer": figures.lengths.above(manifest.sequence_length),
         "shared_by": figures.conversations.mean(),
@@ -199,20 +207,6 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "hues": range(HUES),
         "counted": counted,
         "plots": _plots(manifest, figures, steps, token_steps),
-    }
-
-
-def _steps(manifest: Manifest) -> dict[str, list[int]]:
-    """Return the optimizer steps of each split, for each of BATCH_ROWS.
-
-    BATCH_ROWS are numbers of rows of the longest length. The list is empty for validation splits.
-    """
-    longest = manifest.sequence_length
-    return {
-        name: [-(-split.rows * manifest.length_of_split(name) // (batch * longest)) for batch in BATCH_ROWS]
-        if kind_of(name) != "validation"
-        else []
-        for name, split in manifest.splits.items()
     }
 
 
@@ -286,13 +280,6 @@ def _places(manifest: Manifest) -> list[tuple[str, int]]:
         ("context, not trained", tokens.packed - tokens.trained),
         *padding,
     ]
-
-
-def _quantiles(lengths: Histogram) -> dict[str, int]:
-    if not len(lengths):
-        return {}
-    names = ("shortest", "median", "nine", "most", "longest")
-    return dict(zip(names, lengths.quantiles((0, 0.5, 0.9, 0.99, 1)), strict=True))
 
 
 def _setting(value: Any) -> str:

@@ -16,7 +16,6 @@ import orjson
 from tasks.core.errors import DataError
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_found
 from tasks.storage.corpus_folder import reading
-from tasks.storage.facts.ledger import SampleFacts
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
 from tasks.storage.splits import split_names
@@ -156,8 +155,12 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens
         require("padding", tokens.places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
         require("alignment", tokens.alignment, ledger.tokens.alignment or 0)
         selection.check()
-    if ledger.samples is not None:
-        _check_samples(ledger.samples, samples, require)
+    if (noted := ledger.samples) is not None:
+        require("samples: packed", samples.packed, noted.packed)
+        require("samples: dropped", samples.dropped(SAMPLE_DROP_REASONS), dict(sorted(noted.dropped.items())))
+        # The samples of rejected conversations are not in the index, so their recorded number is used.
+        require("samples: read", samples.count + noted.rejected, noted.read)
+        require("samples: repeated_prompt_tokens", samples.repeated, noted.repeated_prompt_tokens)
     efficiency = round(100 * tokens.packed / manifest.places, 4) if packing.enabled else None
     require("packing_efficiency", efficiency, packing.packing_efficiency)
     for name, split in manifest.splits.items():
@@ -186,14 +189,3 @@ def _count_rejects(folder: Path) -> tuple[Counter[str], Counter[str]]:
             reasons[reject["reason"]] += 1
             sources[reject["source"]] += 1
     return reasons, sources
-
-
-def _check_samples(recorded: SampleFacts, samples: _Counts, require: Callable[[str, Any, Any], None]) -> None:
-    """Check the figures of samples.
-
-    The samples of rejected conversations are not in the index, so their recorded number is used.
-    """
-    require("samples: packed", samples.packed, recorded.packed)
-    require("samples: dropped", samples.dropped(SAMPLE_DROP_REASONS), dict(sorted(recorded.dropped.items())))
-    require("samples: read", samples.count + recorded.rejected, recorded.read)
-    require("samples: repeated_prompt_tokens", samples.repeated, recorded.repeated_prompt_tokens)

@@ -127,8 +127,8 @@ def test_an_index_in_any_order_and_any_blocks_has_the_same_conversations(
         with read_index.read_index(manifest, folder) as found:
             shards = [rows.tolist() for rows in found.by_shard]
             seen = [conversations_of(entries) for entries in found.by_conversation]
-            assert found.placed == len(index) - index["row"].null_count
-            assert found.trained.sum() == sum(source.trained_tokens for source in manifest.sources)
+            assert found.totals.placed == len(index) - index["row"].null_count
+            assert found.totals.trained.sum() == sum(source.trained_tokens for source in manifest.sources)
     rows = index.to_pylist()
     # The pieces of each shard, found in plain Python.
     wanted = [

@@ -15,6 +15,7 @@ from tasks.cli.options import (
     RootOption,
     SequenceLengthOption,
     default_config,
+    option,
 )
 from tasks.cli.output import print_lines, print_view
 from tasks.core.error_codes import DATA
@@ -27,27 +28,14 @@ def init(
     format: Annotated[str, typer.Option(metavar="NAME", help="The record format of the files.")] = "auto",
     columns: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="OURS=YOURS",
-            show_default=False,
-            help="A key of the format and its name in the files, such as instruction=frage; repeatable.",
-        ),
+        option("OURS=YOURS", "A key of the format and its name in the files, such as instruction=frage; repeatable."),
     ] = None,
     roles: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OURS=YOURS",
-            show_default=False,
-            help="A role and its name in the files, such as user=customer; repeatable.",
-        ),
+        list[str] | None, option("OURS=YOURS", "A role and its name in the files, such as user=customer; repeatable.")
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            show_default=False,
-            help="A key or content part with images, audio, video, or preference data to ignore; repeatable.",
-        ),
+        option("KEY", "A key or content part with images, audio, video, or preference data to ignore; repeatable."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json_output: JsonOption = False,
@@ -63,23 +51,12 @@ def init(
 
 def check(
     path: ConfigArgument = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", show_default=False, help="Same as CONFIG.", hidden=True)
-    ] = None,
+    config: Annotated[Path | None, option("FILE", "Same as CONFIG.", hidden=True)] = None,
     sequence_length: SequenceLengthOption = "",
     batch_size: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="ROWS",
-            min=1,
-            show_default=False,
-            help="Rows per step, for the step count; repeatable.",
-        ),
+        list[int] | None, option("ROWS", "Rows per step, for the step count; repeatable.", min=1)
     ] = None,
-    tokens_per_step: Annotated[
-        int | None,
-        typer.Option(metavar="TOKENS", min=1, show_default=False, help="Tokens per step, instead of --batch-size."),
-    ] = None,
+    tokens_per_step: Annotated[int | None, option("TOKENS", "Tokens per step, instead of --batch-size.", min=1)] = None,
     workers: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of worker processes for the time estimate.")
     ] = 2,

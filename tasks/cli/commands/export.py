@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tasks.cli.options import JsonOption, ManifestArgument, RootOption, manifest_argument
+from tasks.cli.options import JsonOption, ManifestArgument, RootOption, manifest_argument, option
 from tasks.cli.output import print_lines
 from tasks.inspection.manifests import find_manifest
 
@@ -17,19 +17,10 @@ def export(
     manifest: ManifestArgument = None,
     to: Annotated[
         str,
-        typer.Option(
-            metavar="FORMAT",
-            show_default=False,
-            help="The format: trl, megatron, axolotl, llama-factory, xtuner, olmo-core, mds, or automodel.",
-        ),
+        option("FORMAT", "The format: trl, megatron, axolotl, llama-factory, xtuner, olmo-core, mds, or automodel."),
     ] = "",
     output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            show_default=False,
-            help="The folder to write to. Default: data/exports/<corpus>-<format>.",
-        ),
+        Path | None, option("FOLDER", "The folder to write to. Default: data/exports/<corpus>-<format>.")
     ] = None,
     root: RootOption = Path(),
     json_output: JsonOption = False,
@@ -57,19 +48,9 @@ def push(
     ],
     private: Annotated[bool, typer.Option("--private", help="If the dataset is new, create it as private.")] = False,
     revision: Annotated[
-        str,
-        typer.Option(
-            metavar="BRANCH",
-            show_default=False,
-            help="The branch, which is created if it does not exist. Default: main.",
-        ),
+        str, option("BRANCH", "The branch, which is created if it does not exist. Default: main.")
     ] = "",
-    message: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT", show_default=False, help="The commit message. Default: the name and key of the corpus."
-        ),
-    ] = "",
+    message: Annotated[str, option("TEXT", "The commit message. Default: the name and key of the corpus.")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Replace another corpus in the same place.")] = False,
     root: RootOption = Path(),
     json_output: JsonOption = False,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tasks.cli.options import JsonOption, ManifestArgument, RootOption, manifest_argument
+from tasks.cli.options import JsonOption, ManifestArgument, RootOption, manifest_argument, option
 from tasks.cli.output import print_lines, print_view
 from tasks.inspection.manifests import complete_file, find_file, find_manifest, list_manifests
 from tasks.stores.scratch import local_path_of
@@ -25,30 +25,17 @@ def inspect(
             autocompletion=complete_file,
         ),
     ] = None,
-    row: Annotated[int | None, typer.Option(metavar="N", help="Show row N as text; 0 is the first.")] = None,
+    row: Annotated[int | None, option("N", "Show row N as text; 0 is the first.")] = None,
     split: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The split of --row: train, validation, train_epoch_2, …; train-512 with several lengths.",
-        ),
+        option("NAME", "The split of --row: train, validation, train_epoch_2, …; train-512 with several lengths."),
     ] = None,
     conversation: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Show the conversation with number N in the index (#N in a row)."),
+        int | None, option("N", "Show the conversation with number N in the index (#N in a row).")
     ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(metavar="FILE:LINE", help="Show the conversation of this source line, with its row."),
-    ] = None,
-    line: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="For a source file: show its line (or record) N; 1 is the first."),
-    ] = None,
-    search: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Show the conversations that contain TEXT."),
-    ] = None,
+    at: Annotated[str | None, option("FILE:LINE", "Show the conversation of this source line, with its row.")] = None,
+    line: Annotated[int | None, option("N", "For a source file: show its line (or record) N; 1 is the first.")] = None,
+    search: Annotated[str | None, option("TEXT", "Show the conversations that contain TEXT.")] = None,
     rejects: Annotated[
         bool, typer.Option("--rejects", help="Show the rejected conversations and the reasons.")
     ] = False,
@@ -92,10 +79,7 @@ def diff(
 
 def report(
     manifest: ManifestArgument = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="The file to write. Default: next to the corpus folder."),
-    ] = None,
+    output: Annotated[Path | None, option("FILE", "The file to write. Default: next to the corpus folder.")] = None,
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:

@@ -7,26 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
-from tasks.cli.options import ConfigArgument, JsonOption, RootOption, SequenceLengthOption, default_config
+from tasks.cli.options import ConfigArgument, JsonOption, RootOption, SequenceLengthOption, default_config, option
 from tasks.cli.output import print_lines
 
 
 def pack(
     config: ConfigArgument = None,
     sequence_length: SequenceLengthOption = "",
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", show_default=False, help="Worker processes. Default: 2.")
-    ] = None,
+    workers: Annotated[int | None, option("N", "Worker processes. Default: 2.")] = None,
     root: RootOption = Path(),
     check_sources: Annotated[
         bool, typer.Option("--check-sources", help="Hash every source again, even if it looks unchanged.")
     ] = False,
     on: Annotated[
         str,
-        typer.Option(
-            metavar="ENGINE",
-            show_default=False,
-            help="The engine that does the work: here, workers, workers:N, luigi, ray://auto, or ray://HOST:PORT. "
+        option(
+            "ENGINE",
+            "The engine that does the work: here, workers, workers:N, luigi, ray://auto, or ray://HOST:PORT. "
             "Default: workers.",
         ),
     ] = "",
@@ -50,21 +47,10 @@ def pack(
 def part(
     config: ConfigArgument = None,
     stage: Annotated[
-        str,
-        typer.Option(
-            metavar="STAGE",
-            show_default=False,
-            help="prepare, tokenize (parts), plan, write (shards), or publish. Run them in this order.",
-        ),
+        str, option("STAGE", "prepare, tokenize (parts), plan, write (shards), or publish. Run them in this order.")
     ] = "",
     share: Annotated[
-        str,
-        typer.Option(
-            "--share",
-            metavar="I/N",
-            show_default=False,
-            help="The share of tokenize or write to run, from 1/N to N/N. Default: all of it.",
-        ),
+        str, option("I/N", "The share of tokenize or write to run, from 1/N to N/N. Default: all of it.")
     ] = "",
     sequence_length: SequenceLengthOption = "",
     root: RootOption = Path(),

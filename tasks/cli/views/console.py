@@ -14,7 +14,6 @@ from rich.text import Text
 
 HEADING_STYLE = "bold cyan"
 
-
 UNBOUNDED = 10_000  # width of an output that is not a terminal: wider than any line, so nothing wraps
 
 

@@ -5,7 +5,6 @@ Text from files is never interpreted as markup, and its control characters are e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tasks.inspection.labels import (
     TRAINED_TURNS,
     content_tokens,
     explain_samples,
+    steps_of,
     unused_keys,
     weighting,
 )
@@ -111,9 +111,7 @@ def _print_sources(manifest: Manifest, console: Console) -> None:
     wide = console.width >= 100
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", footer_style="bold")
     table.show_footer = len(sources) > 1
-    total = [
-        sum(getattr(s, name) for s in sources) for name in ("conversations", "rejected", "tokens", "trained_tokens")
-    ]
+    total = _counts(sources)
     table.add_column("file", "all" if len(sources) < 2 else f"{len(sources):,} files", overflow="fold")
     if wide:
         table.add_column("format")
@@ -218,13 +216,6 @@ def _detail(table: Table, label: str, count: int) -> None:
     table.add_row("", Text(f"  {label}", "dim"), Text(f"{count:,}", "dim"))
 
 
-def _most(manifest: Manifest) -> str:
-    """Return the words for the positions that the efficiency is a share of."""
-    if manifest.row_shape.padding == "none":
-        return f"rows × {manifest.sequence_length:,} positions"
-    return "all positions"
-
-
 def _print_packing(manifest: Manifest, console: Console) -> None:
     packing = manifest.packing_metadata
     if packing.enabled:
@@ -238,10 +229,12 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
         table.add_row("lower bound", bound, proof)
         table.add_row("above the bound", f"{packing.above_lower_bound_percent:.2f} %", "")
         if packing.packing_efficiency is not None:
+            is_padded = manifest.row_shape.padding != "none"
+            positions = "all positions" if is_padded else f"rows × {manifest.sequence_length:,} positions"
             table.add_row(
                 "efficiency",
                 Text(f"{packing.packing_efficiency:.2f} %", "bold"),
-                Text(f"of {_most(manifest)} hold a token", "dim"),
+                Text(f"of {positions} hold a token", "dim"),
             )
         table.add_row(
             f"{'samples' if manifest.ledger.samples else 'conversations'} per row",
@@ -263,10 +256,8 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for name, split in manifest.splits.items():
         size = sum(shard.bytes for shard in split.shards)
-        # All steps have equally many tokens, so a step has more of the shorter rows.
-        times = manifest.sequence_length / manifest.length_of_split(name)
         is_trained = kind_of(name) != "validation"
-        steps = [f"{math.ceil(split.rows / (batch * times)):,}" if is_trained else "" for batch in BATCH_ROWS]
+        steps = [f"{steps_of(manifest, name, batch):,}" if is_trained else "" for batch in BATCH_ROWS]
         filled = []
         if several:
             places = split.rows * manifest.length_of_split(name)
@@ -284,13 +275,7 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
     indented(console, table)
     longest = f" of {manifest.sequence_length:,} tokens" if several else ""
     console.print(Text(f"  steps: optimizer steps per epoch, by rows{longest} per step", "dim"))
-    trained = [name for name in manifest.splits if kind_of(name) == "train"]
-    epoch = sum(
-        math.ceil(
-            manifest.splits[name].rows * manifest.length_of_split(name) / (BATCH_ROWS[1] * manifest.sequence_length)
-        )
-        for name in trained
-    )
+    epoch = sum(steps_of(manifest, name, BATCH_ROWS[1]) for name in manifest.splits if kind_of(name) == "train")
     if epoch < FEW_STEPS:
         seen = packing.avg_conversations_per_sequence * BATCH_ROWS[1]
         noun = "samples" if manifest.ledger.samples else "conversations"

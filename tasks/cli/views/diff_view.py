@@ -54,7 +54,6 @@ def _print_sources(sources: SourceChanges, console: Console) -> None:
 
 
 def _conversations(count: int) -> list[str]:
-    """Return a number of conversations and its noun."""
     return counted(count, "conversation").split()
 
 
@@ -148,9 +147,9 @@ def _print_conversations(found: ConversationChanges, console: Console) -> None:
         folder = common_folder(names)
         table = grid(False, True, True)
         for name in names[:SHOWN]:
-            table.add_row(
-                printable(name.removeprefix(folder)), *_signed(found.removed.get(name, 0), found.added.get(name, 0))
-            )
+            went, came = found.removed.get(name, 0), found.added.get(name, 0)
+            signed = Text(f"−{went:,}", "red" if went else "dim"), Text(f"+{came:,}", "green" if came else "dim")
+            table.add_row(printable(name.removeprefix(folder)), *signed)
         whole(console, table)
         _print_rest(len(names) - SHOWN, console)
     for sign, color, when, moved, count in (
@@ -169,10 +168,6 @@ def _print_conversations(found: ConversationChanges, console: Console) -> None:
             indented(console, table)
             listed = "all" if count == len(moved) else f"{len(moved):,} in total (see --limit)"
             _print_rest(count - min(SHOWN, len(moved)), console, listed)
-
-
-def _signed(went: int, came: int) -> tuple[Text, Text]:
-    return Text(f"−{went:,}", "red" if went else "dim"), Text(f"+{came:,}", "green" if came else "dim")
 
 
 def _print_rest(count: int, console: Console, listed: str = "all") -> None:

@@ -213,7 +213,6 @@ def _print_figures(run: DryRun, console: Console) -> None:
 
 
 def _reason(run: DryRun, reason: str) -> str:
-    """Describe why conversations are dropped."""
     setting = run.settings.get(reason)
     return f"{DROPPED.get(reason, reason)}{f': {setting:,}' if isinstance(setting, int) else ''}"
 
@@ -237,6 +236,5 @@ def _print_steps(run: DryRun, console: Console) -> None:
 
 
 def _lengths(settings: Mapping[str, Any]) -> list[int]:
-    """Return the lengths of rows, ascending."""
     given = settings["sequence_length"]
     return given if isinstance(given, list) else [given]

@@ -84,14 +84,10 @@ def _places(costs: np.ndarray, ranks: int) -> np.ndarray:
         np.put_along_axis(work, least, added, axis=1)
         taken.append(least)
     # Ranks are the rows of a smaller problem: deal their work to a divisor of `ranks`.
-    number = _places(work, ranks // _smallest_factor(ranks))
+    smallest = next((factor for factor in range(2, int(ranks**0.5) + 1) if ranks % factor == 0), ranks)
+    number = _places(work, ranks // smallest)
     for turn, ranks_of_rows in enumerate(taken):
         rows = heaviest[:, turn * ranks : (turn + 1) * ranks]
         place = np.take_along_axis(number, ranks_of_rows, axis=1) + turn * ranks
         np.put_along_axis(places, rows, place, axis=1)
     return places
-
-
-def _smallest_factor(number: int) -> int:
-    """Return the smallest prime factor of a number above 1."""
-    return next((factor for factor in range(2, int(number**0.5) + 1) if number % factor == 0), number)

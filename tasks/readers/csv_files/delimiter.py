@@ -43,7 +43,12 @@ def find_delimiter(text: str, usual: str, is_known: Callable[[list[str]], bool])
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # never lowered: another reader may need it
     rows = {delimiter: _first_rows(text, delimiter) for delimiter in dict.fromkeys((usual, *DELIMITERS))}
     found = [delimiter for delimiter, own in rows.items() if own and len(own[0]) > 1 and is_known(own[0])]
-    found = found or [delimiter for delimiter, own in rows.items() if _is_table(own)]
+    # Rows of a table have several columns, and equally many cells. The last row may be incomplete.
+    found = found or [
+        delimiter
+        for delimiter, own in rows.items()
+        if own and len(own[0]) > 1 and all(len(row) in (0, len(own[0])) for row in own[1:-1])
+    ]
     if len(found) < 2 or usual in found:
         return usual if usual in found or not found else found[0]
     raise ValueError(f"its cells may be separated by {' or '.join(map(name_of, found))}")
@@ -63,11 +68,3 @@ def _first_rows(text: str, delimiter: str) -> list[list[str]]:
         return list(islice(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), _ROWS))
     except csv.Error:
         return []
-
-
-def _is_table(rows: list[list[str]]) -> bool:
-    """Return whether rows have several columns, and equally many cells.
-
-    Blank rows are allowed, and the last row may be incomplete.
-    """
-    return bool(rows) and len(rows[0]) > 1 and all(len(row) in (0, len(rows[0])) for row in rows[1:-1])
