@@ -165,11 +165,8 @@ def _select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selecti
 
 def _dropped(selection: Selection) -> dict[str, float]:
     """Count the dropped conversations by reason."""
-    accepted, weights, chosen = (
-        replace(selection.pieces.accepted, reason=selection.reason),
-        selection.weights,
-        selection.shares,
-    )
+    accepted = replace(selection.pieces.accepted, reason=selection.reason)
+    weights, chosen = selection.weights, selection.shares
     outcomes, most = accepted.outcomes(), accepted.samples.most
     represents = weights if accepted.samples.firsts is None else weights[accepted.samples.firsts]
     dropped = {reason: float(represents[outcomes == drop_code(reason)].sum()) for reason in DROP_REASONS}
@@ -338,10 +335,7 @@ def _mixture(selection: Selection, tokens: np.ndarray, trained: np.ndarray) -> l
     def by_entry(of: np.ndarray, values: np.ndarray) -> np.ndarray:
         return np.bincount(of, values, len(sources))
 
-    packed, copies = (
-        by_entry(entries, most(chosen.packed) * in_train),
-        by_entry(entries, most(chosen.copies) * in_train),
-    )
+    packed, copies = (by_entry(entries, most(each) * in_train) for each in (chosen.packed, chosen.copies))
     of = entries[pieces.conversations(slice(None))]
     tokens_of, trained_of = by_entry(of, tokens), by_entry(of, trained)
     return [

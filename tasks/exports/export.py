@@ -24,11 +24,11 @@ from tasks.exports.export_formats import EXPORTS
 from tasks.exports.model import (
     FOLDER,
     ExportFormat,
+    Note,
     OutputFolder,
     Part,
     ShardJob,
     common_notes,
-    note_on_mix,
 )
 from tasks.exports.rows import Rows, read_rows
 from tasks.storage.corpus_folder import checked_folder
@@ -179,12 +179,13 @@ def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: Ou
                 parts += own
                 for file in inside.files:
                     out.files.append(file.model_copy(update={"path": f"{length}/{file.path}"}))
+        text = (
+            f"the order of the steps (mix: {manifest.row_shape.mix}) is lost: rows of each length are in a separate "
+            "folder, and a trainer reads one folder; each step must have rows of one length"
+        )
         values = {
             "settings": {length: _within(own["settings"], length) for length, own in found.items()},
-            "notes": [
-                *notes_of({length: own["notes"] for length, own in found.items()}),
-                asdict(note_on_mix(manifest)),
-            ],
+            "notes": [*notes_of({length: own["notes"] for length, own in found.items()}), asdict(Note("mix", text))],
             "splits": {f"{kind}-{n}": figures for n, own in found.items() for kind, figures in own["splits"].items()},
         }
     _check_counts(manifest, parts)

@@ -170,12 +170,3 @@ def common_notes(manifest: Manifest, format: ExportFormat, splits: Sequence[str]
         text = "each split has the conversations of train in different rows; train on one split per epoch"
         notes.append(Note("epochs", f"{', '.join(further)}: {text}"))
     return notes
-
-
-def note_on_mix(manifest: Manifest) -> Note:
-    """Return the note for rows of several lengths, which are separate exports."""
-    return Note(
-        "mix",
-        f"the order of the steps (mix: {manifest.row_shape.mix}) is lost: rows of each length are in a separate "
-        "folder, and a trainer reads one folder; each step must have rows of one length",
-    )

@@ -25,7 +25,6 @@ from tasks.inspection.rows import Piece, place_in_corpus, read_row
 from tasks.inspection.token_runs import Span, spans_of
 from tasks.storage.arrow import to_arrow
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
-from tasks.storage.facts.outputs import Shard
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, row_columns, to_dicts
@@ -103,24 +102,24 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
     needle = text.encode("utf-8", "replace")
     splits = {name: split for name, split in manifest.splits.items() if not name.startswith(TRAIN_EPOCH_PREFIX)}
     shards = [(name, n, shard) for name, split in splits.items() for n, shard in enumerate(split.shards)]
-    if manifest.format_version == "2.0":
-        for split, number, shard in shards:
-            yield from _in_texts(manifest, folder, split, number, shard, text)
-        return
-    encoder = encoder or open_tokenizer(manifest, folder)
-    vocabulary = pa.array([encoder.token_bytes(token) for token in range(encoder.vocab_size)], pa.binary())
+    vocabulary = None
+    if manifest.format_version != "2.0":
+        encoder = encoder or open_tokenizer(manifest, folder)
+        vocabulary = pa.array([encoder.token_bytes(token) for token in range(encoder.vocab_size)], pa.binary())
     for split, number, shard in shards:
-        at = 0
+        at, step = 0, max(1, _TOKENS // manifest.length_of(shard.path))
         check_unchanged(folder, shard)
         with open_shard(manifest, folder, shard) as batches:
-            for batch in batches:
-                step = max(1, _TOKENS // manifest.length_of(shard.path))
-                for top in range(0, batch.num_rows, step):
-                    rows = batch.slice(top, step)
+            for rows in (batch.slice(top, step) for batch in batches for top in range(0, batch.num_rows, step)):
+                if vocabulary is None:
+                    for row, found in enumerate(to_dicts(rows.select(["text"]))):
+                        if text in found["text"]:
+                            yield Hit(split, number, at + row, 0, 0, 0, False)
+                else:
                     columns = row_columns(rows, manifest.sequence_length, manifest.row_shape)
                     for row, start, first, last, trained in _in_rows(columns, vocabulary, needle):
-                        yield Hit(split, number, at + top + row, start, first, last, trained)
-                at += batch.num_rows
+                        yield Hit(split, number, at + row, start, first, last, trained)
+                at += rows.num_rows
 
 
 def _in_rows(
@@ -149,17 +148,6 @@ def _in_rows(
             at = written.find(needle, int(offsets[end]))
         else:
             at = written.find(needle, at + 1)
-
-
-def _in_texts(manifest: Manifest, folder: Path, split: str, number: int, shard: Shard, text: str) -> Iterator[Hit]:
-    at = 0
-    check_unchanged(folder, shard)
-    with open_shard(manifest, folder, shard) as batches:
-        for batch in batches:
-            for row, found in enumerate(to_dicts(batch.select(["text"]))):
-                if text in found["text"]:
-                    yield Hit(split, number, at + row, 0, 0, 0, False)
-            at += batch.num_rows
 
 
 def find_conversations(path: Path, text: str, limit: int) -> SearchResult:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -269,8 +269,12 @@ def write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Rec
         atomic_file(folder / "plan.arrow") as out,
         pa.ipc.new_file(pa.PythonFile(out, "w"), plan_schema(config.weighs_conversations)) as plan,
         index_writer(folder / "index.arrow", tokens, recipe, pieces.accepted.samples.several) as index,
-        _rows_writer(folder / ROWS if config.packing else None) as rows_out,
+        ExitStack() as stack,
     ):
+        rows_out = None
+        if config.packing:
+            file = pa.PythonFile(stack.enter_context(atomic_file(folder / ROWS)), "w")
+            rows_out = stack.enter_context(pa.ipc.new_stream(file, ROWS_SCHEMA))
         held_out, companions = pieces.held_out(), Companions()
         compared = compared_in(config, tokens)
         trained = trained_of_conversations(pieces, tokens) if config.weighs_conversations else None
@@ -309,16 +313,6 @@ def write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Rec
                 companions.remember(placed.row, pieces.of, rows)
             del placed  # frees its columns
     return blocks
-
-
-@contextmanager
-def _rows_writer(path: Path | None) -> Iterator[pa.ipc.RecordBatchStreamWriter | None]:
-    """Open rows.arrow for writing; without a path, yield None."""
-    if path is None:
-        yield None
-        return
-    with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), ROWS_SCHEMA) as writer:
-        yield writer
 
 
 def _write_plan(

@@ -56,7 +56,7 @@ def funnel(unit: str, steps: Sequence[tuple[str, int]]) -> str:
         most = max((count for _, count in steps), default=0) or 1
         for place, (name, count) in enumerate(steps):
             axes.barh(place, count, color=ONE, height=BAR)
-            share = "" if place == 0 else f" · {_percent(count / (steps[0][1] or 1))}"
+            share = "" if place == 0 else f" · {100 * (count / (steps[0][1] or 1)):.1f} %"
             axes.text(0, place - LABEL, f"{name} · {count:,}{share}")
         axes.set_yticks([])
         axes.set_ylim(len(steps) - 0.7, -0.9)
@@ -146,10 +146,6 @@ def labelled(names: Sequence[str]) -> int:
     """Return n so that labels of every n-th group do not touch each other."""
     longest = max(map(len, names), default=0) * CHARACTER + BETWEEN
     return max(1, math.ceil(longest * len(names) / AXIS))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _shortened(name: str) -> str:

@@ -154,6 +154,10 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
     kinds = dict.fromkeys(kind_of(name) for name, split in manifest.splits.items() if split.rows)
     first = [kind for kind in kinds if not kind.startswith(TRAIN_EPOCH_PREFIX)]
     several = len(manifest.row_lengths) > 1
+    mixture = mixture_table(manifest.mixture, manifest.config.get("weighting"))
+    is_mixed = bool(
+        mixture or manifest.ledger.tokens.repeated
+    )  # weights, limits, or copies change the tokens of a source
     steps_of_splits = {
         name: [steps_of(manifest, name, batch) for batch in BATCH_ROWS] if kind_of(name) != "validation" else []
         for name in manifest.splits
@@ -175,8 +179,8 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "steps_of_splits": steps_of_splits,
         "first_steps": sum(steps[1] for name, steps in steps_of_splits.items() if kind_of(name) == "train"),
         "first_splits": " and ".join(first),
-        "mixture": mixture_table(manifest.mixture, manifest.config.get("weighting")),
-        "by_entry": _is_mixed(manifest),
+        "mixture": mixture,
+        "by_entry": is_mixed,
         "rejected": rejected,
         "dropped": dropped,
         "turns_apart": explain_samples(apart, manifest.ledger.tokens.packed) if apart else "",
@@ -206,7 +210,7 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "published": f"manifests/{Path(manifest.corpus).name}.json",
         "hues": range(HUES),
         "counted": counted,
-        "plots": _plots(manifest, figures, steps, token_steps),
+        "plots": _plots(manifest, figures, steps, token_steps, is_mixed),
     }
 
 
@@ -262,11 +266,6 @@ def _token_steps(manifest: Manifest) -> list[Step]:
     ]
 
 
-def _is_mixed(manifest: Manifest) -> bool:
-    """Return whether weights, limits, or copies change the tokens of a source."""
-    return bool(mixture_table(manifest.mixture, manifest.config.get("weighting")) or manifest.ledger.tokens.repeated)
-
-
 def _places(manifest: Manifest) -> list[tuple[str, int]]:
     """Return the contents of all rows, as (name, tokens)."""
     tokens = manifest.ledger.tokens
@@ -318,13 +317,15 @@ def _rejects(manifest: Manifest, folder: Path) -> list[dict[str, Any]]:
 # -- plots -------------------------------------------------------------------------------------------------------------
 
 
-def _plots(manifest: Manifest, figures: Figures, steps: list[Step], token_steps: list[Step]) -> dict[str, Any]:
+def _plots(
+    manifest: Manifest, figures: Figures, steps: list[Step], token_steps: list[Step], is_mixed: bool
+) -> dict[str, Any]:
     from markupsafe import Markup
 
     from tasks.report import plots
 
     packed = manifest.packing_metadata.enabled
-    shown: Sequence[MixtureFacts | SourceFacts] = manifest.mixture if _is_mixed(manifest) else manifest.sources
+    shown: Sequence[MixtureFacts | SourceFacts] = manifest.mixture if is_mixed else manifest.sources
     common = common_folder([source.path for source in shown])
     by_tokens = sorted(shown, key=lambda source: -source.tokens)
     sources = [(_text(s.path.removeprefix(common)), s.tokens, s.trained_tokens) for s in by_tokens]
