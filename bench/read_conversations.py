@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
 from tasks.sources.model import Part
-from tasks.sources.parts import read_part
+from tasks.sources.parts import PartReader
 
 
 def conversations_of(parts: Iterable[Part]) -> Iterator[tuple[object, Conversation | Reject]]:
     """Yield each record of parts with its conversation, or with its Reject."""
     for part in parts:
-        for _, record in read_part(part):
+        for _, record in PartReader(part):
             try:
                 yield record, part.file.conversation(record)
             except Reject as reject:

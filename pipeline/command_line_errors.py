@@ -29,17 +29,12 @@ def as_pack_error(error: Exception) -> PackError:
     parsing = re.search(r"Error when parsing the default value of '(\w+)'", message)
     if parsing:
         message = f"--{parsing[1].replace('_', '-')}: {error.__cause__}"
-    elif not isinstance(error, (ParameterException, TaskClassException)) and not _is_from_parameter(error):
-        return to_pack_error(error)
+    elif not isinstance(error, (ParameterException, TaskClassException)):
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+        # Otherwise, Luigi failed to parse the value of an option.
+        if not isinstance(error, ValueError) or luigi.parameter.__file__ not in files:
+            return to_pack_error(error)
     return UsageError("bad_command_line", f"{message}; {HELP}")
-
-
-def _is_from_parameter(error: Exception) -> bool:
-    """Return whether Luigi failed to parse the value of an option."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, ValueError) and any(
-        frame.f_code.co_filename == luigi.parameter.__file__ for frame, _ in frames
-    )
 
 
 def with_pack_errors(build: Callable[..., argparse.ArgumentParser]) -> Callable[..., argparse.ArgumentParser]:

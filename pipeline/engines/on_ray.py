@@ -145,7 +145,10 @@ class OnRay:
                     running[self._attempt.remote(steps[index])] = index
                 for reference in ray.wait(list(running), num_returns=1)[0]:
                     index = running.pop(reference)
-                    outcome = self._outcome(reference, steps[index])
+                    try:
+                        outcome: Outcome = ray.get(reference)
+                    except ray.exceptions.RayError as error:
+                        raise lost(steps[index], _first_line(error)) from None
                     if outcome.error:
                         raise outcome.error
                     yield index, outcome
@@ -159,13 +162,6 @@ class OnRay:
             self._cpus = _cpus_of(self._ray)
             self._asked = time.monotonic()
         return self._cpus
-
-    def _outcome(self, reference: Any, step: Step) -> Outcome:
-        try:
-            found: Outcome = self._ray.get(reference)
-            return found
-        except self._ray.exceptions.RayError as error:
-            raise lost(step, _first_line(error)) from None
 
 
 def _cpus_of(ray: Any) -> int:

@@ -60,7 +60,8 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         interrupted = kind is not None and not issubclass(kind, Exception)
         for worker in self._workers:
-            worker.ask_to_leave(at_once=interrupted)
+            with suppress(OSError):
+                worker.process.terminate() if interrupted else worker.connection.send(None)
         deadline = time.monotonic() + LEAVING
         for worker in self._workers:
             worker.end(deadline)
@@ -116,8 +117,8 @@ class _Worker:
 
     def __init__(self, context: BaseContext) -> None:
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self.connection), daemon=True)  # type: ignore[attr-defined]
-        self._process.start()
+        self.process = context.Process(target=_serve, args=(theirs, self.connection), daemon=True)  # type: ignore[attr-defined]
+        self.process.start()
         theirs.close()
 
     def send(self, step: Step) -> None:
@@ -133,22 +134,18 @@ class _Worker:
             return None
 
     def describe_end(self) -> str:
-        self._process.join(LEAVING)
-        code = self._process.exitcode
+        self.process.join(LEAVING)
+        code = self.process.exitcode
         if code is None or code >= 0:
             return f"it ended with exit code {code}"
         return f"it was killed by signal {-code}; if memory ran out, run again with fewer workers"
 
-    def ask_to_leave(self, at_once: bool) -> None:
-        with suppress(OSError):
-            self._process.terminate() if at_once else self.connection.send(None)
-
     def end(self, deadline: float) -> None:
         """Wait for the process until the deadline, then kill it."""
-        self._process.join(max(0.0, deadline - time.monotonic()))
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
+        self.process.join(max(0.0, deadline - time.monotonic()))
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
         self.connection.close()
 
 

@@ -90,7 +90,10 @@ def read_settings(path: Path, removed: Removed, without_effect: Mapping[str, Any
             )
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputMissing("config_missing", f"{path}: no such config{_yaml_nearby(path)}") from None
+        hint = f" ({path.parent} is not a folder)"
+        if path.parent.is_dir():
+            hint = suggest(path.name, sorted(p.name for p in path.parent.glob("*.y*ml")))
+        raise InputMissing("config_missing", f"{path}: no such config{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("bad_config_file", f"{path}: cannot be read as a config: {error}") from error
     return parse_settings(text, str(path), removed, without_effect)
@@ -106,7 +109,10 @@ def parse_settings(
     try:
         values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a stricter SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
-        raise UsageError("bad_config_file", f"{where}: {_yaml_problem(error)}") from error
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "is not YAML"
+        problem = getattr(error, "problem", None) or str(error) or type(error).__name__
+        raise UsageError("bad_config_file", f"{where}: {place}: {problem}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -162,18 +168,6 @@ def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Mo
         raise UsageError("bad_setting", f"{where}: invalid config\n" + "\n".join(lines)) from None
 
 
-def _yaml_nearby(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f" ({path.parent} is not a folder)"
-    return suggest(path.name, sorted(p.name for p in path.parent.glob("*.y*ml")))
-
-
-def _yaml_problem(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error) or type(error).__name__
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else f"is not YAML: {problem}"
-
-
 def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
     """Return the place of a pydantic error, its message, and the value found.
 
@@ -189,13 +183,12 @@ def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
         return where, f"unknown key{hint}", ""
     if item["type"] == "missing":
         return where, "missing", ""
-    message = _plain(item["msg"])
-    return where, message, f", found {_as_written(item['input'])}" if where else ""
-
-
-def _as_written(value: Any) -> str:
-    """Return a value as it is written in YAML, truncated to 80 characters."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else f"{value!r:.80}"
+    message, value = item["msg"], item["input"]
+    for theirs, ours in _PLAINER.items():
+        message = message.replace(theirs, ours)
+    message = re.sub(r" or instance of \w+", "", message)
+    as_written = json.dumps(value) if value is None or isinstance(value, bool) else f"{value!r:.80}"
+    return where, message, f", found {as_written}" if where else ""
 
 
 # Phrases of pydantic, and plainer words for them.
@@ -209,12 +202,6 @@ _PLAINER = {
     "a valid string": "a string",
     "a valid list": "a list",
 }
-
-
-def _plain(message: str) -> str:
-    for theirs, ours in _PLAINER.items():
-        message = message.replace(theirs, ours)
-    return re.sub(r" or instance of \w+", "", message)
 
 
 def _within(model: type[BaseModel], key: str) -> str:

@@ -46,7 +46,8 @@ def fit_to_width(table: list[list[str]], width: int) -> list[list[str]]:
     redundant = [weight] * all(cell == "1" for cell in weight[1:]) + [limit] * (not any(limit[1:]))
     redundant += [copies] * (copies[1:] == packed[1:])
     columns = _without(columns, redundant)
-    if _width(columns) - _surplus(columns[0]) > width:
+    surplus = max(0, max(map(len, columns[0])) - SHORTEST_NAME)  # by which names can be shortened
+    if _width(columns) - surplus > width:
         columns = _without(columns, [share])
     room = max(SHORTEST_NAME, width - _width([[], *columns[1:]]))
     names = [_shortened(name, room) for name in columns[0]]
@@ -59,11 +60,6 @@ def _without(columns: list[list[str]], left_out: list[list[str]]) -> list[list[s
 
 def _width(columns: list[list[str]]) -> int:
     return sum(max(map(len, column), default=0) for column in columns) + 2 * (len(columns) - 1)
-
-
-def _surplus(names: list[str]) -> int:
-    """Return the number of characters by which the column of names can be shortened."""
-    return max(0, max(map(len, names)) - SHORTEST_NAME)
 
 
 def _shortened(name: str, room: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import orjson
@@ -55,7 +55,10 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
         what = f"none of its first {count:,} records can be read; the first problem" if count > 1 else "its only record"
         return DataError(reject.reason, f"{name}: {what}: {reject}; {advice}")
     header = isinstance(container_named(file.container), Csv)
-    found = _keys_found(list(keys), header) if keys else f"no record is an object{f' ({reject})' if reject else ''}"
+    found = f"no record is an object{f' ({reject})' if reject else ''}"
+    if keys:
+        where = "columns in the first row" if header else "keys found"
+        found = f"{where}: {', '.join(shown(key)[1:-1] for key in [*keys][:20])}{' …' if len(keys) > 20 else ''}"
     missing = [(ours, key) for ours, key in columns.items() if key not in keys and ours not in MESSAGE_KEYS]
     if keys and missing:
         problems = "; ".join(
@@ -82,9 +85,7 @@ def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
     `reject` is the first Reject among its first records, of which none is an object.
     """
     container = container_named(file.container)
-    if not container.is_text:
-        return None
-    if isinstance(container, Csv):
+    if not container.is_text or isinstance(container, Csv):
         return None
     if reject.reason == "bad_utf8":
         return DataError(
@@ -98,11 +99,6 @@ def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
         prefix = read(CHUNK).removeprefix(BOM).lstrip()
     explained = container.explain_unreadable(file, prefix)
     return DataError("unknown_json", f"{file.name}: {explained}") if explained else None
-
-
-def _keys_found(keys: Sequence[str], header: bool) -> str:
-    where = "columns in the first row" if header else "keys found"
-    return f"{where}: {', '.join(shown(key)[1:-1] for key in keys[:20])}{' …' if len(keys) > 20 else ''}"
 
 
 def _convert(file: SourceFile, encoding: str) -> str:

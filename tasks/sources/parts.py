@@ -4,7 +4,7 @@
       - path: chats/*.jsonl   ─→   chats/b.jsonl.gz  40 MB ─→  Part(0..40,000,000)
       - path: wiki.parquet         wiki.parquet     300 MB ─→  Part(row groups 0..1) Part(1..2) …
                                                                  │
-                                                                 └ read_part ─→ (0, {"messages": …}), (1, …) …
+                                                                 └ PartReader ─→ (0, {"messages": …}), (1, …) …
 
 A part is the range of a file that one step reads. Its start and end depend only on the bytes and the part size, and its
 digest depends only on its content, so a line appended to a file changes only the last part. A file and its parts are
@@ -26,7 +26,7 @@ from tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReade
 from tasks.readers.containers import container_named
 from tasks.readers.strict_json import decode_block
 from tasks.sources.digests.digest_cache import DigestCache
-from tasks.sources.digests.hash_files import HASH_CHUNK, hash_file
+from tasks.sources.digests.hash_files import hash_file
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.source_files import find_files
 from tasks.storage.paths import Layout
@@ -47,14 +47,11 @@ def find_parts(
     part_size: int,
     layout: Layout | None = None,
     revisions: Mapping[int, str] | None = None,
-    *,
-    most_parts: int = MOST_PARTS,
-    hash_chunk: int = HASH_CHUNK,
     cache: DigestCache | None = None,
 ) -> list[tuple[SourceFile, list[Part]]]:
     """Find the files of `sources`, hash them, and split them into parts.
 
-    `part_size` is in bytes. It is doubled until `most_parts` parts of this size can hold all files; each file has at
+    `part_size` is in bytes. It is doubled until MOST_PARTS parts of this size can hold all files; each file has at
     least one part. Files that `cache` knows are not hashed. Raises the errors of `find_files` and stores.
     """
     if part_size < 1:
@@ -62,13 +59,13 @@ def find_parts(
     files = find_files(sources, folder, layout, revisions, cache)
     size = sum(file.bytes for file in files)
     # Because the size is doubled, a growing corpus keeps its parts until it is twice as large.
-    while size > part_size * most_parts:
+    while size > part_size * MOST_PARTS:
         part_size *= 2
     stop, found = Stop(), dict[int, tuple[SourceFile, list[Part]]]()
 
     def split(number: int) -> None:
         stop.check()
-        found[number] = _split(files[number], part_size, stop.check, hash_chunk, cache)
+        found[number] = _split(files[number], part_size, stop.check, cache)
 
     # Threads suffice because hashing releases the GIL. They end before a worker is forked.
     count = HASH_OBJECTS if any(file.identity for file in files) else min(HASH_THREADS, os.cpu_count() or 1)
@@ -105,14 +102,6 @@ class PartReader(RecordReader):
         self._source.check_unchanged()
 
 
-def read_part(part: Part, max_record_bytes: int = MAX_RECORD_BYTES, decode: Decode = decode_block) -> PartReader:
-    """Return an iterable over the records of `part`.
-
-    A JSON line of more than `max_record_bytes` becomes a Reject.
-    """
-    return PartReader(part, max_record_bytes, decode)
-
-
 def place_of(part: Part, record: int) -> str:
     """Return FILE:LINE of a record, or FILE:RECORD if the file has no lines.
 
@@ -134,18 +123,14 @@ def sizes_of(parts: Sequence[Part]) -> list[int]:
 
 
 def _split(
-    file: SourceFile,
-    part_size: int,
-    check: Callable[[], None],
-    hash_chunk: int,
-    cache: DigestCache | None,
+    file: SourceFile, part_size: int, check: Callable[[], None], cache: DigestCache | None
 ) -> tuple[SourceFile, list[Part]]:
     """Hash a file unless its digests are known, and split it into parts.
 
     `check` ends the hashing by raising an error.
     """
     try:
-        found = (cache and cache.find(file, part_size)) or hash_file(file, part_size, cache, check, hash_chunk)
+        found = (cache and cache.find(file, part_size)) or hash_file(file, part_size, cache, check)
         file.check_unchanged()
         if file.arrived not in ("", found.sha256):
             raise damaged_copy(file.name, file.path)

@@ -42,10 +42,6 @@ class RowStatistics:
         return cls(*(np.zeros(rows, str(field.type)) for field in ROWS_SCHEMA))
 
     @classmethod
-    def of_batch(cls, batch: pa.RecordBatch) -> Self:
-        return cls(*(to_numpy(batch.column(name)) for name in ROWS_SCHEMA.names))
-
-    @classmethod
     def joined(cls, parts: Iterable[RowStatistics]) -> Self:
         every: list[RowStatistics] = [cls.zeros(0), *parts]
         columns = zip(*(part.columns() for part in every), strict=True)
@@ -106,7 +102,7 @@ def _by_shard(reader: pa.RecordBatchReader, manifest: Manifest, path: Path, fold
                 found = "no record batch" if batch is None else f"{batch.num_rows:,} records"
                 raise _wrong(path, folder, f"{found} for the {shard.rows:,} rows of {shard.path}")
             batch.validate(full=True)
-            yield RowStatistics.of_batch(batch)
+            yield RowStatistics(*(to_numpy(batch.column(name)) for name in ROWS_SCHEMA.names))
     if next(left, None) is not None:
         raise _wrong(path, folder, "more record batches than the corpus has shards")
 

@@ -66,10 +66,10 @@ def open_shard(
     process. Raises DataError or InputMissing, naming the file, if it is not the file that the manifest describes.
     """
     path = folder / shard.path
-    data = _private_map(folder, shard) if streamed else None
-    with _open_stream(folder, shard, verified, source=data) as reader:
+    data = read_verified(folder, shard) if verified else _map(folder, shard)
+    with reading(path, folder), pa.ipc.open_stream(pa.py_buffer(data)) as reader:
         check_schema(path, reader.schema, shard_schema(manifest, shard.path), folder)
-        yield _counted(reader, path, shard.rows, folder, data)
+        yield _counted(reader, path, shard.rows, folder, data if streamed else None)
 
 
 def _counted(
@@ -93,10 +93,13 @@ def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iter
     `open_shard`.
     """
     file = listed_file(manifest, folder, "index.arrow")
+    path = folder / file.path
     if not verified:
         check_unchanged(folder, file)
-    path = find_listed(folder, file.path, file.bytes)
-    with reading(path, folder), pa.OSFile(str(path)) as source, _open_stream(folder, file, verified, source) as reader:
+    with ExitStack() as stack:
+        stack.enter_context(reading(path, folder))
+        source = read_verified(folder, file) if verified else stack.enter_context(pa.OSFile(str(path)))
+        reader = stack.enter_context(pa.ipc.open_stream(source))
         if not reader.schema.equals(index_schema(manifest.ledger.samples is not None), check_metadata=True):
             raise DataError(
                 "bad_index",
@@ -106,30 +109,10 @@ def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iter
         yield reader
 
 
-@contextmanager
-def _open_stream(
-    folder: Path, file: ListedFile, verified: bool, source: mmap.mmap | pa.NativeFile | None
-) -> Iterator[pa.RecordBatchReader]:
-    path = folder / file.path
-    with reading(path, folder), ExitStack() as stack:
-        if verified:
-            data = read_verified(folder, file)
-        else:
-            data = _map(folder, file) if source is None else source
-            data = pa.py_buffer(data) if isinstance(data, mmap.mmap) else data
-        yield stack.enter_context(pa.ipc.open_stream(data))
-
-
-def _private_map(folder: Path, file: ListedFile) -> mmap.mmap:
+def _map(folder: Path, file: ListedFile) -> mmap.mmap:
     path = find_listed(folder, file.path, file.bytes)
     with reading(path, folder), path.open("rb") as opened:
         return mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
-
-
-def _map(folder: Path, file: ListedFile) -> pa.Buffer:
-    path = find_listed(folder, file.path, file.bytes)
-    with reading(path, folder), pa.memory_map(str(path)) as mapped:
-        return mapped.read_buffer()
 
 
 def read_verified(folder: Path, file: ListedFile, mapped: bool = False) -> pa.Buffer:
@@ -140,7 +123,7 @@ def read_verified(folder: Path, file: ListedFile, mapped: bool = False) -> pa.Bu
     """
     path = find_listed(folder, file.path, file.bytes)
     if mapped:
-        data = _map(folder, file)
+        data = pa.py_buffer(_map(folder, file))
     else:
         with reading(path, folder):
             data = pa.py_buffer(path.read_bytes())

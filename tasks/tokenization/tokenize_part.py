@@ -22,7 +22,7 @@ from tasks.config import Config
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.sources.model import Part
-from tasks.sources.parts import place_of, read_part
+from tasks.sources.parts import PartReader, place_of
 from tasks.storage.files import atomic_file, write_receipt
 from tasks.storage.schemas import tokens_schema
 from tasks.templates.spans import Template
@@ -52,7 +52,7 @@ def tokenize_part(
     schema = tokens_schema(config.packing, weighted)
     preparer = Preparer(part.file, template, encoder, config.train_on, config.packing, weighted)
     unused = unused_keys_of(part.file, weighted)
-    reader = read_part(part, config.max_record_bytes, preparer.decode)
+    reader = PartReader(part, config.max_record_bytes, preparer.decode)
     with atomic_file(token_file, "xxh3") as out, _rare_collections():
         with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:
 

@@ -18,7 +18,7 @@ from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import full_text
 from tasks.core.errors import DataError, Reject
 from tasks.sources.model import Part, SourceFile
-from tasks.sources.parts import place_of, read_part
+from tasks.sources.parts import PartReader, place_of
 from tasks.storage.files import write_bytes
 from tasks.templates.built_in import MARKERS
 
@@ -136,7 +136,7 @@ def _sentences(parts: tuple[Part, ...], max_record_bytes: int, unread: Unread) -
     """
     left = MOST_CHARACTERS
     for part in parts:
-        for record, value in read_part(part, max_record_bytes):
+        for record, value in PartReader(part, max_record_bytes):
             try:
                 conversation = part.file.conversation(value)
             except Reject as reject:

@@ -29,7 +29,7 @@ from tasks.inspection.sources import sources_of
 from tasks.recipe import Recipe, resolve
 from tasks.sources import remote, remote_blocks
 from tasks.sources.digests import hash_files
-from tasks.sources.parts import read_part
+from tasks.sources.parts import PartReader
 from tasks.sources.shares import Share
 from tasks.stages import run_alone
 from tasks.storage.files import HashingWriter, read_receipt, write_receipt
@@ -197,7 +197,7 @@ def test_a_part_costs_its_blocks(
     own_scratch(monkeypatch, tmp_path / "another")
     read.clear()
     copy = remote.with_copy(part, Layout(root_of(root)).remote())
-    assert len(list(read_part(copy))) > 10
+    assert len(list(PartReader(copy))) > 10
     size = part.stop - part.start
     assert size <= read["a.jsonl"] <= size + 2 * BLOCK
 

@@ -28,7 +28,7 @@ from tasks.conversations.formats import FORMAT_NAMES, read_record
 from tasks.conversations.model import content_digest, whole_text
 from tasks.core.errors import PackError, Reject
 from tasks.sources.model import Source
-from tasks.sources.parts import find_parts, read_part
+from tasks.sources.parts import PartReader, find_parts
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import to_json
 from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
@@ -66,7 +66,7 @@ def read_source(data: bytes, name: str, format: str, part_size: int = 1 << 20) -
     try:
         for file, parts in find_parts([Source(path=name, format=format)], _place(), part_size):
             for part in parts:
-                for _, record in read_part(part, max_record_bytes=1 << 12):
+                for _, record in PartReader(part, max_record_bytes=1 << 12):
                     if isinstance(record, Reject):
                         check_message(record)
                         continue

@@ -14,7 +14,7 @@ from tasks.inspection.sources import record_of
 from tasks.readers.container import BLOCK, Container, RecordReader
 from tasks.readers.containers import CONTAINERS, container_by_extension, container_named
 from tasks.sources.model import Part, Source, SourceFile
-from tasks.sources.parts import find_parts, place_of, read_part
+from tasks.sources.parts import PartReader, find_parts, place_of
 from tasks.sources.sampling.sample_files import sample_files
 
 RECORDS = [{"prompt": f'{number}: "a",\t[b]', "completion": "x, y\n" * (number % 40)} for number in range(900)]
@@ -53,7 +53,7 @@ def test_parts_hold_each_record_once_and_name_its_place(container: Container, tm
     [(file, parts)] = written(container, tmp_path)
     assert parts[0].start == 0
     assert all(before.stop == after.start for before, after in pairwise(parts))
-    found = [(place_of(part, number), record) for part in parts for number, record in read_part(part)]
+    found = [(place_of(part, number), record) for part in parts for number, record in PartReader(part)]
     assert found == [(f"{file.name}:{number}", record) for number, record in enumerate(RECORDS, 1)]
     assert len({part.sha256 for part in parts}) == len(parts)
 
@@ -65,7 +65,7 @@ def test_a_text_container_may_be_compressed_and_no_other(container: Container, t
             written(container, tmp_path, ".gz")
         return
     [(_, [part])] = written(container, tmp_path, ".gz")
-    assert list(read_part(part)) == list(enumerate(RECORDS))
+    assert list(PartReader(part)) == list(enumerate(RECORDS))
 
 
 @each_container

@@ -24,7 +24,7 @@ from tasks.readers.csv_files.delimiter import DELIMITERS, check_delimiter
 from tasks.readers.csv_files.encoding import as_utf8, check_encoding, find_encoding
 from tasks.readers.csv_files.rows import Csv
 from tasks.sources.model import Source, SourceFile
-from tasks.sources.parts import find_parts, read_part
+from tasks.sources.parts import PartReader, find_parts
 from tasks.sources.sampling.sample_files import sample_files
 
 GERMAN = [("Größe?", "Die Straße ist 3 m breit; außerdem: „schön“."), ("Wie heißt du?", "Käthe, sagte sie.\nJa.")]
@@ -40,7 +40,7 @@ def table(rows: list[Any], delimiter: str = ",", header: tuple[str, ...] = HEADE
 def read(path: Path, data: bytes, **source: Any) -> tuple[SourceFile, list[Any]]:
     path.write_bytes(data)
     [(file, [part])] = find_parts([Source(path=path.name, **source)], path.parent, 1 << 26)
-    return file, [record for _, record in read_part(part)]
+    return file, [record for _, record in PartReader(part)]
 
 
 def as_records(rows: list[Any]) -> list[dict[str, str]]:

@@ -26,7 +26,7 @@ from tasks.conversations.model import Conversation, PlainRecord
 from tasks.core.errors import Reject
 from tasks.readers.strict_json import decode_block
 from tasks.sources.model import Source
-from tasks.sources.parts import find_parts, read_part
+from tasks.sources.parts import PartReader, find_parts
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 
 PART_SIZES = (1, 100, 1 << 20)
@@ -185,7 +185,7 @@ def check(case: Case) -> str:
     for part_size in PART_SIZES:
         [(_, parts)] = find_parts([Source(path=case.name, format=case.format)], _place(), part_size)
         for decode in (decode_block, PlainRecords(case.format).decode):
-            found = [record for part in parts for _, record in read_part(part, decode=decode)]
+            found = [record for part in parts for _, record in PartReader(part, decode=decode)]
             assert len(found) == len(case.records), part_size
             for text, record in zip(case.records, found, strict=True):
                 _check_record(case.format, text, record)

@@ -18,7 +18,7 @@ from tasks.sources import parts
 from tasks.sources.digests import digest_cache, hash_files
 from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.model import Part, Source, SourceFile
-from tasks.sources.parts import find_parts, read_part
+from tasks.sources.parts import PartReader, find_parts
 
 LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(40))
 
@@ -155,4 +155,4 @@ def test_what_is_read_is_compared_with_the_digests_of_an_earlier_run(folder: Pat
     [(file, [part, *_]), _] = found(folder)
     restore_times(file.path)
     with pytest.raises(DataError, match=r"a\.jsonl: changed while it was read; run again"):
-        list(read_part(part))
+        list(PartReader(part))

@@ -44,8 +44,10 @@ from tasks.readers.compression import BOMB_BYTES
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import CONTAINERS, container_by_extension, container_named
 from tasks.readers.lines import CHUNK
+from tasks.sources import parts as parts_module
+from tasks.sources.digests import hash_files
 from tasks.sources.model import Part, Source, SourceFile
-from tasks.sources.parts import find_parts, place_of, read_part
+from tasks.sources.parts import PartReader, find_parts, place_of
 
 CORPORA = Path(__file__).parents[3] / "shared" / "corpora"
 ALPACA = [
@@ -72,7 +74,7 @@ def records_of(path: Path, part_size: int = 1 << 26, **spec: Any) -> list[tuple[
     """Return (number within the file, record) of each record."""
     result, before = [], 0
     for part in parts_of(path, part_size, **spec)[1]:
-        reader = read_part(part)
+        reader = PartReader(part)
         result += [(before + number, record) for number, record in reader]
         before += reader.records
     return result
@@ -197,7 +199,7 @@ def test_parquet_is_cut_by_row_groups(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", as_parquet(MESSAGES, rows=300))
     _, parts = parts_of(path, part_size=1)
     assert [(part.start, part.stop) for part in parts] == [(n, n + 1) for n in range(9)]
-    assert [read_part(part).records for part in parts] == [0] * 9
+    assert [PartReader(part).records for part in parts] == [0] * 9
     file, parts = parts_of(path, part_size=20_000)
     assert 1 < len(parts) < 9
     assert (parts[0].start, parts[-1].stop) == (0, 9)
@@ -265,7 +267,7 @@ def test_a_block_is_limited_in_records_and_bytes(name: str, tmp_path: Path) -> N
             unlike = [{"text": "c"}, {"prompt": "", "text": "d"}] if name.startswith("unlike") else []
             path.write_bytes(orjson.dumps(unlike + records))
         [(_, parts)] = find_parts([Source(path=name, format="text")], tmp_path, 1 << 30)
-        blocks = list(read_part(parts[0]).blocks())
+        blocks = list(PartReader(parts[0]).blocks())
         found = [record for _, block in blocks for record in block]
         assert found[-len(records) :] == records
         assert [number for numbers, _ in blocks for number in numbers] == list(range(len(found)))
@@ -277,7 +279,7 @@ def test_a_block_is_limited_in_records_and_bytes(name: str, tmp_path: Path) -> N
 def test_rows_before_a_damaged_one_come_first(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('text\na\nb\nc,d\n"e')
     [(_, parts)] = find_parts([Source(path="a.csv", format="text")], tmp_path, 1 << 20)
-    blocks = read_part(parts[0]).blocks()
+    blocks = PartReader(parts[0]).blocks()
     numbers, records = next(blocks)
     with pytest.raises(DataError, match="is a quote left open"):
         next(blocks)
@@ -304,8 +306,9 @@ def test_one_unreadable_file_stops_the_hashing_of_the_others(tmp_path: Path, mon
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n' * 2000)
     monkeypatch.setattr(lines.hashlib, "sha256", Slow)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(hash_files, "HASH_CHUNK", 1)
     with pytest.raises(StorageError, match=r"a\.jsonl: cannot be read: Input/output error"):
-        find_parts([Source(path="*.jsonl", format="text")], tmp_path, 1 << 20, hash_chunk=1)
+        find_parts([Source(path="*.jsonl", format="text")], tmp_path, 1 << 20)
     assert len(read) < 14 * 2000, "b was read to its end"
 
 
@@ -359,19 +362,20 @@ def test_parts_add_up_to_the_whole(lines: list[bytes], part_size: int, end: bool
 
 def test_records_counts_blank_lines_at_the_end(tmp_path: Path) -> None:
     _, (part,) = parts_of(write(tmp_path / "a.jsonl", b'\n{"text":"a"}\n\r\n\n'))
-    reader = read_part(part)
+    reader = PartReader(part)
     assert [number for number, _ in reader] == [1]
     assert reader.records == 4
     assert [number for number, _ in reader] == [1]  # it can be read again
     assert reader.records == 4
 
 
-def test_parts_across_the_chunks_of_hashing(tmp_path: Path) -> None:
+def test_parts_across_the_chunks_of_hashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = as_lines(MESSAGES)
     path = write(tmp_path / "a.jsonl", data)
     expected = parts_of(path, 10_000)
     assert len(expected[1]) == len(data) // 10_000 + 1
-    assert find_parts([Source(path="a.jsonl")], tmp_path, 10_000, hash_chunk=777) == [expected]
+    monkeypatch.setattr(hash_files, "HASH_CHUNK", 777)
+    assert find_parts([Source(path="a.jsonl")], tmp_path, 10_000) == [expected]
 
 
 # -- records that cannot be parsed ----------------------------------------------------------------------------------
@@ -449,8 +453,8 @@ def test_a_line_that_is_too_long(tmp_path: Path, place: int, length: int, end: b
     lines = [b'{"text":"%d"}' % n for n in range(3)]
     lines[place] = b'{"text":"' + b"x" * (length - 11) + b'"}'
     _, (part,) = parts_of(write(tmp_path / "a.jsonl", b"\n".join(lines) + end), format="text")
-    assert all(isinstance(record, dict) for _, record in read_part(part, length))
-    reader = read_part(part, 1000)
+    assert all(isinstance(record, dict) for _, record in PartReader(part, length))
+    reader = PartReader(part, 1000)
     found = [(number, record.reason if isinstance(record, Reject) else record) for number, record in reader]
     assert found == [(n, "too_long_record" if n == place else {"text": str(n)}) for n in range(3)]
     assert reader.records == 3
@@ -466,7 +470,7 @@ def test_a_long_line_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
         _, (part,) = parts_of(write(tmp_path / name, GZ_GOOD[name[-3:]] + data), format="text")
         tracemalloc.start()
         try:
-            found = [record.reason if isinstance(record, Reject) else record for _, record in read_part(part)]
+            found = [record.reason if isinstance(record, Reject) else record for _, record in PartReader(part)]
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -732,7 +736,7 @@ def test_a_file_that_changes(tmp_path: Path, name: str, when: str) -> None:
         data, other = gzip.compress(data), gzip.compress(other)
     path = write(tmp_path / name, data)
     _, (part,) = parts_of(path)
-    numbers = iter(read_part(part))
+    numbers = iter(PartReader(part))
     read: Callable[[Iterator[object]], object] = next
     if when == "while":
         next(numbers)
@@ -764,7 +768,7 @@ def test_bytes_that_were_not_hashed_are_never_read(tmp_path: Path, name: str, mo
     path = write(tmp_path / name, data)
     times = path.stat()
     _, parts = parts_of(path, 1 << 18)
-    expected = [record for part in parts for _, record in read_part(part)]
+    expected = [record for part in parts for _, record in PartReader(part)]
     assert len(expected) == len(digests)
 
     def flip() -> None:
@@ -779,7 +783,7 @@ def test_bytes_that_were_not_hashed_are_never_read(tmp_path: Path, name: str, mo
 
     def read() -> None:
         for part in parts:
-            for _, record in read_part(part):
+            for _, record in PartReader(part):
                 found.append(record)
                 if len(found) == modified_after:
                     flip()
@@ -790,7 +794,7 @@ def test_bytes_that_were_not_hashed_are_never_read(tmp_path: Path, name: str, mo
         read()
     assert found == expected[: len(found)]
     flip()
-    assert [record for part in parts for _, record in read_part(part)] == expected
+    assert [record for part in parts for _, record in PartReader(part)] == expected
 
 
 # -- finding files --------------------------------------------------------------------------------------------------
@@ -933,9 +937,10 @@ def test_real_files_are_identified_and_read_without_a_reject(name: str, format: 
     assert len(conversations_of(CORPORA / name, part_size=1 << 20)) == count
 
 
-def test_parts_grow_if_there_would_be_too_many(tmp_path: Path) -> None:
+def test_parts_grow_if_there_would_be_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "MOST_PARTS", 8)
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "some words of text"}\n' * 400)
-    [(_, parts)] = find_parts([Source(path="a.jsonl")], tmp_path, 16, most_parts=8)
+    [(_, parts)] = find_parts([Source(path="a.jsonl")], tmp_path, 16)
     assert 4 <= len(parts) <= 9
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
 
@@ -946,7 +951,7 @@ def test_a_tab_is_a_delimiter_only_in_a_tsv(tmp_path: Path) -> None:
     for name, container, text in (("a.csv", "csv", "x\ty"), ("a.tsv", "tsv", "x,y")):
         [(file, [part])] = find_parts([Source(path=name)], tmp_path, 1 << 20)
         assert file.container == container
-        assert [record for _, record in read_part(part)] == [{"text": text, "n": "1"}]
+        assert [record for _, record in PartReader(part)] == [{"text": text, "n": "1"}]
 
 
 @pytest.mark.parametrize("path", ["in", "in/*.jsonl"])
@@ -1001,7 +1006,7 @@ def test_an_integer_that_would_be_rounded_is_rejected_and_no_other_number(tmp_pa
     whole = "\n".join(lines) if name == "a.jsonl" else f"[{','.join(lines)}]"
     (tmp_path / name).write_text(whole + "\n")
     [(_, [part])] = find_parts([Source(path=name)], tmp_path, 1 << 20)
-    found = [record for _, record in read_part(part)]
+    found = [record for _, record in PartReader(part)]
     assert found[::2] == [json.loads(line) for line in good]
     assert {record.reason for record in found[1::2] if isinstance(record, Reject)} == {"big_integer"}
     assert all(isinstance(record, Reject) for record in found[1::2])
@@ -1017,7 +1022,7 @@ def test_the_place_of_a_record_is_its_line_in_the_file_not_in_its_part(tmp_path:
         _, parts = parts_of(tmp_path / name, 100)
         assert len(parts) > 3
         for part in parts:
-            for record, value in read_part(part, 1000):
+            for record, value in PartReader(part, 1000):
                 line = int(place_of(part, record).removeprefix(f"{name}:"))
                 assert value == ({"text": str(line - 1)} if name == "b.parquet" else json.loads(lines[line - 1]))
 
@@ -1099,8 +1104,8 @@ def test_a_custom_decoder_is_used_and_falls_back_to_strict_parsing(name: str, tm
     lines = [b'{"text":"a"}', b'{"text":"b","text":"c"}', b'{"text":"d"}']
     data = b"\n".join(lines) if name == "a.jsonl" else b"[" + b", ".join(lines) + b"]"
     _, (part,) = parts_of(write(tmp_path / name, data))
-    assert [record for _, record in read_part(part, decode=lambda texts: [*texts])] == lines
-    found = [record for _, record in read_part(part, decode=lambda texts: None)]
+    assert [record for _, record in PartReader(part, decode=lambda texts: [*texts])] == lines
+    found = [record for _, record in PartReader(part, decode=lambda texts: None)]
     assert (found[0], str(found[1]), found[2]) == (
         {"text": "a"},
         'duplicate key "text" in an object',

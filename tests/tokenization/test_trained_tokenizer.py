@@ -168,7 +168,7 @@ def test_errors_while_reading_are_raised_unchanged(tmp_path: Path, monkeypatch: 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trainer_module, "read_part", interrupted)
+    monkeypatch.setattr(trainer_module, "PartReader", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(tuple(parts), tmp_path / "x.model")
 

@@ -24,17 +24,16 @@ def hash_file(
     part_size: int,
     cache: DigestCache | None = None,
     check: Callable[[], None] = lambda: None,
-    chunk: int = HASH_CHUNK,
 ) -> Hashed:
     """Hash a file and its parts, and write an entry of `cache`.
 
-    `part_size` is in bytes, and `chunk` is the number of bytes to read at once from a file. The blocks of an object in
+    `part_size` is in bytes. The blocks of an object in
     a bucket are kept at its path. `check` is called before each read and can end the work by raising an error. Raises
     DataError if the file changes meanwhile or cannot be split, OSError if it cannot be read, and the errors of stores.
     """
     started = cache.start(file) if cache else []
-    hashed = HashedBlocks(min(BLOCK, chunk))
-    read = fetch_all(file.path, file.name, file.facts, check) if file.identity else _chunks(file.path, chunk, check)
+    hashed = HashedBlocks(min(BLOCK, HASH_CHUNK))
+    read = fetch_all(file.path, file.name, file.facts, check) if file.identity else _chunks(file.path, check)
     container = container_named(file.container)
     found = Hashed(*container.split(file, part_size, hashed.passing(read)), hashed.digests)
     file.check_unchanged()
@@ -43,8 +42,8 @@ def hash_file(
     return found
 
 
-def _chunks(path: Path, size: int, check: Callable[[], None]) -> Iterator[bytes]:
+def _chunks(path: Path, check: Callable[[], None]) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while data := file.read(size):
+        while data := file.read(HASH_CHUNK):
             check()
             yield data
