@@ -25,7 +25,7 @@ from tasks.conversations.keys.loss_weights import loss_weight_hints
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.errors import Busy
 from tasks.core.notes import show_notes_with
-from tasks.core.printable import aligned, counted, duration, lengths_in_words
+from tasks.core.printable import aligned, counted, duration, lengths_in_words, with_urls
 from tasks.core.process import peak_memory
 from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
 from tasks.inspection.labels import unused_keys
@@ -36,7 +36,6 @@ from tasks.steps import Outcome, Progress
 from tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
 from tasks.storage.files import read_receipt
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.stores.mirror import mirror_of
 from tasks.tokenization.engine_check import Verdict
 
 # Share of all tokens that may be lost to rejects before a note is printed.
@@ -255,7 +254,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     }
     rows, kept = counted(packing.rows, "row"), counted(tokens.packed, "token")
     root = Path(path).parent.parent
-    folder, shown = root / manifest.corpus, mirror_of(root).shown(Path(path))
+    folder, shown = root / manifest.corpus, with_urls(path)
     facts = {
         "manifest": shown,
         "rows": packing.rows,
@@ -374,7 +373,6 @@ def _on_present(task: luigi.Task) -> None:
 
 
 def _reused(name: str, stage: Stage) -> None:
-    """Count a stage as done by an earlier run."""
     counters.put(name, reused=1, done=1)
     if isinstance(stage, TokenizePart):
         counters.put(name, tokens_found=read_receipt(stage.outputs()[1])["bytes"] / 4)

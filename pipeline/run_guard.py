@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from multiprocessing.process import BaseProcess
 from types import FrameType, TracebackType
 from typing import Any
@@ -118,13 +117,29 @@ class RunGuard:
         """
         if self._undo:
             return
-        self._replace(Worker, "__enter__", self._counting_runs(Worker.__enter__))
-        self._replace(Worker, "__exit__", self._leaving(Worker.__exit__))
+        enter, exit, update = Worker.__enter__, Worker.__exit__, Scheduler._update_task_history
+
+        def start(worker: Worker) -> Worker:
+            self.run += 1
+            self._worker = worker
+            return enter(worker)
+
+        def end(worker: Worker, *error: Any) -> bool:
+            self._worker = None
+            leave()
+            return bool(exit(worker, *error))
+
+        def undisturbed(*given: Any, **named: Any) -> None:
+            with self._signals_wait():
+                update(*given, **named)
+
+        self._replace(Worker, "__enter__", start)
+        self._replace(Worker, "__exit__", end)
         fork = multiprocessing.get_context("fork")
         self._replace(TaskProcess, "_Popen", staticmethod(fork.Process._Popen))
         self._replace(luigi.worker, "multiprocessing", fork)
         self._replace(TaskProcess, "terminate", lambda process: self._terminate(process))
-        self._replace(Scheduler, "_update_task_history", self._undisturbed(Scheduler._update_task_history))
+        self._replace(Scheduler, "_update_task_history", undisturbed)
         self._replace(CmdlineParser, "_build_parser", staticmethod(with_pack_errors(CmdlineParser._build_parser)))
         codes = luigi.retcodes.retcode()  # Luigi has one object per config section
         for name, _ in codes.get_params():
@@ -168,24 +183,6 @@ class RunGuard:
                 if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # keep a program's handler
                     signal.signal(number, self._on_signal)
 
-    def _counting_runs(self, enter: Callable[[Worker], Worker]) -> Callable[[Worker], Worker]:
-        @wraps(enter)
-        def start(worker: Worker) -> Worker:
-            self.run += 1
-            self._worker = worker
-            return enter(worker)
-
-        return start
-
-    def _leaving(self, exit: Callable[..., bool]) -> Callable[..., bool]:
-        @wraps(exit)
-        def end(worker: Worker, *error: Any) -> bool:
-            self._worker = None
-            leave()
-            return exit(worker, *error)
-
-        return end
-
     def keep_tasks_here(self) -> None:
         """Run the tasks of this run one after another in this process, despite --workers.
 
@@ -226,7 +223,9 @@ class RunGuard:
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         display.stop()
         if issubclass(kind, KeyboardInterrupt):
-            self._end_children()
+            self.is_leaving = True
+            # This includes children that were forked after the terminal sent its signal.
+            _end(multiprocessing.active_children(), time.monotonic() + self.patience)
             if counters.of_run("exit_code") != Interrupted.exit_code:  # else the training has reported its step
                 self.report(Interrupted("interrupted", "interrupted; run the same command again to resume"))
             os._exit(Interrupted.exit_code)
@@ -283,14 +282,6 @@ class RunGuard:
                 self.waiting.clear()
                 signal.raise_signal(number)
 
-    def _undisturbed(self, method: Callable[..., None]) -> Callable[..., None]:
-        @wraps(method)
-        def run(*given: Any, **named: Any) -> None:
-            with self._signals_wait():
-                method(*given, **named)
-
-        return run
-
     def _on_unraisable(self, found: sys.UnraisableHookArgs) -> None:
         if issubclass(found.exc_type, KeyboardInterrupt) or (self.is_child and issubclass(found.exc_type, SystemExit)):
             self._send_again(self.last_signal)
@@ -298,14 +289,6 @@ class RunGuard:
             self._previous_unraisable_hook(found)
 
     # Children
-
-    def _end_children(self) -> None:
-        """End all children of a parent that is about to exit.
-
-        This includes children that were forked after the terminal sent its signal.
-        """
-        self.is_leaving = True
-        _end(multiprocessing.active_children(), time.monotonic() + self.patience)
 
     def _terminate(self, process: TaskProcess) -> None:
         if time.monotonic() < self.deadline:

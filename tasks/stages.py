@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.errors import Busy, DataError, PackError, StorageError
+from tasks.core.printable import with_urls
 from tasks.corpus.publish import publish_corpus
 from tasks.packing.plan import make_plan, plan_files
 from tasks.recipe import Recipe
@@ -294,7 +295,7 @@ class Publish(Stage):
         own, published = self.outputs()
         beside = [own.parent / file.path for file in load_manifest(own).files]
         mirror.commit([*beside, own.with_name("run.json")], (own, published))
-        return {"manifest": mirror.shown(published)}
+        return {"manifest": with_urls(str(published))}
 
 
 def refresh(recipe: Recipe) -> Mirror:

@@ -98,7 +98,6 @@ def leave(running: Sequence[Any] = ()) -> list[Any]:
 
 
 def _unfinished(ray: Any, references: list[Any], seconds: float) -> list[Any]:
-    """Wait for tasks, and return those that are not done after some seconds."""
     return list(ray.wait(references, num_returns=len(references), timeout=seconds)[1]) if references else []
 
 

@@ -93,23 +93,16 @@ class Workers:
                         raise outcome.error
                     yield index, outcome
         except PackError:
-            self._await(running)
+            # A later run does not repeat the steps that still end in time.
+            deadline, left = time.monotonic() + PATIENCE, set(running)
+            while left and (ready := wait(left, max(0.0, deadline - time.monotonic()))):
+                left.difference_update(ready)
             raise
 
     def _replace(self, worker: _Worker) -> _Worker:
         worker.end(deadline=0)
         self._workers[self._workers.index(worker)] = new = _Worker(self._context)
         return new
-
-    @staticmethod
-    def _await(running: dict[Any, tuple[_Worker, int]]) -> None:
-        """Wait for the running steps after a step has failed.
-
-        A later run does not repeat the steps that end in time.
-        """
-        deadline, left = time.monotonic() + PATIENCE, set(running)
-        while left and (ready := wait(left, max(0.0, deadline - time.monotonic()))):
-            left.difference_update(ready)
 
 
 class _Worker:

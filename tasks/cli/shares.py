@@ -10,11 +10,11 @@ from typing import Any
 
 from tasks.config import load_config
 from tasks.core.errors import UsageError
+from tasks.core.printable import with_urls
 from tasks.core.suggest import suggest
 from tasks.recipe import resolve
 from tasks.sources.shares import WHOLE, Share
 from tasks.stages import run_alone
-from tasks.stores.mirror import mirror_of
 
 STAGES = ("prepare", "tokenize", "plan", "write", "publish")
 SHARED = ("tokenize", "write")  # the stages that are divided into shares
@@ -32,7 +32,7 @@ def run_part(config: Path, root: Path, stage: str, share: str, sequence_length: 
     every = {"tokenize": len(recipe.parts), "write": len(recipe.shard_names())}.get(stage, steps)
     found = {"stage": stage, "share": share or None, "steps": steps, "all": every, "found_done": done}
     if stage == "publish":
-        found["manifest"] = mirror_of(recipe.layout.root).shown(recipe.published)
+        found["manifest"] = with_urls(str(recipe.published))
     return found
 
 

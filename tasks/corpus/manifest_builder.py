@@ -138,15 +138,13 @@ def _check_shards(
         raise DataError("open_ledger", "the ledger does not balance: the rows per shard differ from the plan")
 
 
-def with_file(manifest: Manifest, file: FileFacts) -> Manifest:
-    """Return the manifest with one more file and an updated digest."""
-    values = manifest.model_copy(update={"files": [*manifest.files, file]}).model_dump()
-    return Manifest.model_validate(values | {"digest": manifest_digest(values)})
+def publish(manifest: Manifest, card: FileFacts, corpus: Path, published: Path) -> None:
+    """Commit: write the manifest to the corpus folder, then to manifests/.
 
-
-def publish(manifest: Manifest, corpus: Path, published: Path) -> None:
-    """Commit: write the manifest to the corpus folder, then to manifests/."""
-    data = to_json(manifest.model_dump())
+    Its last file is the dataset card, which is made from the manifest without it.
+    """
+    values = manifest.model_copy(update={"files": [*manifest.files, card]}).model_dump()
+    data = to_json(values | {"digest": manifest_digest(values)})
     write_bytes(corpus / "manifest.json", data)
     # A killed run may have created the folders of data/corpora/<corpus> without syncing their parents.
     for folder in corpus.absolute().parents[:3]:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.corpus.dataset_card import CARD, dataset_card
-from tasks.corpus.manifest_builder import build_manifest, publish, with_file
+from tasks.corpus.manifest_builder import build_manifest, publish
 from tasks.corpus.shards import Weighting, write_conversations, write_shard
 from tasks.packing.plan import dropped, plan_files
 from tasks.recipe import Recipe
@@ -124,4 +124,4 @@ def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dic
     write_bytes(folder / "run.json", to_json(run_record | {"made_from": made_from}))
     manifest = build_manifest(recipe, plan, shards, files)
     card = FileFacts(path=CARD, **write_bytes(folder / CARD, dataset_card(manifest)))
-    publish(with_file(manifest, card), folder, recipe.published)
+    publish(manifest, card, folder, recipe.published)

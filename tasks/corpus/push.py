@@ -22,7 +22,7 @@ from tasks.storage.facts.outputs import FileFacts, Shard
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.stores.hub import Branch, find_branch, has_content
 from tasks.stores.store import Facts
-from tasks.stores.urls import Dataset, is_url, split_dataset
+from tasks.stores.urls import is_url, split_dataset
 
 MANIFEST = "manifest.json"
 
@@ -66,7 +66,10 @@ def push_corpus(
     `repo` is OWNER/NAME or hf://datasets/OWNER/NAME@REVISION/FOLDER. The dataset and the branch are created if they are
     new. Raises UsageError, DataError, InputMissing, StorageError, or Busy.
     """
-    dataset = _dataset(repo, revision)
+    dataset = split_dataset(repo if is_url(repo) else f"hf://datasets/{repo}")
+    if revision and dataset.revision and revision != dataset.revision:
+        raise UsageError("bad_command_line", f"{repo} and --revision {revision}: name one revision")
+    dataset = dataset._replace(revision=revision or dataset.revision)
     manifest = load_manifest(path)
     folder = checked_folder(manifest, path)
     listed = [*manifest.listed()]
@@ -103,13 +106,6 @@ def push_corpus(
         branch.add({f"{place}{name}": folder / name for name in last}, [], message)
     size = sum(file.bytes for file in missing) + (old != own) * len(own)
     return Push(branch.url, dataset.name, branch.name, dataset.key, branch.commit, files, all_sent, size, False)
-
-
-def _dataset(repo: str, revision: str) -> Dataset:
-    dataset = split_dataset(repo if is_url(repo) else f"hf://datasets/{repo}")
-    if revision and dataset.revision and revision != dataset.revision:
-        raise UsageError("bad_command_line", f"{repo} and --revision {revision}: name one revision")
-    return dataset._replace(revision=revision or dataset.revision)
 
 
 def _stale(

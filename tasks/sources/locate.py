@@ -18,9 +18,10 @@ from pathlib import Path, PurePath
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.notes import noted
 from tasks.core.suggest import suggest
+from tasks.readers.containers import container_by_extension
 from tasks.sources.listed_names import check_extensions, saved_files
-from tasks.sources.remote import Located, dataset_named, find_dataset, find_remote
-from tasks.stores.urls import check_url, is_url, local_path
+from tasks.sources.remote import Located, find_dataset, find_remote
+from tasks.stores.urls import check_url, hub_name, is_url, local_path
 
 
 def find_paths(pattern: str, folder: Path, copies: Path | None = None, revision: str = "") -> list[Located]:
@@ -47,8 +48,9 @@ def find_paths(pattern: str, folder: Path, copies: Path | None = None, revision:
         try:
             found_here = _find_paths(os.path.expanduser(pattern), folder, matches)
         except InputMissing as error:
-            dataset = dataset_named(pattern) if copies and error.reason == "source_missing" else None
-            if not copies or not dataset:
+            # openai/gsm8k may name a dataset on the Hub; a path with a known extension does not.
+            dataset = hub_name(pattern) if container_by_extension(pattern) is None else None
+            if not copies or not dataset or error.reason != "source_missing":
                 raise
             missing = error
         else:

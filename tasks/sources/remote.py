@@ -29,7 +29,7 @@ from tasks.stores.copies import Object, fetch_copies, place_of_copy
 from tasks.stores.receive import changed
 from tasks.stores.scratch import url_of
 from tasks.stores.store import Facts, Reading
-from tasks.stores.urls import Dataset, hub_name, split_dataset, split_url
+from tasks.stores.urls import Dataset, split_dataset, split_url
 
 SHOWN = 8  # maximum number of groups of files that a message lists
 
@@ -163,14 +163,6 @@ def with_copy(part: Part, copies: Path) -> Part:
     if found.sha256 != file.arrived:
         raise changed(file.name)
     return replace(part, file=replace(file, path=found.path, mtime_ns=found.path.stat().st_mtime_ns))
-
-
-def dataset_named(path: str) -> Dataset | None:
-    """Return the dataset on the Hub that a missing path may name, or None.
-
-    For example, openai/gsm8k names a dataset. A path with a known extension does not.
-    """
-    return hub_name(path) if container_by_extension(path) is None else None
 
 
 def find_dataset(dataset: Dataset, missing: InputMissing, copies: Path, revision: str = "") -> list[Located]:

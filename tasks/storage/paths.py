@@ -14,17 +14,9 @@ class Layout:
 
     def outputs(self) -> list[Path]:
         """Return the folders that contain only outputs of runs, with links resolved."""
-        written = (
-            "data/tokenizers",
-            "data/tokens",
-            "data/engines",
-            "data/digests",
-            "data/plans",
-            "data/corpora",
-            "data/remote",
-            "manifests",
-        )
-        return [(self.root / folder).resolve() for folder in written]
+        names = ("tokenizers", "tokens", "engines", "digests", "plans", "corpora", "remote")
+        folders = [*(self.root / "data" / name for name in names), self.root / "manifests"]
+        return [folder.resolve() for folder in folders]
 
     def name_of(self, path: Path) -> str:
         """Return a path below the root as every machine can use it: relative to the root."""

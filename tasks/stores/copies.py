@@ -73,8 +73,11 @@ def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
     places = [place_of_copy(each.url, each.facts, folder) for each in objects]
     wanted = dict(zip(places, objects, strict=True))
     missing = {path: each for path, each in wanted.items() if not _has_copy(path)}
-    _check_room(list(missing.values()), folder)
     progress, size = _Progress(), sum(each.facts.size for each in missing.values())
+    if missing:
+        make_folder(folder)
+        if shutil.disk_usage(folder).free < size:
+            raise scratch_full(next(iter(missing.values())).url, folder, size)
 
     def note() -> str:
         done = f"{progress.objects:,} of {len(missing):,} files, {in_bytes(progress.size)} of {in_bytes(size)}"
@@ -111,16 +114,6 @@ def _receipt(path: Path) -> Path:
 
 def _has_copy(path: Path) -> bool:
     return has_artifact(path, _receipt(path))
-
-
-def _check_room(missing: Sequence[Object], folder: Path) -> None:
-    """Raise scratch_full if the objects do not fit on the disk."""
-    if not missing:
-        return
-    make_folder(folder)
-    needed = sum(each.facts.size for each in missing)
-    if shutil.disk_usage(folder).free < needed:
-        raise scratch_full(missing[0].url, folder, needed)
 
 
 def damaged_copy(url: str, path: Path) -> StorageError:

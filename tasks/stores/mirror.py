@@ -79,10 +79,6 @@ class Mirror:
         """Return whether the root has a small file, and make it readable locally."""
         return file.is_file()
 
-    def shown(self, path: Path) -> str:
-        """Return the name of a file in messages: its path, or the URL of its object."""
-        return str(path)
-
 
 class Remote(Mirror):
     """A root in a bucket; `root` is its scratch folder on this machine."""

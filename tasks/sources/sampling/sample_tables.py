@@ -25,7 +25,10 @@ def table_sample(file: SourceFile, table: Table, budget: int) -> Sample:
     draw = draw_of(file)
     rows = table.rows
     share = min(1.0, budget / max(table.row_bytes * sum(rows), 1))
-    chosen = _drawn(len(rows), len(rows) if share == 1 else max(8, budget // (4 * WINDOW)), draw)
+    # Draw one group of rows from each stretch of the table. It stands for all groups of its stretch.
+    most = len(rows) if share == 1 else min(len(rows), max(8, budget // (4 * WINDOW)))
+    edges = [len(rows) * number // most for number in range(most + 1)]
+    chosen = [(top + int(draw.random() * (bottom - top)), float(bottom - top)) for top, bottom in pairwise(edges)]
     for group, stands_for in chosen:
         first = number = sum(rows[:group])
         batches: list[tuple[int, Any]] = []
@@ -37,16 +40,6 @@ def table_sample(file: SourceFile, table: Table, budget: int) -> Sample:
         weights += [stands_for * rows[group] / max(len(own), 1)] * len(own)
     total = sum(rows) / table.reach
     return Sample(file, records, np.array(weights), total, counted=table.reach == 1, reach=table.reach)
-
-
-def _drawn(count: int, most: int, draw: random.Random) -> list[tuple[int, float]]:
-    """Draw up to `most` numbers of range(count), one from each stretch.
-
-    Each number is returned with the length of its stretch.
-    """
-    most = min(count, most)
-    edges = [count * number // most for number in range(most + 1)]
-    return [(top + int(draw.random() * (bottom - top)), float(bottom - top)) for top, bottom in pairwise(edges)]
 
 
 def _slices(file: SourceFile, batches: list[tuple[int, Any]], share: float, draw: random.Random) -> list[Record]:

@@ -139,12 +139,6 @@ class TokenFiles:
         return self._opened[part]
 
 
-def offsets_and_values(tokens: pa.LargeListArray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the offsets of lists, counted from 0, and the values of the lists."""
-    offsets = to_numpy(tokens.offsets)
-    return offsets - offsets[0], to_numpy(tokens.values)[offsets[0] : offsets[-1]]
-
-
 def _lengths(tokens: pa.LargeListArray) -> np.ndarray:
     return as_int32(np.diff(to_numpy(tokens.offsets)), "tokens of a conversation")
 
@@ -261,7 +255,8 @@ class TokenColumns:
         from 0), and the tokens (int32, id or ~id).
         """
         for first, tokens in self.chunks("tokens"):
-            yield first, *offsets_and_values(tokens)
+            offsets = to_numpy(tokens.offsets)
+            yield first, offsets - offsets[0], to_numpy(tokens.values)[offsets[0] : offsets[-1]]
 
     def chunks(self, name: str) -> Iterator[tuple[int, pa.Array]]:
         """Yield a column of all conversations, a few thousand at a time.
