@@ -32,7 +32,7 @@ def measure(config: Path, mode: str, root: Path) -> dict[str, float]:
     stages = {
         "tokenize": [TokenizePart(recipe, part) for part in range(len(recipe.parts))],
         "plan": [Plan(recipe)],
-        "shards": [WriteShard(recipe, shard) for shard in range(len(recipe.shard_names()))],
+        "shards": [WriteShard(recipe, shard) for shard in range(len(recipe.shard_names))],
         "publish": [Publish(recipe)],
     }
     assert recipe.encoder, "loaded before the clock starts"

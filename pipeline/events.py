@@ -103,7 +103,7 @@ def announce(recipe: Recipe) -> None:
     config = recipe.config
     size = sum(file.bytes for file in recipe.files)
     files, parts = counted(len(recipe.files), "file"), counted(len(recipe.parts), "part")
-    rows, shards = f"rows of {lengths_in_words(config.row_lengths)} tokens", counted(len(recipe.shard_names()), "shard")
+    rows, shards = f"rows of {lengths_in_words(config.row_lengths)} tokens", counted(len(recipe.shard_names), "shard")
     display.show(f"{config.name}: {files}, {size / 1e6:,.2f} MB, {parts} → {rows}, {shards}")
     if recipe.tokenizer_key is None and recipe.template.markers_as_text:
         markers = ", ".join(recipe.template.markers_as_text)

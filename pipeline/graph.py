@@ -243,7 +243,7 @@ class WriteShards(_Sized, _Together):
 
     @property
     def members(self) -> list[stages.WriteShard]:
-        return [stages.WriteShard(self.recipe, shard) for shard in range(len(self.recipe.shard_names()))]
+        return [stages.WriteShard(self.recipe, shard) for shard in range(len(self.recipe.shard_names))]
 
 
 class PackCorpus(_Sized):

@@ -276,15 +276,12 @@ class Recipe:
         names = split_names(config.epochs, config.row_lengths)
         return {name: validation if kind_of(name) == "validation" else train for name in names}
 
+    @cached_property
     def shard_names(self) -> list[str]:
         """Return the file names of all shards, split by split.
 
         The index of a name is the number of the shard in the plan.
         """
-        return self._shard_names
-
-    @cached_property
-    def _shard_names(self) -> list[str]:
         return [
             f"{split}-{number:05d}-of-{count:05d}.arrow"
             for split, count in self.shards.items()
@@ -293,7 +290,7 @@ class Recipe:
 
     def length_of_shard(self, number: int) -> int:
         """Return the length of the rows of shard `number`, counted over all splits."""
-        name = self._shard_names[number].rpartition("-of-")[0].rpartition("-")[0]
+        name = self.shard_names[number].rpartition("-of-")[0].rpartition("-")[0]
         return length_in(name, self.config.sequence_length)
 
     # Paths

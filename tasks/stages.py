@@ -213,7 +213,7 @@ class WriteShard(Stage):
 
     def outputs(self) -> list[Path]:
         recipe = self.recipe
-        shard = recipe.corpus_folder / recipe.shard_names()[self.shard]
+        shard = recipe.corpus_folder / recipe.shard_names[self.shard]
         return [shard, shard_receipt(recipe.plan_folder, self.shard)]
 
     def is_done(self, check_content: bool = False) -> bool:
@@ -238,7 +238,7 @@ class Publish(Stage):
     """Write the files next to the shards, then commit the manifest."""
 
     def requires(self) -> Sequence[Stage]:
-        shards = [WriteShard(self.recipe, shard) for shard in range(len(self.recipe.shard_names()))]
+        shards = [WriteShard(self.recipe, shard) for shard in range(len(self.recipe.shard_names))]
         return [*_tokenizer(self.recipe), *shards]
 
     def outputs(self) -> list[Path]:

@@ -225,7 +225,7 @@ def test_weights_are_computed_alike_for_parts_and_shards(tmp_path: Path, monkeyp
         if several:
             make_shards_small(monkeypatch, shard=4000)
         recipe = make_recipe(tmp_path / name, records, loss_weight="both", part_size=part_size, sequence_length=64)
-        assert (len(recipe.shard_names()) > 1) == several
+        assert (len(recipe.shard_names) > 1) == several
         path = pack_corpus(recipe)
         assert verify(path)
         pieces = pieces_of(path)

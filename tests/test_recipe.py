@@ -372,7 +372,7 @@ def test_shards_follow_from_the_sources(
     made = recipe(tmp_path, validation=validation)
     made = replace(made, files=(replace(made.files[0], bytes=bytes_),))
     assert tuple(made.shards.values()) == expected
-    names = made.shard_names()
+    names = made.shard_names
     assert len(names) == len(set(names)) == sum(expected)
     assert names[0] == f"train-00000-of-{expected[0]:05d}.arrow"
     assert names == sorted(names[: expected[0]]) + sorted(names[expected[0] :])

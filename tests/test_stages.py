@@ -123,7 +123,7 @@ def test_each_stage_is_done_once_it_has_run_and_not_before(trained: Recipe) -> N
     kinds = [type(stage) for stage in order]
     assert kinds == sorted(kinds, key=[TrainTokenizer, TokenizePart, Plan, WriteShard, Publish].index)
     assert kinds.count(TokenizePart) == len(trained.parts) > 1
-    assert kinds.count(WriteShard) == len(trained.shard_names()) > 1
+    assert kinds.count(WriteShard) == len(trained.shard_names) > 1
     for number, stage in enumerate(order):
         assert not any(later.is_done() for later in order[number:]), stage
         stage.run()

@@ -29,7 +29,7 @@ def run_part(config: Path, root: Path, stage: str, share: str, sequence_length: 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a machine runs several shares in parallel instead
     recipe = replace(resolve(config, root), config=load_config(config, sequence_length))
     steps, done = run_alone(recipe, stage, own)
-    every = {"tokenize": len(recipe.parts), "write": len(recipe.shard_names())}.get(stage, steps)
+    every = {"tokenize": len(recipe.parts), "write": len(recipe.shard_names)}.get(stage, steps)
     found = {"stage": stage, "share": share or None, "steps": steps, "all": every, "found_done": done}
     if stage == "publish":
         found["manifest"] = with_urls(str(recipe.published))

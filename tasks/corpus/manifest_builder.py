@@ -33,7 +33,7 @@ def build_manifest(
     )
     recipe.check_tokenizer(tokenizer_sha256)
     splits: dict[str, Any] = {}
-    described = list(zip(recipe.shard_names(), shards, strict=True))
+    described = list(zip(recipe.shard_names, shards, strict=True))
     for split, count in recipe.shards.items():
         own, described = described[:count], described[count:]
         listed = [
@@ -52,7 +52,6 @@ def build_manifest(
     ledger = Ledger.model_validate(plan["ledger"])
     lengths = [recipe.length_of_shard(number) * config.packing for number in range(len(shards))]
     _check_shards(ledger, plan["rows_of_shards"], shards, lengths)
-    settings = recipe.settings()
     shape = shape_of(settings)
     values: dict[str, Any] = {
         "format_version": format_version_of(settings),

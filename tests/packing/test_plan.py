@@ -154,7 +154,7 @@ def write_shards(recipe: Recipe) -> dict[tuple[str, int], list[dict[str, Any]]]:
     tokens = TokenFiles([recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts])
     found = {}
     assert len(receipt["rows_of_shards"]) == sum(recipe.shards.values())
-    for number, name in enumerate(recipe.shard_names()):
+    for number, name in enumerate(recipe.shard_names):
         with pa.memory_map(str(folder / "plan.arrow")) as file:
             plan = pa.ipc.open_file(file)
             assert plan.schema.equals(PLAN_SCHEMA)

@@ -129,7 +129,7 @@ def read_back(recipe: Any) -> tuple[Any, Any, Any]:
     plan = orjson.loads((recipe.plan_folder / "plan.json").read_bytes())
     shards = [
         orjson.loads((recipe.plan_folder / f"shard-{number:05d}.json").read_bytes())
-        for number in range(len(recipe.shard_names()))
+        for number in range(len(recipe.shard_names))
     ]
     return plan, shards, orjson.loads(recipe.published.read_bytes())["files"]
 

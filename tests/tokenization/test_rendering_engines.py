@@ -31,7 +31,7 @@ def packed(folder: Path) -> tuple[list[str], engine_check.Verdict]:
     recipe = make_recipe(folder, RECORDS, template="own.jinja", part_size=4000)
     pack_corpus(recipe)
     recipe_module._jinja_once.cache_clear()  # other tests must not use this template
-    shards = [digest_of(recipe.corpus_folder / name, "sha256") for name in recipe.shard_names()]
+    shards = [digest_of(recipe.corpus_folder / name, "sha256") for name in recipe.shard_names]
     return shards, engine_check.verdict_of(recipe)
 
 
