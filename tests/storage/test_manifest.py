@@ -328,9 +328,11 @@ def test_folders_of_a_killed_run_are_synced_before_publishing(copied: Corpus, mo
     synced: list[tuple[Path, bool]] = []
     path.unlink()
     monkeypatch.setattr(manifest_builder, "sync_folder", lambda folder: synced.append((folder, path.exists())))
-    publish(manifest, folder, path)
+    *files, card = manifest.files
+    publish(manifest.model_copy(update={"files": files}), card, folder, path)
     assert synced == [(above, False) for above in (folder.parent, folder.parent.parent, root)]
     assert path.read_bytes() == (folder / "manifest.json").read_bytes()
+    assert load_manifest(path) == manifest
 
 
 def test_not_a_manifest(tmp_path: Path) -> None:
