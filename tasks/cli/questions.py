@@ -21,7 +21,7 @@ from tasks.cli.views import corpus_view, row_view, search_view, source_view
 from tasks.core.errors import UsageError
 from tasks.inspection import kinds, manifests, rows, search, sources
 from tasks.inspection.kinds import Kind, kind_of
-from tasks.inspection.lookup import Place, pieces_of_number, places_at
+from tasks.inspection.lookup import pieces_of_number, places_at
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import load_manifest
 
@@ -106,7 +106,13 @@ def answer(path: Path, question: Question, root: Path) -> Any:
     if row is not None:
         return rows.row_of_split(path, row, split, question.ids)
     if only in ("--conversation", "--at"):
-        return rows.conversation(path, _places(path, question), question.ids)
+        manifest = load_manifest(path)
+        folder = checked_folder(manifest, path)
+        if question.conversation is not None:
+            places = pieces_of_number(manifest, folder, question.conversation)
+        else:
+            places = places_at(manifest, folder, str(question.at))
+        return rows.conversation(path, places, question.ids)
     if question.search is not None:
         return search.find_conversations(path, question.search, question.limit)
     if question.rejects:
@@ -117,11 +123,3 @@ def answer(path: Path, question: Question, root: Path) -> Any:
 def render(value: Any, console: Console) -> None:
     """Print an answer."""
     _RENDERERS[type(value)](value, console)
-
-
-def _places(path: Path, question: Question) -> list[Place]:
-    manifest = load_manifest(path)
-    folder = checked_folder(manifest, path)
-    if question.conversation is not None:
-        return pieces_of_number(manifest, folder, question.conversation)
-    return places_at(manifest, folder, str(question.at))

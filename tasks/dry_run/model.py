@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,12 +153,9 @@ def conversations_per_row(found: Prediction) -> float:
     return found.pieces / max(places / longest, 1)
 
 
-def train_rows(rows: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of rows of the training split, by the name of the split.
-
-    If rows have several lengths, there is one split per length.
-    """
-    return {split: count for split, count in rows.items() if kind_of(split) == "train"}
+def train_rows(found: Prediction) -> int:
+    """Return the number of rows of the training split, of all lengths."""
+    return sum(count for split, count in found.rows.items() if kind_of(split) == "train")
 
 
 def steps(found: Prediction, batch_rows: int) -> tuple[int, float]:
@@ -168,7 +164,7 @@ def steps(found: Prediction, batch_rows: int) -> tuple[int, float]:
     `batch_rows` is the number of rows per step. If rows have several lengths, it is the number of the longest rows; a
     step of shorter rows has more rows.
     """
-    longest, count = found.config.sequence_length, 0
-    for split, rows in train_rows(found.rows).items():
-        count += -(-rows * length_in(split, longest) // (batch_rows * longest))
+    longest = found.config.sequence_length
+    places = [rows * length_in(split, longest) for split, rows in found.rows.items() if kind_of(split) == "train"]
+    count = sum(-(-own // (batch_rows * longest)) for own in places)
     return count, found.trained.get("train", 0.0) / max(count, 1)

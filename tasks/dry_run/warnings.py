@@ -37,7 +37,7 @@ def find_failures(found: Prediction) -> list[str]:
             f"The run will fail: {about(found.too_long, found)} conversations are longer than a row, and overlong is "
             "error; use truncate, drop, or split (figures below are for truncate)"
         )
-    if not sum(train_rows(found.rows).values()):
+    if not train_rows(found):
         failures.append("The run will fail: no conversation of the sample is left to train on")
     elif found.empty_shares:
         failures.append(
@@ -92,7 +92,7 @@ def _weighs_alike(found: Prediction) -> list[str]:
 
 def _unbalanced(found: Prediction) -> list[str]:
     """Warn if there are too few rows for `balance`."""
-    balance, rows = found.config.balance, sum(train_rows(found.rows).values())
+    balance, rows = found.config.balance, train_rows(found)
     if balance is None or rows >= balance.ranks * balance.rows_per_rank:
         return []
     return [

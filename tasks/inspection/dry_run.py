@@ -223,7 +223,7 @@ def _source(found: Prediction, source: PredictedSource) -> Source:
 
 def _steps(found: Prediction, rows: int) -> Steps:
     count, trained = steps(found, rows)
-    conversations = conversations_per_row(found) * min(rows, sum(train_rows(found.rows).values()))
+    conversations = conversations_per_row(found) * min(rows, train_rows(found))
     return Steps(rows, count, round(trained), round(conversations))
 
 
@@ -237,10 +237,10 @@ def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
     for rows in batches or BATCH_ROWS[1:2]:
         count, trained = steps(found, rows)
         if 0 < count < FEW_STEPS:
-            alone = math.ceil(held * sum(train_rows(found.rows).values()) / rows)
+            alone = math.ceil(held * train_rows(found) / rows)
             noun = "sample" if found.samples else "conversation"
             apart = f" With one {noun} per row, it would have {alone:,}." if held > 1.05 and alone > count else ""
-            fewer, epochs = sum(train_rows(found.rows).values()) // FEW_STEPS, -(-FEW_STEPS // count)
+            fewer, epochs = train_rows(found) // FEW_STEPS, -(-FEW_STEPS // count)
             ways = [f"{counted(fewer, 'row')} per step"] * (fewer > 0) + [f"{epochs} epochs"] * (epochs <= MOST_EPOCHS)
             advice = f"Use {', or '.join(ways)}." if ways else "Only more conversations can change that."
             warnings.append(
@@ -249,7 +249,7 @@ def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
             )
         if 0 < trained < FEW_TRAINED:
             more = -(-rows * FEW_TRAINED // max(1, round(trained)))
-            advice = f" Use {more:,} rows per step." if more < sum(train_rows(found.rows).values()) else ""
+            advice = f" Use {more:,} rows per step." if more < train_rows(found) else ""
             warnings.append(
                 f"At {counted(rows, 'row')} per step, a step has {trained:,.0f} trained tokens, fewer than "
                 f"{FEW_TRAINED:,}. Its gradient comes from a few answers.{advice}"
