@@ -246,7 +246,8 @@ def read_rows(
         if shape.padding == "none":
             _check_lengths(batch, columns, mask, path)
             with reading(path):
-                columns = {name: _ragged(batch, name) for name in names}
+                values = {name: to_numpy(batch.column(name).flatten()) for name in names}
+                columns = {name: Ragged(values[name], offsets_of(sizes_of(batch, name))) for name in names}
         yield first, columns, counts
     check_row_count(path, rows, shard.rows, folder)
 
@@ -271,10 +272,6 @@ def _matrices(
     kinds = {name: pa.from_numpy_dtype(dtype_of(name)) for name in names}
     columns = {name: _matrix(batch.column(name), name, kind, length) for name, kind in kinds.items()}
     return columns, _matrix(batch.column("attention_mask"), "attention_mask", pa.int8(), length)
-
-
-def _ragged(batch: pa.RecordBatch, name: str) -> Ragged:
-    return Ragged(to_numpy(batch.column(name).flatten()), offsets_of(sizes_of(batch, name)))
 
 
 def _check_lengths(batch: pa.RecordBatch, columns: dict[str, np.ndarray], mask: np.ndarray, path: Path) -> None:

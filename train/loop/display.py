@@ -23,7 +23,6 @@ from transformers import TrainerCallback
 
 from tasks.core.printable import counted, duration
 from train.evaluation.samples import Sample, lines_of
-from train.measures.advice import Advice
 
 LINE_EVERY = 10.0  # seconds between two lines if the output is not a terminal
 
@@ -33,26 +32,26 @@ def open_console(quiet: bool = False) -> Console:
     return Console(stderr=True, highlight=False, quiet=quiet, width=None if sys.stderr.isatty() else 110)
 
 
+def say(console: Console, line: str, style: str | None = None) -> None:
+    """Print a line that is neither markup nor wrapped."""
+    console.print(line, style=style, markup=False, soft_wrap=True)
+
+
 def show_effect(
     console: Console, notes: list[str], table: list[str], effect: dict[str, str], warnings: list[str]
 ) -> None:
     """Print notes, measurements, the settings in effect, and warnings."""
     for line in (*notes, *table):
-        console.print(line, style="dim", markup=False, soft_wrap=True)
+        say(console, line, "dim")
     width = 2 + max(map(len, effect))
     for name, text in effect.items():
         console.print(Text.assemble((f"{name:<{width}}", "bold"), text), soft_wrap=not console.is_terminal)
     for warning in warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+        say(console, f"warning: {warning}", "yellow")
 
 
 def show_result(
-    console: Console,
-    result: dict[str, Any],
-    samples: list[Sample],
-    folder: Path,
-    tokenizer: bool,
-    warning: str | None = None,
+    console: Console, result: dict[str, Any], samples: list[Sample], folder: Path, tokenizer: bool, warning: str | None
 ) -> None:
     """Print the result of a run, its phases, the decisions of evaluation, and samples."""
     of_steps = f" (means of {counted(result['loss_steps'], 'step')})" if result["loss_steps"] > 1 else ""
@@ -61,42 +60,28 @@ def show_result(
     if result["validation_loss"] is not None:
         validation = f", validation {result['validation_loss']:.4f}{_accuracy(result['token_accuracy'])}"
         validation += f" with the adapter of step {result['kept_step']}" * (result["kept_step"] < result["steps"])
-    console.print(
+    lines = [
         f"trained {counted(result['steps'], 'step')} in {duration(result['seconds'])}: "
-        f"loss {result['first_loss']:.4f} → "
-        f"{result['last_loss']:.4f}{of_steps}{validation}; "
+        f"loss {result['first_loss']:.4f} → {result['last_loss']:.4f}{of_steps}{validation}; "
         f"{100 * result['data_wait']:.2f} % of the time spent waiting for data",
-        markup=False,
-        soft_wrap=True,
-    )
-    console.print(f"a step: {phases}", markup=False, soft_wrap=True)
+        f"a step: {phases}",
+    ]
     if stopped := result["stopped_early"]:
         best, without = result["best"], counted(stopped["evaluations"], "evaluation")
         lowest = f"; best {best['validation_loss']:.4f} after step {best['step']}" if best else ""
-        console.print(
-            f"stopped early after step {stopped['step']}: {without} without a lower validation loss{lowest}",
-            markup=False,
-            soft_wrap=True,
-        )
-    for line in lines_of(samples):
-        console.print(line, markup=False, soft_wrap=True)
+        lines.append(f"stopped early after step {stopped['step']}: {without} without a lower validation loss{lowest}")
+    lines += lines_of(samples)
     if result["skipped_steps"]:
-        console.print(
+        lines.append(
             f"{counted(result['skipped_steps'], 'step')} skipped, because gradients exceeded the range of fp16; the "
-            "loss scale was then reduced",
-            markup=False,
-            soft_wrap=True,
+            "loss scale was then reduced"
         )
+    for line in lines:
+        say(console, line)
     if warning:
-        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+        say(console, f"warning: {warning}", "yellow")
     files = "adapter, tokenizer" if tokenizer else "adapter (the corpus has no tokenizer)"
-    console.print(f"{files}, and training.svg: {folder}", markup=False, soft_wrap=True)
-
-
-def show_advice(console: Console, advice: list[Advice]) -> None:
-    """Print advice that makes the next run faster or better."""
-    for one in advice:
-        console.print(f"advice: {one}", style="yellow", markup=False, soft_wrap=True)
+    say(console, f"{files}, and training.svg: {folder}")
 
 
 class ProgressLine(TrainerCallback):
@@ -126,11 +111,11 @@ class ProgressLine(TrainerCallback):
             elif now - self._printed_at > LINE_EVERY or state.global_step in (1, state.max_steps):
                 self._printed_at = now
                 left = (state.max_steps - state.global_step) * fmean(self._recent)
-                self._print(f"step {state.global_step}/{state.max_steps}  {line}  {duration(left)} left")
+                say(self._console, f"step {state.global_step}/{state.max_steps}  {line}  {duration(left)} left")
         elif "eval_loss" in logs:
             accuracy = _accuracy(logs.get("eval_token_accuracy"))
             loss = f"validation loss {logs['eval_loss']:.4f}{accuracy}"
-            self._print(f"step {state.global_step}/{state.max_steps}  {loss}")
+            say(self._console, f"step {state.global_step}/{state.max_steps}  {loss}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.close()
@@ -139,9 +124,6 @@ class ProgressLine(TrainerCallback):
         if self._bar:
             self._bar.stop()
             self._bar = None
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
 
 
 def _accuracy(share: float | None) -> str:

@@ -68,6 +68,41 @@ class Run:
         return self.choices.rows_per_step * self.feed.padded_tokens / self.feed.rows
 
 
+@dataclass(frozen=True)
+class _Start:
+    """Start of a run: its place (device, precision, ranks), and the choices of earlier starts."""
+
+    place: tuple[str, str, int]
+    before: Choices | None
+
+    @property
+    def known(self) -> Choices | None:
+        """Return the choices of an earlier start at the same place."""
+        found = self.before
+        return found if found and (found.device, found.precision, found.ranks) == self.place else None
+
+    def wants(self, option: str, config: TrainingConfig) -> bool:
+        """Return whether to turn an option on, as at the first start of the run."""
+        setting, known = getattr(config, option), self.known
+        if setting and known and known.options is not None:
+            return known.options.get(option, False)
+        if setting == "auto":
+            # A run of an earlier version started without the option.
+            return self.place[0] == "cuda" and not (self.before and self.before.options is None)
+        return bool(setting)
+
+    def rows_of_step(self, feed: Feed, config: TrainingConfig) -> int:
+        """Return the number of rows of a step over all ranks.
+
+        It never changes during a run.
+        """
+        if self.before:
+            return self.before.rows_per_step
+        ranks = self.place[2]
+        most = math.ceil(feed.rows / ranks)
+        return ranks * micro_batch.rows_per_step(config.tokens_per_step / ranks, feed.padded_tokens / feed.rows, most)
+
+
 def prepare(
     corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, device: Device, state: PartialState
 ) -> Run:
@@ -98,12 +133,10 @@ def prepare(
         before = folder.choices()
     # A machine that is new to the run has no choices. A machine that ran out of memory has a smaller micro-batch.
     before = min((found for found in gather(before) if found), key=lambda found: found.micro_batch, default=None)
-    place = (state.device.type, device.precision, state.num_processes)
-    known = before if before and (before.device, before.precision, before.ranks) == place else None
-    tried = []
+    start, tried = _Start((state.device.type, device.precision, state.num_processes), before), []
     with together():
         attention, note = backend_to_load(base_model.read_config(base), config.attention)
-        if config.attention == "auto" and feed.isolated and not known:
+        if config.attention == "auto" and feed.isolated and not start.known:
             tried = attention_trial.try_apart(base, config, state.device, device.dtype, feed.train, 2)
         # transformers would report a missing package while it loads the model.
         require_available(attention, state.device, device.dtype)
@@ -125,7 +158,7 @@ def prepare(
         by = corpus.manifest.config[LOSS_WEIGHT] if corpus.manifest else "a column of the rows"
         notes.append(f"{LOSS_WEIGHT}: {by}; the loss of a step is the weighted mean of its trained tokens")
     checkpoint = newest_of_all(folder.path, corpus.key, disk)
-    choices = _choose(model, feed, config, before, known, tried, device, state)
+    choices = _choose(model, feed, config, start, tried, device.dtype)
     proof = None
     if feed.isolated:
         with together(waiting=is_sharded(model)), autocast(state.device, device.dtype):
@@ -157,95 +190,57 @@ def prepare(
 
 
 def _choose(
-    model: Any,
-    feed: Feed,
-    config: TrainingConfig,
-    before: Choices | None,
-    known: Choices | None,
-    tried: list[isolation.Trial],
-    device: Device,
-    state: PartialState,
+    model: Any, feed: Feed, config: TrainingConfig, start: _Start, tried: list[isolation.Trial], dtype: torch.dtype
 ) -> Choices:
     """Choose attention, options, and micro-batch.
 
-    The `known` choices of an earlier start with the same device, precision, and number of ranks are reused.
+    The known choices of an earlier start with the same device, precision, and number of ranks are reused.
     """
-    with autocast(state.device, device.dtype):
+    known = start.known
+    with autocast(model.device, dtype):
         attention, table = _choose_attention(
             model, feed, known.attention if known else config.attention, config.seed, tried
         )
     collator = feed.collator(attention)
     used, notes = {}, []
-    if _is_wanted("fused_loss", config, before, known, device) and feed.own_loss:
-        batch = batch_of([options.comparable(feed.longest[0])], range(1), collator, state.device)
-        fused = options.try_fused_loss(model, batch, device.dtype, config.seed)
+    if start.wants("fused_loss", config) and feed.own_loss:
+        batch = batch_of([options.comparable(feed.longest[0])], range(1), collator, model.device)
+        fused = options.try_fused_loss(model, batch, dtype, config.seed)
         used["fused_loss"] = fused.used
         notes.append(fused.note)
     elif config.fused_loss is True and not feed.own_loss:
         notes.append("fused_loss: not used: TRL computes the loss of format 2.0 itself")
-    size, accumulation, speed, measured = _choose_size(model, feed, config, before, known, collator, device, state)
-    step = _rows_of_step(feed, config, before, state.num_processes)
+    size, accumulation, speed, measured = _choose_size(model, feed, config, start, collator, dtype)
     if not feed.equal and config.compile:
         notes.append("compile: not used: rows without padding have different lengths")
-    elif _is_wanted("compile", config, before, known, device):
-        batch = batch_of(feed.longest, range(size), collator, state.device)
-        compiled = options.try_compile(model, batch, device.dtype, config.seed, timed=not known)
+    elif start.wants("compile", config):
+        batch = batch_of(feed.longest, range(size), collator, model.device)
+        compiled = options.try_compile(model, batch, dtype, config.seed, timed=not known)
         used["compile"] = compiled.used
         notes.append(compiled.note)
         if compiled.used and not known:
             speed = batch["input_ids"].numel() / compiled.seconds
     kept = known.options if known and known.options is not None else {"fused_loss": False, "compile": False} | used
-    place = (state.device.type, device.precision, state.num_processes)
     table = known.table if known else [*table, *measured]
-    reduced = before.reduced if before else []
-    return Choices(*place, attention, size, accumulation, speed, table, notes, kept, reduced, step)
-
-
-def _is_wanted(
-    option: str, config: TrainingConfig, before: Choices | None, known: Choices | None, device: Device
-) -> bool:
-    """Return whether to turn an option on, as at the first start of the run."""
-    setting = getattr(config, option)
-    if setting and known and known.options is not None:
-        return known.options.get(option, False)
-    if setting == "auto":
-        # A run of an earlier version started without the option.
-        return device.kind == "cuda" and not (before and before.options is None)
-    return bool(setting)
+    reduced = start.before.reduced if start.before else []
+    rows = start.rows_of_step(feed, config)
+    return Choices(*start.place, attention, size, accumulation, speed, table, notes, kept, reduced, rows)
 
 
 def _choose_size(
-    model: Any,
-    feed: Feed,
-    config: TrainingConfig,
-    before: Choices | None,
-    known: Choices | None,
-    collator: Any,
-    device: Device,
-    state: PartialState,
+    model: Any, feed: Feed, config: TrainingConfig, start: _Start, collator: Any, dtype: torch.dtype
 ) -> tuple[int, int, float, list[str]]:
     """Return rows per pass, passes per step, tokens/s, and the measurements."""
-    ranks = state.num_processes
-    rows = math.ceil(_rows_of_step(feed, config, before, ranks) / ranks)
+    known, (_, _, ranks) = start.known, start.place
+    rows = math.ceil(start.rows_of_step(feed, config) / ranks)
     if known and rows == known.micro_batch * known.accumulation:
         wanted = known.micro_batch if config.micro_batch == "auto" else largest_divisor(rows, config.micro_batch)
         if wanted == known.micro_batch or (known.reduced and wanted > known.micro_batch):
             return known.micro_batch, known.accumulation, known.tokens_per_second, []
-    measured = micro_batch.micro_batch(model, feed.longest, collator, config, rows, ranks, device.dtype)
+    measured = micro_batch.micro_batch(model, feed.longest, collator, config, rows, ranks, dtype)
     size = measured.micro_batch
     speed = max(trial.tokens_per_second for trial in measured.trials if trial.rows == size)
     return size, measured.accumulation, speed, measured.lines()
-
-
-def _rows_of_step(feed: Feed, config: TrainingConfig, before: Choices | None, ranks: int) -> int:
-    """Return the number of rows of a step over all ranks.
-
-    It never changes during a run.
-    """
-    if before:
-        return before.rows_per_step
-    most = math.ceil(feed.rows / ranks)
-    return ranks * micro_batch.rows_per_step(config.tokens_per_step / ranks, feed.padded_tokens / feed.rows, most)
 
 
 def _choose_attention(

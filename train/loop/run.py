@@ -6,7 +6,6 @@ corpus + settings ─prepare─▶ Run ─trainer─▶ steps, from the newest c
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import warnings
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import transformers
 from transformers import PrinterCallback, TrainerState
 
 from tasks.core.errors import Interrupted, PartMissing
@@ -29,15 +27,15 @@ from train.evaluation.history import history, outcome
 from train.evaluation.samples import Sample, Samples, samples_of
 from train.loop import effect, record
 from train.loop.checkpoints import Checkpoints, best_complete
-from train.loop.display import ProgressLine, open_console, show_advice, show_effect, show_result
+from train.loop.display import ProgressLine, open_console, say, show_effect, show_result
 from train.loop.prepare import Run, prepare
 from train.loop.run_folder import RunFolder
 from train.loop.trainer import arguments
 from train.machine import alarm, devices, meeting, out_of_memory, ranks
 from train.machine.interruption import Interruption
-from train.machine.rank_speed import RankClock, RankSpeed, slow_ranks
+from train.machine.rank_speed import RankClock, slow_ranks
 from train.machine.signals import LAUNCHED, SignalGuard, is_rank
-from train.measures.advice import Advice, advise
+from train.measures.advice import advise
 from train.measures.profile import Profile
 from train.model import base_model, flops
 from train.model.attention import unavailable_backends
@@ -47,7 +45,9 @@ from train.model.options import gave_up, no_fused_loss_reason
 def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, guard: SignalGuard) -> None:
     """Train, and write everything to `folder`."""
     interruption = Interruption(guard)
-    _silence_libraries()
+    base_model.silence_libraries()
+    # An existing adapter may have a rank for experts. PEFT applies it, but warns because no layer matches it.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
     device = _meet(config, folder)
     if device is None:
         return
@@ -107,10 +107,20 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         if run.disk.writes:
             if decided["kept_step"] < trainer.state.global_step:
                 trainer._load_from_checkpoint(str(best_complete(folder.path, decided["kept_step"], corpus.key)))
-            written = _record(run, in_effect, lacking, result, advice, samples, speeds)
+            written = _record(run) | {
+                "in_effect": in_effect,
+                "unavailable": lacking,
+                "flops_per_token": run.flops_per_token,
+                "result": result,
+                "advice": [asdict(one) for one in advice],
+                "samples": samples,
+                "ranks": [asdict(speed) for speed in speeds],
+                "versions": record.versions(),
+            }
             record.write_results(folder.path, run.model, run.tokenizer, written, log)
     show_result(console, result, samples, folder.path, run.tokenizer is not None, slow_ranks(speeds))
-    show_advice(console, measured)
+    for one in measured:  # makes the next run faster or better
+        say(console, f"advice: {one}", "yellow")
     if state.is_local_main_process:
         print(folder.record)
 
@@ -165,17 +175,6 @@ def _is_reduced(run: Run) -> bool:
     return now is not None and now.micro_batch < run.choices.micro_batch
 
 
-def _silence_libraries() -> None:
-    """Silence the libraries; the display reports everything that matters to the user."""
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it logs every attempt to reach a network
-    for category in (FutureWarning, DeprecationWarning, UserWarning):
-        warnings.filterwarnings("ignore", category=category)
-    # An existing adapter may have a rank for experts. PEFT applies it, but warns because no layer matches it.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
-
-
 def _trainer(run: Run, *callbacks: Any) -> Any:
     """Build the Trainer for the corpus's format, without its own output."""
     choices, device = run.choices, run.device
@@ -225,16 +224,8 @@ def unavailable(device: devices.Device) -> dict[str, dict[str, str]]:
     }
 
 
-def _record(
-    run: Run,
-    in_effect: dict[str, str],
-    lacking: dict[str, dict[str, str]],
-    result: dict[str, Any],
-    advice: list[Advice],
-    samples: list[Sample],
-    speeds: list[RankSpeed],
-) -> dict[str, Any]:
-    """Return the content of training.json, without its log."""
+def _record(run: Run) -> dict[str, Any]:
+    """Return what training.json says about a run, without its results."""
     corpus, feed = run.corpus, run.feed
     return {
         "key": run.folder.key,
@@ -254,12 +245,4 @@ def _record(
         "config": run.config.model_dump(),
         "choices": asdict(run.choices),
         "isolation": asdict(run.isolation) if run.isolation else None,
-        "in_effect": in_effect,
-        "unavailable": lacking,
-        "flops_per_token": run.flops_per_token,
-        "result": result,
-        "advice": [asdict(one) for one in advice],
-        "samples": samples,
-        "ranks": [asdict(speed) for speed in speeds],
-        "versions": record.versions(),
     }

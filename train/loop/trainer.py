@@ -124,9 +124,8 @@ class Measured:
             self._phases.clear()
             self._scale = self._loss_scale()
         self._phases.enter("data")
-        timed = _Timed(epoch_iterator)
+        timed = self._timed(epoch_iterator)
         batches, trained = super().get_batch_samples(timed, num_batches, device)  # type: ignore[misc]
-        self._waited += timed.seconds
         for batch in batches:
             self._padded_tokens += batch["labels"].numel()
             mask = batch.get("attention_mask")  # present if the collator pads the rows
@@ -135,6 +134,18 @@ class Measured:
         if batches and LOSS_WEIGHT in batches[0]:
             return batches, self._sum_of_weights(batches, device)
         return batches, trained
+
+    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches, and add up the seconds spent waiting for them."""
+        while True:
+            start = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self._waited += time.perf_counter() - start
+            yield batch
 
     def _sum_of_weights(self, batches: list[dict[str, torch.Tensor]], device: Any) -> torch.Tensor:
         """Return the sum of the weights of a step's tokens on all ranks.
@@ -306,23 +317,6 @@ def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: Step
     )
     trainer.take_steps(train)
     return trainer
-
-
-class _Timed:
-    """Iterator that counts the seconds spent waiting for its items."""
-
-    def __init__(self, batches: Any):
-        self._batches, self.seconds = iter(batches), 0.0
-
-    def __iter__(self) -> _Timed:
-        return self
-
-    def __next__(self) -> Any:
-        start = time.perf_counter()
-        try:
-            return next(self._batches)
-        finally:
-            self.seconds += time.perf_counter() - start
 
 
 def peak_memory(device: Any) -> int:

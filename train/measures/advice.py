@@ -78,16 +78,15 @@ RULES = (
 )  # fmt: skip
 
 
-NO_NAMES: Mapping[str, str] = {}
-
-
-def advise(figures: Mapping[str, float], whose: Mapping[str, str] = NO_NAMES) -> list[Advice]:
+def advise(figures: Mapping[str, float], whose: Mapping[str, str] | None = None) -> list[Advice]:
     """Return advice for the figures that miss their targets, in the order of RULES.
 
     `whose` maps a figure of a single rank to a suffix for its name.
     """
     return [
-        Advice(rule.name + whose.get(rule.figure, ""), rule.shown(figures[rule.figure]), rule.target, rule.action)
+        Advice(
+            rule.name + (whose or {}).get(rule.figure, ""), rule.shown(figures[rule.figure]), rule.target, rule.action
+        )
         for rule in RULES
         if rule.figure in figures and not rule.holds(figures[rule.figure])
     ]

@@ -8,12 +8,10 @@ Comparisons are printed to standard error. They are not written, because they ma
 from __future__ import annotations
 
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tasks.core.errors import DataError, StorageError
@@ -31,7 +29,7 @@ from train.merge.weights.adapter import FILE, FIX, Adapter, described
 from train.merge.weights.tensor_files import Tensors, tensors_of_model
 from train.merge.weights.ties import find_ties
 from train.merge.weights.write import PRECISIONS, main_precision, write_weights
-from train.model.base_model import unreadable
+from train.model.base_model import silence_libraries, unreadable
 
 VERSION = 1
 NAMES = {dtype: name for name, dtype in PRECISIONS.items()}
@@ -41,7 +39,7 @@ OTHER_FILES = 100_000_000
 
 def merge(run: Run, base: Base, wanted: str | None, output: Path | None, root: Path) -> Path:
     """Merge a run into `output` unless this is already done, and return the folder."""
-    _silence_libraries()
+    silence_libraries()
     tensors = tensors_of_model(base.folder)
     own = main_precision(tensors)
     if not wanted and own not in NAMES:
@@ -66,13 +64,6 @@ def merge(run: Run, base: Base, wanted: str | None, output: Path | None, root: P
     except OSError as error:  # a library cannot write, for example to a full disk
         raise StorageError("cannot_write", f"{folder}: cannot be written: {error.strerror or error}") from error
     return folder
-
-
-def _silence_libraries() -> None:
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    for category in (FutureWarning, DeprecationWarning, UserWarning):
-        warnings.filterwarnings("ignore", category=category)
 
 
 def _say(line: str) -> None:

@@ -34,39 +34,6 @@ def model_card(
 
     Names that come from files are escaped.
     """
-    header = yaml.safe_dump(_header(run, base), sort_keys=False, allow_unicode=True, width=1000)
-    return f"---\n{header}---\n\n{_body(run, base, facts, companions, dtype, adapter, whole, zero)}".encode()
-
-
-def _header(run: Run, base: Base) -> dict[str, Any]:
-    license_ = license_of(base.folder)
-    return {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "base_model": base.name,
-        "base_model_relation": "finetune",
-        **({"license": license_} if license_ else {}),
-        "tags": ["packcorpus", "merged", "lora", "sft", "conversational"],
-    }
-
-
-def license_of(folder: Path) -> Any:
-    """Return the license that the card of the base model names, or None."""
-    card = folder / CARD
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    if not text.startswith("---\n") or (end := text.find("\n---", 4)) < 0:
-        return None
-    try:
-        values = yaml.safe_load(text[4:end])
-    except yaml.YAMLError:
-        return None
-    found = values.get("license") if isinstance(values, dict) else None
-    return found if isinstance(found, str | list) else None
-
-
-def _body(
-    run: Run, base: Base, facts: Facts | None, companions: Companions, dtype: str, adapter: str, whole: bool, zero: bool
-) -> str:
     record = run.record
     corpus, config, result, choices = (record[name] for name in ("corpus", "config", "result", "choices"))
     rows = choices["micro_batch"] * choices["accumulation"] * choices["ranks"] * result["steps"]
@@ -95,7 +62,20 @@ def _body(
     if config.get("quantization") == "nf4":
         beside = "a copy of the base model in NF4 (4 bits), which this model differs from by the error of NF4"
     streamed = "loaded as a whole and saved by transformers" if whole else "written one layer at a time"
+    license_ = license_of(base.folder)
+    facts_of_hub = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "base_model": base.name,
+        "base_model_relation": "finetune",
+        **({"license": license_} if license_ else {}),
+        "tags": ["packcorpus", "merged", "lora", "sft", "conversational"],
+    }
+    header = yaml.safe_dump(facts_of_hub, sort_keys=False, allow_unicode=True, width=1000)
     return f"""\
+---
+{header}---
+
 # {printable(corpus["name"])}
 
 {_code(base.name)} fine-tuned with packcorpus, with the adapter merged into its weights. Transformers loads it without
@@ -120,7 +100,21 @@ both in full precision: every adapted layer, and the logits if they fit into mem
 |---|---|
 {settings}
 Trained with {versions}.
-"""
+""".encode()
+
+
+def license_of(folder: Path) -> Any:
+    """Return the license that the card of the base model names, or None."""
+    card = folder / CARD
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    if not text.startswith("---\n") or (end := text.find("\n---", 4)) < 0:
+        return None
+    try:
+        values = yaml.safe_load(text[4:end])
+    except yaml.YAMLError:
+        return None
+    found = values.get("license") if isinstance(values, dict) else None
+    return found if isinstance(found, str | list) else None
 
 
 def _rows(facts: Facts | None, length: int) -> str:

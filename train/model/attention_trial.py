@@ -25,13 +25,12 @@ from typing import Any
 
 import orjson
 import torch
-import transformers
 
 from tasks.core.errors import PackError
 from train.config import TrainingConfig
 from train.machine.out_of_memory import may_be_shortage
 from train.model.attention import APART, autocast, backend_to_load, missing_backends, unavailable_reason
-from train.model.base_model import read_config
+from train.model.base_model import read_config, silence_libraries
 from train.model.isolation import ROWS, Trial, choose_rows, try_backend
 from train.model.qlora import load_model
 
@@ -130,8 +129,7 @@ def main(folder: Path) -> None:
     parent = os.getppid()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    silence_libraries()
     result = run(orjson.loads((folder / "request.json").read_bytes()), folder)
     (folder / "result.json").write_bytes(orjson.dumps(asdict(result)))
 

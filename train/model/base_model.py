@@ -11,11 +11,14 @@ which words are frequent, not their meaning.
 from __future__ import annotations
 
 import hashlib
+import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
 import orjson
 import torch
+import transformers
 from safetensors.torch import save
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
@@ -30,6 +33,16 @@ PARAMETERS = 23_000_000
 # Two wide layers are a quarter faster on a CPU than four (attention is cheaper), and learn more in the same steps.
 LAYERS = 2
 POSITIONS = 4096
+
+
+def silence_libraries() -> None:
+    """Silence the libraries; our output has everything that matters to the user."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it logs every attempt to reach a network
+    for category in (FutureWarning, DeprecationWarning, UserWarning):
+        warnings.filterwarnings("ignore", category=category)
+
 
 # -- the small Llama ---------------------------------------------------------------------------------------------------
 

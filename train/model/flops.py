@@ -91,7 +91,12 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     config = model.config.get_text_config()
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = None if head is None or embeddings.weight is head.weight else embeddings.weight
-    routed, weighted = _routed_share(config), 0.0
+    chosen, experts = (
+        next((getattr(config, name) for name in names if getattr(config, name, None)), None) for names in ROUTING
+    )
+    # The share of a layer's experts that a token is routed to, if it is known.
+    routed = min(1.0, chosen / experts) if chosen and experts else 1.0
+    weighted = 0.0
     for name, weights in model.named_parameters():
         parts = name.split(".")
         if weights is not looked_up and "original_module" not in parts:  # the copy in modules_to_save is used instead
@@ -106,14 +111,6 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     full, near = (x.mean().item() for x in (seen, seen.clamp(max=window or math.inf)))
     attention = sum(12 * width * (near if "sliding" in kind else full) for kind in layers)
     return weighted + attention
-
-
-def _routed_share(config: Any) -> float:
-    """Return the share of a layer's experts that a token is routed to; 1 if unknown."""
-    chosen, experts = (
-        next((getattr(config, name) for name in names if getattr(config, name, None)), None) for names in ROUTING
-    )
-    return min(1.0, chosen / experts) if chosen and experts else 1.0
 
 
 def peak_flops(name: str, dtype: torch.dtype) -> float | None:

@@ -43,8 +43,8 @@ def chosen(
 
     monkeypatch.setattr(micro_batch, "micro_batch", measure)
     feed = SimpleNamespace(train=range(100), rows=100, longest=None, padded_tokens=100 * LENGTH)
-    state = SimpleNamespace(num_processes=ranks)
-    size, passes, _, _ = prepare._choose_size(None, feed, config, before, before if known else None, None, CPU, state)
+    start = prepare._Start(("cpu", "fp32" if known else "other", ranks), before)
+    size, passes, _, _ = prepare._choose_size(None, feed, config, start, None, torch.float32)
     return size, passes, bool(measured)
 
 
@@ -100,14 +100,16 @@ def test_the_rows_of_a_step_are_kept_on_another_machine(monkeypatch: pytest.Monk
 def test_options_are_those_of_the_first_start(
     option: str, setting: Any, device: Device, options: dict[str, bool] | None, wanted: bool
 ) -> None:
-    before = replace(BEFORE, options=options) if options else None
+    place = (device.kind, device.precision, 1)
+    before = replace(BEFORE, device=device.kind, precision=device.precision, options=options) if options else None
     config = TrainingConfig(**{option: setting})
-    assert prepare._is_wanted(option, config, before, before, device) == wanted
+    assert prepare._Start(place, before).wants(option, config) == wanted
 
 
 def test_a_run_of_an_earlier_version_goes_on_without_the_fused_loss() -> None:
-    assert not prepare._is_wanted("fused_loss", TrainingConfig(), BEFORE, BEFORE, GPU)
-    assert prepare._is_wanted("fused_loss", TrainingConfig(fused_loss=True), BEFORE, BEFORE, GPU)
+    start = prepare._Start(("cuda", "bf16", 1), replace(BEFORE, device="cuda", precision="bf16"))
+    assert not start.wants("fused_loss", TrainingConfig())
+    assert start.wants("fused_loss", TrainingConfig(fused_loss=True))
 
 
 def test_options_are_tried_once_and_then_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

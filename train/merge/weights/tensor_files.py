@@ -59,7 +59,6 @@ class Tensors:
 
     def __init__(self, files: Sequence[Path], reason: str, fix: str):
         self._reason, self._fix = reason, fix
-        self.files = list(files)
         self.places = {place.name: place for file in files for place in self._places(file)}
 
     def _places(self, file: Path) -> Iterator[Place]:

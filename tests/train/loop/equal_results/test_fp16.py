@@ -110,7 +110,7 @@ def test_steps_that_overflow_are_skipped_and_counted(
     log = built.state.log_history
     result = summary(log) | outcome(log, TrainingConfig(), True)
     assert result["skipped_steps"] == sum(skipped)
-    show_result(Console(), result, [], tmp_path, tokenizer=True)
+    show_result(Console(), result, [], tmp_path, tokenizer=True, warning=None)
     assert f"{sum(skipped)} steps skipped, because gradients exceeded the range of fp16" in capsys.readouterr().out
 
 
