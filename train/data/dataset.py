@@ -200,22 +200,6 @@ class PackedDataset(torch.utils.data.Dataset):
         return self._blocks[block], row - self._first_rows[block]
 
 
-class Longest(torch.utils.data.Dataset):
-    """Rows of a dataset, the longest first.
-
-    Time and memory that are measured on the first rows are an upper bound for all rows.
-    """
-
-    def __init__(self, rows: PackedDataset):
-        self._rows, self._order = rows, np.argsort(-rows.lengths, kind="stable")
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        return self._rows[int(self._order[number])]
-
-
 def column_names(corpus: Corpus) -> tuple[str, ...]:
     """Return the names of the columns that a model receives."""
     return ("input_ids", "labels", *["position_ids"] * corpus.isolated, *[LOSS_WEIGHT] * corpus.weighted)

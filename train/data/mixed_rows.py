@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from tasks.core.seeded_order import draws, shuffle
 from train.data.dataset import PackedDataset
-from train.data.step_rows import Row, Step
+from train.data.step_rows import Step
 
 Mix = Literal["tokens", "blocks"]
 
@@ -33,27 +32,6 @@ class Run(NamedTuple):
     length: int
     first: int
     last: int
-
-
-class JoinedRows(torch.utils.data.Dataset):
-    """Rows of all lengths, one length after another."""
-
-    def __init__(self, parts: Sequence[PackedDataset]):
-        self.parts = list(parts)
-
-    @property
-    def max_id(self) -> int:
-        return max(part.max_id for part in self.parts)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    def __getitem__(self, row: int) -> Row:
-        for part in self.parts:
-            if row < len(part):
-                return part[row]
-            row -= len(part)
-        raise IndexError("there are fewer rows")
 
 
 def runs_of(rows: Mapping[int, int], rows_per_step: int, longest: int, mix: Mix, seed: int, epoch: int) -> list[Run]:

@@ -9,7 +9,8 @@ one chunk at a time. A head that scales or caps its logits does not change which
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,33 +18,30 @@ import torch
 CHUNK = 512  # tokens whose logits are in memory at a time
 
 
-class PredictedTokens:
-    """Context in which `count` counts the predicted tokens of a model's latest pass."""
+@contextmanager
+def count_predicted(model: Any) -> Iterator[Callable[[Any, torch.Tensor], torch.Tensor]]:
+    """Yield a function that counts the predicted tokens of a model's latest pass.
 
-    def __init__(self, model: Any):
-        self._model = model
-        self._hidden: torch.Tensor | None = None
+    It takes the outputs of the pass and its labels, and returns the number of labeled tokens that the preceding token
+    predicts, int64[].
+    """
+    latest: list[torch.Tensor] = []
 
-    def __enter__(self) -> PredictedTokens:
-        self._hook = self._model.get_decoder().register_forward_hook(self._keep)
-        return self
+    def keep(_decoder: Any, _given: Any, found: Any) -> None:
+        latest[:] = [found[0]]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, place: TracebackType | None
-    ) -> None:
-        self._hook.remove()
-        self._hidden = None
-
-    def _keep(self, decoder: Any, given: Any, found: Any) -> None:
-        self._hidden = found[0]
-
-    def count(self, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
-        """Return the number of labeled tokens that the preceding token predicts, int64[]."""
+    def count(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
         targets, logits = labels[:, 1:], outputs.get("logits")
         if logits is not None:
             return (logits[:, :-1].argmax(-1) == targets).sum()  # never equal to -100
-        assert self._hidden is not None, "the pass ran in this context"
-        head, is_trained = self._model.get_output_embeddings(), targets != -100
-        hidden = self._hidden[:, :-1][is_trained].to(head.weight.dtype).split(CHUNK)
+        head, is_trained = model.get_output_embeddings(), targets != -100
+        hidden = latest[0][:, :-1][is_trained].to(head.weight.dtype).split(CHUNK)
         chunks = zip(hidden, targets[is_trained].split(CHUNK), strict=True)
         return torch.stack([(head(x).argmax(-1) == target).sum() for x, target in chunks]).sum()
+
+    hook = model.get_decoder().register_forward_hook(keep)
+    try:
+        yield count
+    finally:
+        hook.remove()
+        latest.clear()

@@ -15,15 +15,17 @@ import os
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import ConcatDataset, Subset
 
 from tasks.core.printable import counted
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 from train.config import TrainingConfig
 from train.data.balanced_rows import balance_of, balanced_steps
 from train.data.corpus import Corpus
-from train.data.dataset import Longest, PackedDataset
-from train.data.mixed_rows import JoinedRows, Mix, mixed_steps
+from train.data.dataset import PackedDataset
+from train.data.mixed_rows import Mix, mixed_steps
 from train.data.step_rows import (
     Order,
     Shares,
@@ -66,13 +68,15 @@ class PackedFeed:
         self._packings = [{n: PackedDataset(corpus, name_of(kind, n), config.load) for n in lengths} for kind in same]
         names = [name_of("validation", n) for n in corpus.lengths]
         held_out = [PackedDataset(corpus, name, config.load) for name in names if corpus.rows(name)]
-        self.validation: Any = JoinedRows(held_out) if held_out else None
+        self.validation: Any = ConcatDataset(held_out) if held_out else None
         first = self._packings[0]
         opened = [*first.values()]
         self.isolated, self._seed = corpus.isolated, config.seed
         self.train = first[lengths[-1]]
         self.equal = corpus.shape.padding == "row"
-        self.longest: Any = self.train if self.equal else Longest(self.train)
+        self.longest: Any = self.train
+        if not self.equal:  # time and memory that are measured on the first rows are an upper bound for all rows
+            self.longest = Subset(self.train, np.argsort(-self.train.lengths, kind="stable").tolist())
         self.spread = several  # a step with fewer rows has as many passes as the others
         self._mix: Mix = corpus.shape.mix or "tokens"
         self.max_id = max(

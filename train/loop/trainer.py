@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import ConcatDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tasks.core import process
 from tasks.core.errors import DataError
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
-from train.data.mixed_rows import JoinedRows
 from train.data.step_rows import StepRows
-from train.evaluation.accuracy import PredictedTokens
+from train.evaluation.accuracy import count_predicted
 from train.measures.phases import COMPUTE, Phases
 from train.model.attention import autocast, dtype_of
 from train.model.sharding import data_parallel, is_sharded
@@ -241,14 +241,14 @@ class Measured:
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         self.model.eval()
         sums = torch.zeros(5, dtype=torch.float64, device=self.args.device)
-        with torch.no_grad(), PredictedTokens(self.model) as predicted:
+        with torch.no_grad(), count_predicted(self.model) as predicted:
             for batch, counts in self._batches_of_rank(dataset):
                 tokens, weights = (batch["labels"][:, 1:] != -100).sum(), batch.get(LOSS_WEIGHT)
                 weight = torch.zeros((), device=tokens.device) if weights is None else weights[:, 1:].double().sum()
                 # In a run that lacks only its record, the model was not prepared and lacks its own autocast.
                 with self.compute_loss_context_manager(), autocast(self.args.device, dtype_of(self.args)):  # type: ignore[attr-defined]
                     outputs = self.model(**batch)
-                    right = predicted.count(outputs, batch["labels"])
+                    right = predicted(outputs, batch["labels"])
                 loss = outputs["loss"].double()
                 mean = loss if weights is None else outputs["token_loss"].double()
                 found = (mean * tokens, tokens.double(), right.double(), loss * weight, weight.double())
@@ -271,7 +271,7 @@ class Measured:
         All ranks yield the same number of batches, because they may share the weights of a model.
         """
         size = self.args.per_device_eval_batch_size
-        for part in dataset.parts if isinstance(dataset, JoinedRows) else [dataset]:  # rows of one length each
+        for part in dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]:  # rows of one length each
             mine = range(self.args.process_index, len(part), self.args.world_size)
             for start in range(0, math.ceil(len(part) / self.args.world_size), size):
                 rows = [part[row] for row in mine[start : start + size] or range(1)]

@@ -23,7 +23,7 @@ from tasks.core.errors import DataError
 from tasks.corpus import shards
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
-from train.data.dataset import Longest, PackedDataset
+from train.data.dataset import PackedDataset
 from train.loop.feed import open_feed
 from train.loop.trainer import arguments
 from train.model.attention import Collator
@@ -168,7 +168,8 @@ def test_rows_without_padding_are_those_of_the_shards(corpora: dict[str, Path], 
     assert rows.nbytes == 12 * sum(sizes)
     assert rows.conversations == sum(len(row.entries) for row in wanted)
     assert rows.tokens == sum(entry["length"] for row in wanted for entry in row.entries)
-    assert [len(row["input_ids"]) for row in all_rows(Longest(rows))] == sorted(sizes, reverse=True)
+    longest = open_feed(open_corpus(corpora[name]), TrainingConfig(load=load)).longest
+    assert [len(row["input_ids"]) for row in all_rows(longest)] == sorted(sizes, reverse=True)
 
 
 def test_a_folder_of_rows_without_padding_needs_no_manifest(corpora: dict[str, Path], tmp_path: Path) -> None:

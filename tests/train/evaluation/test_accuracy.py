@@ -17,7 +17,7 @@ from support.training.validation import evaluated
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.evaluation import accuracy
-from train.evaluation.accuracy import PredictedTokens
+from train.evaluation.accuracy import count_predicted
 from train.loop.feed import PackedFeed
 from train.loop.trainer import arguments
 from train.model.attention import Collator
@@ -73,10 +73,10 @@ def test_with_fused_loss_no_logits_of_other_tokens_are_computed(
     sizes: list[int] = []
     predicting.get_output_embeddings().register_forward_hook(lambda _, given, found: sizes.append(len(found)))
     batch = Collator("sdpa")([feed.validation[0], feed.validation[1]])
-    with torch.no_grad(), PredictedTokens(predicting) as predicted:
+    with torch.no_grad(), count_predicted(predicting) as predicted:
         outputs = predicting(**batch)
         assert outputs.logits is None
-        predicted.count(outputs, batch["labels"])
+        predicted(outputs, batch["labels"])
     assert max(sizes) == 7
     assert sum(sizes) == int((batch["labels"][:, 1:] >= 0).sum())
     assert not predicting.get_decoder()._forward_hooks
