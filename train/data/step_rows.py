@@ -78,10 +78,10 @@ class StepRows(torch.utils.data.Dataset):
 
     def __init__(self, order: Order, shares: Shares, filler: Callable[[Any], Any], *, spread: bool = False):
         self._order, self._shares, self.filler, self._spread = order, shares, filler, spread
-        self.start_epoch(0)
+        self.set_epoch(0)
 
-    def start_epoch(self, number: int) -> None:
-        """Switch to the order of an epoch, counted from 0."""
+    def set_epoch(self, number: int) -> None:
+        """Switch to the order of an epoch, counted from 0; accelerate calls this."""
         self._steps = self._order(number)
 
     def __len__(self) -> int:

@@ -85,20 +85,16 @@ def seal(checkpoint: Path, facts: dict[str, Any]) -> None:
 def newest_complete(folder: Path, corpus_key: str) -> Path | None:
     """Return the newest complete checkpoint, or None.
 
-    Removes incomplete checkpoints. Raises DataError if a file of the checkpoint changed since it was written, or if the
-    checkpoint belongs to another corpus.
+    Raises DataError if a file of the checkpoint changed since it was written, or if the checkpoint belongs to another
+    corpus.
     """
-    for checkpoint in reversed(checkpoints_of(folder)):
-        if not (checkpoint / COMPLETE).exists():
-            shutil.rmtree(checkpoint)
-            continue
-        if path := _changed(checkpoint, corpus_key):
-            raise DataError(
-                "bad_checkpoint",
-                f"{path}: changed since it was written; delete {checkpoint} to resume from the previous checkpoint",
-            )
-        return checkpoint
-    return None
+    newest = next((one for one in reversed(checkpoints_of(folder)) if (one / COMPLETE).exists()), None)
+    if newest and (path := _changed(newest, corpus_key)):
+        raise DataError(
+            "bad_checkpoint",
+            f"{path}: changed since it was written; delete {newest} to resume from the previous checkpoint",
+        )
+    return newest
 
 
 def best_complete(folder: Path, step: int, corpus_key: str) -> Path:

@@ -26,15 +26,7 @@ from train.data.balanced_rows import balance_of, balanced_steps
 from train.data.corpus import Corpus
 from train.data.dataset import PackedDataset
 from train.data.mixed_rows import Mix, mixed_steps
-from train.data.step_rows import (
-    Order,
-    Shares,
-    StepRows,
-    empty_conversation,
-    empty_row,
-    first_row,
-    shuffled_steps,
-)
+from train.data.step_rows import Order, Shares, StepRows, empty_conversation, empty_row, first_row, shuffled_steps
 from train.loop.run_folder import WITHOUT_VALIDATION
 from train.loop.trainer import packed_trainer
 from train.model.attention import Collator
@@ -180,7 +172,7 @@ class ConversationFeed:
         trainer = conversation_trainer(model, given, collator, self.train, self.validation, self._padding)
         shares = Shares.of(given, rows_per_step)
         order = partial(shuffled_steps, [self.train], shares.rows_per_step, self._seed)
-        trainer.take_steps(StepRows(order, shares, empty_conversation))
+        trainer.train_dataset = StepRows(order, shares, empty_conversation)
         return trainer
 
     def positions(self) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import ConcatDataset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from tasks.core import process
 from tasks.core.errors import DataError
@@ -101,11 +101,6 @@ class Measured:
         self._phases = Phases(self.args.device)
         self._skipped = 0  # number of steps skipped in a row
         self._reset()
-
-    def take_steps(self, rows: StepRows) -> None:
-        """Train on rows in the order of their steps."""
-        self.train_dataset = rows
-        self.add_callback(NextEpoch(rows))  # type: ignore[attr-defined]
 
     def _reset(self) -> None:
         self._started: float | None = None
@@ -297,26 +292,14 @@ def one_gpu(args: TrainingArguments) -> TrainingArguments:
     return args
 
 
-class NextEpoch(TrainerCallback):
-    """Callback that switches order and packing of the rows at each epoch."""
-
-    def __init__(self, rows: StepRows):
-        self._rows = rows
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._rows.start_epoch(int(state.epoch or 0))
-
-
 def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: StepRows, validation: Any) -> PackedTrainer:
-    trainer = PackedTrainer(
+    return PackedTrainer(
         model=model,
         args=one_gpu(TrainingArguments(**given)),
         data_collator=collator,
         train_dataset=train,
         eval_dataset=validation,
     )
-    trainer.take_steps(train)
-    return trainer
 
 
 def peak_memory(device: Any) -> int:

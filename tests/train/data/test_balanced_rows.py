@@ -173,7 +173,7 @@ def test_mapped_rows_have_the_same_order(manifest: Path, whole: dict[str, Any], 
     rows = feed.trainer(tiny_model(), given | {"report_to": "none"}, feed.collator("sdpa")).train_dataset
     count = corpus.rows("train")
     for epoch in range(2):
-        rows.start_epoch(epoch)
+        rows.set_epoch(epoch)
         batches = [rows.__getitems__([first]) for first in range(0, len(rows), 2)]
         found = [row["input_ids"].numpy().tobytes().hex() for batch in batches for row in batch]
         assert found == whole["seen"][epoch * count : (epoch + 1) * count]

@@ -94,7 +94,7 @@ def test_a_step_has_the_same_rows_on_any_number_of_ranks(
     micro_batch = next(size for size in range(min(share, most), 0, -1) if share % size == 0)
     shares = Shares(ranks, micro_batch, share // micro_batch, rows_per_step)
     taken = StepRows(order, shares, lambda _: FILLER, spread=kind == "mix")
-    taken.start_epoch(epoch)
+    taken.set_epoch(epoch)
     found = dealt(taken, shares)
     assert {len(of_rank) for of_rank in found} == {len(wanted)}, "every rank takes every step"
     for number, step in enumerate(wanted):
