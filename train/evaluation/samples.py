@@ -105,11 +105,8 @@ def lines_of(samples: Sequence[Sample]) -> list[str]:
     """
     lines = []
     for sample in samples[:PRINTED]:
-        prompt, expected, generated = (_as_text(sample[name]) for name in ("prompt", "expected", "generated"))
+        found = [sample[name] for name in ("prompt", "expected", "generated")]
+        prompt, expected, generated = (one if isinstance(one, str) else " ".join(map(str, one)) for one in found)
         lines.append(f"sample {sample['sample']}, step {sample['step']}: {shown(prompt[-PROMPT:])}")
         lines.append(f"  generated {shown(generated)}, expected {shown(expected)}")
     return lines
-
-
-def _as_text(content: str | list[int]) -> str:
-    return content if isinstance(content, str) else " ".join(map(str, content))
