@@ -70,7 +70,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Start:
-    """Start of a run: its place (device, precision, ranks), and the choices of earlier starts."""
+    """Start of a run: device, precision, and ranks, and the choices of a start before."""
 
     place: tuple[str, str, int]
     before: Choices | None
