@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
-from support.waiting import idle_of_steps
+from support.training.waiting import idle_of_steps
 
 from tasks.packing.balance import waiting
 from tasks.packing.balance.balanced_order import LINEAR, balanced_order

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from support.packed_rows import sign
 from support.small_corpus import conversations, make_recipe, make_shards_small, once, pack_corpus
-from support.waiting import idle_of_steps
+from support.training.waiting import idle_of_steps
 
 from tasks.core.errors import DataError
 from tasks.recipe import Recipe

@@ -17,7 +17,7 @@ from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.gloo_ranks import train_on_two_ranks
 from support.training.tiny_training import LENGTH, tiny_model
-from support.waiting import idle_of_steps
+from support.training.waiting import idle_of_steps
 
 from tasks import recipe
 from tasks.row_settings import Balance
