@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError
@@ -87,7 +88,10 @@ class BuiltIn(Template):
         if conversation.messages[0].role == "text" or not (self.apart or self._differs_later(conversation, trained)):
             return [Sample(self.spans(conversation, trained))]
         ends = ends_of_samples(conversation, trained)
-        return [Sample(self.spans(*up_to(conversation, turn, trained)), turn) for turn in ends]
+        return [
+            Sample(self.spans(*up_to(conversation, turn, trained, after)), turn, after)
+            for after, turn in pairwise([-1, *ends])
+        ]
 
     def separate(self, conversation: Conversation) -> Conversation | None:
         if self._family.writes_context:

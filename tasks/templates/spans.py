@@ -39,11 +39,12 @@ class Span(NamedTuple):
 class Sample(NamedTuple):
     """The unit that a model is trained on at once.
 
-    It is a whole conversation, or one turn after its prompt at inference.
+    It is a whole conversation, or a part that ends with a turn, each trained turn after its prompt at inference.
     """
 
     spans: list[Span]
-    turn: int | None = None  # index of the message that is trained on; None if the sample is the whole conversation
+    turn: int | None = None  # index of the message that ends it; None if the sample is the whole conversation
+    after: int = -1  # index of the message that ends the sample before; later messages are trained on
 
 
 class Outline(NamedTuple):
@@ -124,14 +125,15 @@ def ends_of_samples(conversation: Conversation, trained: Sequence[bool]) -> list
     return answers if turns[-1:] == answers[-1:] else [*answers, turns[-1]]
 
 
-def up_to(conversation: Conversation, turn: int, trained: Sequence[bool]) -> tuple[Conversation, list[bool]]:
+def up_to(
+    conversation: Conversation, turn: int, trained: Sequence[bool], after: int
+) -> tuple[Conversation, list[bool]]:
     """Return the sample that ends with the message at index `turn`.
 
-    The index is one of `ends_of_samples`. The second value has a flag for each message, which is true if the sample
-    trains on it.
+    `after` is the index of the message that ends the sample before, or -1. The second value has a flag for each
+    message, which is true if the sample trains on it.
     """
-    last = max((end for end in ends_of_samples(conversation, trained) if end < turn), default=-1)
-    flags = [flag and last < k for k, flag in enumerate(trained[: turn + 1])]
+    flags = [flag and after < k for k, flag in enumerate(trained[: turn + 1])]
     messages = [
         message if flag else replace(message, train=False)
         for message, flag in zip(conversation.messages, flags, strict=False)

@@ -44,7 +44,7 @@ from tasks.templates.placeholders import (
     is_plain,
     shape_of,
 )
-from tasks.templates.spans import Template, TrainOn, trained_turns
+from tasks.templates.spans import Sample, Template, TrainOn, trained_turns
 from tasks.tokenization.segments import Segments, segments_of
 
 # The maximum number of shapes that are tried with a template, if none of them can be filled in.
@@ -52,6 +52,9 @@ MOST_FAILURES = 8
 
 # The maximum number of shapes, and of messages in a shape. All other conversations are rendered.
 MOST_SHAPES = 1024
+
+# A shape with more trained turns is rendered with gaps when it occurs again. Few conversations of agents are alike.
+LONG = 8
 
 # The maximum number of pieces of text around gaps, for one shape and for all shapes. If each turn is a sample, their
 # number grows with the square of the number of turns.
@@ -70,17 +73,16 @@ class Shape:
     separator: bool  # the last segment is an EOS that was added after the template's tokens
     usual: bool  # the turns are in the usual order
     turns: int  # messages that are not system messages
-    # Index of the message that a sample trains on; -1 if the sample is the whole conversation.
+    # Index of the message that ends the sample; -1 if the sample is the whole conversation.
     turn: int = field(default=-1, kw_only=True)
+    # Index of the message that ends the sample before, or -1. Later messages are trained on.
+    after: int = field(default=-1, kw_only=True)
     # The layout of the conversation if the texts contain all its strings, or else "".
     layout: str = field(default="", kw_only=True)
 
 
-def shape_of_sample(segments: Segments, conversation: Conversation, turn: int | None, layout: str = "") -> Shape:
-    """Return the shape of a sample of a conversation.
-
-    `turn` and `layout` are as in `Shape`, but `turn` is None for the whole conversation.
-    """
+def shape_of_sample(segments: Segments, conversation: Conversation, sample: Sample, layout: str = "") -> Shape:
+    """Return the shape of a sample of a conversation; `layout` is that of `Shape`."""
     usual, turns = _order_of(tuple([message.role for message in conversation.messages]))
     return Shape(
         tokens=np.array(segments.tokens, np.int32),
@@ -88,7 +90,8 @@ def shape_of_sample(segments: Segments, conversation: Conversation, turn: int | 
         separator=segments.separator,
         usual=usual,
         turns=turns,
-        turn=-1 if turn is None else turn,
+        turn=-1 if sample.turn is None else sample.turn,
+        after=sample.after,
         layout=layout,
     )
 
@@ -214,6 +217,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         # With such an encoder, the content decides whether a space is added.
         self.known = not self._encoder.has_space and not self._encoder.space_follows
         self._by_shape: dict[ConversationShape, Filling | None] = {}
+        self._once: set[ConversationShape] = set()  # long shapes that have occurred once
         self._pieces = 0
         self.start_part()
 
@@ -225,7 +229,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         self._failures = 0  # number of shapes without a filling, until a shape has one
         if max(len(self), len(self._by_shape)) >= MOST_SHAPES or self._pieces > PIECES_OF_ALL:
             self.clear()
-            self._by_shape, self._pieces = {}, 0
+            self._by_shape, self._once, self._pieces = {}, set(), 0
 
     def __missing__(self, names: tuple[str, ...]) -> Filling | None:
         roles = tuple([role_named(name, self._roles) or "" for name in names])
@@ -267,6 +271,10 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         if found is None:
             return None, []
         shape, values = found
+        if sum(trained) > LONG and shape not in self._once and has_tools(conversation):
+            if len(self._once) < MOST_SHAPES:
+                self._once.add(shape)
+            return None, []
         if shape not in self._by_shape and len(self._by_shape) < MOST_SHAPES and self._failures < MOST_FAILURES:
             self._by_shape[shape] = self._render(shape, trained)
             self._failures += 1 if self._by_shape[shape] is None else -MOST_SHAPES
@@ -287,17 +295,17 @@ class Frames(dict[tuple[str, ...], Filling | None]):
             return None
         every = [(number, -1) for number in range(len(shape.turns))]  # the gaps of a plain conversation
         frames, spaces, pieces = [], set(), 0
-        for spans, turn in outline.samples:
-            segments = segments_of(spans, self._encoder)
+        for sample in outline.samples:
+            segments = segments_of(sample.spans, self._encoder)
             parts, gaps = _cut(segments.texts)
             if sum(part.count(SEPARATOR) for part in parts) >= len(segments.texts):  # the template writes NUL
                 return None
             pieces += len(parts)
             spaces |= {space for number, form, space in gaps if form < 0 or number not in objects}
             places = [gap[:2] for gap in gaps]
-            has_all = turn is None and places == every and is_plain(turns)
+            has_all = sample.turn is None and places == every and is_plain(turns)
             if True in segments.trained:
-                found = shape_of_sample(segments, turns, turn, layout_of(turns) if has_all else "")
+                found = shape_of_sample(segments, turns, sample, layout_of(turns) if has_all else "")
                 frames.append(_Frame(found, parts, places))
         self._pieces += pieces
         strips = spaces <= {0}

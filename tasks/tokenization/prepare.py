@@ -25,7 +25,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.texts import SEPARATOR
 from tasks.recipe import Recipe
 from tasks.sources.model import SourceFile
-from tasks.templates.spans import Sample, Span, Template, TrainOn, trained_turns, up_to
+from tasks.templates.spans import Sample, Template, TrainOn, trained_turns, up_to
 from tasks.tokenization.frames import Prepared, Shape, frames_of, shape_of_sample
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.segments import segments_of
@@ -182,10 +182,12 @@ class Preparer:
 
     def _prepare_sample(self, pending: Pending, sample: Sample, strings: Strings) -> Prepared:
         conversation = pending.conversation
-        prepared = prepare_spans(conversation, sample.spans, self._encoder, sample.turn, strings)
+        prepared = prepare_spans(conversation, sample, self._encoder, strings)
         if not self._packing:
             text = "".join(span.text for span in sample.spans)
-            shown = conversation if sample.turn is None else up_to(conversation, sample.turn, pending.trained)[0]
+            shown = conversation
+            if sample.turn is not None:
+                shown, _ = up_to(conversation, sample.turn, pending.trained, sample.after)
             shown, _, _ = self._template.adjust.of(shown, [False] * len(shown.messages))
             prepared.row = (turns_json(shown), tools_json(shown), text)
         return prepared
@@ -199,11 +201,12 @@ def unused_keys_of(file: SourceFile, weighted: bool) -> UnusedKeys:
 def weights_of_segments(shape: Shape, of_turns: dict[int, Any]) -> list[tuple[int, float]]:
     """Return (first segment, weight) for each run of segments with the same weight.
 
-    The first run begins at segment 0. `of_turns` has the weights of the turns that are trained on. Each of these turns
-    is a run of trained segments; the separator belongs to the last run. Raises Reject if the turns have different
-    weights and the template does not separate them like this.
+    The first run begins at segment 0. `of_turns` has the weights of the turns that are trained on. Each turn of the
+    sample is a run of trained segments; the separator belongs to the last run. Raises Reject if the turns have
+    different weights and the template does not separate them like this.
     """
-    weights = [of_turns[shape.turn]] if shape.turn >= 0 else list(of_turns.values())
+    last = shape.turn if shape.turn >= 0 else max(of_turns)
+    weights = [weight for k, weight in of_turns.items() if shape.after < k <= last]
     if len(set(weights)) == 1:
         return [(0, weights[0])]
     trained = shape.trained[:-1] if shape.separator else shape.trained
@@ -250,17 +253,16 @@ def strings_of(conversation: Conversation) -> Strings:
 
 def prepare_spans(
     conversation: Conversation,
-    spans: list[Span],
+    sample: Sample,
     encoder: Encoder,
-    turn: int | None = None,
     strings: Strings | None = None,
 ) -> Prepared:
     """Prepare a sample that a template has rendered.
 
     Raises Reject if there are no spans.
     """
-    segments = segments_of(spans, encoder)
-    shape, texts = shape_of_sample(segments, conversation, turn), segments.texts
+    segments = segments_of(sample.spans, encoder)
+    shape, texts = shape_of_sample(segments, conversation, sample), segments.texts
     separate = texts if not texts or any(SEPARATOR in text for text in texts) else None
     known = strings or strings_of(conversation)
     return Prepared(shape, SEPARATOR.join(texts).encode(), *known, separate=separate)

@@ -503,7 +503,7 @@ def test_texts_may_contain_the_separator_of_texts_and_samples_may_have_no_text(s
     batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0))
     for number, texts in enumerate(samples):
         spans = [end, *(span for text in texts for span in (Span(text, TEXT, True, "assistant"), end))]
-        prepared = prepare_spans(conversation, spans, encoder)
+        prepared = prepare_spans(conversation, Sample(spans), encoder)
         assert prepared.texts == texts
         batch.add(number, [prepared])
     found = batch.encode(TOKENS_SCHEMA)
@@ -523,7 +523,7 @@ def test_texts_are_rejected_in_two_stages() -> None:
     batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0))
     texts = ["a\0§", "§<|im_end|>", "ok", "§\0"]
     for number, text in enumerate(texts):
-        batch.add(number, [prepare_spans(conversation, [Span(text, TEXT, True, "assistant")], encoder)])
+        batch.add(number, [prepare_spans(conversation, Sample([Span(text, TEXT, True, "assistant")]), encoder)])
 
     def encode(some: list[str]) -> Encoded:
         if problems := {text: f"no encoding of {text!r}" for text in some if "§" in text}:

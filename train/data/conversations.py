@@ -153,7 +153,7 @@ def _batches(
                 raise DataError(
                     "other_versions", f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}"
                 ) from None
-            batch.add(number, [prepare_spans(conversation, sample.spans, encoder)])
+            batch.add(number, [prepare_spans(conversation, Sample(sample.spans), encoder)])
             number += 1
             if batch.is_full:
                 yield batch

@@ -69,20 +69,18 @@ class Labels:
         self,
         sample: Located,
         conversation: Conversation,
-        turns: Sequence[int],
         marked: list[Range] | None,
         breaker: str,
     ) -> list[Range]:
         """Return the trained ranges of a located sample, in order and without overlap.
 
-        `turns` are the trained turns of the conversation, and `marked` has the ranges of their blocks.
+        `marked` has the ranges of the blocks of all trained answers.
         """
-        answers = [k for k in turns if conversation.messages[k].role == "assistant"]
-        text, ranges, turn, _, flagged = sample
+        text, ranges, turn, turns, _, flagged = sample
         if turn is None and marked is not None:
-            self._require_agreement(ranges, marked, answers)
+            self._require_agreement(ranges, marked, turns)
             ranges = marked
-        for k, (start, stop) in zip(answers if turn is None else [turn], ranges, strict=not flagged):
+        for k, (start, stop) in zip(turns, ranges, strict=not flagged):
             self._require_written(conversation.messages[k], k, text[start:stop], breaker)
         return _in_order([*ranges, *flagged])
 

@@ -3,14 +3,17 @@
     prompt of turn k  = the rendering of messages[:k] with the generation prompt            the model reads it
     answer of turn k  = the text that the rendering of messages[:k+1] adds to the prompt    the model writes it
 
-    together  [prompt 1 ▓answer 1▓ … prompt 2 ▓answer 2▓]       one sample, if the whole rendering contains them all
-    apart     [prompt 1 ▓answer 1▓] [prompt 2 … ▓answer 2▓]     one sample per turn, each after exactly its prompt
+    together  [prompt 1 ▓answer 1▓ … ▓answer 2▓ … ▓answer 3▓]                 one sample, the whole rendering
+    auto      [prompt 1 ▓answer 1▓ … ▓answer 2▓] [prompt 3 … ▓answer 3▓]      the fewest samples
+    apart     [prompt 1 ▓answer 1▓] [prompt 2 … ▓answer 2▓] [prompt 3 … ▓answer 3▓]      one sample per turn
 
 Messages that no model writes, such as user messages, are trained on if the data says so (see `flagged`). They are part
 of the sample of the next answer, or of a last sample if no answer follows.
 
 Many templates render a turn differently once another turn follows: they leave reasoning out of the history, or write an
 end token only at the end of the conversation. In this case, `together` would train on a text that the model never sees.
+A sample ends with a turn after exactly its prompt. It also trains on earlier turns if its text starts with their
+prompts and continues with what the model writes (see `cover`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from tasks.core.printable import shown
+from tasks.templates.jinja.cover import Cover
 from tasks.templates.jinja.flagged import NotLocated, Range, flagged_ranges
+from tasks.templates.jinja.marks import places_of
 
 Turns = Literal["auto", "together", "apart"]
 Render = Callable[[list[Any], bool], str]  # messages, generation prompt
@@ -38,6 +43,8 @@ _EMPTY_BLOCK = re.compile(rf"\s*(?:(?:{_OPENS})?\s*(?:{_CLOSES})|<\|channel>thou
 _CLOSED = re.compile(rf"(?:{_CLOSES}|<channel\|>)\s*\Z")
 # The start of a marker. Two renderings may diverge within it.
 _MARKUP = re.compile(r"<[^<>\n]{0,60}\Z|\[[A-Z_/]{0,40}\Z")
+_ROLES = ("system", "user", "assistant", "tool")
+
 # Upper bound for the length of such a start.
 MOST_OF_MARKER = 80
 
@@ -45,14 +52,16 @@ MOST_OF_MARKER = 80
 class Located(NamedTuple):
     """A sample as text, with the ranges of its trained answers.
 
-    `turn` is None if the sample is the whole conversation. `plain` is true if the rendering of each trained turn starts
-    with the turn's prompt. In this case, the content of the answer did not matter for locating it. `flagged` are the
-    ranges of messages that no model writes and that are trained on because of a flag.
+    `turns` are the messages that these ranges hold, and `turn` is the message with which the sample ends; it is None if
+    the sample is the whole conversation. `plain` is true if the rendering of each trained turn starts with the turn's
+    prompt. In this case, the content of the answer did not matter for locating it. `flagged` are the ranges of messages
+    that no model writes and that are trained on because of a flag.
     """
 
     text: str
     ranges: list[Range]
     turn: int | None
+    turns: Sequence[int]
     plain: bool = True
     flagged: Sequence[Range] = ()
 
@@ -65,44 +74,84 @@ def locate(
     turns: Turns,
     ends: re.Pattern[str],
     eos: str = "",
+    every: bool = True,
 ) -> list[Located]:
     """Return the samples of a conversation.
 
     `whole` is the rendering of the conversation, and `trained` has the indices of the trained turns. `ends` matches a
-    control token, and `eos` is the control token at which a model stops. Raises NotLocated if a turn cannot be located.
+    control token, and `eos` is the control token at which a model stops. If `every` is true, the prompt of each turn is
+    rendered, instead of one of each kind (see `cover`). Raises NotLocated if a turn cannot be located.
     """
-    pairs, plain = [], True
     answers = [k for k in trained if messages[k]["role"] == "assistant"]
     others = [k for k in trained if k not in answers]
-    for k in answers:
-        prompt = render(list(messages[:k]), True)
-        alone = whole if k + 1 == len(messages) else render(list(messages[: k + 1]), False)
-        base = partial(render, list(messages[:k]), False)
-        plain = plain and alone.startswith(prompt)
-        answer = _until(eos, answer_of(k, messages[k], prompt, base, alone, ends))
-        pairs.append((k, prompt, answer))
+    pairs = _Pairs(render, messages, whole, ends, eos)
+    cover = Cover(render, messages, ends, pairs.range_in, every)
     if turns != "apart":
-        found = [_range_in(whole, prompt, answer, ends) for _, prompt, answer in pairs]
-        different = next((n for n, place in enumerate(found) if place is None), None)
-        if different is None:
-            ranges = [place for place in found if place]
+        ranges = cover.ranges_of(whole, answers, len(messages), False)
+        if ranges is not None:
             flagged = flagged_ranges(lambda found: render(found, False), messages, whole, others, ranges, ends)
-            return [Located(whole, ranges, None, plain, flagged)]
+            return [Located(whole, ranges, None, answers, pairs.are_plain, flagged)]
         if turns == "together":
-            k, prompt, answer = pairs[different]
-            raise NotLocated(k, f"{_difference(whole, prompt + answer)}, once more turns follow; set turns: auto")
-    samples, last = [], -1
-    for k, prompt, answer in pairs:
-        before = [other for other in others if last < other < k]
-        flagged = flagged_ranges(lambda found: render(found, True), messages[:k], prompt, before, [], ends)
-        samples.append(Located(prompt + answer, [(len(prompt), len(prompt) + len(answer))], k, plain, flagged))
-        last = k
+            raise pairs.difference(answers)
+    samples: list[Located] = []
+    rest = answers
+    while rest:
+        prompt, answer = pairs.of(rest[-1])
+        text = prompt + answer
+        first = len(rest) - 1 if turns == "apart" else cover.first_of(text, rest)
+        group, rest = rest[first:], rest[:first]
+        ranges = [*cover.places(text, group[:-1], group[-1]), (len(prompt), len(text))]
+        before = [other for other in others if (rest[-1] if rest else -1) < other < group[-1]]
+        flagged = flagged_ranges(
+            lambda found: render(found, True), messages[: group[-1]], prompt, before, ranges[:-1], ends
+        )
+        samples.insert(0, Located(text, ranges, group[-1], group, flagged=flagged))
+    last = answers[-1] if answers else -1
     if after := [other for other in others if other > last]:  # no answer follows
-        rest = messages[: after[-1] + 1]
-        text = render(list(rest), False)
-        flagged = flagged_ranges(lambda found: render(found, False), rest, text, after, [], ends)
-        samples.append(Located(text[: flagged[-1][1]], [], after[-1], plain, flagged))
-    return samples
+        part = messages[: after[-1] + 1]
+        text = render(list(part), False)
+        flagged = flagged_ranges(lambda found: render(found, False), part, text, after, [], ends)
+        samples.append(Located(text[: flagged[-1][1]], [], after[-1], [], flagged=flagged))
+    return [sample._replace(plain=pairs.are_plain) for sample in samples]
+
+
+class _Pairs:
+    """The prompts and the answers of turns, each rendered once.
+
+    `are_plain` is true if each of these renderings starts with the prompt.
+    """
+
+    def __init__(self, render: Render, messages: Sequence[Any], whole: str, ends: re.Pattern[str], eos: str):
+        self._render, self._messages, self._whole, self._ends, self._eos = render, messages, whole, ends, eos
+        self._known: dict[int, tuple[str, str]] = {}
+        self.are_plain = True
+
+    def of(self, k: int) -> tuple[str, str]:
+        """Return the prompt of a turn and the answer.
+
+        Raises NotLocated.
+        """
+        if k not in self._known:
+            messages = self._messages
+            prompt = self._render(list(messages[:k]), True)
+            is_last = k + 1 == len(messages)
+            alone = self._whole if is_last else self._render(list(messages[: k + 1]), False)
+            base = partial(self._render, list(messages[:k]), False)
+            places = partial(places_of, alone, messages[: k + 1], lambda found: self._render(found, False), _ROLES)
+            self.are_plain = self.are_plain and alone.startswith(prompt)
+            answer = answer_of(k, messages[k], prompt, base, alone, self._ends, places)
+            self._known[k] = prompt, _until(self._eos, answer)
+        return self._known[k]
+
+    def range_in(self, text: str, k: int) -> Range | None:
+        """Return the range of a turn in a text; None if its prompt or its answer differs there."""
+        return _range_in(text, *self.of(k), self._ends)
+
+    def difference(self, answers: Sequence[int]) -> NotLocated:
+        """Return the error that names the first turn which the whole rendering does not hold."""
+        k = next(k for k in answers if self.range_in(self._whole, k) is None)
+        difference = _difference(self._whole, "".join(self.of(k)))
+        return NotLocated(k, f"{difference}, once more turns follow; set turns: auto")
 
 
 def prefix_ranges(render: Render, messages: Sequence[Any], whole: str, turns: Sequence[int]) -> list[Range]:
@@ -123,17 +172,25 @@ def prefix_ranges(render: Render, messages: Sequence[Any], whole: str, turns: Se
     return ranges
 
 
-def answer_of(turn: int, message: Any, prompt: str, base: Callable[[], str], alone: str, ends: re.Pattern[str]) -> str:
+def answer_of(
+    turn: int,
+    message: Any,
+    prompt: str,
+    base: Callable[[], str],
+    alone: str,
+    ends: re.Pattern[str],
+    places: Callable[[], dict[int, Range]] = dict,
+) -> str:
     """Return the text that the model writes after `prompt`.
 
     `alone` is the rendering that ends with this turn. `base` renders the messages before the turn without a generation
-    prompt. White space after the last control token is not part of the answer. Raises NotLocated if the answer cannot
-    be determined.
+    prompt. `places` returns where it writes the texts of each message. White space after the last control token is not
+    part of the answer. Raises NotLocated if the answer cannot be determined.
     """
     if alone.startswith(prompt):
         answer = alone[len(prompt) :]
     else:
-        written = _after_other_text(message, prompt, base, alone, ends)
+        written = _after_other_text(turn, message, prompt, base, alone, ends, places)
         if written is None:
             closed = "; the prompt closes the reasoning: set `reasoning: drop`, or an option that lets the model reason"
             raise NotLocated(turn, _difference(alone, prompt) + closed * _is_closed(message, prompt))
@@ -152,7 +209,13 @@ def _until(eos: str, answer: str) -> str:
 
 
 def _after_other_text(
-    message: Any, prompt: str, base: Callable[[], str], alone: str, ends: re.Pattern[str]
+    turn: int,
+    message: Any,
+    prompt: str,
+    base: Callable[[], str],
+    alone: str,
+    ends: re.Pattern[str],
+    places: Callable[[], dict[int, Range]],
 ) -> str | None:
     """Return the answer of a turn whose rendering does not start with its prompt.
 
@@ -187,9 +250,14 @@ def _after_other_text(
     # generation prompt, or the last control token if there is no generation prompt.
     if not header and (last := list(ends.finditer(prompt))) and last[-1].end() == len(prompt):
         header = last[-1].group()
-    if ends.search(header) and alone.count(header) == prompt.count(header):
+    if not ends.search(header):
+        return None
+    if alone.count(header) == prompt.count(header):
         return alone[alone.rindex(header) + len(header) :]
-    return None
+    found = places()  # the number of turns differs: reasoning of earlier turns may be turns of their own
+    first = alone.rfind(header, 0, found[turn][0]) + len(header) if turn in found else 0
+    is_own = first >= len(header) and all(last <= first for k, (_, last) in found.items() if k != turn)
+    return alone[first:] if is_own else None
 
 
 def _is_closed(message: Any, prompt: str) -> bool:

@@ -194,7 +194,7 @@ class JinjaTemplate(Template):
             samples = [Sample(self._splitter.split(rendering.text, marked, breaker))]
         else:
             self._labels.require_located(rendering, conversation, "its prompt", breaker)
-            samples = self._located(rendering, conversation, turns, marked, breaker)
+            samples = self._located(rendering, conversation, marked, breaker)
         controls = [[span.text for span in sample.spans if span.token != TEXT] for sample in samples]
         if not samples or samples[0].turn is not None:
             controls.insert(0, [string for _, string, _ in self._splitter.controls_in(rendering.text, breaker)])
@@ -209,17 +209,17 @@ class JinjaTemplate(Template):
         self,
         rendering: Rendering,
         conversation: Conversation,
-        turns: Sequence[int],
         marked: list[Range] | None,
         breaker: str,
     ) -> list[Sample]:
         """Check the located samples and return them as spans."""
         ranges = [
-            (sample.text, self._labels.ranges_of(sample, conversation, turns, marked, breaker))
-            for sample in rendering.samples
+            (sample.text, self._labels.ranges_of(sample, conversation, marked, breaker)) for sample in rendering.samples
         ]
+        split = self._splitter.split_all(ranges, breaker)
         numbers = [sample.turn for sample in rendering.samples]
-        return list(map(Sample, self._splitter.split_all(ranges, breaker), numbers))
+        before = [-1, *(number for number in numbers if number is not None)]
+        return [Sample(*each) for each in zip(split, numbers, before, strict=False)]
 
     def _job(self, broken: Broken, turns: list[int], method: Method, trace: Tracing = "") -> Job:
         """Return a job with messages and tools in the form that the template expects."""
@@ -277,8 +277,7 @@ class JinjaTemplate(Template):
         """
         return self._boundary.splits_all(
             (self._boundary.tail(text[:start].replace(breaker, "")), text[start:stop].replace(breaker, ""))
-            for text, ranges, turn, *_ in rendering.samples
-            if turn is None
+            for text, ranges, *_ in rendering.samples
             for start, stop in ranges[:-1]  # later prompts contain these turns
         )
 
@@ -332,7 +331,7 @@ class JinjaTemplate(Template):
             return None
         turns, trained = _prompted(rendering, turns, trained)
         marked = self._labels.marked_turns(rendering, conversation, trained) if self._marked else None
-        samples = self._located(rendering, conversation, turns, marked, broken.breaker)
+        samples = self._located(rendering, conversation, marked, broken.breaker)
         *tests, formats = rendering.unusual
         reads = self._forms.reasoning is not ReasoningForm.NONE or self.adjust.drop_reasoning
         inline = reads or rendering.unprompted or not all(sample.plain for sample in rendering.samples)
@@ -372,8 +371,8 @@ class JinjaTemplate(Template):
         token of the turn.
         """
         controls = self.encoder.control_pattern
-        for text, ranges, turn, *_ in rendering.samples:
-            for start, stop in ranges[:-1] if turn is None else []:
+        for text, ranges, *_ in rendering.samples:
+            for start, stop in ranges[:-1]:
                 ends = [match.end() for match in controls.finditer(text, 0, start)]
                 first = controls.search(text, start, stop)
                 tail, written = text[ends[-1] if ends else 0 : start], text[start : first.end() if first else stop]
@@ -393,7 +392,9 @@ def _of_data(samples: list[Sample], added: int) -> list[Sample]:
 
     `added` is the number of messages that were added at the start.
     """
-    return [Sample(spans, None if turn is None else turn - added) for spans, turn in samples] if added else samples
+    if not added:
+        return samples
+    return [Sample(spans, None if turn is None else turn - added, after - added) for spans, turn, after in samples]
 
 
 def _with_own_numbers(problem: Reject | PackError, added: int) -> Reject | PackError:

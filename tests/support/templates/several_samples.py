@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 
@@ -36,7 +37,8 @@ class Strips(Template):
         answers = [message for message in conversation.messages if message.role == "assistant"]
         if all(len(message.content.split()) == 1 for message in answers[:-1]):
             return [Sample(self.spans(conversation, trained))]
-        return [self._sample(conversation, turn, trained) for turn in ends_of_samples(conversation, trained)]
+        ends = ends_of_samples(conversation, trained)
+        return [self._sample(conversation, turn, trained, after) for after, turn in pairwise([-1, *ends])]
 
     def separate(self, _: Conversation) -> None:
         """Render every conversation in full."""
@@ -44,12 +46,12 @@ class Strips(Template):
     def outline(self, *_: object) -> None:
         """Render every conversation in full."""
 
-    def _sample(self, conversation: Conversation, turn: int, trained: Sequence[bool]) -> Sample:
-        prefix, flags = up_to(conversation, turn, trained)
+    def _sample(self, conversation: Conversation, turn: int, trained: Sequence[bool], after: int) -> Sample:
+        prefix, flags = up_to(conversation, turn, trained, after)
         for message in prefix.messages[:-1]:
             if message.role == "assistant":
                 message.content = message.content.split()[-1]
-        return Sample(self.spans(prefix, flags), turn)
+        return Sample(self.spans(prefix, flags), turn, after)
 
 
 @contextmanager

@@ -293,7 +293,7 @@ def test_if_the_engines_differ_jinja2_renders_everything(monkeypatch: pytest.Mon
     assert engines.differs is not None
     assert "wrong" in engines.differs
     assert "special" in engines.differs
-    assert engines.engine_for(as_json(said("a"))) == "jinja2"
+    assert engines.engine_for(as_json(said("a"))) == "both"  # by Jinja2 alone, with the prompt of each turn
     assert engines.render(job(said("special"))).text == "special\nb\n"
 
 

@@ -127,12 +127,13 @@ class _Child:
 
     def answer(self, messages: list[Any], tools: Any, *job: Any) -> Any:
         """Return the fields of a Rendering for a Job; `job` has its further fields."""
-        *others, trace = job
+        marks, turns, method, trace, every = job
         found = Trace()
         template = _Tracing(self._traced, found, trace == "spaced") if trace else self._template
-        text, marks, samples, *lost, _ = rendered(_Safe(template), self._ends, self._eos, messages, tools, *others)
+        fixed = _Safe(template), self._ends, self._eos
+        text, ranges, samples, *lost, _ = rendered(*fixed, messages, tools, marks, turns, method, every)
         unusual = found.result() if trace and self._can_be_traced else None
-        return text, marks, [tuple(sample) for sample in samples], *lost, unusual
+        return text, ranges, [tuple(sample) for sample in samples], *lost, unusual
 
     @cached_property
     def _traced(self) -> ChatTemplate:

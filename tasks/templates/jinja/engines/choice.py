@@ -4,7 +4,8 @@
        └──▶ Jinja2, in its child process: what minijinja cannot render, what the two are known to render differently,
             and a seeded sample of all others, which is compared
 
-If the engines differ in one conversation, Jinja2 renders all others, too, and `differs` says where.
+If the results differ in one conversation, Jinja2 renders all others, too, with the prompt of each turn, and `differs`
+says where.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Engines:
 
     def engine_for(self, conversation: str) -> Engine:
         """Return what renders a conversation, which is compact JSON."""
+        if self.differs:
+            return "both"  # what one of them did may be what `locate` expects of turns of a kind
         if self._fast is None or not is_sure(conversation):
             return "jinja2"
         is_compared = self._compares_all or zlib.crc32(conversation.encode()) % COMPARED == 0
@@ -120,7 +123,7 @@ class Engines:
             return None
         self._fast.start(messages)
         try:
-            found = rendered(self._fast, self._ends, self._eos, messages, tools, marks, turns, method)
+            found = rendered(self._fast, self._ends, self._eos, messages, tools, marks, turns, method, False)
         except Unsure:
             return None
         return found if marks else found._replace(marks=[])

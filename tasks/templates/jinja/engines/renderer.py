@@ -172,8 +172,8 @@ class Renderer:
             return reject.with_traceback(None)
         text, marks, samples, lost, *others = found
         located = [
-            Located(sample, _tuples(ranges), turn, plain, _tuples(flagged))
-            for sample, ranges, turn, plain, flagged in samples
+            Located(sample, _tuples(ranges), turn, turns, plain, _tuples(flagged))
+            for sample, ranges, turn, turns, plain, flagged in samples
         ]
         return Rendering(text, _tuples(marks), located, lost and tuple(lost), *others)
 
@@ -237,7 +237,7 @@ def _calls(jobs: Sequence[Job]) -> Iterator[list[bytes | Reject]]:
     call: list[bytes | Reject] = []
     size = 0
     for job in jobs:
-        request = orjson.dumps(job[:-1])
+        request = orjson.dumps((*job[:-1], job.engine == "both" or bool(job.trace)))
         turns, count = len(job.turns), len(job.messages)
         if not is_little_work(job, len(request)):
             what = f"{turns:,} turns in {count:,} messages ({len(request):,} bytes)"

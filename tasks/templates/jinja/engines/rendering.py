@@ -43,10 +43,12 @@ def rendered(
     marked: bool,
     turns: list[int],
     method: Method,
+    every: bool = True,
 ) -> Rendering:
     """Return the rendering of a conversation with its turns.
 
-    The arguments from `messages` on are those of a `Job`. Raises the errors of the engine.
+    The arguments from `messages` on are those of a `Job`, and `every` is that of `locate`. Raises the errors of the
+    engine.
     """
 
     def text_of(messages: list[Any], prompt: bool) -> str:
@@ -59,9 +61,9 @@ def rendered(
     turns = turns[unprompted:]
     try:
         if method == "others":
-            samples = [Located(whole, prefix_ranges(text_of, messages, whole, turns), None, True, [])]
+            samples = [Located(whole, prefix_ranges(text_of, messages, whole, turns), None, turns, True, [])]
         else:
-            samples = locate(text_of, messages, whole, turns, method, ends, eos)
+            samples = locate(text_of, messages, whole, turns, method, ends, eos, every)
     except NotLocated as lost:
         return Rendering(whole, marks, [], (lost.turn, lost.problem), unprompted)
     return Rendering(whole, marks, samples, None, unprompted)
