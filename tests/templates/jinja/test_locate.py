@@ -552,3 +552,30 @@ def test_what_a_template_leaves_out_is_no_secret_if_all_is_trained_on() -> None:
     assert (len(rows), [reason for _, reason, *_ in receipt["rejects"]]) == (1, ["reasoning_left_out"])
     with pytest.raises(DataError, match="has reasoning, but the template does not write it"):
         tokenize(records, open_kind(KIND), open_jinja(NO_END, train_on="all"), "all")
+
+
+SPACED = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' and m.reasoning_content is defined %}<think> {{ m.reasoning_content }} </think>
+{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+<think>{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [(SPACED, "  </think>\nb<|im_end|>"), (SPACED.replace(" </think>\n", "</think>"), " </think>b<|im_end|>")],
+)
+def test_the_space_around_missing_reasoning_is_that_of_other_reasoning(source: str, written: str) -> None:
+    [sample] = samples_of(open_jinja(source), [user("a"), answer("b")])
+    assert trained(sample) == [written]
+
+
+def test_a_turn_does_not_end_at_the_first_eos_token_if_its_content_follows() -> None:
+    """The answer of some templates has several parts, each with an end token."""
+    source = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}{{ m.reasoning_content }}<|im_end|>{% endif %}{{ m.content }}<|im_end|><|im_start|>user
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+    for reasoning in ("r", "b b"):
+        [sample] = samples_of(open_jinja(source), [user("a"), answer("b", reasoning_content=reasoning)])
+        assert trained(sample) == [f"{reasoning}<|im_end|>b<|im_end|>"]

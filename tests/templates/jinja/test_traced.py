@@ -231,7 +231,7 @@ def rendered(samples: mock.Mock) -> int:
         ("empty block in the last turn", written("a", "b", "c", "d"), None),
         ("line ends meet", written("a", "b", "c", "d"), None),
         ("chatml", written("a", "<think>\nt\n</think>\n\nb"), None),
-        ("everything as JSON", [*USED, *written("b"), THOUGHT], [{"type": "function", "function": {"name": "é"}}]),
+        ("everything as JSON", [USED[0], THOUGHT], [{"type": "function", "function": {"name": "é"}}]),
     ],
 )
 def test_modern_conversations_are_filled(name: str, messages: list[Any], tools: Any) -> None:
