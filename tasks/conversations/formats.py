@@ -24,14 +24,16 @@ from tasks.conversations.messages import MESSAGES
 from tasks.conversations.model import ROLES, Conversation, Format
 from tasks.conversations.oasst import OASST
 from tasks.conversations.prompt_completion import PROMPT_COMPLETION
+from tasks.conversations.session import SESSION
 from tasks.conversations.sharegpt import SHAREGPT
 from tasks.conversations.text import TEXT
+from tasks.conversations.tokens import TOKENS
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 from tasks.core.suggest import suggest
 
 # The first format that matches a record is the format of the record.
-FORMATS: tuple[Format, ...] = (MESSAGES, SHAREGPT, ALPACA, DOLLY, OASST, PROMPT_COMPLETION, TEXT)
+FORMATS: tuple[Format, ...] = (MESSAGES, SHAREGPT, ALPACA, DOLLY, OASST, PROMPT_COMPLETION, TEXT, SESSION, TOKENS)
 
 FORMAT_NAMES: tuple[str, ...] = tuple(format.name for format in FORMATS)
 FORMAT_OF: dict[str, Format] = {format.name: format for format in FORMATS}

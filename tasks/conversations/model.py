@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
@@ -48,19 +48,34 @@ class Message:
     loss_weight: object = None
 
 
+class RecordedTokens(NamedTuple):
+    """The token ids of a record that has ids instead of messages, and which of them are trained on.
+
+    `tokenizer` is the SHA-256 of the tokenizer that the record names, or "".
+    """
+
+    ids: tuple[int, ...]
+    trained: tuple[bool, ...]
+    tokenizer: str = ""
+
+
 @dataclass(slots=True)
 class Conversation:
     """A list of messages, and the tools that are available in it.
 
-    `tools` holds the schema of each tool as JSON text. `loss_weight` is the value in the record.
+    `tools` holds the schema of each tool as JSON text. `loss_weight` is the value in the record. A conversation with
+    `recorded` ids has one empty message of plain text, and no tokenizer or template is used for it.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
     loss_weight: object = None
+    recorded: RecordedTokens | None = None
 
 
 ROLES = ("system", "user", "assistant", "tool", "text")
+
+RECORDED = "\x12"  # the layout of recorded ids
 
 
 def role_named(name: object, roles: Mapping[str, str]) -> str | None:
@@ -110,6 +125,8 @@ def whole_text(conversation: Conversation) -> str:
     No string contains NUL, so different conversations have different results. The layout consists of control
     characters, so it never looks like a control string of a tokenizer.
     """
+    if conversation.recorded:
+        return f"{RECORDED}\0{' '.join(map(str, conversation.recorded.ids))}"
     strings = []
     for message in conversation.messages:
         known = (
@@ -182,7 +199,8 @@ class Format:
 
     Unused keys are counted. `used` returns the keys that `read` uses of a record; without `used`, they are `keys`.
     `objects` yields the path, the content, and the used keys of each object within a record, given the `columns` of the
-    config; without `objects`, objects are used as a whole.
+    config; without `objects`, objects are used as a whole. `left_out` counts further things of a record that `read`
+    leaves out, by path.
     """
 
     name: str
@@ -195,3 +213,4 @@ class Format:
     used: Callable[[Record], Collection[str]] | None = None
     objects: Callable[[Record, Mapping[str, str]], Iterator[tuple[str, Record, Collection[str]]]] | None = None
     roles: Mapping[str, str] | None = None
+    left_out: Callable[[Record], Mapping[str, int]] | None = None

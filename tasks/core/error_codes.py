@@ -119,6 +119,16 @@ _ALL = [
     Code("E220", "bad_value", DATA, "A value of a Parquet or Arrow file cannot be read.",
          "its type has no JSON counterpart, or it is damaged", "write the column as text"),
 
+    Code("E226", "bad_session", DATA, "A session of an agent cannot be read.",
+         "another agent wrote it, or a record of it is not as expected",
+         "convert the session to `messages`, or remove it"),
+    Code("E227", "bad_ids", DATA, "Recorded token ids, or their mask, are invalid.",
+         "a value is not an id of the vocabulary, a mask has another length, or labels are shifted",
+         "write one id of the tokenizer and one flag for each token"),
+    Code("E228", "other_tokenizer", DATA, "Token ids were recorded with another tokenizer.",
+         "tokenizer_sha256 of the record or source is not the SHA-256 of the tokenizer in the config",
+         "set `tokenizer` to the tokenizer that recorded the ids"),
+
     Code("E231", "template_refused", DATA, "The template refuses a conversation.",
          "it raises an exception, for example for two user turns in a row", "fix the record, or use another template"),
     Code("E232", "template_failed", DATA, "The template fails on a conversation.",

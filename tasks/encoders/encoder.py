@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -106,6 +106,8 @@ class Encoder(ABC):
     space_follows: tuple[str, ...] = ()
     # Whether every byte has a token, so that any text can be encoded.
     every_byte: bool = False
+    # Digests by which recorded ids may name the tokenizer.
+    digests: Callable[[], frozenset[str]] = staticmethod(frozenset)
 
     @abstractmethod
     def _encode(self, texts: Texts) -> Encoded:

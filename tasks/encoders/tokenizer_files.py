@@ -35,6 +35,10 @@ class TokenizerFiles:
     def sha256(self) -> str:
         return joined_sha256((file.name, sha256_of(file)) for file in self.files)
 
+    def digests(self) -> frozenset[str]:
+        """Return the digests that name this tokenizer: of all its files, as in a manifest, and of its main file."""
+        return frozenset((self.sha256(), sha256_of(self.main)))
+
     def settings(self) -> dict[str, Any]:
         """Merge tokenizer_config.json over special_tokens_map.json.
 
@@ -120,11 +124,15 @@ def open_encoder(
     file.
     """
     settings = files.settings()
+    encoder: Encoder
     if files.main.suffix == ".json":
-        return HuggingFaceEncoder(files.main, settings, eos_token, pad_token, content_tokens)
-    return SentencePieceEncoder(
-        files.main,
-        eos_token or token_name(settings.get("eos_token")),
-        pad_token or token_name(settings.get("pad_token")),
-        content_tokens,
-    )
+        encoder = HuggingFaceEncoder(files.main, settings, eos_token, pad_token, content_tokens)
+    else:
+        encoder = SentencePieceEncoder(
+            files.main,
+            eos_token or token_name(settings.get("eos_token")),
+            pad_token or token_name(settings.get("pad_token")),
+            content_tokens,
+        )
+    encoder.digests = files.digests
+    return encoder

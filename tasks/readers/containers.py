@@ -13,6 +13,7 @@ from tasks.readers.csv_files.rows import Csv, Tsv
 from tasks.readers.json_array import JsonArray
 from tasks.readers.jsonl import Jsonl
 from tasks.readers.parquet import Parquet
+from tasks.readers.sessions import Session
 
 CONTAINERS: tuple[Container, ...] = (Jsonl(), JsonArray(), Parquet(), ArrowIpc(), Csv(), Tsv())
 
@@ -20,7 +21,8 @@ COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 
 EXTENSIONS = {extension: container for container in CONTAINERS for extension in container.extensions}
 
-_BY_NAME = {container.name: container for container in CONTAINERS}
+# A session is a JSONL file by its extension.
+_BY_NAME: dict[str, Container] = {container.name: container for container in (*CONTAINERS, Session())}
 
 
 def container_named(name: str) -> Container:

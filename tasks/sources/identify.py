@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import orjson
+
 from tasks.conversations.formats import detect
+from tasks.conversations.session import KEYS, SESSION, is_session
 from tasks.core.errors import DataError, UsageError
 from tasks.readers.container import Container, RecordReader
 from tasks.readers.containers import container_by_extension, container_named
 from tasks.readers.csv_files.delimiter import find_delimiter
 from tasks.readers.csv_files.encoding import decoded_start, find_encoding, wide_encoding
 from tasks.readers.csv_files.rows import Csv
+from tasks.readers.jsonl import Jsonl
 from tasks.readers.lines import BOM, CHUNK
+from tasks.readers.sessions import Session
 from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.explain import explain_unknown_format, explain_wide_encoding
 from tasks.sources.model import Source, SourceFile
@@ -47,6 +53,7 @@ def identify(
     columns, roles = tuple(source.columns.items()), tuple(source.role_names.items())
     file = SourceFile(path, name, container.name, compression, "", columns, stat.st_size, "", stat.st_mtime_ns)
     file = replace(file, roles=roles, ignore=tuple(source.ignore), identity=identity)
+    file = replace(file, tokenizer_sha256=source.tokenizer_sha256)
     layout = [key for key in ("delimiter", "encoding") if getattr(source, key) != "auto"]
     if layout and not isinstance(container, Csv):
         raise UsageError(
@@ -67,7 +74,7 @@ def _identified(file: SourceFile, container: Container, source: Source) -> Sourc
     if isinstance(container, Csv):
         file = _csv_file(file, container, source)
     elif container.is_text:
-        file = replace(file, container=_text_container(file))
+        file = replace(file, container=_text_container(file, source.format))
     if source.format != "auto":
         return replace(file, format=source.format)
     for record in first_records(file):
@@ -84,10 +91,10 @@ def first_records(file: SourceFile) -> Iterator[object]:
     return islice(container_named(file.container).first_records(file), _FIRST)
 
 
-def _text_container(file: SourceFile) -> str:
+def _text_container(file: SourceFile, format: str) -> str:
     """Return the name of the container that the text is in.
 
-    A .json file may hold an array or lines.
+    A .json file may hold an array or lines, and lines may be the records of a session. `format` is the setting.
     """
     container = container_named(file.container)
     with RecordReader(container, file).open_text() as read:
@@ -97,7 +104,22 @@ def _text_container(file: SourceFile) -> str:
     prefix = start.removeprefix(BOM).lstrip()
     if not prefix and len(start) < CHUNK:
         raise DataError("empty_source", f"{file.name}: contains no records, only whitespace")
-    return container.resolve(file, prefix, lambda record: detect(record, dict(file.columns)) is not None)
+    found = container.resolve(file, prefix, lambda record: detect(record, dict(file.columns)) is not None)
+    return Session.name if found == Jsonl.name and _holds_session(prefix, format) else found
+
+
+def _holds_session(prefix: bytes, format: str) -> bool:
+    """Return whether the lines at the start of a file are the records of one session."""
+    if format not in ("auto", SESSION.name):
+        return False
+    records = []
+    for line in prefix.split(b"\n")[:_FIRST]:
+        with suppress(orjson.JSONDecodeError):  # the last line may be cut
+            records.append(orjson.loads(line))
+    first = next((record for record in records if isinstance(record, dict)), {})
+    if format == SESSION.name:
+        return not any(first.get(key) for key in KEYS)  # else each line is a row with a session
+    return is_session(records) and detect(first) is None
 
 
 def _csv_file(file: SourceFile, container: Csv, source: Source) -> SourceFile:

@@ -18,12 +18,14 @@ from pydantic import (
     model_serializer,
 )
 
-from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, check_format, read_record
+from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, FORMATS, check_format, read_record
 from tasks.conversations.keys.loss_weights import LOSS_WEIGHT
 from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, without_parts
 from tasks.conversations.keys.renaming import is_of_record
 from tasks.conversations.keys.role_names import Roles
 from tasks.conversations.model import Conversation
+from tasks.conversations.session import SESSION
+from tasks.conversations.tokens import TOKENS
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.core.yaml_settings import defaults_of
 from tasks.readers.csv_files.delimiter import check_delimiter, name_of
@@ -47,7 +49,10 @@ Delimiter = Annotated[str, AfterValidator(check_delimiter), WithJsonSchema({"typ
 EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"type": "string"})]
 
 # Settings of a source that are recorded only if they are set.
-LATER = ("roles", "delimiter", "encoding", "ignore")
+LATER = ("roles", "delimiter", "encoding", "ignore", "tokenizer_sha256")
+
+# Keys that have a meaning in a record with messages.
+_USUAL_COLUMNS = frozenset(key for format in FORMATS if format not in (SESSION, TOKENS) for key in format.keys)
 
 SHOWN = 5  # maximum number of files whose unusual layout is described
 
@@ -86,6 +91,12 @@ class Source(BaseModel):
         default_factory=list,
         description="Keys, and types of content parts, with images, audio, video, or preference data to leave out, "
         "such as [images, label].",
+    )
+    tokenizer_sha256: str = Field(
+        default="",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="SHA-256 of the tokenizer that recorded the ids of a source with format `tokens`; the run stops if "
+        "it is not the tokenizer of the config.",
     )
     weight: float = Field(
         default=1.0, gt=0, le=1000, allow_inf_nan=False, description="Weight of this source; see `weighting`."
@@ -133,8 +144,9 @@ class SourceFile:
     content, which may differ from the extension, and `format` is never `auto`. `bytes` and `mtime_ns` are the size and
     modification time of the content that `sha256` was computed from. `entry` is the index of the first entry of
     `sources` that matches the file. `roles` has further names of roles, in lower case, each with its role. `delimiter`
-    and `encoding` of a CSV or TSV file are empty for the usual values: comma or tab, and UTF-8. `blocks` has the
-    digests of the file's blocks once the file is hashed.
+    and `encoding` of a CSV or TSV file are empty for the usual values: comma or tab, and UTF-8. `tokenizer_sha256`
+    names the tokenizer of recorded ids, if the source does. `blocks` has the digests of the file's blocks once the file
+    is hashed.
 
     The `name` of a remote file is its URL. `path` is then the local copy, `arrived` is the SHA-256 of the copy on
     arrival, and `revision` is the commit of a dataset on the Hub. An object that is read in blocks has its ETag as
@@ -156,6 +168,7 @@ class SourceFile:
     roles: tuple[tuple[str, str], ...] = ()
     delimiter: str = ""
     encoding: str = ""
+    tokenizer_sha256: str = ""
     revision: str = ""
     arrived: str = ""
     identity: str = ""
@@ -196,7 +209,9 @@ class SourceFile:
     def wanted_columns(self) -> frozenset[str]:
         """Return the keys that have a meaning in a record of this file."""
         mapped = (theirs for ours, theirs in self.columns if is_of_record(ours))
-        return frozenset((*COLUMNS, LOSS_WEIGHT, *mapped, *OTHER_KEYS.difference(self.ignore)))
+        # The format is "" until it is found.
+        own = COLUMNS if self.format in ("", SESSION.name, TOKENS.name) else _USUAL_COLUMNS
+        return frozenset((*own, LOSS_WEIGHT, *mapped, *OTHER_KEYS.difference(self.ignore)))
 
     @property
     def reading(self) -> dict[str, Any]:

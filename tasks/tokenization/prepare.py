@@ -19,6 +19,7 @@ from tasks.conversations.keys.loss_weights import LOSS_WEIGHT, with_loss_weights
 from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import Conversation, PlainRecord, content_digest, whole_text
 from tasks.conversations.openai import tools_json, turns_json
+from tasks.conversations.tokens import TOKENS
 from tasks.core.errors import PackError, Reject
 from tasks.core.printable import counted
 from tasks.encoders.encoder import Encoder
@@ -28,6 +29,7 @@ from tasks.sources.model import SourceFile
 from tasks.templates.spans import Sample, Template, TrainOn, trained_turns, up_to
 from tasks.tokenization.frames import Prepared, Shape, frames_of, shape_of_sample
 from tasks.tokenization.plain_records import PlainRecords, as_dict
+from tasks.tokenization.recorded import check_recorded, prepare_recorded
 from tasks.tokenization.segments import segments_of
 
 TEXT_CELLS = ("csv", "tsv")  # containers whose numbers are text
@@ -63,6 +65,8 @@ class Preparer:
 
         If `weighted` is set, the loss weights of turns are read, and no record is treated as plain.
         """
+        if file.format == TOKENS.name:
+            check_recorded(file, encoder, packing)
         self._file, self._weighted = file, weighted
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
         self._frames = frames_of(template, train_on, role_names(file.format, dict(file.roles)))
@@ -116,6 +120,8 @@ class Preparer:
 
     def _fill_with_care(self, record: object, may_fill: bool) -> list[Prepared] | Pending:
         conversation = self._conversation(record)
+        if conversation.recorded:
+            return [prepare_recorded(conversation, conversation.recorded, self._encoder)]
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
             raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))

@@ -93,7 +93,8 @@ class Batch:
         for prepared in samples:
             self.records.append(record)
             self._conversations.append(prepared)
-            self._size += len(prepared.joined)
+            # Recorded ids have no text, but take memory, too.
+            self._size += len(prepared.joined) or prepared.shape.tokens.nbytes
 
     def encode(self, schema: pa.Schema) -> pa.RecordBatch | None:
         """Return the whole batch as one record batch of the token file.

@@ -173,6 +173,8 @@ class UnusedKeys:
     def _are_plain(self, records: Sequence[Record]) -> bool:
         """Return whether no record holds an object that has to be examined."""
         objects = self._format.objects
+        if self._format.left_out:
+            return False
         if not objects:
             return True
         return next(chain.from_iterable(map(objects, records, repeat(self._columns))), None) is None
@@ -191,6 +193,9 @@ class UnusedKeys:
         return self._format.name == "oasst" or (path.endswith("[]") and path.count("[]") == 1 and path != "tools[]")
 
     def _add_record(self, record: Record, number: int, place: Callable[[int], str]) -> None:
+        if self._format.left_out:
+            for path, count in self._format.left_out(rename(record, self._columns)).items():
+                self._counts.add(_safe_path(path), count)
         other: list[str] = []
         parts: list[str] = []
         for path, key, value in self.unused(record):
@@ -242,6 +247,11 @@ def _present(values: list[object]) -> int:
     if set(map(type, values)) <= {str, type(None)}:
         return len(values) - values.count(None) - values.count("")
     return sum(not is_absent(value) for value in values)
+
+
+def _safe_path(path: str) -> str:
+    where, _, key = path.rpartition("[].")
+    return f"{where}[].{_safe(key)}"
 
 
 def _safe(key: str) -> str:

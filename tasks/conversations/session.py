@@ -1,0 +1,156 @@
+"""The format `session`: a session of a coding agent, as Claude Code, Codex, and Pi write it.
+
+    a file of records, one per line          ─┐
+    a row of the Hub with `trace`            ─┴─▶  {"trace": [{"type": "session_meta", …}, …]}  ─▶  Conversation
+
+One file is one conversation. A row of the Hub has the same records as a list or as JSON text. The conversation is what
+the model has at the end of the session: the branch that ends last, after its last summary. `sessions/` has the rules of
+each agent. Records that are not part of it are counted by their type, like unused keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from tasks.conversations.chat import tools_of
+from tasks.conversations.fields import list_of, missing, parsed, text_of
+from tasks.conversations.keys.objects import PART, Object
+from tasks.conversations.model import Conversation, Format, Record
+from tasks.conversations.sessions.claude_code import is_claude_code, read_claude_code
+from tasks.conversations.sessions.codex import is_codex, is_old_codex, read_codex
+from tasks.conversations.sessions.pi import is_pi, read_pi
+from tasks.conversations.sessions.turns import Turns, place_of
+from tasks.core.errors import Reject
+from tasks.core.printable import kind
+
+KEYS = ("trace", "traces")
+
+FIRST = 100  # records that show which agent wrote a session
+
+Reader = Callable[[Sequence[Record]], Turns]
+
+
+def read(record: Record) -> Conversation:
+    turns = _read_turns(record)
+    return Conversation(turns.finished(), tools_of(record) or tuple(turns.tools))
+
+
+def is_session(records: Sequence[object]) -> bool:
+    """Return whether the first records of a file show that it is a session."""
+    return _reader(records) is not None
+
+
+def _reader(records: Sequence[object]) -> Reader | None:
+    """Return the function that reads the records of an agent, or None if no agent is known to write them."""
+    if records and isinstance(records[0], dict):
+        if is_pi(records[0]):
+            return read_pi
+        if is_old_codex(records[0]):
+            return read_codex
+    for record in records[:FIRST]:
+        if isinstance(record, dict):
+            if is_codex(record):
+                return read_codex
+            if is_claude_code(record):
+                return read_claude_code
+    return None
+
+
+def _read_turns(record: Record) -> Turns:
+    """Return the messages of a session, and the counts of what is left out."""
+    records = _records(record)
+    reader = _reader(records)
+    if reader is None:
+        raise Reject(
+            "bad_session",
+            f"{_key(record)}: none of its first {FIRST} records is one of Claude Code, Codex, or Pi; if another agent "
+            "wrote the session, convert it to `messages`",
+        )
+    return reader(records)
+
+
+def _key(record: Record) -> str:
+    return "traces" if record.get("trace") is None and record.get("traces") is not None else "trace"
+
+
+def _records(record: Record) -> list[Record]:
+    """Return the records of a session.
+
+    In tables, the list or each of its records may be JSON text.
+    """
+    key = _key(record)
+    value = record.get(key)
+    if value is None:
+        missing(record, key, "")
+    if isinstance(value, str):
+        value = parsed(text_of(value, key), key, "bad_session")
+    found = []
+    for index, item in enumerate(list_of(value, key)):
+        if isinstance(item, str):
+            item = parsed(text_of(item, f"{key}[{index}]"), f"{key}[{index}]", "bad_session")
+        if not isinstance(item, dict):
+            raise Reject("bad_session", f"{place_of(index)}: expected an object, found {kind(item)}")
+        found.append(item)
+    return found
+
+
+def _matches(record: Mapping[str, object]) -> bool:
+    if not any(key in record for key in KEYS):
+        return False
+    try:
+        return _reader(_records(dict(record))) is not None
+    except Reject:
+        return any(record.get(key) == "" for key in KEYS)  # the header of a CSV file
+
+
+def _left_out(record: Record) -> Mapping[str, int]:
+    """Return how many records are left out, by their type, as paths like those of unused keys."""
+    try:
+        turns = _read_turns(record)
+        turns.finished()
+    except Reject:
+        return {}
+    return {f"{_key(record)}[].{name}": count for name, count in turns.left_out.items() if count}
+
+
+def _objects(record: Record, columns: Mapping[str, str]) -> Iterator[Object]:
+    """Yield the content parts of all records, which may be images."""
+    try:
+        records = _records(record)
+    except Reject:
+        return
+    for item in records:
+        for key in ("message", "payload"):
+            body = item.get(key)
+            if isinstance(body, dict):
+                yield from _parts(body, f"{columns.get(_key(record), _key(record))}[].{key}")
+
+
+def _parts(body: Mapping[str, object], where: str) -> Iterator[Object]:
+    for key in ("content", "output"):
+        parts = body.get(key)
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict):
+                if "text" not in part and isinstance(part.get("type"), str):
+                    yield f"{where}.{key}[]", {"type": part["type"]}, PART
+                yield from _parts(part, f"{where}.{key}[]")
+
+
+def _used(record: Record) -> Collection[str]:
+    return _key(record), "tools"
+
+
+SESSION = Format(
+    name="session",
+    keys=(*KEYS, "tools"),
+    matches=_matches,
+    read=read,
+    summary="a session of Claude Code, Codex, or Pi: a JSONL file of its records, or rows with `trace` (or `traces`), "
+    "a list of its records; optionally `tools`",
+    example='{"trace": [{"type": "user", "uuid": "a", "parentUuid": null, "message": {"role": "user", "content": '
+    '"2+2?"}}, {"type": "assistant", "uuid": "b", "parentUuid": "a", "message": {"role": "assistant", "content": '
+    '[{"type": "text", "text": "4"}]}}]}',
+    used=_used,
+    objects=_objects,
+    left_out=_left_out,
+)

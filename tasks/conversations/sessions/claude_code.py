@@ -1,0 +1,193 @@
+"""Sessions of Claude Code: `~/.claude/projects/*/*.jsonl`.
+
+    {"type": "user", "uuid": "a", "parentUuid": null, "message": {"role": "user", "content": "2+2?"}, …}
+    {"type": "assistant", "uuid": "b", "parentUuid": "a", "message": {"content": [{"type": "text", "text": "4"}], …}, …}
+
+The records are a tree. The conversation is the branch that ends last: the last message and its ancestors. A parallel
+call and its result are siblings of this branch, and belong to it. The branch begins at the last summary, as for the
+model. Messages of other agents in the file (`isSidechain`) are left out, unless the whole file is such a conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tasks.conversations.model import Record
+from tasks.conversations.sessions.turns import (
+    BEFORE_SUMMARY,
+    FAILED_ANSWER,
+    OTHER_BRANCH,
+    SIDECHAIN,
+    Turns,
+    joined_text,
+    parts_of,
+    place_of,
+    refuse_part,
+    said,
+    type_of,
+)
+
+_OF_ANSWER = ("text", "thinking", "redacted_thinking", "tool_use")
+_OF_USER = ("text", "tool_result")
+
+
+def is_claude_code(record: Record) -> bool:
+    """Return whether a record is a message of Claude Code."""
+    return (
+        record.get("type") in ("user", "assistant")
+        and isinstance(record.get("message"), dict)
+        and not {"uuid", "parentUuid", "sessionId", "isSidechain"}.isdisjoint(record)
+    )
+
+
+def read_claude_code(records: Sequence[Record]) -> Turns:
+    """Return the messages of a session. Raises Reject."""
+    turns = Turns()
+    for index in _chosen(records, turns):
+        record, place = records[index], place_of(index)
+        if record["type"] == "assistant":
+            _add_answer(_message(record), f"{place}: message", turns)
+        elif record["type"] == "user":
+            _add_request(_message(record), f"{place}: message", turns)
+        else:
+            turns.ask("user", joined_text(_queued(record), f"{place}: attachment.prompt"))
+    return turns
+
+
+def _add_answer(message: Record, where: str, turns: Turns) -> None:
+    answer = turns.answer(_answer_id(message))
+    for name, part, place in parts_of(message.get("content"), f"{where}.content"):
+        if name == "text":
+            turns.say(answer, said(part, "text", place))
+        elif name == "thinking":
+            turns.think(answer, said(part, "thinking", place))
+        elif name == "redacted_thinking":
+            turns.think(answer, "")
+        elif name == "tool_use":
+            turns.call(answer, part.get("name"), part.get("input"), part.get("id"), place)
+        else:
+            raise refuse_part(part, place, _OF_ANSWER)
+
+
+def _add_request(message: Record, where: str, turns: Turns) -> None:
+    for name, part, place in parts_of(message.get("content"), f"{where}.content"):
+        if name == "text":
+            turns.ask("user", said(part, "text", place))
+        elif name == "tool_result":
+            text = joined_text(part.get("content"), f"{place}.content")
+            turns.result(part.get("tool_use_id"), text, f"{place}.tool_use_id")
+        else:
+            raise refuse_part(part, place, _OF_USER)
+
+
+def _message(record: Record) -> Record:
+    message = record["message"]
+    assert isinstance(message, dict), "is_claude_code checks this"
+    return message
+
+
+def _answer_id(message: Record) -> str:
+    found = message.get("id")
+    return found if isinstance(found, str) else ""
+
+
+def _chosen(records: Sequence[Record], turns: Turns) -> list[int]:
+    """Return the indexes of the messages of the conversation, in their order.
+
+    All other records are counted.
+    """
+    messages = {}
+    alone = not any(is_claude_code(record) and not record.get("isSidechain") for record in records)
+    seen = set[str]()
+    for index, record in enumerate(records):
+        uuid = record.get("uuid")
+        if not (is_claude_code(record) or _queued(record)) or (isinstance(uuid, str) and uuid in seen):
+            turns.left_out[type_of(record)] += 1
+        elif record.get("isSidechain") and not alone:
+            turns.left_out[SIDECHAIN] += 1
+        elif _has_failed(record):
+            turns.left_out[FAILED_ANSWER] += 1
+        elif record.get("isVisibleInTranscriptOnly") and not record.get("isCompactSummary"):
+            turns.left_out[type_of(record)] += 1
+        else:
+            messages[index] = record
+        if isinstance(uuid, str):
+            seen.add(uuid)
+    branch, earlier = _branch(records, messages)
+    branch |= _siblings(messages, branch)
+    for index in messages.keys() - branch:
+        turns.left_out[BEFORE_SUMMARY if index in earlier else OTHER_BRANCH] += 1
+    return sorted(branch)
+
+
+def _branch(records: Sequence[Record], messages: dict[int, Record]) -> tuple[set[int], set[int]]:
+    """Return the messages of the branch that ends last, and those before its last summary."""
+    numbers: dict[object, int] = {}
+    for index, record in enumerate(records):
+        if isinstance(record.get("uuid"), str):
+            numbers.setdefault(record["uuid"], index)
+    before = {}  # the message before each record, for one whose parent is missing
+    last = -1
+    for index in range(len(records)):
+        before[index] = last
+        if index in messages:
+            last = index
+    found: tuple[set[int], set[int]] = set(), set()
+    seen, part, index = set[int](), 0, last
+    while index >= 0 and index not in seen:
+        seen.add(index)
+        record = records[index]
+        if index in messages:
+            found[part].add(index)
+        parent = record.get("parentUuid")
+        if parent is None and record.get("logicalParentUuid") is not None:
+            part, parent = 1, record["logicalParentUuid"]  # this record follows a summary of all before it
+        if parent is None and "parentUuid" in record:
+            break
+        index = numbers.get(parent, before[index]) if isinstance(parent, str) else before[index]
+    return found
+
+
+def _siblings(messages: dict[int, Record], branch: Iterable[int]) -> set[int]:
+    """Return the parallel calls of answers on a branch, and their results.
+
+    They are other records of the same answer, and results of its calls that the branch lacks.
+    """
+    on_branch = set(branch)
+    answers = {_answer_id(_message(messages[n])) for n in on_branch if messages[n]["type"] == "assistant"} - {""}
+    added = {
+        index
+        for index, record in messages.items()
+        if index not in on_branch and record["type"] == "assistant" and _answer_id(_message(record)) in answers
+    }
+    called = {number for index in on_branch | added for number in _ids(messages[index], "tool_use", "id")}
+    answered = {number for index in on_branch for number in _ids(messages[index], "tool_result", "tool_use_id")}
+    for index, record in messages.items():
+        results = set(_ids(record, "tool_result", "tool_use_id"))
+        if index not in on_branch and results & called and not results & answered:
+            added.add(index)
+            answered |= results
+    return added
+
+
+def _ids(record: Record, kind: str, key: str) -> list[str]:
+    """Return the ids in the parts of a message with the type `kind`."""
+    message = record.get("message")
+    content = message.get("content") if isinstance(message, dict) else None
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    return [number for part in parts if part.get("type") == kind and isinstance(number := part.get(key), str)]
+
+
+def _has_failed(record: Record) -> bool:
+    """Return whether the agent itself wrote an answer, because the model gave none."""
+    message = record.get("message")
+    model = message.get("model") if isinstance(message, dict) else None
+    return record.get("type") == "assistant" and (bool(record.get("isApiErrorMessage")) or model == "<synthetic>")
+
+
+def _queued(record: Record) -> object:
+    """Return the request that the user wrote while the agent was working, or None if a record has none."""
+    attachment = record.get("attachment")
+    if record.get("type") != "attachment" or not isinstance(attachment, dict):
+        return None
+    return attachment.get("prompt") if attachment.get("type") == "queued_command" else None

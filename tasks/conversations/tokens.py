@@ -1,0 +1,165 @@
+"""The format `tokens`: recorded token ids, with a mask or labels.
+
+    {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}                  ┐
+    {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}                  ├─▶  RecordedTokens([5, 6, 7], [no, yes, yes])
+    {"prompt_ids": [5], "completion_ids": [6, 7]}                     ┘
+
+These are the ids that a model was given and that it wrote, as in the traces of verifiers and prime-rl, one row for each
+branch. They are packed as they are: no template and no tokenizer changes them. The ids have to be below the size of
+the vocabulary. A record, or its source, may name the tokenizer by its SHA-256; then it has to be the tokenizer of the
+config.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from tasks.conversations.fields import missing, parsed, required, text_of
+from tasks.conversations.model import Conversation, Format, Message, Record, RecordedTokens
+from tasks.core.errors import Reject
+from tasks.core.printable import kind, shown
+
+# Keys of all ids of a record.
+_IDS = ("input_ids", "token_ids")
+
+# Keys of flags that say which ids are trained on.
+_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask", "sampled_mask", "mask")
+
+_SIDES = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+
+TOKENIZER = "tokenizer_sha256"
+
+# The label of an id that is not trained on.
+_IGNORED = -100
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def read(record: Record) -> Conversation:
+    if _has_sides(record):
+        ids, trained = _read_sides(record)
+    else:
+        ids, trained = _read_all(record)
+    if not ids:
+        raise Reject("empty", "the record holds no ids")
+    return Conversation((Message("text", ""),), recorded=RecordedTokens(tuple(ids), tuple(trained), _tokenizer(record)))
+
+
+def _read_all(record: Record) -> tuple[list[int], list[bool]]:
+    """Read the ids of the whole record, with its labels or masks."""
+    key = _ids_key(record)
+    ids = _ids_of(record, key)
+    attention = record.get("attention_mask")
+    if attention is not None and not all(_flags(attention, "attention_mask", len(ids), key)):
+        raise Reject("bad_ids", f"attention_mask leaves ids out; remove this padding from {key} and its mask")
+    found = {name: _flags(record[name], name, len(ids), key) for name in _MASKS if record.get(name) is not None}
+    if record.get("labels") is not None:
+        found["labels"] = _flags_of_labels(record["labels"], ids, key)
+    if not found:
+        missing(record, "labels", "")
+    first, *others = found
+    for other in others:
+        if found[other] != found[first]:
+            raise Reject("bad_ids", f"{first} and {other} differ; keep one")
+    return ids, found[first]
+
+
+def _read_sides(record: Record) -> tuple[list[int], list[bool]]:
+    """Read the ids of the prompt, and those that the model wrote after it."""
+    ids: list[int] = []
+    trained: list[bool] = []
+    for side, usual in (("prompt", False), ("completion", True)):
+        key, mask = f"{side}_ids", f"{side}_mask"
+        own = _ids_of(record, key)
+        given = record.get(mask)
+        ids += own
+        trained += [usual] * len(own) if given is None else _flags(given, mask, len(own), key)
+    return ids, trained
+
+
+def _list_in(value: object, key: str) -> list[object]:
+    """Return a list, which may be JSON text."""
+    if isinstance(value, str):
+        value = parsed(text_of(value, key), key, "bad_ids")
+    if not isinstance(value, list):
+        raise Reject("bad_ids", f"{key}: expected a list of numbers, found {kind(value)}")
+    return value
+
+
+def _ids_of(record: Record, key: str) -> list[int]:
+    values = _list_in(required(record, key), key)
+    ids = [value for value in values if type(value) is int and value >= 0]
+    if len(ids) != len(values):
+        index = next(n for n, value in enumerate(values) if not (type(value) is int and value >= 0))
+        raise Reject("bad_ids", f"{key}[{index}] is {_value(values[index])}; expected an id of 0 or more")
+    return ids
+
+
+def _flags(value: object, name: str, length: int, key: str) -> list[bool]:
+    values = _list_in(value, name)
+    if len(values) != length:
+        raise Reject("bad_ids", f"{name} has {len(values):,} values, but {key} has {length:,}; one is needed for each")
+    for index, flag in enumerate(values):
+        if not isinstance(flag, (bool, int, float)) or flag not in (0, 1):
+            raise Reject("bad_ids", f"{name}[{index}] is {_value(flag)}; expected 0 or 1")
+    return [flag == 1 for flag in values]
+
+
+def _flags_of_labels(value: object, ids: list[int], key: str) -> list[bool]:
+    labels = _list_in(value, "labels")
+    if len(labels) != len(ids):
+        raise Reject(
+            "bad_ids", f"labels has {len(labels):,} values, but {key} has {len(ids):,}; one is needed for each"
+        )
+    for index, (label, own) in enumerate(zip(labels, ids, strict=True)):
+        if type(label) is not int or label not in (_IGNORED, own):
+            expected = f"expected {own}, the id at its place, or {_IGNORED}"
+            raise Reject("bad_ids", f"labels[{index}] is {_value(label)}; {expected}; labels must not be shifted")
+    return [label != _IGNORED for label in labels]
+
+
+def _value(value: object) -> str:
+    return str(value) if isinstance(value, (bool, int, float)) and len(str(value)) <= 40 else kind(value)
+
+
+def _tokenizer(record: Record) -> str:
+    value = record.get(TOKENIZER)
+    if value is None:
+        return ""
+    digest = text_of(value, TOKENIZER)
+    if not SHA256.fullmatch(digest):
+        raise Reject("bad_ids", f"{TOKENIZER} is {shown(digest)}; expected a SHA-256 in 64 lower-case digits")
+    return digest
+
+
+def _has_sides(record: Mapping[str, object]) -> bool:
+    return record.get("prompt_ids") is not None and all(record.get(key) is None for key in _IDS)
+
+
+def _ids_key(record: Mapping[str, object]) -> str:
+    return "token_ids" if record.get("input_ids") is None and record.get("token_ids") is not None else "input_ids"
+
+
+def _matches(record: Mapping[str, object]) -> bool:
+    if any(key in record for key in _IDS):
+        return any(key in record for key in ("labels", *_MASKS))
+    return "prompt_ids" in record and "completion_ids" in record
+
+
+def _used(record: Record) -> Collection[str]:
+    keys = _SIDES if _has_sides(record) else (_ids_key(record), "labels", "attention_mask", *_MASKS)
+    return *keys, TOKENIZER
+
+
+TOKENS = Format(
+    name="tokens",
+    keys=tuple(dict.fromkeys((*_IDS, "labels", "attention_mask", *_MASKS, *_SIDES, TOKENIZER))),
+    matches=_matches,
+    read=read,
+    summary="recorded ids: `input_ids` (or `token_ids`) with `labels` or a mask (`loss_mask`, `completion_mask`, "
+    "`assistant_masks`, `sampled_mask`, `mask`), or `prompt_ids` and `completion_ids` with optional masks; "
+    "optionally `tokenizer_sha256`: no turns, no template",
+    example='{"input_ids": [5, 6, 7, 2], "labels": [-100, -100, 7, 2]}',
+    used=_used,
+)
