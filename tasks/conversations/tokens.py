@@ -87,6 +87,14 @@ def _list_in(value: object, key: str) -> list[object]:
     return value
 
 
+def _one_for_each(value: object, name: str, length: int, key: str) -> list[object]:
+    """Return a list with one value for each of the `length` ids under `key`."""
+    values = _list_in(value, name)
+    if len(values) != length:
+        raise Reject("bad_ids", f"{name} has {len(values):,} values, but {key} has {length:,}; one is needed for each")
+    return values
+
+
 def _ids_of(record: Record, key: str) -> list[int]:
     values = _list_in(required(record, key), key)
     ids = [value for value in values if type(value) is int and value >= 0]
@@ -97,9 +105,7 @@ def _ids_of(record: Record, key: str) -> list[int]:
 
 
 def _flags(value: object, name: str, length: int, key: str) -> list[bool]:
-    values = _list_in(value, name)
-    if len(values) != length:
-        raise Reject("bad_ids", f"{name} has {len(values):,} values, but {key} has {length:,}; one is needed for each")
+    values = _one_for_each(value, name, length, key)
     for index, flag in enumerate(values):
         if not isinstance(flag, (bool, int, float)) or flag not in (0, 1):
             raise Reject("bad_ids", f"{name}[{index}] is {_value(flag)}; expected 0 or 1")
@@ -107,11 +113,7 @@ def _flags(value: object, name: str, length: int, key: str) -> list[bool]:
 
 
 def _flags_of_labels(value: object, ids: list[int], key: str) -> list[bool]:
-    labels = _list_in(value, "labels")
-    if len(labels) != len(ids):
-        raise Reject(
-            "bad_ids", f"labels has {len(labels):,} values, but {key} has {len(ids):,}; one is needed for each"
-        )
+    labels = _one_for_each(value, "labels", len(ids), key)
     for index, (label, own) in enumerate(zip(labels, ids, strict=True)):
         if type(label) is not int or label not in (_IGNORED, own):
             expected = f"expected {own}, the id at its place, or {_IGNORED}"
