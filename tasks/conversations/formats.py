@@ -24,10 +24,10 @@ from tasks.conversations.messages import MESSAGES
 from tasks.conversations.model import ROLES, Conversation, Format
 from tasks.conversations.oasst import OASST
 from tasks.conversations.prompt_completion import PROMPT_COMPLETION
-from tasks.conversations.session import SESSION
 from tasks.conversations.sharegpt import SHAREGPT
 from tasks.conversations.text import TEXT
-from tasks.conversations.tokens import TOKENS
+from tasks.conversations.traces.session import SESSION
+from tasks.conversations.traces.tokens import TOKENS
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 from tasks.core.suggest import suggest

@@ -123,11 +123,9 @@ _ALL = [
          "another agent wrote it, or a record of it is not as expected",
          "convert the session to `messages`, or remove it"),
     Code("E227", "bad_ids", DATA, "Recorded token ids, or their mask, are invalid.",
-         "a value is not an id of the vocabulary, a mask has another length, or labels are shifted",
-         "write one id of the tokenizer and one flag for each token"),
-    Code("E228", "other_tokenizer", DATA, "Token ids were recorded with another tokenizer.",
-         "tokenizer_sha256 of the record or source is not the SHA-256 of the tokenizer in the config",
-         "set `tokenizer` to the tokenizer that recorded the ids"),
+         "a value is not an id of the vocabulary, the record names another tokenizer, a mask has another length, or "
+         "labels are shifted",
+         "write one id and one flag for each token, and set `tokenizer` to the tokenizer that recorded the ids"),
 
     Code("E231", "template_refused", DATA, "The template refuses a conversation.",
          "it raises an exception, for example for two user turns in a row", "fix the record, or use another template"),

@@ -11,9 +11,8 @@ from tasks.readers.arrow_ipc import ArrowIpc
 from tasks.readers.container import Container
 from tasks.readers.csv_files.rows import Csv, Tsv
 from tasks.readers.json_array import JsonArray
-from tasks.readers.jsonl import Jsonl
+from tasks.readers.jsonl import Jsonl, Session
 from tasks.readers.parquet import Parquet
-from tasks.readers.sessions import Session
 
 CONTAINERS: tuple[Container, ...] = (Jsonl(), JsonArray(), Parquet(), ArrowIpc(), Csv(), Tsv())
 

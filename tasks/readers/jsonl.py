@@ -1,4 +1,4 @@
-"""JSON Lines: one record per line, read 256 KiB at a time from any byte."""
+"""JSON Lines: one record per line, read 256 KiB at a time from any byte; or one session of an agent per file."""
 
 from __future__ import annotations
 
@@ -109,6 +109,39 @@ class Jsonl(Container):
                     count = sum(line == TOO_LONG or not (line == b"" or line.isspace()) for line in run)
                     yield Run(size, size + len(run), count, partial(_run, reader, run, number + first, unterminated))
                 number += len(lines)
+
+
+class Session(Container):
+    """The session of an agent: JSON Lines, of which the whole file is one record, {"trace": [line 1, line 2, …]}.
+
+    A file is found to be a session by its content, never by its extension.
+    """
+
+    name = "session"
+    extensions = ()
+    is_text = True
+    record = "the whole file"
+
+    def read(self, reader: RecordReader) -> Iterator[Rows]:
+        records: list[object] = []
+        number = size = 0
+        with reader.open_text() as read:
+            for lines, unterminated in line_blocks(read, reader.max_record_bytes):
+                for line in lines:
+                    number += 1
+                    size += len(line) + 1
+                    if line == TOO_LONG or size > reader.max_record_bytes + 1:
+                        limit = f"max_record_bytes, {reader.max_record_bytes:,} bytes"
+                        yield range(1), [Reject("too_long_record", f"the session is longer than {limit}")], size
+                        return
+                    if not line or line.isspace():
+                        continue
+                    record = parse_record(line, unterminated)
+                    if isinstance(record, Reject):
+                        yield range(1), [Reject(record.reason, f"line {number}: {record.message}")], size
+                        return
+                    records.append(record)
+        yield range(1), [{"trace": records}], size
 
 
 @contextmanager

@@ -12,16 +12,15 @@ from pathlib import Path
 import orjson
 
 from tasks.conversations.formats import detect
-from tasks.conversations.session import KEYS, SESSION, is_session
+from tasks.conversations.traces.session import KEYS, SESSION, is_session
 from tasks.core.errors import DataError, UsageError
 from tasks.readers.container import Container, RecordReader
 from tasks.readers.containers import container_by_extension, container_named
 from tasks.readers.csv_files.delimiter import find_delimiter
 from tasks.readers.csv_files.encoding import decoded_start, find_encoding, wide_encoding
 from tasks.readers.csv_files.rows import Csv
-from tasks.readers.jsonl import Jsonl
+from tasks.readers.jsonl import Jsonl, Session
 from tasks.readers.lines import BOM, CHUNK
-from tasks.readers.sessions import Session
 from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.explain import explain_unknown_format, explain_wide_encoding
 from tasks.sources.model import Source, SourceFile

@@ -24,8 +24,8 @@ from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, witho
 from tasks.conversations.keys.renaming import is_of_record
 from tasks.conversations.keys.role_names import Roles
 from tasks.conversations.model import Conversation
-from tasks.conversations.session import SESSION
-from tasks.conversations.tokens import TOKENS
+from tasks.conversations.traces.session import SESSION
+from tasks.conversations.traces.tokens import TOKENS
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.core.yaml_settings import defaults_of
 from tasks.readers.csv_files.delimiter import check_delimiter, name_of

@@ -19,7 +19,7 @@ from tasks.conversations.keys.loss_weights import LOSS_WEIGHT, with_loss_weights
 from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import Conversation, PlainRecord, content_digest, whole_text
 from tasks.conversations.openai import tools_json, turns_json
-from tasks.conversations.tokens import TOKENS
+from tasks.conversations.traces.tokens import TOKENS
 from tasks.core.errors import PackError, Reject
 from tasks.core.printable import counted
 from tasks.encoders.encoder import Encoder

@@ -37,6 +37,7 @@ PASSED_ON = {
     "tokenize_part",
     "token_batch",
     "explain",
+    "jsonl",
     "repair",
     "chat",
     "oasst",

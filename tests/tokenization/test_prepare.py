@@ -56,8 +56,12 @@ def like(random: Random, value: Any, odds: float, more: tuple[str, ...], key: st
         return random.choice((*ODD, *CONTENTS))
     if key in ("role", "from"):
         return random.choice(ROLES) if random.random() < max(odds, 0.1) else value
+    if key == "type":
+        return value
     if isinstance(value, str):
         return random.choice(CONTENTS)
+    if isinstance(value, int):
+        return value
     if isinstance(value, list):
         return [like(random, item, odds, more) for item in value * random.choice((1, 1, 2))]
     found = {name: like(random, item, odds, more, name) for name, item in value.items() if random.random() >= odds}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tasks.conversations.model import Record
-from tasks.conversations.sessions.turns import (
+from tasks.conversations.traces.turns import (
     BEFORE_SUMMARY,
     FAILED_ANSWER,
     OTHER_BRANCH,

@@ -4,8 +4,8 @@
     a row of the Hub with `trace`            ─┴─▶  {"trace": [{"type": "session_meta", …}, …]}  ─▶  Conversation
 
 One file is one conversation. A row of the Hub has the same records as a list or as JSON text. The conversation is what
-the model has at the end of the session: the branch that ends last, after its last summary. `sessions/` has the rules of
-each agent. Records that are not part of it are counted by their type, like unused keys.
+the model has at the end of the session: the branch that ends last, after its last summary. Each
+agent has a file here with its rules. Records that are not part of it are counted by their type, like unused keys.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tasks.conversations.chat import tools_of
 from tasks.conversations.fields import list_of, missing, parsed, text_of
 from tasks.conversations.keys.objects import PART, Object
 from tasks.conversations.model import Conversation, Format, Record
-from tasks.conversations.sessions.claude_code import is_claude_code, read_claude_code
-from tasks.conversations.sessions.codex import is_codex, is_old_codex, read_codex
-from tasks.conversations.sessions.pi import is_pi, read_pi
-from tasks.conversations.sessions.turns import Turns, place_of
+from tasks.conversations.traces.claude_code import is_claude_code, read_claude_code
+from tasks.conversations.traces.codex import is_codex, is_old_codex, read_codex
+from tasks.conversations.traces.pi import is_pi, read_pi
+from tasks.conversations.traces.turns import Turns, place_of
 from tasks.core.errors import Reject
 from tasks.core.printable import kind
 
@@ -147,9 +147,8 @@ SESSION = Format(
     read=read,
     summary="a session of Claude Code, Codex, or Pi: a JSONL file of its records, or rows with `trace` (or `traces`), "
     "a list of its records; optionally `tools`",
-    example='{"trace": [{"type": "user", "uuid": "a", "parentUuid": null, "message": {"role": "user", "content": '
-    '"2+2?"}}, {"type": "assistant", "uuid": "b", "parentUuid": "a", "message": {"role": "assistant", "content": '
-    '[{"type": "text", "text": "4"}]}}]}',
+    example='{"trace": [{"type": "response_item", "payload": {"type": "message", "role": "user", "content": "2+2?"}}, '
+    '{"type": "response_item", "payload": {"type": "message", "role": "assistant", "content": "4"}}]}',
     used=_used,
     objects=_objects,
     left_out=_left_out,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tasks.conversations.fields import json_of, text_of
 from tasks.conversations.model import Record
-from tasks.conversations.sessions.turns import (
+from tasks.conversations.traces.turns import (
     BEFORE_SUMMARY,
     OTHER_BRANCH,
     Turns,
