@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config import Config, load_config, path_in
+from tasks.conversations.traces.tokens import TOKENIZER, TOKENS, other_tokenizer
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.suggest import suggest
 from tasks.encoders.encoder import Encoder
@@ -374,13 +375,29 @@ def recipe_of(
         # A name that is not UTF-8 cannot be written to a manifest.
         if file.name.encode("utf-8", "ignore").decode() != file.name:
             raise UsageError("bad_file_name", f"{file.name!a}: the file name is not UTF-8; rename the file")
-    return Recipe(
-        config,
-        folder,
-        layout,
-        tuple(file for file, _ in found),
-        tuple(part for _, parts in found for part in parts),
-    )
+    files, parts = tuple(file for file, _ in found), tuple(part for _, parts in found for part in parts)
+    recipe = Recipe(config, folder, layout, files, parts)
+    _check_recorded(recipe)
+    return recipe
+
+
+def _check_recorded(recipe: Recipe) -> None:
+    """Raise UsageError if recorded token ids of a file cannot be packed with this config."""
+    for file in recipe.files:
+        problem = ""
+        if file.format != TOKENS.name:
+            problem = f"{TOKENIZER} applies only to format tokens; remove it" if file.tokenizer_sha256 else ""
+        elif not recipe.config.packing:
+            problem = (
+                "has recorded token ids, but with packing: false a row holds text; set packing: true, or remove the "
+                "source"
+            )
+        elif recipe.config.tokenizer is None:
+            problem = "has recorded token ids; set tokenizer to the one that recorded the ids"
+        elif file.tokenizer_sha256:
+            problem = other_tokenizer(file.tokenizer_sha256, recipe.tokenizer_files.digests())
+        if problem:
+            raise UsageError("bad_setting", f"{file.name}: {problem}")
 
 
 def _unused_options(config: Config, template: str | None) -> list[str]:

@@ -175,6 +175,9 @@ def _record_value(number: int, record: Conversation | Reject) -> dict[str, Any]:
         code = CODES[record.reason].code
         return {"record": number, "rejected": record.reason, "code": code, "message": record.message}
     messages = [as_row(message) for message in record.messages]
+    if record.recorded:
+        ids, trained, _ = record.recorded
+        messages[0]["content"] = f"{len(ids):,} recorded token ids, {sum(trained):,} of them trained on"
     return {"record": number, "messages": messages, "tools": list(record.tools)}
 
 

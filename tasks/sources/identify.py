@@ -76,6 +76,8 @@ def _identified(file: SourceFile, container: Container, source: Source) -> Sourc
         file = replace(file, container=_text_container(file, source.format))
     if source.format != "auto":
         return replace(file, format=source.format)
+    if file.container == Session.name:
+        return replace(file, format=SESSION.name)  # even if a line is damaged
     for record in first_records(file):
         if format := detect(record, source.columns):
             return replace(file, format=format)

@@ -24,7 +24,7 @@ from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, witho
 from tasks.conversations.keys.renaming import is_of_record
 from tasks.conversations.keys.role_names import Roles
 from tasks.conversations.model import Conversation
-from tasks.conversations.traces.session import SESSION
+from tasks.conversations.traces.session import SESSION, without_media
 from tasks.conversations.traces.tokens import TOKENS
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.core.yaml_settings import defaults_of
@@ -230,6 +230,8 @@ class SourceFile:
         """
         if isinstance(record, Reject):
             raise record
+        if self.format == SESSION.name and isinstance(record, dict):
+            record = without_media(record, self.ignore)
         return read_record(without_parts(record, self.ignore), self.format, dict(self.columns), dict(self.roles))
 
 

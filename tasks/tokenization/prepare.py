@@ -19,7 +19,6 @@ from tasks.conversations.keys.loss_weights import LOSS_WEIGHT, with_loss_weights
 from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import Conversation, PlainRecord, content_digest, whole_text
 from tasks.conversations.openai import tools_json, turns_json
-from tasks.conversations.traces.tokens import TOKENS
 from tasks.core.errors import PackError, Reject
 from tasks.core.printable import counted
 from tasks.encoders.encoder import Encoder
@@ -29,7 +28,7 @@ from tasks.sources.model import SourceFile
 from tasks.templates.spans import Sample, Template, TrainOn, trained_turns, up_to
 from tasks.tokenization.frames import Prepared, Shape, frames_of, shape_of_sample
 from tasks.tokenization.plain_records import PlainRecords, as_dict
-from tasks.tokenization.recorded import check_recorded, prepare_recorded
+from tasks.tokenization.recorded import prepare_recorded
 from tasks.tokenization.segments import segments_of
 
 TEXT_CELLS = ("csv", "tsv")  # containers whose numbers are text
@@ -65,8 +64,6 @@ class Preparer:
 
         If `weighted` is set, the loss weights of turns are read, and no record is treated as plain.
         """
-        if file.format == TOKENS.name:
-            check_recorded(file, encoder, packing)
         self._file, self._weighted = file, weighted
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
         self._frames = frames_of(template, train_on, role_names(file.format, dict(file.roles)))

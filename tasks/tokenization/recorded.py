@@ -9,33 +9,10 @@ import numpy as np
 
 from tasks.conversations.keys.loss_weights import LOSS_WEIGHT
 from tasks.conversations.model import Conversation, RecordedTokens, content_digest, whole_text
-from tasks.conversations.traces.tokens import TOKENIZER
-from tasks.core.errors import Reject, UsageError
+from tasks.conversations.traces.tokens import other_tokenizer
+from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
-from tasks.sources.model import SourceFile
 from tasks.tokenization.frames import Prepared, Shape
-
-
-def check_recorded(file: SourceFile, encoder: Encoder, packing: bool) -> None:
-    """Raise PackError if the recorded ids of a file cannot be packed with this config."""
-    if not packing:
-        raise UsageError(
-            "bad_setting",
-            f"{file.name}: has recorded token ids, but with packing: false a row holds text; set packing: true, or "
-            "leave the source out",
-        )
-    if file.tokenizer_sha256 and (problem := _other_tokenizer(file.tokenizer_sha256, encoder)):
-        raise UsageError("bad_setting", f"{file.name}: {problem}")
-
-
-def _other_tokenizer(digest: str, encoder: Encoder) -> str:
-    """Return the problem if ids were recorded with another tokenizer, or ""."""
-    known = encoder.digests()
-    if digest in known:
-        return ""
-    ours = " or ".join(sorted(known))
-    advice = "set tokenizer to the one that recorded the ids"
-    return f"{TOKENIZER} is {digest}, but the tokenizer of the config has {ours}; {advice}"
 
 
 def prepare_recorded(conversation: Conversation, recorded: RecordedTokens, encoder: Encoder) -> Prepared:
@@ -44,7 +21,7 @@ def prepare_recorded(conversation: Conversation, recorded: RecordedTokens, encod
     EOS closes a sample in a row. If the last id is another one, EOS is added, and is not trained on: the model did not
     write it. A turn is a run of ids that are trained on, or are not.
     """
-    if recorded.tokenizer and (problem := _other_tokenizer(recorded.tokenizer, encoder)):
+    if recorded.tokenizer and (problem := other_tokenizer(recorded.tokenizer, encoder.digests())):
         raise Reject("bad_ids", problem)
     highest = max(recorded.ids)
     if highest >= encoder.vocab_size:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from tasks.conversations.chat import tools_of
 from tasks.conversations.fields import list_of, missing, parsed, text_of
 from tasks.conversations.keys.objects import PART, Object
+from tasks.conversations.keys.other_data import MEDIA_PARTS, part_of_other_data
 from tasks.conversations.model import Conversation, Format, Record
 from tasks.conversations.traces.claude_code import is_claude_code, read_claude_code
 from tasks.conversations.traces.codex import is_codex, is_old_codex, read_codex
@@ -24,6 +25,11 @@ from tasks.core.errors import Reject
 from tasks.core.printable import kind
 
 KEYS = ("trace", "traces")
+
+# Keys of content parts, within messages, items, results, and attachments.
+_PARTS = ("content", "output", "prompt")
+
+DEEPEST = 3  # levels of parts: an item of a replaced history, its parts, and the parts of a result
 
 FIRST = 100  # records that show which agent wrote a session
 
@@ -114,26 +120,71 @@ def _left_out(record: Record) -> Mapping[str, int]:
 
 
 def _objects(record: Record, columns: Mapping[str, str]) -> Iterator[Object]:
-    """Yield the content parts of all records, which may be images."""
+    """Yield the content parts that are images, audio, or video."""
     try:
         records = _records(record)
     except Reject:
         return
+    where = columns.get(_key(record), _key(record))
     for item in records:
-        for key in ("message", "payload"):
-            body = item.get(key)
-            if isinstance(body, dict):
-                yield from _parts(body, f"{columns.get(_key(record), _key(record))}[].{key}")
+        for key, body in _bodies(item):
+            yield from _media_in(body, f"{where}[].{key}")
 
 
-def _parts(body: Mapping[str, object], where: str) -> Iterator[Object]:
-    for key in ("content", "output"):
+def _bodies(record: Record) -> Iterator[tuple[str, Record]]:
+    """Yield the objects of a record that have content parts."""
+    for key in ("message", "payload", "attachment"):
+        body = record.get(key)
+        if isinstance(body, dict):
+            yield key, body
+            history = body.get("replacement_history")
+            for item in history if isinstance(history, list) else ():
+                if isinstance(item, dict):
+                    yield f"{key}.replacement_history[]", item
+
+
+def _media_in(body: Record, where: str, depth: int = 0) -> Iterator[Object]:
+    for key in _PARTS:
         parts = body.get(key)
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, dict):
-                if "text" not in part and isinstance(part.get("type"), str):
+                if part_of_other_data(part):
                     yield f"{where}.{key}[]", {"type": part["type"]}, PART
-                yield from _parts(part, f"{where}.{key}[]")
+                elif not depth:  # a result within a message
+                    yield from _media_in(part, f"{where}.{key}[]", 1)
+
+
+def without_media(record: Record, ignored: Collection[str]) -> Record:
+    """Return a session without the content parts of the ignored types.
+
+    The given record is not changed.
+    """
+    types = MEDIA_PARTS.intersection(ignored)
+    if not types:
+        return record
+    try:
+        records = _records(record)
+    except Reject:
+        return record  # reading it raises the error
+    return record | {_key(record): [_without(item, types) for item in records]}
+
+
+def _without(item: Record, types: Collection[str]) -> Record:
+    found = dict(item)
+    for key, body in _bodies(item):
+        if "." not in key:
+            found[key] = _kept(body, types)
+    return found
+
+
+def _kept(body: Record, types: Collection[str], depth: int = 0) -> Record:
+    found = dict(body)
+    for key in (*_PARTS, "replacement_history"):
+        parts = body.get(key)
+        if isinstance(parts, list) and depth < DEEPEST:
+            kept = [part for part in parts if not (isinstance(part, dict) and part_of_other_data(part) in types)]
+            found[key] = [_kept(part, types, depth + 1) if isinstance(part, dict) else part for part in kept]
+    return found
 
 
 def _used(record: Record) -> Collection[str]:

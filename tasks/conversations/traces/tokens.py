@@ -135,6 +135,15 @@ def _tokenizer(record: Record) -> str:
     return digest
 
 
+def other_tokenizer(digest: str, known: Collection[str]) -> str:
+    """Return the problem if ids were recorded with another tokenizer than the one with the digests `known`, or ""."""
+    if digest in known:
+        return ""
+    ours = " or ".join(sorted(known))
+    advice = "set tokenizer to the one that recorded the ids"
+    return f"{TOKENIZER} is {digest}, but the tokenizer of the config has {ours}; {advice}"
+
+
 def _has_sides(record: Mapping[str, object]) -> bool:
     return record.get("prompt_ids") is not None and all(record.get(key) is None for key in _IDS)
 
