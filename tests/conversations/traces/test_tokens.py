@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,7 @@ def test_plan_verify_rebuild_and_export_are_as_usual(overlong: str, tmp_path: Pa
     manifest = load_manifest(path)
     assert predicted.packed == manifest.ledger.conversations.packed
     assert ": identical" in rebuild(path)
-    done = packcorpus(tmp_path, "export", path, "--to", "trl", "out")
+    done = packcorpus(tmp_path, "export", path, "--to", "trl")
     assert done.returncode == 0, done.stderr
 
 
@@ -267,8 +268,11 @@ def test_inspect_and_init_know_the_format(tmp_path: Path) -> None:
     write(tmp_path / "ids.jsonl", [{"input_ids": [5, 6, EOS], "labels": [-100, 6, EOS]}] * 3)
     done = packcorpus(tmp_path, "inspect", "ids.jsonl")
     assert "3 recorded token ids, 2 of them trained on" in done.stdout
+    shutil.copy(kind_path("sp_bpe_chatml"), tmp_path / "tiny.model")  # init finds it
     done = packcorpus(tmp_path, "init", "ids.jsonl", "--output", "c.yaml")
-    assert "format: tokens" in (tmp_path / "c.yaml").read_text(), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "format: tokens" in (tmp_path / "c.yaml").read_text()
+    assert packcorpus(tmp_path, "check", "c.yaml").returncode == 0
 
 
 def test_a_turn_is_a_run_of_the_mask(tmp_path: Path) -> None:
