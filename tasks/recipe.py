@@ -382,7 +382,7 @@ def recipe_of(
 
 
 def _check_recorded(recipe: Recipe) -> None:
-    """Raise UsageError if recorded token ids of a file cannot be packed with this config."""
+    """Raise UsageError if recorded ids cannot be packed with this config."""
     for file in recipe.files:
         problem = ""
         if file.format != TOKENS.name:

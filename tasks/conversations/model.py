@@ -49,9 +49,10 @@ class Message:
 
 
 class RecordedTokens(NamedTuple):
-    """The token ids of a record that has ids instead of messages, and which of them are trained on.
+    """The token ids of a record that has no messages.
 
-    `tokenizer` is the SHA-256 of the tokenizer that the record names, or "".
+    `trained` has a flag for each id that is trained on. `tokenizer` is the SHA-256 of the tokenizer that the
+    record names, or "".
     """
 
     ids: tuple[int, ...]

@@ -36,7 +36,10 @@ class TokenizerFiles:
         return joined_sha256((file.name, sha256_of(file)) for file in self.files)
 
     def digests(self) -> frozenset[str]:
-        """Return the digests that name this tokenizer: of all its files, as in a manifest, and of its main file."""
+        """Return the digests that name this tokenizer.
+
+        One is of all its files, as in a manifest, and the other is of its main file.
+        """
         return frozenset((self.sha256(), sha256_of(self.main)))
 
     def settings(self) -> dict[str, Any]:

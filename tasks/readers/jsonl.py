@@ -1,4 +1,7 @@
-"""JSON Lines: one record per line, read 256 KiB at a time from any byte; or one session of an agent per file."""
+"""JSON Lines: one record per line, read 256 KiB at a time from any byte.
+
+The lines of a session of an agent are one record together.
+"""
 
 from __future__ import annotations
 
@@ -112,9 +115,10 @@ class Jsonl(Container):
 
 
 class Session(Container):
-    """The session of an agent: JSON Lines, of which the whole file is one record, {"trace": [line 1, line 2, …]}.
+    """JSON Lines that are one session of an agent.
 
-    A file is found to be a session by its content, never by its extension.
+    The whole file is one record, {"trace": [line 1, line 2, …]}. A file is found to be a session by its
+    content, never by its extension.
     """
 
     name = "session"

@@ -16,10 +16,11 @@ from tasks.tokenization.frames import Prepared, Shape
 
 
 def prepare_recorded(conversation: Conversation, recorded: RecordedTokens, encoder: Encoder) -> Prepared:
-    """Return the sample of a record with ids. Raises Reject.
+    """Return the sample of a record with ids.
 
-    EOS closes a sample in a row. If the last id is another one, EOS is added, and is not trained on: the model did not
-    write it. A turn is a run of ids that are trained on, or are not.
+    EOS closes a sample in a row. If the last id is another one, EOS is added, and is not trained on, because the model
+    did not write it. A turn is a run of ids that are trained on, or of ids that are not. Raises Reject if the ids are
+    of another tokenizer, or if none of them is trained on.
     """
     if recorded.tokenizer and (problem := other_tokenizer(recorded.tokenizer, encoder.digests())):
         raise Reject("bad_ids", problem)

@@ -41,7 +41,10 @@ def is_claude_code(record: Record) -> bool:
 
 
 def read_claude_code(records: Sequence[Record]) -> Turns:
-    """Return the messages of a session. Raises Reject."""
+    """Return the messages of a session.
+
+    Raises Reject if it is not as Claude Code writes it.
+    """
     turns = Turns()
     for index in _chosen(records, turns):
         record, place = records[index], place_of(index)
@@ -121,7 +124,10 @@ def _chosen(records: Sequence[Record], turns: Turns) -> list[int]:
 
 
 def _branch(records: Sequence[Record], messages: dict[int, Record]) -> tuple[set[int], set[int]]:
-    """Return the messages of the branch that ends last, and those before its last summary."""
+    """Return the messages of the branch that ends last.
+
+    The second result has the messages before its last summary.
+    """
     numbers: dict[object, int] = {}
     for index, record in enumerate(records):
         if isinstance(record.get("uuid"), str):
@@ -186,7 +192,10 @@ def _has_failed(record: Record) -> bool:
 
 
 def _queued(record: Record) -> object:
-    """Return the request that the user wrote while the agent was working, or None if a record has none."""
+    """Return a request that the user wrote while the agent was working.
+
+    Returns None if the record has none.
+    """
     attachment = record.get("attachment")
     if record.get("type") != "attachment" or not isinstance(attachment, dict):
         return None

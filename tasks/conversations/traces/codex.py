@@ -65,7 +65,10 @@ def is_old_codex(record: Record) -> bool:
 
 
 def read_codex(records: Sequence[Record]) -> Turns:
-    """Return the messages of a session. Raises Reject."""
+    """Return the messages of a session.
+
+    Raises Reject if it is not as Codex writes it.
+    """
     turns = Turns()
     history: list[_Item] = []
     requests: list[int] = []  # places in the history at which turns of the user begin
@@ -125,9 +128,9 @@ def _add_meta(meta: Record, where: str, turns: Turns) -> None:
 
 
 def _after_summary(payload: Record, where: str, history: list[_Item]) -> tuple[list[_Item], list[_Item]]:
-    """Return the items of a history that a summary keeps, and those that replace the others.
+    """Return what a summary keeps of a history, and what it adds.
 
-    Nothing replaces them if the summary cannot be read.
+    It adds nothing if it cannot be read.
     """
     replaced, text = payload.get("replacement_history"), payload.get("message")
     if isinstance(replaced, list) and replaced:
@@ -199,7 +202,10 @@ def _reasoning(item: Record, where: str) -> str:
 
 
 def _output(output: object, where: str) -> str:
-    """Return the text of a result: a string, a list of parts, or an older object with the text as `content`."""
+    """Return the text of a result.
+
+    It is a string, a list of parts, or in older files an object with the text as `content`.
+    """
     if isinstance(output, dict):
         return text_of(output.get("content", ""), f"{where}.content")
     if not isinstance(output, (str, list)) and output is not None:

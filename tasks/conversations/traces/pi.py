@@ -46,7 +46,10 @@ def is_pi(record: Record) -> bool:
 
 
 def read_pi(records: Sequence[Record]) -> Turns:
-    """Return the messages of a session. Raises Reject."""
+    """Return the messages of a session.
+
+    Raises Reject if it is not as Pi writes it.
+    """
     turns = Turns()
     for record in records[1:]:
         if type_of(record) not in _READ:
@@ -81,7 +84,10 @@ def _branch(records: Sequence[Record]) -> list[int]:
 
 
 def _after_summary(records: Sequence[Record], branch: list[int]) -> list[int]:
-    """Return the records of a branch that the model has: its last summary, what that one keeps, and what follows."""
+    """Return the records of a branch that the model has.
+
+    They are its last summary, the records that this one keeps, and those that follow.
+    """
     last = max((n for n, index in enumerate(branch) if type_of(records[index]) == "compaction"), default=None)
     if last is None:
         return branch

@@ -1,4 +1,4 @@
-"""The format `session`: a session of a coding agent, as Claude Code, Codex, and Pi write it.
+"""The format `session`: what Claude Code, Codex, and Pi record of a session.
 
     a file of records, one per line          ─┐
     a row of the Hub with `trace`            ─┴─▶  {"trace": [{"type": "session_meta", …}, …]}  ─▶  Conversation
@@ -47,7 +47,10 @@ def is_session(records: Sequence[object]) -> bool:
 
 
 def _reader(records: Sequence[object]) -> Reader | None:
-    """Return the function that reads the records of an agent, or None if no agent is known to write them."""
+    """Return the function that reads these records.
+
+    Returns None if no known agent writes such records.
+    """
     if records and isinstance(records[0], dict):
         if is_pi(records[0]):
             return read_pi
@@ -110,7 +113,10 @@ def _matches(record: Mapping[str, object]) -> bool:
 
 
 def _left_out(record: Record) -> Mapping[str, int]:
-    """Return how many records are left out, by their type, as paths like those of unused keys."""
+    """Count the records that are left out.
+
+    The names are paths, like those of unused keys.
+    """
     try:
         turns = _read_turns(record)
         turns.finished()

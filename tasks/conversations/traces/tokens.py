@@ -136,7 +136,10 @@ def _tokenizer(record: Record) -> str:
 
 
 def other_tokenizer(digest: str, known: Collection[str]) -> str:
-    """Return the problem if ids were recorded with another tokenizer than the one with the digests `known`, or ""."""
+    """Return the problem if ids were recorded with another tokenizer.
+
+    `known` are the digests of the tokenizer in the config.
+    """
     if digest in known:
         return ""
     ours = " or ".join(sorted(known))

@@ -137,7 +137,7 @@ def type_of(record: Record) -> str:
 def parts_of(content: object, where: str) -> Iterator[tuple[str, dict[str, object], str]]:
     """Yield the type, the part, and the place of each content part.
 
-    A string is one part of text, and null is none.
+    A string is one part of text, and null has no parts.
     """
     if content is None:
         return

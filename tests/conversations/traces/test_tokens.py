@@ -175,7 +175,7 @@ def test_the_rows_have_the_ids_and_the_mask_as_they_are(tmp_path_factory: Any, g
 
 
 def test_the_ids_of_a_corpus_make_the_same_rows(tmp_path: Path) -> None:
-    """The recorded tokens of packed conversations give the same pieces as the conversations."""
+    """Recorded tokens give the same pieces as their conversations."""
     texts = pack_corpus(make_recipe(tmp_path / "texts", conversations(60), validation=0, sequence_length=128))
     pieces = pieces_of(texts)
     records: list[Record] = [{"input_ids": ids, "labels": labels} for _, [(ids, labels)] in sorted(pieces.items())]
