@@ -119,7 +119,8 @@ def _add_message(message: Record, where: str, turns: Turns) -> None:
         else:
             _add_answer(message, content, turns)
     elif role == "toolResult":
-        turns.result(message.get("toolCallId"), joined_text(message.get("content"), content), f"{where}.toolCallId")
+        text, tool = joined_text(message.get("content"), content), said(message, "toolName", where)
+        turns.result(message.get("toolCallId"), text, f"{where}.toolCallId", tool or None)
     elif role == "bashExecution":
         if message.get("excludeFromContext"):
             turns.left_out["message.bashExecution"] += 1

@@ -37,7 +37,7 @@ class Turns:
         self.left_out: Counter[str] = Counter()
         self.tools: list[str] = []
         self._answers: dict[str, Message] = {}  # by the agent's id of an answer
-        self._names: dict[str, str] = {}  # of the called tools, by id of the call
+        self._called: set[str] = set()  # ids of calls
 
     def ask(self, role: str, text: str) -> None:
         """Add a text of the user or of the system."""
@@ -93,16 +93,16 @@ class Turns:
         number = text_of(call_id, f"{where}.id") if call_id is not None else None
         answer.tool_calls += (ToolCall(text_of(name, f"{where}.name"), text, number),)
         if number is not None:
-            self._names[number] = name
+            self._called.add(number)
 
-    def result(self, call_id: object, text: str, where: str) -> None:
-        """Add the result of a call."""
+    def result(self, call_id: object, text: str, where: str, name: str | None = None) -> None:
+        """Add the result of a call; `name` is that of the tool, if the record has it."""
         if not isinstance(call_id, str):
             raise Reject("bad_tool_call", f"{where}: the id of its call: expected a string, found {kind(call_id)}")
-        if call_id not in self._names:
+        if call_id not in self._called:
             self.left_out[NO_CALL] += 1
             return
-        self.messages.append(Message("tool", text, name=self._names[call_id], tool_call_id=call_id))
+        self.messages.append(Message("tool", text, name=name, tool_call_id=text_of(call_id, where)))
 
     def finished(self) -> tuple[Message, ...]:
         """Return the messages up to the last answer.

@@ -75,7 +75,7 @@ def answer(said: str, reasoning: str = "", *calls: ToolCall) -> Message:
     return Message("assistant", said, reasoning=reasoning, tool_calls=calls)
 
 
-def result(name: str, number: str, said: str) -> Message:
+def result(number: str, said: str, name: str | None = None) -> Message:
     return Message("tool", said, name=name, tool_call_id=number)
 
 
@@ -87,8 +87,8 @@ GOLDEN: dict[str, tuple[Records, tuple[Message, ...], dict[str, int]]] = {
         (
             user("Rain?"),
             answer("I look.", "Look it up.", call("weather", "t1", city="Oslo"), call("weather", "t2", city="Köln")),
-            result("weather", "t1", "rain"),
-            result("weather", "t2", "sun\n25 °C"),
+            result("t1", "rain"),
+            result("t2", "sun\n25 °C"),
             answer("Rain in Oslo."),
         ),
         {"summary": 1, "file-history-snapshot": 1, "system": 1},
@@ -99,9 +99,9 @@ GOLDEN: dict[str, tuple[Records, tuple[Message, ...], dict[str, int]]] = {
             Message("system", "You code.\nBe brief."),
             user("<environment_context>\n  <cwd>/work</cwd>\n</environment_context>\nRain?"),
             answer("", "Look it up.", ToolCall("weather", '{"city": "Oslo"}', "c1")),
-            result("weather", "c1", "rain"),
+            result("c1", "rain"),
             answer("", "", call("apply_patch", "c2", input="*** Begin Patch")),
-            result("apply_patch", "c2", "done"),
+            result("c2", "done"),
             answer("Yes."),
         ),
         {"turn_context": 1, "event_msg": 2},
@@ -111,7 +111,7 @@ GOLDEN: dict[str, tuple[Records, tuple[Message, ...], dict[str, int]]] = {
         (
             user("Rain?"),
             answer("", "Look it up.", call("weather", "k", city="Oslo")),
-            result("weather", "k", "rain"),
+            result("k", "rain", "weather"),
             answer("Yes."),
         ),
         {"(other branch)": 1, "model_change": 1},
@@ -376,7 +376,7 @@ def test_parts_that_have_no_place_are_counted() -> None:
         claude("assistant", "a3", "a2", text("Yes.")),
     ]
     assert read(records) == (
-        user("Rain?"), answer("Wait.", "", ToolCall("f", "{}", "t")), result("f", "t", ""), answer("Yes."),
+        user("Rain?"), answer("Wait.", "", ToolCall("f", "{}", "t")), result("t", ""), answer("Yes."),
     )  # fmt: skip
     assert counts(records) == {
         "(reasoning without text)": 1,
