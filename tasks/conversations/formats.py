@@ -41,6 +41,11 @@ FORMAT_OF: dict[str, Format] = {format.name: format for format in FORMATS}
 # The names that a `columns` mapping may give to keys of a record.
 COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(key for format in FORMATS for key in format.keys))
 
+# Those of records with messages or text.
+USUAL_COLUMNS = tuple(
+    dict.fromkeys(key for format in FORMATS if format not in (SESSION, TOKENS) for key in format.keys)
+)
+
 # Limit for one conversation. Tokenizing a message takes 30 µs and 3.5 KB, so this many take 3 s and 350 MB.
 MOST_MESSAGES = 100_000
 
@@ -120,7 +125,7 @@ def guess_columns(record: Mapping[str, object]) -> dict[str, str]:
     "antwort": …} gives {}.
     """
     keys = {key.lower().strip().replace(" ", "_"): key for key in record if isinstance(key, str)}
-    columns = {name: keys[name] for name in COLUMNS if name in keys}
+    columns = {name: keys[name] for name in USUAL_COLUMNS if name in keys}
     if detect(record, columns):
         return columns
     asked = next((keys[name] for name in _ASKED if name in keys), None)

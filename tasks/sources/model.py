@@ -18,7 +18,7 @@ from pydantic import (
     model_serializer,
 )
 
-from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, FORMATS, check_format, read_record
+from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, USUAL_COLUMNS, check_format, read_record
 from tasks.conversations.keys.loss_weights import LOSS_WEIGHT
 from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, without_parts
 from tasks.conversations.keys.renaming import is_of_record
@@ -50,9 +50,6 @@ EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"t
 
 # Settings of a source that are recorded only if they are set.
 LATER = ("roles", "delimiter", "encoding", "ignore", "tokenizer_sha256")
-
-# Keys that have a meaning in a record with messages.
-_USUAL_COLUMNS = frozenset(key for format in FORMATS if format not in (SESSION, TOKENS) for key in format.keys)
 
 SHOWN = 5  # maximum number of files whose unusual layout is described
 
@@ -210,7 +207,7 @@ class SourceFile:
         """Return the keys that have a meaning in a record of this file."""
         mapped = (theirs for ours, theirs in self.columns if is_of_record(ours))
         # The format is "" until it is found.
-        own = COLUMNS if self.format in ("", SESSION.name, TOKENS.name) else _USUAL_COLUMNS
+        own = COLUMNS if self.format in ("", SESSION.name, TOKENS.name) else USUAL_COLUMNS
         return frozenset((*own, LOSS_WEIGHT, *mapped, *OTHER_KEYS.difference(self.ignore)))
 
     @property

@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.containers import as_parquet
-from support.profiles import examples
-from support.sessions import (
+from conversations.traces.session_records import (
     HEADER,
     META,
     PARALLEL,
@@ -37,6 +33,10 @@ from support.sessions import (
     tool_use,
     write,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.containers import as_parquet
+from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.conversations.formats import FORMAT_OF, detect, read_record

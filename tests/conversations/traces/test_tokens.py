@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from conversations.traces.session_records import write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.commands import packcorpus
 from support.containers import as_parquet
 from support.packed_rows import folder_of, shards_of
 from support.profiles import examples
-from support.sessions import write
 from support.small_corpus import EOS, conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import kind_path, open_kind
 
