@@ -42,9 +42,8 @@ FORMAT_OF: dict[str, Format] = {format.name: format for format in FORMATS}
 COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(key for format in FORMATS for key in format.keys))
 
 # Those of records with messages or text.
-USUAL_COLUMNS = tuple(
-    dict.fromkeys(key for format in FORMATS if format not in (SESSION, TOKENS) for key in format.keys)
-)
+_USUAL = [format for format in FORMATS if format not in (SESSION, TOKENS)]
+USUAL_COLUMNS = tuple(dict.fromkeys(key for format in _USUAL for key in format.keys))
 
 # Limit for one conversation. Tokenizing a message takes 30 µs and 3.5 KB, so this many take 3 s and 350 MB.
 MOST_MESSAGES = 100_000
