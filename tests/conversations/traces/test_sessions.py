@@ -224,6 +224,17 @@ def test_the_branch_that_ends_last_is_the_conversation() -> None:
     assert read(records[:-1]) == (user("Rain?"), answer("No."), user("Sun?"), answer("Yes."))
 
 
+def test_a_call_has_one_result() -> None:
+    records = [
+        *PARALLEL[2:9],
+        claude("user", "r3", "a3", tool_result("t1", "snow")),
+        claude("user", "r4", "r2", "Well?"),
+        claude("assistant", "a5", "r4", text("Rain in Oslo."), id="m2"),
+    ]
+    assert [message.content for message in read(records) if message.role == "tool"] == ["rain", "sun\n25 °C"]
+    assert counts(records) == {"(other branch)": 1}
+
+
 def test_messages_of_other_agents_are_left_out_unless_they_are_all() -> None:
     side = [
         claude("user", "s1", None, "Search.", isSidechain=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -11,12 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conversations.traces.session_records import write
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from support.commands import packcorpus
 from support.containers import as_parquet
 from support.packed_rows import folder_of, shards_of
-from support.profiles import examples
 from support.small_corpus import EOS, conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import kind_path, open_kind
 
@@ -148,30 +146,26 @@ def pieces_of(path: Path) -> dict[int, list[Piece]]:
     return dict(found)
 
 
-ids_and_mask = st.lists(st.tuples(st.integers(0, 99), st.booleans()), min_size=2, max_size=20)
-
-
-@settings(deadline=None, max_examples=examples(6), suppress_health_check=list(HealthCheck))
-@given(st.lists(ids_and_mask, min_size=1, max_size=8))
-def test_the_rows_have_the_ids_and_the_mask_as_they_are(tmp_path_factory: Any, given_: list[list[Any]]) -> None:
-    records = [
-        {"input_ids": [token for token, _ in each], "loss_mask": [int(trained) for _, trained in each]}
-        for each in given_
-    ]
-    trained = [number for number, record in enumerate(records) if any(record["loss_mask"][1:])]
-    if not trained:
-        return
-    path = packed(tmp_path_factory.mktemp("c"), records, max_rejects=1, min_tokens=2)
+def test_the_rows_have_the_ids_and_the_mask_as_they_are(tmp_path: Path) -> None:
+    source = random.Random(0)
+    records: list[Record] = []
+    for number in range(40):
+        ids = source.choices(range(5, 99), k=source.randint(2, 20))
+        ids[-1] = EOS if number % 2 else ids[-1]
+        records.append({"input_ids": ids, "loss_mask": [*source.choices((0, 1), k=len(ids) - 1), 1]})
+    records[0] |= {"loss_mask": [1] + [0] * (len(records[0]["input_ids"]) - 1)}  # nothing comes before the first token
+    records[1] |= {"loss_mask": [0] * len(records[1]["input_ids"])}
+    path = packed(tmp_path, records, max_rejects=0.5)
     verify(path)
-    assert load_manifest(path).ledger.conversations.packed == len(trained)
+    assert load_manifest(path).ledger.conversations.rejected == {"no_trained_tokens": 2}
     found = pieces_of(path)
-    assert sorted(found) == trained
-    for number in trained:
+    assert sorted(found) == list(range(2, 40))
+    for number, pieces in found.items():
         ids, mask = records[number]["input_ids"], records[number]["loss_mask"]
         labels = [token if flag else IGNORED for token, flag in zip(ids, mask, strict=True)]
-        labels[0] = IGNORED  # nothing comes before the first token
-        separator = [EOS] * (ids[-1] != EOS)
-        assert found[number] == [(ids + separator, labels + [IGNORED] * len(separator))]
+        labels[0] = IGNORED
+        separator = [EOS] * (number % 2 == 0)
+        assert pieces == [(ids + separator, labels + [IGNORED] * len(separator))]
 
 
 def test_the_ids_of_a_corpus_make_the_same_rows(tmp_path: Path) -> None:
