@@ -5,7 +5,8 @@
 
 The records are a tree. The conversation is the branch that ends last: the last message and its ancestors. A parallel
 call and its result are siblings of this branch, and belong to it. The branch begins at the last summary, as for the
-model. Messages of other agents in the file (`isSidechain`) are left out, unless the whole file is such a conversation.
+model, and then has the messages that were kept. Messages of other agents in the file (`isSidechain`) are left out,
+unless the whole file is such a conversation.
 """
 
 from __future__ import annotations
@@ -116,42 +117,72 @@ def _chosen(records: Sequence[Record], turns: Turns) -> list[int]:
             messages[index] = record
         if isinstance(uuid, str):
             seen.add(uuid)
-    branch, earlier = _branch(records, messages)
-    branch |= _siblings(messages, branch)
-    for index in messages.keys() - branch:
-        turns.left_out[BEFORE_SUMMARY if index in earlier else OTHER_BRANCH] += 1
-    return sorted(branch)
-
-
-def _branch(records: Sequence[Record], messages: dict[int, Record]) -> tuple[set[int], set[int]]:
-    """Return the messages of the branch that ends last.
-
-    The second result has the messages before its last summary.
-    """
-    numbers: dict[object, int] = {}
+    numbers: dict[object, int] = {}  # of records, by uuid
     for index, record in enumerate(records):
         if isinstance(record.get("uuid"), str):
             numbers.setdefault(record["uuid"], index)
+    branch, earlier, summary = _branch(records, messages, numbers)
+    branch |= _siblings(messages, branch)
+    kept = [index for index in _kept(records, summary, numbers) if index in messages and index not in branch]
+    for index in messages.keys() - branch - set(kept):
+        turns.left_out[BEFORE_SUMMARY if index in earlier else OTHER_BRANCH] += 1
+    order = sorted(branch)
+    return [*order[:1], *kept, *order[1:]]  # with a summary first, if there are messages that it keeps
+
+
+def _branch(
+    records: Sequence[Record], messages: dict[int, Record], numbers: dict[object, int]
+) -> tuple[set[int], set[int], Record]:
+    """Return the messages of the branch that ends last.
+
+    The second result has the messages before its last summary, and the third the record that announces this summary.
+    """
+    if not any(isinstance(record.get("parentUuid"), str) for record in messages.values()):
+        return set(messages), set(), {}  # no tree
     before = {}  # the message before each record, for one whose parent is missing
     last = -1
     for index in range(len(records)):
         before[index] = last
         if index in messages:
             last = index
-    found: tuple[set[int], set[int]] = set(), set()
-    seen, part, index = set[int](), 0, last
+    branch, earlier = set[int](), set[int]()
+    summary: Record = {}
+    seen, index, found = set[int](), last, branch
     while index >= 0 and index not in seen:
         seen.add(index)
         record = records[index]
         if index in messages:
-            found[part].add(index)
+            found.add(index)
         parent = record.get("parentUuid")
         if parent is None and record.get("logicalParentUuid") is not None:
-            part, parent = 1, record["logicalParentUuid"]  # this record follows a summary of all before it
+            parent, found = record["logicalParentUuid"], earlier  # this record follows a summary of all before it
+            summary = summary or record
         if parent is None and "parentUuid" in record:
             break
         index = numbers.get(parent, before[index]) if isinstance(parent, str) else before[index]
-    return found
+    return branch, earlier, summary
+
+
+def _kept(records: Sequence[Record], summary: Record, numbers: dict[object, int]) -> list[int]:
+    """Return the records before a summary that the model still has after it, in their order.
+
+    The record of the summary lists them, or names the first and the last one.
+    """
+    facts = summary.get("compactMetadata")
+    facts = facts if isinstance(facts, dict) else {}
+    listed, ends = facts.get("preservedMessages"), facts.get("preservedSegment")
+    if isinstance(listed, dict) and isinstance(listed.get("uuids"), list):
+        return [numbers[uuid] for uuid in listed["uuids"] if isinstance(uuid, str) and uuid in numbers]
+    if not isinstance(ends, dict):
+        return []
+    found: list[int] = []
+    uuid = ends.get("tailUuid")
+    while isinstance(uuid, str) and uuid in numbers and numbers[uuid] not in found:
+        found.append(numbers[uuid])
+        if uuid == ends.get("headUuid"):
+            return found[::-1]
+        uuid = records[numbers[uuid]].get("parentUuid")
+    return []  # these messages are not before the summary
 
 
 def _siblings(messages: dict[int, Record], branch: Iterable[int]) -> set[int]:

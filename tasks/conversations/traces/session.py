@@ -96,7 +96,7 @@ def _records(record: Record) -> list[Record]:
     found = []
     for index, item in enumerate(list_of(value, key)):
         if isinstance(item, str):
-            item = parsed(text_of(item, f"{key}[{index}]"), f"{key}[{index}]", "bad_session")
+            item = parsed(text_of(item, place_of(index)), place_of(index), "bad_session")
         if not isinstance(item, dict):
             raise Reject("bad_session", f"{place_of(index)}: expected an object, found {kind(item)}")
         found.append(item)

@@ -26,7 +26,9 @@ _IDS = ("input_ids", "token_ids")
 # Keys of flags that say which ids are trained on.
 _MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask", "sampled_mask", "mask")
 
-_SIDES = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+# Keys of the two sides, and of their flags. TRL calls the flags of a rollout `env_mask`.
+_SIDES = {"prompt_ids": ("prompt_mask",), "completion_ids": ("completion_mask", "env_mask")}
+_OF_SIDES = (*_SIDES, *(mask for masks in _SIDES.values() for mask in masks))
 
 TOKENIZER = "tokenizer_sha256"
 
@@ -69,12 +71,13 @@ def _read_sides(record: Record) -> tuple[list[int], list[bool]]:
     """Read the ids of the prompt, and those that the model wrote after it."""
     ids: list[int] = []
     trained: list[bool] = []
-    for side, usual in (("prompt", False), ("completion", True)):
-        key, mask = f"{side}_ids", f"{side}_mask"
+    for key, masks in _SIDES.items():
         own = _ids_of(record, key)
-        given = record.get(mask)
+        given = [mask for mask in masks if record.get(mask) is not None]
+        if len(given) > 1:
+            raise Reject("bad_ids", f"the record has {' and '.join(given)}; keep one")
         ids += own
-        trained += [usual] * len(own) if given is None else _flags(given, mask, len(own), key)
+        trained += _flags(record[given[0]], given[0], len(own), key) if given else [key == "completion_ids"] * len(own)
     return ids, trained
 
 
@@ -162,13 +165,13 @@ def _matches(record: Mapping[str, object]) -> bool:
 
 
 def _used(record: Record) -> Collection[str]:
-    keys = _SIDES if _has_sides(record) else (_ids_key(record), "labels", "attention_mask", *_MASKS)
+    keys = _OF_SIDES if _has_sides(record) else (_ids_key(record), "labels", "attention_mask", *_MASKS)
     return *keys, TOKENIZER
 
 
 TOKENS = Format(
     name="tokens",
-    keys=tuple(dict.fromkeys((*_IDS, "labels", "attention_mask", *_MASKS, *_SIDES, TOKENIZER))),
+    keys=tuple(dict.fromkeys((*_IDS, "labels", "attention_mask", *_MASKS, *_OF_SIDES, TOKENIZER))),
     matches=_matches,
     read=read,
     summary="recorded ids: `input_ids` (or `token_ids`) with `labels` or a mask (`loss_mask`, `completion_mask`, "

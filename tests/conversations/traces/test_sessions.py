@@ -33,7 +33,7 @@ from conversations.traces.session_records import (
     tool_use,
     write,
 )
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.containers import as_parquet
 from support.profiles import examples
@@ -297,6 +297,36 @@ def test_after_a_summary_the_conversation_is_what_the_model_has() -> None:
     assert counts(records) == {"(before a summary)": 2, "system": 1}
 
 
+def test_messages_that_a_summary_keeps_follow_it() -> None:
+    def boundary(**facts: Any) -> dict[str, Any]:
+        return {"type": "system", "subtype": "compact_boundary", "uuid": "c", "parentUuid": None,
+                "logicalParentUuid": "a3", "isSidechain": False, "compactMetadata": facts}  # fmt: skip
+
+    before = [
+        claude("user", "u1", None, "Rain?"),
+        claude("assistant", "a1", "u1", text("No.")),
+        claude("user", "u2", "a1", "Sun?"),
+        claude("assistant", "a2", "u2", text("Yes.")),
+        claude("user", "u3", "a2", "Wind?"),
+        claude("assistant", "a3", "u3", text("No wind.")),
+    ]
+    summary = claude("user", "s", "c", "They asked.", isCompactSummary=True)
+    end = [claude("user", "u4", "s", "Snow?"), claude("assistant", "a4", "u4", text("No snow."))]
+    expected = (
+        user("They asked."), answer("Yes."), user("Wind?"), answer("No wind."), user("Snow?"), answer("No snow."),
+    )  # fmt: skip
+    for facts in (
+        {"preservedMessages": {"anchorUuid": "s", "uuids": ["a2", "u3", "a3"]}},
+        {"preservedSegment": {"headUuid": "a2", "anchorUuid": "s", "tailUuid": "a3"}},
+    ):
+        records = [*before, boundary(**facts), summary, *end]
+        assert read(records) == expected
+        assert counts(records) == {"system": 1, "(before a summary)": 3}
+    for lost in ({"preservedMessages": {"uuids": [5, "x"]}}, {"preservedSegment": {"headUuid": "x", "tailUuid": "a3"}}):
+        records = [*before, boundary(**lost), summary, *end]
+        assert read(records) == (user("They asked.\nSnow?"), answer("No snow."))
+
+
 def test_a_summary_of_codex_replaces_the_history() -> None:
     start = [META, asked("Rain?"), answered("No.")]
     replaced = [asked("Rain?")["payload"], asked("They asked.")["payload"]]
@@ -358,11 +388,12 @@ def without(record: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def test_records_without_ids_are_read_in_their_order() -> None:
-    records = [
-        {key: value for key, value in record.items() if key not in ("uuid", "parentUuid")} for record in PARALLEL
-    ]
-    assert read(records) == GOLDEN["Claude Code"][1]
-    records = [{key: value for key, value in record.items() if key not in ("id", "parentId")} for record in TREE[1:]]
+    for records in (
+        [without(record, "uuid", "parentUuid") for record in PARALLEL],
+        [record | {"parentUuid": None} for record in PARALLEL],
+    ):
+        assert read(records) == GOLDEN["Claude Code"][1]
+    records = [without(record, "id", "parentId") for record in TREE[1:]]
     assert [message.content for message in read([HEADER, *records])] == ["Rain?", "No idea.", "", "rain", "Yes."]
 
 
@@ -402,6 +433,7 @@ BAD: list[tuple[Any, str, str]] = [
     ([{"type": "user"}], "bad_session", "none of its first 100 records"),
     ({"a": 1}, "bad_type", "trace: expected a list, found an object"),
     ("[{", "bad_session", "trace is not JSON"),
+    ([*TURN, "x"], "bad_session", "record 14 is not JSON"),
     ([*TURN, 7], "bad_session", "record 14: expected an object, found a number"),
     ([claude("user", "u", None, "Rain?")], "empty", "the session has no answer of the model"),
     (
@@ -471,6 +503,7 @@ def test_each_message_of_a_tree_is_on_the_branch_or_counted(data: st.DataObject)
     """A message is on the branch if it is the last one or an ancestor of it."""
     size = data.draw(st.integers(2, 12))
     parents = [data.draw(st.integers(-1, number - 1)) for number in range(size)]
+    assume(max(parents) >= 0)  # else it is a list
     branch, at = set[int](), size - 1
     while at >= 0:
         branch.add(at)

@@ -56,6 +56,7 @@ GOLDEN: list[tuple[Record, tuple[int, ...], tuple[bool, ...]]] = [
         (5, 8, 6, 7),
         (False, True, True, False),
     ),
+    ({"prompt_ids": [5], "completion_ids": [6, 7], "env_mask": [1, 0]}, (5, 6, 7), (False, True, False)),
     ({"prompt_ids": [], "completion_ids": [6, 7]}, (6, 7), (True, True)),
     ({"input_ids": "[5, 6]", "labels": "[-100, 6]"}, (5, 6), (False, True)),
 ]
@@ -103,6 +104,11 @@ BAD: list[tuple[Record, str, str]] = [
     ),
     ({"prompt_ids": [5], "completion_ids": None}, "missing_key", "completion_ids is null"),
     ({"prompt_ids": [5], "completion_ids": [6], "completion_mask": []}, "bad_ids", "completion_mask has 0 values"),
+    (
+        {"prompt_ids": [5], "completion_ids": [6], "completion_mask": [1], "env_mask": [1]},
+        "bad_ids",
+        "the record has completion_mask and env_mask; keep one",
+    ),
     ({"input_ids": [5], "labels": [5], "tokenizer_sha256": "abc"}, "bad_ids", 'tokenizer_sha256 is "abc"; expected'),
 ]
 
