@@ -22,8 +22,9 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from tasks.config import Config, load_config
+from tasks.conversations.traces.tokens import TOKENS
 from tasks.core.error_codes import CODES
-from tasks.core.errors import DataError, PackError, UsageError
+from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.core.printable import counted, from_here, in_bytes
 from tasks.core.yaml_settings import check_settings, parse_settings
 from tasks.dry_run.draft_entries import BUDGET, Entry, Search, find_entries, one_line
@@ -187,6 +188,13 @@ def make_draft(
         raise DataError("nothing_to_draft", f"{', '.join(map(str, paths))}: {problem}")
     folder = output.parent
     tokenizer, others = tokenizer_near([file.path.parent for entry in usable for file in entry.files])
+    recorded = next((entry.path for entry in usable if entry.format == TOKENS.name), None)
+    if recorded and not tokenizer:
+        raise InputMissing(
+            "tokenizer_missing",
+            f"{recorded}: has recorded token ids, and there is no tokenizer near it; put the folder or file of the "
+            "tokenizer that recorded the ids next to it",
+        )
     # These paths are relative to the working directory, because the folder of the config may not exist yet.
     further = {name: settings[name] for name in ("roles", "ignore") if name in settings}
     values: dict[str, Any] = {"sources": [_source(str(entry.path), entry) | further for entry in usable]}

@@ -268,6 +268,8 @@ def test_inspect_and_init_know_the_format(tmp_path: Path) -> None:
     write(tmp_path / "ids.jsonl", [{"input_ids": [5, 6, EOS], "labels": [-100, 6, EOS]}] * 3)
     done = packcorpus(tmp_path, "inspect", "ids.jsonl")
     assert "3 recorded token ids, 2 of them trained on" in done.stdout
+    done = packcorpus(tmp_path, "init", "ids.jsonl")
+    assert "ids.jsonl: has recorded token ids, and there is no tokenizer near it" in done.stderr
     shutil.copy(kind_path("sp_bpe_chatml"), tmp_path / "tiny.model")  # init finds it
     done = packcorpus(tmp_path, "init", "ids.jsonl", "--output", "c.yaml")
     assert done.returncode == 0, done.stderr
