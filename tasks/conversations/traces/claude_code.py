@@ -164,7 +164,7 @@ def _branch(
 
 
 def _kept(records: Sequence[Record], summary: Record, numbers: dict[object, int]) -> list[int]:
-    """Return the records before a summary that the model still has after it, in their order.
+    """Return the records before a summary that it keeps, in their order.
 
     The record of the summary lists them, or names the first and the last one.
     """
@@ -172,15 +172,16 @@ def _kept(records: Sequence[Record], summary: Record, numbers: dict[object, int]
     facts = facts if isinstance(facts, dict) else {}
     listed, ends = facts.get("preservedMessages"), facts.get("preservedSegment")
     if isinstance(listed, dict) and isinstance(listed.get("uuids"), list):
-        return [numbers[uuid] for uuid in listed["uuids"] if isinstance(uuid, str) and uuid in numbers]
+        known = [numbers[uuid] for uuid in listed["uuids"] if isinstance(uuid, str) and uuid in numbers]
+        return list(dict.fromkeys(known))
     if not isinstance(ends, dict):
         return []
-    found: list[int] = []
+    found: dict[int, None] = {}
     uuid = ends.get("tailUuid")
     while isinstance(uuid, str) and uuid in numbers and numbers[uuid] not in found:
-        found.append(numbers[uuid])
+        found[numbers[uuid]] = None
         if uuid == ends.get("headUuid"):
-            return found[::-1]
+            return [*found][::-1]
         uuid = records[numbers[uuid]].get("parentUuid")
     return []  # these messages are not before the summary
 

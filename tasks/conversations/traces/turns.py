@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tasks.conversations.fields import json_of, parsed, text_of
 from tasks.conversations.model import Message, Record, ToolCall
@@ -41,13 +42,8 @@ class Turns:
 
     def ask(self, role: str, text: str) -> None:
         """Add a text of the user or of the system."""
-        if not text:
-            return
-        last = self.messages[-1] if self.messages else None
-        if last is not None and last.role == role:
-            last.content = f"{last.content}\n{text}"
-        else:
-            self.messages.append(Message(role, text))
+        if text:
+            _add(self.messages, Message(role, text))
 
     def answer(self, number: str = "") -> Message:
         """Return the answer that the next parts belong to.
@@ -88,8 +84,10 @@ class Turns:
         if isinstance(arguments, str):
             text = text_of(arguments, f"{where}.arguments") or "{}"
             parsed(text, f"{where}.arguments", "bad_tool_call")
+        elif arguments is None or isinstance(arguments, dict):
+            text = json_of(arguments or {}, f"{where}.arguments", "bad_tool_call")
         else:
-            text = json_of({} if arguments is None else arguments, f"{where}.arguments", "bad_tool_call")
+            raise Reject("bad_tool_call", f"{where}.arguments: expected an object, found {kind(arguments)}")
         number = text_of(call_id, f"{where}.id") if call_id is not None else None
         answer.tool_calls += (ToolCall(text_of(name, f"{where}.name"), text, number),)
         if number is not None:
@@ -109,18 +107,27 @@ class Turns:
 
         Raises Reject if the session has no answer.
         """
-        kept = []
+        kept: list[Message] = []
         for message in self.messages:
             if message.role == "assistant" and not (message.content or message.tool_calls):
                 self.left_out[NO_ANSWER] += 1
             else:
-                kept.append(message)
+                _add(kept, message)
         while kept and kept[-1].role != "assistant":
             kept.pop()
             self.left_out[UNANSWERED] += 1
         if not kept:
             raise Reject("empty", "the session has no answer of the model; remove it")
         return tuple(kept)
+
+
+def _add(messages: list[Message], message: Message) -> None:
+    """Add a message, or add its text to the last message if both are requests."""
+    last = messages[-1] if messages else None
+    if last is not None and last.role == message.role and message.role in ("system", "user"):
+        messages[-1] = replace(last, content=f"{last.content}\n{message.content}")
+    else:
+        messages.append(message)
 
 
 def place_of(index: int) -> str:

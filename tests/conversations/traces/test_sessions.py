@@ -316,7 +316,7 @@ def test_messages_that_a_summary_keeps_follow_it() -> None:
         user("They asked."), answer("Yes."), user("Wind?"), answer("No wind."), user("Snow?"), answer("No snow."),
     )  # fmt: skip
     for facts in (
-        {"preservedMessages": {"anchorUuid": "s", "uuids": ["a2", "u3", "a3"]}},
+        {"preservedMessages": {"anchorUuid": "s", "uuids": ["a2", "a2", "u3", "a3"]}},
         {"preservedSegment": {"headUuid": "a2", "anchorUuid": "s", "tailUuid": "a3"}},
     ):
         records = [*before, boundary(**facts), summary, *end]
@@ -414,11 +414,14 @@ def test_parts_that_have_no_place_are_counted() -> None:
         claude("user", "u1", None, "Rain?"),
         claude("assistant", "a1", "u1", {"type": "redacted_thinking", "data": "x"}, tool_use("t", "f"), text("Wait.")),
         claude("user", "u2", "a1", tool_result("t", None), tool_result("gone", "x")),
-        claude("assistant", "a2", "u2", thinking("Hm.")),
-        claude("assistant", "a3", "a2", text("Yes.")),
+        claude("user", "u3", "u2", "Sure?"),
+        claude("assistant", "a2", "u3", thinking("Hm.")),
+        claude("user", "u4", "a2", "Say it."),
+        claude("assistant", "a3", "u4", text("Yes.")),
     ]
     assert read(records) == (
-        user("Rain?"), answer("Wait.", "", ToolCall("f", "{}", "t")), result("t", ""), answer("Yes."),
+        user("Rain?"), answer("Wait.", "", ToolCall("f", "{}", "t")), result("t", ""),
+        user("Sure?\nSay it."), answer("Yes."),
     )  # fmt: skip
     assert counts(records) == {
         "(reasoning without text)": 1,
@@ -444,6 +447,7 @@ BAD: list[tuple[Any, str, str]] = [
     ([claude("assistant", "a", None, text("a\0"))], "nul", "record 1: message.content[0].text holds a NUL character"),
     ([claude("assistant", "a", None, {"type": "text", "text": 5})], "bad_type", "record 1: message.content[0].text"),
     ([claude("assistant", "a", None, tool_use("t", ""))], "bad_tool_call", "content[0].name: expected a string"),
+    ([META, item("function_call", name="f", arguments=[1], call_id="c")], "bad_tool_call", "found a list"),
     ([META, item("function_call", name="f", arguments="{", call_id="c")], "bad_tool_call", "arguments is not JSON"),
     ([META, item("function_call_output", call_id=5, output="x")], "bad_tool_call", "expected a string, found a number"),
     ([META, asked("a", "robot"), answered("b")], "bad_role", 'record 2: payload.role is "robot"; expected user,'),
