@@ -82,7 +82,10 @@ def generated(count: int) -> list[Record]:
 
 
 def prepared(source: str, encoder: Encoder, records: list[Record], turns: Turns) -> list[list[Prepared]]:
-    """Return the samples of records. Raises the error of the first one that cannot be used."""
+    """Return the samples of records.
+
+    Raises the error of the first record that cannot be used.
+    """
     template = JinjaTemplate("t", source, encoder, "assistant", TODAY, turns)
     preparer = Preparer(FILE, template, encoder, "assistant")
     found: list[list[Prepared]] = []

@@ -74,11 +74,14 @@ class Answers:
         return self._known[k]
 
     def range_in(self, text: str, k: int) -> Range | None:
-        """Return the range of a turn in a text; None if its prompt or its answer differs there."""
+        """Return the range of a turn in a text.
+
+        Returns None if its prompt or its answer differs there.
+        """
         return _range_in(text, *self.of(k), self._ends)
 
     def difference(self, answers: Sequence[int]) -> NotLocated:
-        """Return the error that names the first turn which the whole rendering does not hold."""
+        """Return the error for the first turn that the whole rendering lacks."""
         k = next(k for k in answers if self.range_in(self._whole, k) is None)
         found = difference(self._whole, "".join(self.of(k)))
         return NotLocated(k, f"{found}, once more turns follow; set turns: auto")
@@ -153,9 +156,10 @@ class _Turn:
         return self._after_header(rest, written)
 
     def _with_reasoning(self, opened: re.Match[str], written: str) -> str:
-        """Return the answer to a prompt that opens reasoning which the template leaves out of the turn.
+        """Return the answer to a prompt that opens reasoning.
 
-        The model still writes it. A rendering with other reasoning shows how.
+        The template leaves this reasoning out of the turn. The model still writes it. A rendering with other reasoning
+        shows how.
         """
         close = "[/THINK]" if opened["mistral"] else "<|END_THINKING|>" if opened["cohere"] else f"</{opened['tag']}>"
         field = {"reasoning_content": _OTHER, "thinking": _OTHER}

@@ -62,7 +62,10 @@ class Cover:
         return None if known is None else self._places(text, turns, known, count, prompt)
 
     def places(self, text: str, turns: Sequence[int], k: int) -> list[Range]:
-        """Return the ranges of turns that a text is known to hold, which ends with turn `k`."""
+        """Return the ranges of turns that a text holds.
+
+        It is known to hold them, and ends with turn `k`.
+        """
         return self.ranges_of(text, turns, k, True) or []
 
     def first_of(self, text: str, turns: Sequence[int]) -> int:
@@ -95,7 +98,10 @@ class Cover:
         return any(message["role"] == "user" for message in self._messages[first:last])
 
     def _known(self, text: str, turns: Sequence[int]) -> dict[int, Range] | None:
-        """Return the ranges of the turns that are compared; None if the text does not hold one of them."""
+        """Return the ranges of the turns that are compared.
+
+        Returns None if the text does not hold one of them.
+        """
         found = {}
         for k in self._compared(turns):
             place = self._range_in(text, k)
@@ -105,7 +111,7 @@ class Cover:
         return found
 
     def _compared(self, turns: Sequence[int]) -> list[int]:
-        """Return the first turn, the last turn, and the first and the last turn of each kind."""
+        """Return the first and the last turn, in all and of each kind."""
         if self._every or len(turns) <= FEW:
             return [*turns]
         first = {self._kinds[k]: k for k in reversed(turns)}
@@ -152,7 +158,10 @@ class _Form(NamedTuple):
 
 
 def _form(text: str, place: Range, texts: Range | None, ends: re.Pattern[str]) -> _Form | None:
-    """Return the form of a turn at a known place; None if control tokens do not show it."""
+    """Return the form of a turn at a known place.
+
+    Returns None if control tokens do not show it.
+    """
     start, stop = place
     if texts is None or not start <= texts[0] <= texts[1] <= stop:
         return None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tasks.templates.jinja.flagged import Range
 
-# Characters that are no characters of any text, in the order in which they are tried.
+# Characters that do not occur in any text, in the order in which they are tried.
 _MARKS = [chr(code) for code in range(0xFDD2, 0xFDF0)]
 
 

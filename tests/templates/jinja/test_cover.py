@@ -1,4 +1,4 @@
-"""The fewest samples hold every turn after exactly its prompt, with few renderings."""
+"""The fewest samples hold every turn after its prompt, with few renderings."""
 
 from __future__ import annotations
 
