@@ -44,6 +44,7 @@ from tasks.row_settings import (
 )
 from tasks.sources.model import Source
 from tasks.storage.keys import KEY_NAMES, ONE_PLAN, SHAPE_SETTINGS
+from tasks.templates.adjust import GIVEN_TO_TEMPLATES
 
 # Settings that are neither in the corpus key nor in the manifest, because they cannot change the output or because
 # (`roles`) they are part of each of the `sources`.
@@ -81,10 +82,6 @@ def _or_paths(schema: dict[str, Any]) -> None:
     schema.update(anyOf=[path, {key: entries.pop(key) for key in ("type", "items", "minItems")}], **entries)
 
 
-# Variables of a template that packcorpus sets itself.
-GIVEN_TO_TEMPLATES = ("messages", "tools", "add_generation_prompt")
-
-
 class Config(BaseModel):
     """Everything that determines a corpus, except the bytes of its files."""
 
@@ -107,7 +104,10 @@ class Config(BaseModel):
         "If absent, a SentencePiece model is trained on the sources.",
     )
     template: str = Field(
-        "chatml", min_length=1, description="Built-in name, `tokenizer` (its own chat template), or a Jinja file."
+        "chatml",
+        min_length=1,
+        description="Built-in name, `tokenizer` (its own chat template), `tokenizer:NAME` "
+        "(one of several), or a Jinja file.",
     )
     sequence_length: int = Field(
         1024,

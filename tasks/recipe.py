@@ -26,13 +26,13 @@ from tasks.conversations.traces.tokens import TOKENIZER, TOKENS, other_tokenizer
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.suggest import suggest
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder
 from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
 from tasks.storage.files import has_artifact
 from tasks.storage.keys import VERSIONS, corpus_key, key_of
-from tasks.storage.paths import Layout
+from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
 from tasks.storage.splits import kind_of, length_in, split_names
 from tasks.stores.scratch import scratch_of, url_of
 from tasks.templates.adjust import Adjust
@@ -43,6 +43,9 @@ from tasks.templates.spans import Template, TrainOn, Turns
 # 250 MB takes a tenth longer with shards of 25 MB. A smaller corpus has two shards, so that two workers can write it.
 SOURCE_BYTES_PER_SHARD = 32 << 20
 
+
+# The value of `template` for the tokenizer's own chat template; `tokenizer:NAME` chooses one of several.
+OF_TOKENIZER = "tokenizer"
 
 MOST_SHARDS = 256  # each shard reads a little of everything
 
@@ -143,20 +146,17 @@ class Recipe:
     # Template
 
     @cached_property
-    def template_source(self) -> str | None:
-        """Return the Jinja source that the corpus stores; None for a built-in template."""
+    def template_sources(self) -> dict[str, str]:
+        """Return the Jinja sources that the corpus stores, by file name.
+
+        There are two if a template of the tokenizer is only for conversations with tools, and none for a built-in
+        template.
+        """
         name = self.config.template
         if name in BUILT_IN:
-            return None
-        if name == "tokenizer":
-            source = self.tokenizer_files.chat_template() if self.config.tokenizer else None
-            if source is None:
-                raise UsageError(
-                    "no_chat_template",
-                    f"template: tokenizer: {self.config.tokenizer or 'the tokenizer that this run trains'} has no chat "
-                    f"template; use one of {', '.join(BUILT_IN)} or a Jinja file",
-                )
-            return source
+            return {}
+        if name == OF_TOKENIZER or name.startswith(f"{OF_TOKENIZER}:"):
+            return self._templates_of_tokenizer(name.partition(":")[2])
         file = path_in(self.folder, name)
         if not os.path.isfile(file):  # not file.is_file(), which raises if a name is too long
             raise InputMissing(
@@ -165,23 +165,51 @@ class Recipe:
                 f"{suggest(name, (*BUILT_IN, 'tokenizer'))}",
             )
         try:
-            return file.read_text(encoding="utf-8")
+            return {TEMPLATE: file.read_text(encoding="utf-8")}
         except UnicodeDecodeError as error:
             raise UsageError("bad_template_file", f"{file}: is not UTF-8: {error}") from None
 
+    def _templates_of_tokenizer(self, name: str) -> dict[str, str]:
+        """Return the sources of the tokenizer's chat template `name`.
+
+        Without a name, the template `tool_use` is for conversations with tools, and `default` for all others.
+        """
+        found = self.tokenizer_files.chat_templates() if self.config.tokenizer else {}
+        where = f"template: {self.config.template}: {self.config.tokenizer or 'the tokenizer that this run trains'} has"
+        if not found:
+            raise UsageError(
+                "no_chat_template", f"{where} no chat template; use one of {', '.join(BUILT_IN)} or a Jinja file"
+            )
+        names = ", ".join(found)
+        if name and name not in found:
+            raise UsageError(
+                "no_chat_template", f"{where} no chat template {name!r}, only {names}{suggest(name, tuple(found))}"
+            )
+        if name:
+            return {TEMPLATE: found[name]}
+        if "default" not in found:
+            raise UsageError(
+                "no_chat_template",
+                f"{where} no chat template `default`; set `template: tokenizer:NAME` (one of {names})",
+            )
+        files = (TEMPLATE, "default"), (TOOL_TEMPLATE, "tool_use")
+        return {file: found[name] for file, name in files if name in found}
+
     @cached_property
     def template_sha256(self) -> str:
-        source = self.template_source
-        return built_in_sha256(self.config.template) if source is None else hashlib.sha256(source.encode()).hexdigest()
+        sources = [
+            (name, hashlib.sha256(source.encode()).hexdigest()) for name, source in self.template_sources.items()
+        ]
+        return joined_sha256(sources) if sources else built_in_sha256(self.config.template)
 
     @cached_property
     def template(self) -> Template:
-        source, config = self.template_source, self.config
-        if source is None:
+        sources, config = tuple(self.template_sources.values()), self.config
+        if not sources:
             return BuiltIn(config.template, self.encoder, config.train_on, config.turns, self._adjust)
         options = json.dumps(config.template_options)
         name, train_on, date, turns = config.template, config.train_on, config.template_date, config.turns
-        return _jinja_once(name, source, self.encoder, train_on, date, turns, options, self._adjust)
+        return _jinja_once(name, sources, self.encoder, train_on, date, turns, options, self._adjust)
 
     @property
     def _adjust(self) -> Adjust:
@@ -190,7 +218,7 @@ class Recipe:
     @property
     def notes(self) -> list[str]:
         """Return a line for each option without effect and each unusual layout of a file."""
-        return _unused_options(self.config, self.template_source) + found_layouts(self.files, self.config.sources)
+        return _unused_options(self.config, self.template_sources) + found_layouts(self.files, self.config.sources)
 
     # Keys
 
@@ -199,7 +227,7 @@ class Recipe:
         settings = self.config.settings()
         if self.config.tokenizer is not None:
             del settings["vocab_size"]
-        if self.template_source is None:
+        if not self.template_sources:
             del settings["template_date"]
         return settings
 
@@ -224,7 +252,11 @@ class Recipe:
         return {
             "max_record_bytes": config.max_record_bytes,
             "tokenizer": [self.tokenizer_digest, config.eos_token, config.pad_token],
-            "template": [self.template_sha256, self.template_source and config.template_date, *self._jinja_version],
+            "template": [
+                self.template_sha256,
+                config.template_date if self.template_sources else None,
+                *self._jinja_version,
+            ],
             "train_on": config.train_on,
         } | config.settings_of_texts()
 
@@ -245,7 +277,7 @@ class Recipe:
 
         It is a list, which is empty if neither is used.
         """
-        needs = self.template_source is not None or self.config.reasoning == "drop"
+        needs = bool(self.template_sources) or self.config.reasoning == "drop"
         return [VERSIONS["jinja"]] if needs else []
 
     # Shards
@@ -332,15 +364,23 @@ def _open_once(
 
 @lru_cache(maxsize=2)
 def _jinja_once(
-    name: str, source: str, encoder: Encoder, train_on: TrainOn, date: str, turns: Turns, options: str, adjust: Adjust
+    name: str,
+    sources: tuple[str, ...],
+    encoder: Encoder,
+    train_on: TrainOn,
+    date: str,
+    turns: Turns,
+    options: str,
+    adjust: Adjust,
 ) -> Template:
     """Compile a template once per process.
 
-    A forked child inherits the template and everything that the template has cached.
+    A second source is for conversations with tools. A forked child inherits the template and everything that
+    the template has cached.
     """
-    from tasks.templates.jinja.template import JinjaTemplate  # loads jinja2
+    from tasks.templates.jinja.by_tools import open_jinja  # loads jinja2
 
-    return JinjaTemplate(name, source, encoder, train_on, date, turns, json.loads(options), adjust)
+    return open_jinja(name, sources, encoder, train_on, date, turns, json.loads(options), adjust)
 
 
 def _tokenizer_changed(files: TokenizerFiles) -> DataError:
@@ -400,15 +440,15 @@ def _check_recorded(recipe: Recipe) -> None:
             raise UsageError("bad_setting", f"{file.name}: {problem}")
 
 
-def _unused_options(config: Config, template: str | None) -> list[str]:
-    """Return a line for each of `template_options` that the template does not name.
+def _unused_options(config: Config, templates: Mapping[str, str]) -> list[str]:
+    """Return a line for each of `template_options` that no template names.
 
-    `template` is None for a built-in template.
+    `templates` is empty for a built-in template.
     """
-    if template is None:
+    if not templates:
         why = "built-in templates have no options, so"
         return [f"template_options: {why} {name} has no effect" for name in config.template_options]
-    known = set(re.findall(r"[A-Za-z_]\w*", template))
+    known = set(re.findall(r"[A-Za-z_]\w*", "\n".join(templates.values())))
     return [
         f"template_options: the template does not use {name}, so it has no effect{suggest(name, known)}"
         for name in config.template_options

@@ -199,7 +199,7 @@ def test_the_home_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.Monkey
         made = recipe(tmp_path, sources=[{"path": path}], tokenizer="~/mine.model", template="~/mine.jinja")
         assert [file.path for file in made.files] == [home / "chats.jsonl"]
         assert made.tokenizer_files.main == home / "mine.model"
-        assert made.template_source == "{{ messages }}"
+        assert made.template_sources == {"template.jinja": "{{ messages }}"}
         assert made.config.sources[0].path == path
 
 

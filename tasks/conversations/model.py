@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import orjson
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
@@ -31,7 +32,8 @@ class Message:
     from the content. `context` is called input in Alpaca and context in Dolly: it belongs to `content`, but a template
     may render it separately. `train` is None unless the data decides whether the message is trained on (see
     `trained_turns`). `loss_weight` is the value in the record until it is read, and a float afterwards
-    (keys/loss_weights.py).
+    (keys/loss_weights.py). `parts` has the texts of a content that is a list of several parts, for templates that read
+    lists; `content` is then these texts, joined with line breaks.
 
     The class is not frozen, although nothing changes a message, because creating a frozen message takes five times as
     long.
@@ -46,6 +48,7 @@ class Message:
     train: bool | None = None
     reasoning: str = ""
     loss_weight: object = None
+    parts: tuple[str, ...] = ()
 
 
 class RecordedTokens(NamedTuple):
@@ -65,13 +68,15 @@ class Conversation:
     """A list of messages, and the tools that are available in it.
 
     `tools` holds the schema of each tool as JSON text. `loss_weight` is the value in the record. A conversation with
-    `recorded` ids has one empty message of plain text, and no tokenizer or template is used for it.
+    `recorded` ids has one empty message of plain text, and no tokenizer or template is used for it. `template_options`
+    are variables that the record sets for its template, over those of the config.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
     loss_weight: object = None
     recorded: RecordedTokens | None = None
+    template_options: Mapping[str, Any] | None = None
 
 
 ROLES = ("system", "user", "assistant", "tool", "text")
@@ -139,13 +144,25 @@ def whole_text(conversation: Conversation) -> str:
         )
         strings += [text for text in known if text is not None]
         strings += [text for c in message.tool_calls for text in (c.name, c.arguments, c.id) if text is not None]
-    return "\0".join((layout_of(conversation), *strings, *conversation.tools))
+    return "\0".join(
+        (layout_of(conversation), *strings, *conversation.tools, *filter(None, [options_json(conversation)]))
+    )
+
+
+def options_json(conversation: Conversation) -> str:
+    """Return the template options of a conversation as JSON, or "".
+
+    The options are sorted, but not the objects in them, because a template may write these.
+    """
+    options = conversation.template_options
+    return orjson.dumps(dict(sorted(options.items()))).decode() if options else ""
 
 
 def layout_of(conversation: Conversation) -> str:
     """Return the layout, which shows the strings that follow in `whole_text`.
 
-    It has one character for each message, for each optional string and tool call of a message, and for each tool.
+    It has one character for each message, for each optional string and tool call of a message, for each tool, and for
+    template options.
     """
     marks = []
     for message in conversation.messages:
@@ -153,7 +170,7 @@ def layout_of(conversation: Conversation) -> str:
         marks += [chr(1 + ROLES.index(message.role))]
         marks += [mark for mark, text in zip("\x06\x07\x08\x11", known, strict=True) if text is not None]
         marks += ["\x0e" if call.id is None else "\x0f" for call in message.tool_calls]
-    return "".join(marks) + "\x10" * len(conversation.tools)
+    return "".join(marks) + "\x10" * len(conversation.tools) + "\x13" * bool(conversation.template_options)
 
 
 def content_digest(text: bytes) -> int:

@@ -64,10 +64,10 @@ def as_openai(message: Message) -> dict[str, Any]:
 def in_parts(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message in OpenAI's form with its content as a list of one part.
 
-    Some templates read only this form.
+    Some templates read only this form. If the content is a list of texts, each of them is a part.
     """
-    content = message["content"]
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+    content = [message["content"]] if isinstance(message["content"], str) else message["content"]
+    return {**message, "content": [{"type": "text", "text": text} for text in content]} if content else message
 
 
 def _arguments(text: str) -> Any:

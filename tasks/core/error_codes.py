@@ -119,6 +119,9 @@ _ALL = [
     Code("E220", "bad_value", DATA, "A value of a Parquet or Arrow file cannot be read.",
          "its type has no JSON counterpart, or it is damaged", "write the column as text"),
 
+    Code("E221", "bad_options", DATA, "The template options of a record cannot be used.",
+         "they set a variable that packcorpus sets itself, or packing is false, and its rows have no place for them",
+         "remove them, or set template_options in the config"),
     Code("E226", "bad_session", DATA, "A session of an agent cannot be read.",
          "another agent wrote it, or a record of it is not as expected",
          "convert the session to `messages`, or remove it"),
@@ -253,8 +256,9 @@ _ALL = [
 
     Code("E411", "template_missing", MISSING, "The template is neither built in nor a file.",
          "the name or the path is mistyped", "use a built-in template, or fix the path"),
-    Code("E412", "no_chat_template", USAGE, "The tokenizer does not include a chat template.",
-         "it belongs to a base model, or the run trained it", "use a built-in template, or a Jinja file"),
+    Code("E412", "no_chat_template", USAGE, "The tokenizer does not include the chat template.",
+         "it belongs to a base model, the run trained it, or it has templates with other names",
+         "use a name that it has, a built-in template, or a Jinja file"),
     Code("E413", "bad_template_file", USAGE, "The template is not UTF-8.",
          "another encoding, or the wrong file", "convert it"),
     Code("E414", "bad_template", DATA, "The template cannot be used for any conversation.",

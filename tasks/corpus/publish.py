@@ -1,7 +1,8 @@
 """Write the corpus folder: shards first, then the other files, the manifest last.
 
 data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rows.arrow, rejects.jsonl, tokenizer/,
-                               template.jinja (for a Jinja template), README.md, run.json, manifest.json
+                               template.jinja (for a Jinja template), tool_use.jinja (if it is only for
+                               conversations without tools), README.md, run.json, manifest.json
 manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
 """
 
@@ -96,9 +97,7 @@ def files_beside(recipe: Recipe) -> dict[str, Path | bytes]:
         name: recipe.plan_folder / name for name in COPIED if name in plan_files(recipe.config)
     }
     copies |= {f"tokenizer/{file.name}": file.read_bytes() for file in recipe.tokenizer_files.files}
-    if recipe.template_source is not None:
-        copies["template.jinja"] = recipe.template_source.encode()
-    return copies
+    return copies | {name: source.encode() for name, source in recipe.template_sources.items()}
 
 
 def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dict[str, Any]) -> None:

@@ -46,7 +46,6 @@ from tasks.storage.paths import Layout
 from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
 from tasks.storage.splits import SPLITS, length_in, split_names, splits_of
 from tasks.storage.tokens.token_files import TokenColumns
-from tasks.templates.jinja.template import JinjaTemplate
 from tasks.tokenization.token_batch import noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
@@ -121,7 +120,7 @@ def _sample(recipe: Recipe, budget: int, scratch: Path) -> tuple[Recipe, Encoder
         samples = sample_files(files, budget, config.max_record_bytes)
     if encoder is not reference and not encodes_equally(encoder, reference, recipe, samples):
         encoder, samples = reference, [thinned(sample, SLOWER) for sample in samples]
-    if isinstance(recipe.template, JinjaTemplate):
+    if recipe.template.engines:
         every = -(-sum(len(sample.records) for sample in samples) // JINJA_RECORDS)
         samples = [thinned(sample, every) for sample in samples]
     return recipe, encoder, samples

@@ -79,13 +79,15 @@ class Encoder(ABC):
     """A tokenizer.
 
     `controls` maps every string that the tokenizer could mistake for a control token to the id of that token.
-    `content_tokens` has the other added tokens, which any text may become.
+    `content_tokens` has the other added tokens, which any text may become. `named_tokens` maps the names of further
+    special tokens, such as `sep_token`, to their strings, for templates.
     """
 
     kind: str
     engine: str
     controls: Mapping[str, int]
     content_tokens: Mapping[str, int] = MappingProxyType({})
+    named_tokens: Mapping[str, str] = MappingProxyType({})
     vocab_size: int
     bos_id: int | None
     eos_id: int

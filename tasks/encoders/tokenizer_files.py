@@ -21,16 +21,24 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
 
+# The folder of a tokenizer with further chat templates, as files NAME.jinja.
+MORE_TEMPLATES = "additional_chat_templates"
+
+# Special tokens with a name in all tokenizers. Other names are in `extra_special_tokens`, or end with `_token`.
+_USUAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
     """The files of a tokenizer.
 
-    `main` is a .model file or a tokenizer.json. `files` are all files, including `main`.
+    `main` is a .model file or a tokenizer.json. `files` are all files, including `main`. `templates` are further chat
+    templates, which do not change how the tokenizer encodes.
     """
 
     main: Path
     files: tuple[Path, ...]
+    templates: tuple[Path, ...] = ()
 
     def sha256(self) -> str:
         return joined_sha256((file.name, sha256_of(file)) for file in self.files)
@@ -47,32 +55,60 @@ class TokenizerFiles:
 
         Returns {} if neither file exists.
         """
-        merged: dict[str, Any] = {}
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):
-            for file in self.files:
-                if file.name == name:
-                    try:
-                        loaded = orjson.loads(file.read_bytes())
-                    except orjson.JSONDecodeError as error:
-                        raise DataError("bad_tokenizer", f"{file}: not valid JSON: {error}") from None
-                    merged |= loaded if isinstance(loaded, dict) else {}
-        return merged
+        return self._loaded("special_tokens_map.json") | self._loaded("tokenizer_config.json")
+
+    def named_tokens(self) -> dict[str, str]:
+        """Return the special tokens that the settings name, by their names.
+
+        Like transformers, special_tokens_map.json replaces names of a tokenizer_config.json without added tokens.
+        """
+        config, named = self._loaded("tokenizer_config.json"), self._loaded("special_tokens_map.json")
+        values = config if "added_tokens_decoder" in config else config | named
+        found = {name: value for name, value in values.items() if name in _USUAL_NAMES or name.endswith("_token")}
+        for more in ("model_specific_special_tokens", "extra_special_tokens"):
+            for settings in (config, values):
+                if isinstance(settings.get(more), dict):
+                    found |= settings[more]
+        return {name: token for name, value in found.items() if (token := token_name(value)) is not None}
+
+    def chat_templates(self) -> dict[str, str]:
+        """Return the tokenizer's chat templates by name.
+
+        The only template is `default`. Like in transformers, files replace all templates of the settings.
+        """
+        files = [("default", file) for file in self.files if file.name == "chat_template.jinja"]
+        files += [(file.name.removesuffix(".jinja"), file) for file in self.templates]
+        found = {name: _text(file) for name, file in files}
+        if found:
+            return found
+        setting = self.settings().get("chat_template")
+        listed = setting if isinstance(setting, list) else [{"name": "default", "template": setting}]
+        named = [(each.get("name"), each.get("template")) for each in listed if isinstance(each, dict)]
+        return {name: source for name, source in named if isinstance(name, str) and isinstance(source, str)}
 
     def chat_template(self) -> str | None:
         """Return the tokenizer's chat template, or None.
 
         If there are several templates, this is the default template.
         """
+        return self.chat_templates().get("default")
+
+    def _loaded(self, name: str) -> dict[str, Any]:
         for file in self.files:
-            if file.name == "chat_template.jinja":
+            if file.name == name:
                 try:
-                    return file.read_text(encoding="utf-8")
-                except UnicodeDecodeError as error:
-                    raise DataError("bad_tokenizer", f"{file}: not valid UTF-8: {error}") from None
-        found = self.settings().get("chat_template")
-        if isinstance(found, list):
-            found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
-        return found if isinstance(found, str) else None
+                    loaded = orjson.loads(file.read_bytes())
+                except orjson.JSONDecodeError as error:
+                    raise DataError("bad_tokenizer", f"{file}: not valid JSON: {error}") from None
+                return loaded if isinstance(loaded, dict) else {}
+        return {}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError("bad_tokenizer", f"{file}: not valid UTF-8: {error}") from None
 
 
 def joined_sha256(files: Iterable[tuple[str, str]]) -> str:
@@ -97,7 +133,7 @@ def find_tokenizer(path: Path) -> TokenizerFiles:
         for name in ("tokenizer.json", only):
             if path / name in files:
                 kept = tuple(f for f in files if f.suffix != ".model" or f.name == name)
-                return TokenizerFiles(path / name, kept)
+                return TokenizerFiles(path / name, kept, tuple(sorted(path.glob(f"{MORE_TEMPLATES}/*.jinja"))))
         several = f"; specify one of {', '.join(models)}" if models else ""
         raise InputMissing("tokenizer_missing", f"{path}: contains no tokenizer.json or tokenizer.model{several}")
     if not os.path.isfile(path):
@@ -138,4 +174,5 @@ def open_encoder(
             content_tokens,
         )
     encoder.digests = files.digests
+    encoder.named_tokens = files.named_tokens()
     return encoder

@@ -28,7 +28,7 @@ from tasks.storage.facts.outputs import FileFacts, PackingMetadata, Shard, Split
 from tasks.storage.facts.row_shape import RowShape, shape_of
 from tasks.storage.files import read_json, to_json
 from tasks.storage.keys import KEY_NAMES, corpus_key, format_version_of
-from tasks.storage.paths import Layout
+from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
 from tasks.storage.splits import kind_of, length_in
 
 REPAIR = "run: packcorpus repair"
@@ -123,6 +123,14 @@ class Manifest(Facts):
         """Return how often each unused key occurred, for each source that has any."""
         found = self.noticed.get("unused_keys", {})
         return found if isinstance(found, dict) else {}
+
+    @property
+    def template_files(self) -> list[FileFacts]:
+        """Return the Jinja templates of the corpus.
+
+        A second one is for conversations with tools.
+        """
+        return [file for name in (TEMPLATE, TOOL_TEMPLATE) for file in self.files if file.path == name]
 
     def listed(self) -> list[Shard | FileFacts]:
         """Return every file of the corpus folder that has a checksum here, shards first."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+# The Jinja templates of a corpus, next to its shards. The second one is for conversations with tools, if the tokenizer
+# has such a template.
+TEMPLATE, TOOL_TEMPLATE = "template.jinja", "tool_use.jinja"
+
 
 class Layout:
     """Paths of all artifacts below the project root, without any file access."""

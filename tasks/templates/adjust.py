@@ -9,11 +9,15 @@ This happens before a template writes the conversation. The conversation of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from tasks.conversations.model import Conversation, Message, is_blank
 from tasks.core.errors import Reject
 from tasks.templates.reasoning import without_reasoning
+
+# Variables of a template that packcorpus sets itself.
+GIVEN_TO_TEMPLATES = ("messages", "tools", "add_generation_prompt")
 
 
 class Adjust(NamedTuple):
@@ -32,15 +36,12 @@ class Adjust(NamedTuple):
             return conversation, trained, 0
         if self.drop_reasoning:
             messages = tuple(without_reasoning(m) if m.role == "assistant" else m for m in messages)
-            conversation = Conversation(messages, conversation.tools)
+            conversation = replace(conversation, messages=messages)
             trained = _without_blank(messages, trained)
         if self.default_system is None or messages[0].role == "system":
             return conversation, trained, 0
-        return (
-            Conversation((Message("system", self.default_system, train=False), *messages), conversation.tools),
-            [False, *trained],
-            1,
-        )
+        system = Message("system", self.default_system, train=False)
+        return replace(conversation, messages=(system, *messages)), [False, *trained], 1
 
 
 NO_CHANGE = Adjust()

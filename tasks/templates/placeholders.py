@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.conversations.model import Conversation, Message, ToolCall, full_text
+from tasks.conversations.model import Conversation, Message, ToolCall, full_text, options_json
 
 GAP = re.compile("\v?\0(\\d+)(?::(\\d+))?\0\v?")
 
@@ -36,6 +36,9 @@ _TEXT, _OBJECT, _EMPTY = range(3)
 # A conversation whose value has more brackets is rendered, so that a value that is nested too deeply is reported.
 _MOST_BRACKETS = 200
 
+# A conversation with longer options, as JSON, is rendered, because few others have the same.
+_LONGEST_OPTIONS = 200
+
 # One in this many conversations that are filled into a rendering of placeholders is also rendered, and the results are
 # compared. The digest of a conversation decides, so that the choice does not depend on parts or workers.
 COMPARED = 256
@@ -47,30 +50,35 @@ _Turn = tuple[str, bool, bool, bool, bool, bool, tuple[tuple[Any, bool], ...]]
 class ConversationShape(NamedTuple):
     """The common properties of all conversations with the same placeholders.
 
-    `tools` is the number of tools.
+    `tools` is the number of tools. `options` are the options of the template as JSON, or "".
     """
 
     turns: tuple[_Turn, ...]
     tools: int
+    options: str = ""
 
 
 def is_plain(conversation: Conversation) -> bool:
     """Return whether a conversation has only roles and contents."""
-    return not conversation.tools and all(map(_is_plain, conversation.messages))
+    return not (conversation.tools or conversation.template_options) and all(map(_is_plain, conversation.messages))
 
 
 def _is_plain(m: Message) -> bool:
-    return not (m.context or m.reasoning or m.tool_calls or m.tool_call_id is not None or m.name is not None)
+    others = m.context or m.parts or m.reasoning or m.tool_calls
+    return not (others or m.tool_call_id is not None or m.name is not None)
 
 
 def with_contexts_joined(conversation: Conversation) -> Conversation:
-    """Return a conversation whose contents include their contexts.
+    """Return a conversation whose contents include their contexts, and are strings.
 
     Most templates write content and context this way.
     """
-    if not any(message.context for message in conversation.messages):
+    if not any(message.context or message.parts for message in conversation.messages):
         return conversation
-    messages = [replace(m, content=full_text(m), context="") if m.context else m for m in conversation.messages]
+    messages = [
+        replace(m, content=full_text(m), context="", parts=()) if m.context or m.parts else m
+        for m in conversation.messages
+    ]
     return replace(conversation, messages=tuple(messages))
 
 
@@ -106,7 +114,10 @@ def shape_of(conversation: Conversation, trained: Sequence[bool]) -> tuple[Conve
         turns.append((message.role, flag, content, reasoning, name, call_id, tuple(calls)))
     if conversation.tools and not has_tools(conversation):
         return None
-    return ConversationShape(tuple(turns), len(conversation.tools)), [*values, *conversation.tools]
+    options = options_json(conversation)
+    if len(options) > _LONGEST_OPTIONS:
+        return None
+    return ConversationShape(tuple(turns), len(conversation.tools), options), [*values, *conversation.tools]
 
 
 def has_tools(conversation: Conversation) -> bool:
@@ -159,7 +170,8 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
         message.tool_calls = tuple(ToolCall(text(True), value(kind), text(has_id) or None) for kind, has_id in calls)
         messages.append(message)
     tools = tuple(value(_OBJECT) for _ in range(shape.tools))
-    return Conversation(tuple(messages), tools), frozenset(objects)
+    options = orjson.loads(shape.options) if shape.options else None
+    return Conversation(tuple(messages), tools, template_options=options), frozenset(objects)
 
 
 def is_placeholder(arguments: str) -> bool:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -58,7 +59,7 @@ def separated(conversation: Conversation) -> Conversation | None:
             content = message.content[found.end() :]
             message = Message(**fields | {"content": content, "reasoning": found[1].strip()})
         messages.append(message)
-    return Conversation(tuple(messages), conversation.tools)
+    return replace(conversation, messages=tuple(messages))
 
 
 def with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import Adjust
 
 if TYPE_CHECKING:
-    from tasks.templates.jinja.engines.choice import Engines
+    from tasks.templates.jinja.engines.choice import BothEngines, Engines
 
 TrainOn = Literal["assistant", "all", "last"]
 
@@ -67,7 +67,7 @@ class Template(Protocol):
     markers_as_text: tuple[str, ...]
     adjust: Adjust
 
-    engines: Engines | None = None  # of a Jinja template
+    engines: Engines | BothEngines | None = None  # of a Jinja template
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation.

@@ -122,7 +122,7 @@ def _by_token(sums: Mapping[tuple[str, str], int]) -> Counts:
 def _roles(layout: str, count: int) -> list[str]:
     """Return the role of each of `count` strings that `layout_of` describes.
 
-    The role of tool schemas is "tools".
+    The role of tool schemas is "tools", and that of template options "options".
     """
     roles: list[str] = []
     role = ""
@@ -131,5 +131,7 @@ def _roles(layout: str, count: int) -> list[str]:
             role = ROLES[ord(mark) - 1]
         elif mark == "\x10":
             role = "tools"
+        elif mark == "\x13":
+            role = "options"
         roles += [role] * _SEVERAL.get(mark, 1)
     return roles + [role] * (count - len(roles))

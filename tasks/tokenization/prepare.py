@@ -10,6 +10,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,6 +134,8 @@ class Preparer:
         Raises Reject.
         """
         conversation = self._file.conversation(record)
+        if not self._packing:
+            conversation = _as_written(conversation, self._template)
         if not self._weighted:
             return conversation
         name, is_text = dict(self._file.columns).get(LOSS_WEIGHT, LOSS_WEIGHT), self._file.container in TEXT_CELLS
@@ -227,6 +230,22 @@ def comparable(sample: Prepared) -> tuple[object, ...]:
     """Return all values of a sample that are written to a token file."""
     shape = sample.shape
     return sample.texts, sample.digest, shape.turn, shape.tokens.tolist(), shape.trained.tolist(), shape.separator
+
+
+def _as_written(conversation: Conversation, template: Template) -> Conversation:
+    """Return a conversation as a row of format 2.0 holds it, with strings as contents.
+
+    Raises Reject if it has options for its template.
+    """
+    if conversation.template_options and template.engines:
+        raise Reject(
+            "bad_options",
+            "chat_template_kwargs: `packing: false` writes messages and tools, and a trainer would render them without "
+            "these options; remove them, set `template_options` in the config, or set `packing: true`",
+        )
+    if not any(message.parts for message in conversation.messages):
+        return conversation
+    return replace(conversation, messages=tuple(replace(message, parts=()) for message in conversation.messages))
 
 
 def _why_untrained(conversation: Conversation, train_on: TrainOn) -> str:

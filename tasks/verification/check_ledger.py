@@ -15,6 +15,7 @@ import orjson
 
 from tasks.core.errors import DataError
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_found
+from tasks.encoders.tokenizer_files import joined_sha256
 from tasks.storage.corpus_folder import reading
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
@@ -29,7 +30,7 @@ def check_beside(manifest: Manifest, folder: Path) -> None:
     """Check the recorded tokenizer and template against the files next to the shards."""
     recorded, files = manifest.tokenizer, find_tokenizer_files(manifest, folder)
     encoder = open_found(manifest, files)
-    template = [file.sha256 for file in manifest.files if file.path == "template.jinja"]
+    templates = [(file.path, file.sha256) for file in manifest.template_files]
     for name, found, noted in (
         ("tokenizer.sha256", files.sha256(), recorded.sha256),
         ("tokenizer.kind", encoder.kind, recorded.kind),
@@ -38,7 +39,11 @@ def check_beside(manifest: Manifest, folder: Path) -> None:
         ("tokenizer.eos_token_id", encoder.eos_id, recorded.eos_token_id),
         ("tokenizer.pad_token_id", encoder.pad_id, recorded.pad_token_id),
         ("template.leading_space", encoder.leading_space, manifest.template.leading_space),
-        ("template.sha256", template or [manifest.template.sha256], [manifest.template.sha256]),
+        (
+            "template.sha256",
+            joined_sha256(templates) if templates else manifest.template.sha256,
+            manifest.template.sha256,
+        ),
     ):
         if found != noted:
             raise DataError("wrong_figure", f"{folder / 'manifest.json'}: {name} is recorded as {noted}, found {found}")

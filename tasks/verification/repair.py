@@ -38,7 +38,7 @@ from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_fil
 from tasks.storage.facts.outputs import FileFacts, Shard
 from tasks.storage.files import CHUNK, acquire_lock, atomic_file, has_artifact, read_receipt, sha256_of, write_bytes
 from tasks.storage.manifest import Manifest, load_manifest, without_repair_hint
-from tasks.storage.paths import Layout
+from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
 from tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
 
 Content = Path | bytes
@@ -195,7 +195,7 @@ class _Origins:
         data, name = self.layout.root / "data", Path(file.path)
         candidates = [self.folder / name, *sorted(data.glob(f"corpora/*/{escape(file.path)}"))]
         candidates += sorted(data.glob(f"tokenizers/*/{escape(name.name)}"))
-        if name.parts[0] in ("tokenizer", "template.jinja"):
+        if name.parts[0] in ("tokenizer", TEMPLATE, TOOL_TEMPLATE):
             candidates += self._named(name.parts[0])
         for candidate in candidates:
             if candidate.is_file() and candidate.stat().st_size == file.bytes and sha256_of(candidate) == file.sha256:
@@ -209,9 +209,9 @@ class _Origins:
         """
         try:
             config, folder = config_for(self.manifest, self.folder, self.config_file)
-            if name == "template.jinja":
-                return [path_in(folder, config.template)]
-            return [*find_tokenizer(path_in(folder, config.tokenizer)).files] if config.tokenizer else []
+            found = find_tokenizer(path_in(folder, config.tokenizer)) if config.tokenizer else None
+            files = [*found.files, *found.templates] if found else []
+            return files if name == "tokenizer" else [path_in(folder, config.template), *files]
         except PackError:
             return []
 

@@ -33,6 +33,7 @@ from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import joined_sha256
 from tasks.packing.pieces import cut_conversation
 from tasks.storage.corpus_folder import check_listed
 from tasks.storage.manifest import Manifest
@@ -40,7 +41,7 @@ from tasks.storage.schemas import IGNORED, TOKENS_SCHEMA
 from tasks.storage.shards import open_index, open_shard, shard_schema
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
-from tasks.templates.jinja.template import JinjaTemplate
+from tasks.templates.jinja.by_tools import open_jinja
 from tasks.templates.spans import Sample, Template, Turns, trained_turns
 from tasks.tokenization.prepare import prepare_spans
 from tasks.tokenization.token_batch import COUNTS, Batch
@@ -258,15 +259,16 @@ def open_template(manifest: Manifest, folder: Path, encoder: Encoder, turns: Tur
                 "other_versions", f"template {name}: differs from the one that made the corpus: {_OTHER_VERSIONS}"
             )
         return BuiltIn(name, encoder, manifest.train_on, turns, adjust)
-    listed = next((file for file in manifest.files if file.path == "template.jinja"), None)
-    if listed is None or listed.sha256 != sha256:
+    listed = manifest.template_files
+    if not listed or joined_sha256((file.path, file.sha256) for file in listed) != sha256:
         raise DataError(
             "unreadable_file", f"{folder}: lacks the template.jinja of the manifest; delete the folder and pack again"
         )
-    check_listed(folder, listed)
-    source = (folder / listed.path).read_text(encoding="utf-8")
+    for file in listed:
+        check_listed(folder, file)
+    sources = [(folder / file.path).read_text(encoding="utf-8") for file in listed]
     today, options = str(manifest.config["template_date"]), manifest.config.get("template_options")
-    return JinjaTemplate(name, source, encoder, manifest.train_on, today, turns, options, adjust)
+    return open_jinja(name, sources, encoder, manifest.train_on, today, turns, options, adjust)
 
 
 # -- the tokenizer of SFTTrainer ---------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
     base model ─┬─config.json────────────▶ in the new precision
                 ├─tokenizer, processor───▶ copied; without one, the tokenizer of the run
                 └─generation_config.json─▶ also stops at the tokens that end a turn in the corpus
-    template of the corpus ──────────────▶ chat_template.jinja, if it is a Jinja template
+    template of the corpus ──────────────▶ chat_template.jinja, if it is a Jinja template; if conversations with tools
+                                           have a template of their own, additional_chat_templates/tool_use.jinja
 
 A chat template is never made up. The template of the base model is kept only if it writes conversations in the form
 that the model was trained on.
@@ -12,12 +13,13 @@ that the model was trained on.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tasks.core.errors import PackError
-from tasks.encoders.tokenizer_files import TOKENIZER_FILES, TokenizerFiles, find_tokenizer
+from tasks.encoders.tokenizer_files import MORE_TEMPLATES, TOKENIZER_FILES, TokenizerFiles, find_tokenizer
 from tasks.storage.files import read_json, to_json, write_bytes
 from train.merge.corpus_facts import Facts
 from train.merge.find_run import Base, Run
@@ -62,6 +64,9 @@ def write_companions(
     else:
         if files.main.suffix == ".model":  # transformers looks for this name
             shutil.copyfile(files.main, folder / "tokenizer.model")
+        for file in files.templates:
+            (folder / MORE_TEMPLATES).mkdir(exist_ok=True)
+            shutil.copyfile(file, folder / MORE_TEMPLATES / file.name)
         written.tokenizer = "the tokenizer of the base model" if source == base.folder else "the copy in the corpus"
         written.template = _write_template(folder, files, facts)
     written.stops = _write_generation_config(folder, base, facts)
@@ -100,31 +105,32 @@ def _write_template(folder: Path, files: TokenizerFiles, facts: Facts | None) ->
             else "none: the tokenizer has none"
         )
     name = facts.manifest.template.name
-    if source := facts.chat_template():
-        _replace_template(folder, source)
+    if sources := facts.chat_templates():
+        _replace_templates(folder, sources)
         options = facts.manifest.config.get("template_options")
         return f"the Jinja template of the corpus ({name}){f', rendered with {options}' if options else ''}"
     if not facts.is_built_in:
-        _replace_template(folder, None)
+        _replace_templates(folder)
         return f"none: the corpus was written by a Jinja template ({name}), which is missing"
     written = f"the corpus was written by the built-in template {name}, which exists only as code"
     if own and facts.is_written_by(own):
         return f"the template of the tokenizer; {written}, and an example conversation renders identically"
-    _replace_template(folder, None)
+    _replace_templates(folder)
     if own:
         return f"none: {written}; the template of the tokenizer renders differently and was left out"
     return f"none: {written}, and the tokenizer has none"
 
 
-def _replace_template(folder: Path, source: str | None) -> None:
+def _replace_templates(folder: Path, sources: Sequence[str] = ()) -> None:
     (folder / TEMPLATE).unlink(missing_ok=True)
+    shutil.rmtree(folder / MORE_TEMPLATES, ignore_errors=True)
     config = folder / "tokenizer_config.json"
     if config.is_file():
         values = read_json(config)
         if isinstance(values, dict) and values.pop("chat_template", None) is not None:
             write_bytes(config, to_json(values))
-    if source is not None:
-        write_bytes(folder / TEMPLATE, source.encode())
+    for name, source in zip((TEMPLATE, f"{MORE_TEMPLATES}/tool_use.jinja"), sources, strict=False):
+        write_bytes(folder / name, source.encode())
 
 
 # -- configs -----------------------------------------------------------------------------------------------------------

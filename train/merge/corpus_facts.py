@@ -62,14 +62,15 @@ class Facts:
             ends = [*dict.fromkeys(end for sample in samples for end in _ends(sample.spans)), *ends]
         return list(dict.fromkeys(ends))
 
-    def chat_template(self) -> str | None:
-        """Return the Jinja source that wrote the rows, or None.
+    def chat_templates(self) -> list[str]:
+        """Return the Jinja sources that wrote the rows.
 
-        It is None for a built-in template, or if the files of the corpus are missing.
+        A second one is for conversations with tools. There are none for a built-in template, or if the files of the
+        corpus are missing.
         """
         if self.is_built_in or self.corpus is None:
-            return None
-        return (self.corpus.folder / "template.jinja").read_text(encoding="utf-8")
+            return []
+        return [(self.corpus.folder / file.path).read_text(encoding="utf-8") for file in self.manifest.template_files]
 
     def is_written_by(self, source: str) -> bool:
         """Return whether a Jinja template writes conversations like the corpus."""

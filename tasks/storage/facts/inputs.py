@@ -39,7 +39,11 @@ class TemplateFacts(Facts):
     """The template. A marker that the tokenizer lacks is encoded as text."""
 
     name: str
-    sha256: str = SHA256
+    sha256: str = Field(
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256 of the template. If conversations with tools have a template of their own, "
+        "tool_use.jinja, it is the SHA-256 of the names and checksums of both.",
+    )
     markers_as_text: list[str]
     leading_space: str = Field(
         description="Where the tokenizer adds a space before text: nowhere (none), at the very start (first), or at "

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -49,20 +49,32 @@ class Breaker:
         self._encoder, self._source = encoder, source
         self._intact = Unchanged(lambda text: self._broken_text(text, _PRIVATE_CHARACTER), _OUR_KEYS, _ROLES)
 
-    def broken(self, messages: Any, tools: Any) -> Broken:
-        """Break the control strings of messages and tools.
+    def broken(self, messages: Any, tools: Any, options: Mapping[str, Any] | None = None, said: str = "") -> Broken:
+        """Break the control strings of messages, tools, and options of the template.
 
+        `said` is the JSON of the options. Fragments in options stay, because templates compare options with texts.
         Raises Reject if they are nested too deeply, or if no private character is left to break them.
         """
         try:
             json = orjson.dumps((messages, tools)).decode()
-            breaker = self._breaker(json)
+            breaker = self._breaker(json + said)
             broken = self._intact.changed(json, lambda text: self._broken_text(text, breaker))
             if broken != json:  # conversations without control strings are not parsed
                 messages, tools = orjson.loads(broken)
-            return Broken(messages, tools, breaker, json)
+            if said and self._encoder.control_pattern.search(said):
+                options = self._with_broken_controls(options, breaker)
+            return Broken(messages, tools, breaker, json, options, said)
         except (orjson.JSONEncodeError, RecursionError):
             raise _too_deep() from None
+
+    def _with_broken_controls(self, value: Any, breaker: str) -> Any:
+        if isinstance(value, str):
+            return self._break_controls(value, breaker)
+        if isinstance(value, dict):
+            return {
+                self._break_controls(key, breaker): self._with_broken_controls(v, breaker) for key, v in value.items()
+            }
+        return [self._with_broken_controls(v, breaker) for v in value] if isinstance(value, list) else value
 
     @cached_property
     def _fragments(self) -> _Fragments:
@@ -139,13 +151,17 @@ class Breaker:
 class Broken(NamedTuple):
     """A conversation with broken control strings, and the character that breaks them.
 
-    `json` is the conversation before.
+    `json` and `json_of_options` are the conversation and the options of its template before. `reads_parts` means that
+    the template reads all contents as lists.
     """
 
     messages: Any
     tools: Any
     breaker: str
     json: str
+    options: Any = None
+    json_of_options: str = ""
+    reads_parts: bool = False
 
 
 class _Ends:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -24,21 +25,26 @@ from tasks.templates.reasoning import ReasoningForm, is_ambiguous, with_reasonin
 # Templates that search the content for reasoning split it at the end marker, or test for this marker.
 _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""")
 
-# The message before the answers.
+# The message before the answers, and an answer.
 _QUESTION = {"role": "user", "content": "a"}
+_ANSWER = {"role": "assistant", "content": "b"}
 
 
 class ExpectedForms:
-    """The forms that a template reads.
+    """The forms that a template reads with some options.
 
     Each is found when it is first needed.
     """
 
-    def __init__(self, source: str, renderer: Renderer):
-        self._source, self._renderer = source, renderer
+    def __init__(self, source: str, renderer: Renderer, options: Mapping[str, Any] | None = None):
+        self._source, self._renderer, self._options = source, renderer, options
+        self._reads_lists: dict[str, bool] = {}
 
     def expected(self, message: Message) -> dict[str, Any]:
-        """Return a message in OpenAI's form, as the template reads it."""
+        """Return a message in OpenAI's form, as the template reads it.
+
+        A content of several parts is a list of their texts if the template reads lists, for `in_parts`.
+        """
         found = as_openai(message)
         if message.role == "assistant":
             if not self._separates(message):
@@ -50,7 +56,28 @@ class ExpectedForms:
                 if text_arguments:
                     for call, written in zip(message.tool_calls, found["tool_calls"], strict=True):
                         written["function"]["arguments"] = call.arguments
+        if message.parts and found["content"] == "\n".join(message.parts) and self.reads_lists(message.role):
+            found["content"] = [*message.parts]
         return found
+
+    def reads_lists(self, role: str) -> bool:
+        """Return whether the template writes the parts of a content that is a list.
+
+        It depends on the role of the message. A template that writes the list itself, such as `{{ message.content }}`,
+        writes quotes around texts.
+        """
+        if role not in self._reads_lists:
+            texts = ["f-i-r-s-t", "s-e-c-o-n-d"]
+            others = (_QUESTION, _ANSWER, self._call())
+            question, answer, call = (in_parts(m) if self.reads_parts else m for m in others)
+            message = in_parts({"role": role, "content": texts})
+            if role == "tool":
+                message |= {"name": "t-o-o-l", "tool_call_id": "callabcde"}
+            messages = {"system": [message, question, answer], "user": [message, answer]}
+            messages |= {"assistant": [question, message], "tool": [question, call, message]}
+            found = self._text_of(*messages[role])
+            self._reads_lists[role] = all(re.search(rf"{text}(?!['\"])", found) for text in texts)
+        return self._reads_lists[role]
 
     @cached_property
     def reads_parts(self) -> bool:
@@ -124,13 +151,16 @@ class ExpectedForms:
 
         Some templates write reasoning only in such turns.
         """
+        return "r-e-a-s-o-n" in self._trial(
+            with_reasoning({**self._call(), "reasoning_content": "r-e-a-s-o-n"}, ReasoningForm.FIELD)
+        )
+
+    def _call(self) -> dict[str, Any]:
+        """Return an answer that calls a tool, in the form that the template reads."""
         null_content, text_arguments = self.calls or (False, False)
         function = {"name": "t-o-o-l", "arguments": json.dumps({"a": "b"}) if text_arguments else {"a": "b"}}
         call = {"type": "function", "id": "callabcde", "function": function}
-        answer = {"role": "assistant", "content": None if null_content else "", "tool_calls": [call]}
-        return "r-e-a-s-o-n" in self._trial(
-            with_reasoning({**answer, "reasoning_content": "r-e-a-s-o-n"}, ReasoningForm.FIELD)
-        )
+        return {"role": "assistant", "content": None if null_content else "", "tool_calls": [call]}
 
     def _trial(self, answer: dict[str, Any], tools: Any = None) -> str:
         messages = _QUESTION, answer
@@ -139,6 +169,6 @@ class ExpectedForms:
     def _text_of(self, *messages: dict[str, Any], tools: Any = None) -> str:
         """Return the rendering of messages; "" if the template refuses them."""
         try:
-            return self._renderer.render(Job([*messages], tools, False, [], "others")).text
+            return self._renderer.render(Job([*messages], tools, False, [], "others", options=self._options)).text
         except Reject:
             return ""

@@ -19,17 +19,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.conversations.model import Conversation
+from tasks.conversations.model import Conversation, options_json
 from tasks.conversations.openai import in_parts
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
-from tasks.templates.adjust import NO_CHANGE, Adjust
+from tasks.templates.adjust import GIVEN_TO_TEMPLATES, NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja.breaker import Breaker, Broken
 from tasks.templates.jinja.engines.choice import Engines
@@ -48,8 +49,14 @@ from tasks.templates.spans import TEXT, Outline, Sample, Span, Template, TrainOn
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
+# Special tokens that an encoder knows, also without a name in the settings of the tokenizer.
+_OF_ENCODERS = ("bos_token", "eos_token", "pad_token")
+
 # Number of conversations that are rendered together. Their renderings are held in memory.
 AT_ONCE = 64
+
+# The maximum number of sets of options for which it is known how the template reads messages.
+MOST_READINGS = 64
 
 # The maximum number of conversations whose control tokens are remembered for comparison.
 MOST_KNOWN = 1024
@@ -67,6 +74,13 @@ class _Case(NamedTuple):
     added: int
     broken: Broken
     job: Job
+
+
+class _Reading(NamedTuple):
+    """What a template reads with some options, and the checks of its renderings."""
+
+    forms: ExpectedForms
+    labels: Labels
 
 
 class JinjaTemplate(Template):
@@ -99,11 +113,10 @@ class JinjaTemplate(Template):
             date = datetime.fromisoformat(today)
         except ValueError as error:
             raise UsageError("bad_setting", f"template_date: {today}: {error}") from None
-        special = {
+        special = {key: token for key, token in encoder.named_tokens.items() if key not in _OF_ENCODERS}
+        special |= {
             key: encoder.control_strings.get(token, "")
-            for key, token in zip(
-                ("bos_token", "eos_token", "pad_token"), (encoder.bos_id, encoder.eos_id, encoder.pad_id), strict=True
-            )
+            for key, token in zip(_OF_ENCODERS, (encoder.bos_id, encoder.eos_id, encoder.pad_id), strict=True)
             if token is not None
         }
         self._boundary = TokenBoundary(encoder)
@@ -115,8 +128,8 @@ class JinjaTemplate(Template):
         constants = special | dict(options or {})
         self._renderer = Renderer(name, source, constants, date, ends)
         self.engines = Engines(self._renderer, source, constants, date, ends)
-        self._forms = ExpectedForms(source, self._renderer)
-        self._labels = Labels(name, encoder, self._forms)
+        self._source = source
+        self._readings: dict[str, _Reading] = {}  # by options of conversations as JSON
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation that is one sample.
@@ -182,18 +195,19 @@ class JinjaTemplate(Template):
         turns, trained = _prompted(rendering, turns, trained)
         if rendering.lost:
             self._require_own_controls(self._controls_of(rendering, breaker), job, conversation)
-        marked = self._labels.marked_turns(rendering, conversation, trained) if self._reads_marks else None
+        labels = self._reading(conversation).labels
+        marked = labels.marked_turns(rendering, conversation, trained) if self._reads_marks else None
         if self._all:
             start = "the rendering of the messages before it"
-            self._labels.require_located(rendering, conversation, start, breaker, every=True)
+            labels.require_located(rendering, conversation, start, breaker, every=True)
             text = rendering.text.replace(breaker, "")
             for k, message in enumerate(conversation.messages):
-                self._labels.require_reasoning(message, k, text)
+                labels.require_reasoning(message, k, text)
             samples = [Sample(self._splitter.split(rendering.text, self._without(rendering), breaker))]
         elif rendering.lost and marked and len(marked) == len(turns) and self._turns != "apart":
             samples = [Sample(self._splitter.split(rendering.text, marked, breaker))]
         else:
-            self._labels.require_located(rendering, conversation, "its prompt", breaker)
+            labels.require_located(rendering, conversation, "its prompt", breaker)
             samples = self._located(rendering, conversation, marked, breaker)
         controls = [[span.text for span in sample.spans if span.token != TEXT] for sample in samples]
         if not samples or samples[0].turn is not None:
@@ -213,25 +227,43 @@ class JinjaTemplate(Template):
         breaker: str,
     ) -> list[Sample]:
         """Check the located samples and return them as spans."""
+        labels = self._reading(conversation).labels
         ranges = [
-            (sample.text, self._labels.ranges_of(sample, conversation, marked, breaker)) for sample in rendering.samples
+            (sample.text, labels.ranges_of(sample, conversation, marked, breaker)) for sample in rendering.samples
         ]
         split = self._splitter.split_all(ranges, breaker)
         numbers = [sample.turn for sample in rendering.samples]
         before = [-1, *(number for number in numbers if number is not None)]
         return [Sample(*each) for each in zip(split, numbers, before, strict=False)]
 
+    def _reading(self, conversation: Conversation) -> _Reading:
+        options = options_json(conversation)
+        if options not in self._readings:
+            if len(self._readings) >= MOST_READINGS:
+                self._readings.clear()
+            forms = ExpectedForms(self._source, self._renderer, conversation.template_options)
+            self._readings[options] = _Reading(forms, Labels(self.name, self.encoder, forms))
+        return self._readings[options]
+
     def _job(self, broken: Broken, turns: list[int], method: Method, trace: Tracing = "") -> Job:
         """Return a job with messages and tools in the form that the template expects."""
-        messages = [*map(in_parts, broken.messages)] if self._forms.reads_parts else broken.messages
-        engine = "jinja2" if trace else self.engines.engine_for(broken.json)
-        return Job(messages, broken.tools, self._reads_marks, turns, method, trace, engine)
+        messages = [in_parts(m) if broken.reads_parts or isinstance(m["content"], list) else m for m in broken.messages]
+        engine = "jinja2" if trace else self.engines.engine_for(broken.json, broken.json_of_options)
+        return Job(messages, broken.tools, self._reads_marks, turns, method, trace, engine, broken.options)
 
     def _broken(self, conversation: Conversation, change: Callable[[Any], Any] = lambda value: value) -> Broken:
-        """Return messages and tools in OpenAI's form with broken control strings."""
-        messages = [self._forms.expected(message) for message in conversation.messages]
+        """Return messages and tools in OpenAI's form with broken control strings.
+
+        Raises Reject.
+        """
+        _check_options(conversation)
+        forms = self._reading(conversation).forms
+        messages = [forms.expected(message) for message in conversation.messages]
         tools: Any = [orjson.loads(tool) for tool in conversation.tools] or None
-        return self._breaker.broken(change(messages), change(tools))
+        broken = self._breaker.broken(
+            change(messages), change(tools), conversation.template_options, options_json(conversation)
+        )
+        return broken._replace(reads_parts=forms.reads_parts)
 
     def _require_own_controls(self, found: list[list[str]], job: Job, conversation: Conversation) -> None:
         """Check that the template wrote every control token itself.
@@ -243,7 +275,8 @@ class JinjaTemplate(Template):
         alike = (
             job.method,
             len(conversation.tools),
-            *((m.role, not m.content, not m.reasoning, len(m.tool_calls)) for m in conversation.messages),
+            *((m.role, not m.content, not m.reasoning, len(m.tool_calls), len(m.parts)) for m in conversation.messages),
+            options_json(conversation),
             *job.turns,
         )
         if self._known_controls.get(alike) == found:
@@ -299,10 +332,16 @@ class JinjaTemplate(Template):
 
         Return None if the conversation must be rendered.
         """
+        if any(message.parts for message in conversation.messages):
+            forms = self._reading(conversation).forms
+            if any(message.parts and forms.reads_lists(message.role) for message in conversation.messages):
+                return None
+            messages = tuple(replace(message, parts=()) for message in conversation.messages)
+            conversation = replace(conversation, messages=messages)
         return separated(conversation) if self.adjust.drop_reasoning else self._separate(conversation)
 
     def _separate(self, conversation: Conversation) -> Conversation | None:
-        if self._forms.reasoning is ReasoningForm.FIELD:
+        if self._reading(conversation).forms.reasoning is ReasoningForm.FIELD:
             return separated(conversation)
         return None if any(message.reasoning for message in conversation.messages) else conversation
 
@@ -314,7 +353,8 @@ class JinjaTemplate(Template):
         if self._all or conversation.messages[0].role == "text" or has_flagged(conversation, trained):
             return None
         conversation, trained, added = self.adjust.of(conversation, trained)
-        if self._forms.calls and self._forms.calls[1]:  # the template reads arguments as text
+        forms, labels = self._reading(conversation)
+        if forms.calls and forms.calls[1]:  # the template reads arguments as text
             calls = [call for message in conversation.messages for call in message.tool_calls]
             if not all(is_placeholder(call.arguments) for call in calls):
                 return None
@@ -330,10 +370,10 @@ class JinjaTemplate(Template):
         if rendering.lost or rendering.unusual is None:
             return None
         turns, trained = _prompted(rendering, turns, trained)
-        marked = self._labels.marked_turns(rendering, conversation, trained) if self._marked else None
+        marked = labels.marked_turns(rendering, conversation, trained) if self._marked else None
         samples = self._located(rendering, conversation, marked, broken.breaker)
         *tests, formats = rendering.unusual
-        reads = self._forms.reasoning is not ReasoningForm.NONE or self.adjust.drop_reasoning
+        reads = forms.reasoning is not ReasoningForm.NONE or self.adjust.drop_reasoning
         inline = reads or rendering.unprompted or not all(sample.plain for sample in rendering.samples)
         return Outline(_of_data(samples, added), Unusual(tests, edges, strips, inline), formats)
 
@@ -377,6 +417,16 @@ class JinjaTemplate(Template):
                 first = controls.search(text, start, stop)
                 tail, written = text[ends[-1] if ends else 0 : start], text[start : first.end() if first else stop]
                 yield tail.replace(breaker, ""), written.replace(breaker, "")
+
+
+def _check_options(conversation: Conversation) -> None:
+    """Raise Reject if a conversation sets a variable that its messages and tools set."""
+    for name in conversation.template_options or ():
+        if name in GIVEN_TO_TEMPLATES:
+            raise Reject(
+                "bad_options",
+                f"chat_template_kwargs.{name}: comes from the conversation and cannot be an option; remove it",
+            )
 
 
 def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -> tuple[list[int], Sequence[bool]]:

@@ -239,6 +239,25 @@ def test_the_corpus_contains_its_jinja_template(tmp_path: Path) -> None:
         sft_dataset(whole)
 
 
+def test_rows_with_tools_are_rendered_with_their_own_template(tmp_path: Path) -> None:
+    shutil.copytree(kind_path("hf_byte_level"), tmp_path / "tokenizer")
+    templates = {
+        "chat_template": CHATML_JINJA,
+        "additional_chat_templates/tool_use": "{{ tools | tojson }}" + CHATML_JINJA,
+    }
+    (tmp_path / "tokenizer" / "additional_chat_templates").mkdir()
+    for name, source in templates.items():
+        (tmp_path / "tokenizer" / f"{name}.jinja").write_text(source)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    some = [{**record, "tools": [tool]} if number % 2 else record for number, record in enumerate(conversations(6))]
+    whole, packed = pack_both(tmp_path, some, tokenizer="tokenizer", template="tokenizer")
+    shutil.rmtree(tmp_path / "tokenizer")
+    assert check_equal(whole, packed).rows == 6
+    (whole.folder / "tool_use.jinja").unlink()
+    with pytest.raises(InputMissing, match=r"tool_use\.jinja"):
+        sft_dataset(whole)
+
+
 # -- rejections --------------------------------------------------------------------------------------------------------
 
 

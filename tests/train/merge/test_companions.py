@@ -46,10 +46,14 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "built-in": {"license": ["cc-by-4.0"]},
         "jinja": {"template": "mine.jinja", "template_options": {"shout": True}},
         "whole": {"packing": False},
+        "named": {"template": "tokenizer"},
     }.items():
         (home / name).mkdir()
         (home / name / "mine.jinja").write_text(CHATML)
         shutil.copytree(kind_path("hf_byte_level"), home / name / "tokenizer")
+        if name == "named":
+            both = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "{# tools #}" + CHATML}]
+            update(home / name / "tokenizer" / "tokenizer_config.json", chat_template=both)
         given = {"name": name, "tokenizer": "tokenizer", "validation": 0.1} | settings
         pack_corpus(make_recipe(home / name, conversations(60), **given))
     return home
@@ -128,6 +132,25 @@ def test_the_chat_template_is_what_the_model_was_trained_on_or_none(
         messages = [{"role": "user", "content": "Hi"}]
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert rendered == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_both_templates_of_the_corpus_are_written(projects: Path, tmp_path: Path) -> None:
+    run = run_of(projects / "named", tmp_path, OTHER)
+    (tmp_path / "base" / "additional_chat_templates").mkdir()
+    (tmp_path / "base" / "additional_chat_templates" / "rag.jinja").write_text(OTHER)
+    folder = merged(run, tmp_path / "out", root=projects / "named")
+    assert AutoTokenizer.from_pretrained(folder).chat_template == {
+        "default": CHATML,
+        "tool_use": "{# tools #}" + CHATML,
+    }
+
+
+def test_without_the_corpus_further_templates_stay_with_the_tokenizer(projects: Path, tmp_path: Path) -> None:
+    run = run_of(projects / "built-in", tmp_path, OTHER)
+    (tmp_path / "base" / "additional_chat_templates").mkdir()
+    (tmp_path / "base" / "additional_chat_templates" / "rag.jinja").write_text(CHATML)
+    folder = merged(run, tmp_path / "out")
+    assert (folder / "additional_chat_templates" / "rag.jinja").read_text() == CHATML
 
 
 def test_without_the_corpus_the_template_is_that_of_the_tokenizer_unchecked(projects: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
@@ -29,6 +29,9 @@ from tasks.templates.jinja.engines.requests import Engine, Job, Rendering
 # One in so many conversations is rendered by both engines. The digest of its messages decides, so the choice does not
 # depend on parts or workers.
 COMPARED = 128
+
+# The maximum number of sets of options that are tried with both engines. Jinja2 renders conversations with others.
+MOST_OPTIONS = 64
 
 _CITY = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 _TOOL = {"type": "function", "function": {"name": "c", "description": "d", "parameters": _CITY}}
@@ -58,6 +61,7 @@ class Engines:
         self.renderer = renderer
         self.differs: str | None = None
         self._compares_all = False
+        self._alike: dict[str, bool] = {}  # whether both engines render the trials alike, by options as JSON
         self._ends, self._eos = re.compile(ends), constants.get("eos_token", "")
         self._fast: FastTemplate | None = None
         with suppress(Unsure):
@@ -83,14 +87,24 @@ class Engines:
         finally:
             self._compares_all = False
 
-    def engine_for(self, conversation: str) -> Engine:
-        """Return what renders a conversation, which is compact JSON."""
+    def engine_for(self, conversation: str, options: str = "") -> Engine:
+        """Return what renders a conversation with options of its own, all as compact JSON."""
         if self.differs:
             return "both"  # what one of them did may be what `locate` expects of turns of a kind
-        if self._fast is None or not is_sure(conversation):
+        if self._fast is None or not is_sure(conversation) or (options and not self._are_alike(options)):
             return "jinja2"
-        is_compared = self._compares_all or zlib.crc32(conversation.encode()) % COMPARED == 0
+        is_compared = self._compares_all or zlib.crc32((conversation + options).encode()) % COMPARED == 0
         return "both" if is_compared else "minijinja"
+
+    def _are_alike(self, options: str) -> bool:
+        """Return whether both engines render the trials alike with these options."""
+        if options not in self._alike:
+            if len(self._alike) >= MOST_OPTIONS or not is_sure(options):
+                return False
+            trials = [trial._replace(options=orjson.loads(options)) for trial in TRIALS]
+            judgments = [*self.renderer.render_all(trials)]
+            self._alike[options] = not any(map(self._is_wrong, trials, judgments))
+        return self._alike[options]
 
     def render(self, job: Job) -> Rendering:
         """Render one conversation and locate its turns.
@@ -118,10 +132,10 @@ class Engines:
         """Return minijinja's rendering; None if Jinja2 must render the conversation."""
         if self._fast is None or job.engine == "jinja2":
             return None
-        messages, tools, marks, turns, method, *_ = job
+        messages, tools, marks, turns, method, *_, options = job
         if len(turns) > 1 and not is_little_work(job, len(orjson.dumps((messages, tools)))):
             return None
-        self._fast.start(messages)
+        self._fast.start(messages, options)
         try:
             found = rendered(self._fast, self._ends, self._eos, messages, tools, marks, turns, method, False)
         except Unsure:
@@ -131,6 +145,36 @@ class Engines:
     def _is_wrong(self, job: Job, judgment: Rendering | Reject | DataError) -> bool:
         fast = self._fast_rendering(job._replace(engine="minijinja"))
         return fast is not None and fast != judgment
+
+
+class BothEngines:
+    """The engines of two templates that render one corpus."""
+
+    def __init__(self, *engines: Engines):
+        self._engines = engines
+
+    @property
+    def are_fast(self) -> bool:
+        """Return whether minijinja renders conversations with one of the templates."""
+        return self.differs is None and any(engines.are_fast for engines in self._engines)
+
+    @property
+    def differs(self) -> str | None:
+        """Return where the renderings of one of the templates differ."""
+        return next((engines.differs for engines in self._engines if engines.differs), None)
+
+    def use_jinja2(self) -> None:
+        """Let Jinja2 render all further conversations."""
+        for engines in self._engines:
+            engines.use_jinja2()
+
+    @contextmanager
+    def comparing(self) -> Iterator[None]:
+        """Compare all conversations that are rendered in this context."""
+        with ExitStack() as stack:
+            for engines in self._engines:
+                stack.enter_context(engines.comparing())
+            yield
 
 
 def _difference(fast: Any, judgment: Any) -> str:

@@ -166,19 +166,21 @@ def other_file(environment: Environment, source: str) -> tuple[int, str] | None:
 class ChatTemplate:
     """A compiled template.
 
-    `constants` maps names to the special tokens and options that the template sees.
+    `constants` maps names to the special tokens and options that the template sees. `options` replaces some of them in
+    the renderings that follow.
     """
 
     def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any]):
         self._template = environment.from_string(source)
         self._template.globals = dict(self._template.globals)  # every rendering copies them, and a ChainMap is slow
         self._render = environment.rendered  # type: ignore[attr-defined]
-        self._constants = dict(constants)
+        self._constants = {"documents": None} | dict(constants)
+        self.options: Mapping[str, Any] = {}
 
     def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
         """Return the rendered text and, if `marks` is true, its `{% generation %}` ranges.
 
         `prompt` adds the generation prompt.
         """
-        values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
-        return self._render(self._template, self._constants | values, marks)
+        values = {"messages": messages, "tools": tools, "add_generation_prompt": prompt}
+        return self._render(self._template, {**self._constants, **self.options, **values}, marks)

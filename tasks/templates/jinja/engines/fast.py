@@ -92,13 +92,18 @@ class FastTemplate:
             raise Unsure(str(error)) from None
         self._render = environment.render_template
         self._messages: list[Any] = []
+        self._options: Mapping[str, Any] = {}
+        self._documents = constants.get("documents")
         self._known: dict[tuple[int, bool], tuple[str, list[Range]]] = {}
         self._json: dict[tuple[Any, ...], tuple[Any, str]] = {}
 
-    def start(self, messages: list[Any]) -> None:
-        """Start a conversation, whose renderings are remembered until the next one starts."""
-        if messages is not self._messages:
-            self._messages, self._known, self._json = messages, {}, {}
+    def start(self, messages: list[Any], options: Mapping[str, Any] | None = None) -> None:
+        """Start a conversation, whose renderings are remembered until the next one starts.
+
+        `options` are variables of this conversation, over those of the template.
+        """
+        if messages is not self._messages or self._options != (options or {}):
+            self._messages, self._options, self._known, self._json = messages, options or {}, {}, {}
 
     def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
         """Return the rendered text and the ranges of its `{% generation %}` blocks.
@@ -126,9 +131,8 @@ class FastTemplate:
 
     def _rendered(self, messages: list[Any], tools: Any, prompt: bool) -> tuple[str, list[Range]]:
         try:
-            text: str = self._render(
-                "chat", messages=messages, tools=tools, documents=None, add_generation_prompt=prompt
-            )
+            given = {"messages": messages, "tools": tools, "add_generation_prompt": prompt}
+            text: str = self._render("chat", **{"documents": self._documents, **self._options, **given})
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of the library is not an Exception

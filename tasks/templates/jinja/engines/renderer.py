@@ -237,7 +237,9 @@ def _calls(jobs: Sequence[Job]) -> Iterator[list[bytes | Reject]]:
     call: list[bytes | Reject] = []
     size = 0
     for job in jobs:
-        request = orjson.dumps((*job[:-1], job.engine == "both" or bool(job.trace)))
+        messages, tools, marks, located, method, trace, engine, options = job
+        every = engine == "both" or bool(trace)
+        request = orjson.dumps((messages, tools, marks, located, method, trace, every, options))
         turns, count = len(job.turns), len(job.messages)
         if not is_little_work(job, len(request)):
             what = f"{turns:,} turns in {count:,} messages ({len(request):,} bytes)"

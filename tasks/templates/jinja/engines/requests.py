@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from tasks.templates.jinja.flagged import Range
@@ -21,7 +22,8 @@ class Job(NamedTuple):
     """A conversation to render, and the indices of the messages to locate in it.
 
     `marks` requests the ranges of {% generation %} blocks. `trace` records the operations of the template on
-    placeholders, which have white space around them if `trace` is "spaced".
+    placeholders, which have white space around them if `trace` is "spaced". `options` are variables of this
+    conversation, over those of the template.
     """
 
     messages: list[Any]
@@ -31,6 +33,7 @@ class Job(NamedTuple):
     method: Method
     trace: Tracing = ""
     engine: Engine = "jinja2"
+    options: Mapping[str, Any] | None = None
 
 
 class Rendering(NamedTuple):
