@@ -69,6 +69,13 @@ def role_names() -> dict[str, list[str]]:
     return {role: [name for name, ours in ROLE_NAMES.items() if ours == role] for role in ROLE_NAMES.values()}
 
 
+def call_roles() -> str:
+    """Return the names of roles that say that a turn is a call."""
+    from tasks.conversations.dialects.calls import CALL_ROLES
+
+    return " or ".join(f"`{name}`" for name in CALL_ROLES)
+
+
 def containers() -> list[Any]:
     from tasks.readers.containers import CONTAINERS
 
@@ -333,7 +340,8 @@ def formats_page() -> str:
         "|---|---|",
         *(f"| {role} | {', '.join(f'`{name}`' for name in names)} |" for role, names in role_names().items()),
         "",
-        "`sharegpt` also has the role `function_call`: its value becomes a tool call of the assistant.",
+        f"A turn whose role is {call_roles()} holds calls of the assistant.",
+        "[Agent data](../guides/agent-data.md) shows the forms that calls, results, reasoning, and lists may have.",
         "",
         "## Containers",
         "",

@@ -9,6 +9,7 @@ text_of({"from": 5}["from"], "conversations", 2, "from")
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import NoReturn
 
 import orjson
@@ -16,6 +17,7 @@ import orjson
 from tasks.conversations.model import Message
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
+from tasks.readers.arrow_values.written import text_of_written
 from tasks.readers.strict_json import big_integer, duplicate_key, is_exact
 
 # Keys of a message, and their names in the `columns` of a source.
@@ -76,18 +78,32 @@ def system_of(record: dict[str, object]) -> list[Message]:
     return [Message("system", system)] if system else []
 
 
-def list_of(value: object, where: str) -> list[object]:
-    if isinstance(value, list):
-        return value
-    raise Reject("bad_type", f"{where}: expected a list, found {kind(value)}")
-
-
 def json_of(value: object, where: str, code: str) -> str:
     """Return `value` as compact JSON text, with its keys in their order."""
     try:
-        return orjson.dumps(value, option=_STRICT).decode()
+        text = orjson.dumps(value, text_of_written, _STRICT).decode()
     except orjson.JSONEncodeError as error:
         raise Reject(code, f"{where} cannot be written as JSON: {error}") from None
+    if "null" in text and _has_nan(value):
+        raise Reject(code, f"{where} cannot be written as JSON: a number in it is NaN or infinite")
+    return text
+
+
+def _has_nan(value: object) -> bool:
+    """Return whether a value holds NaN or an infinite number.
+
+    orjson writes it as null.
+    """
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, dict):
+            left += item.values()
+        elif isinstance(item, list):
+            left += item
+        elif isinstance(item, float) and not isfinite(item):
+            return True
+    return False
 
 
 def parsed(text: str, where: str, code: str) -> object:

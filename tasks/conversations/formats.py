@@ -17,6 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tasks.conversations.chat import TURN_NAMES
+from tasks.conversations.dialects.lists import MESSAGE_LISTS, with_lists
+from tasks.conversations.dialects.options import OPTIONS, options_of
 from tasks.conversations.instruction import ALPACA, DOLLY
 from tasks.conversations.keys.guess_messages import guess_messages
 from tasks.conversations.keys.renaming import in_own_names, rename, rename_messages
@@ -93,7 +96,8 @@ def read_record(
     if not isinstance(record, dict):
         raise Reject("not_an_object", f"the record is {kind(record)}; expected an object with keys")
     if columns or roles:
-        record = rename_messages(rename(record, columns), format, columns, roles)
+        record = with_lists(rename(record, columns), MESSAGE_LISTS, {**TURN_NAMES, **roles})
+        record = rename_messages(record, format, columns, roles)
     try:
         conversation = read(record)
     except Reject as reject:
@@ -101,6 +105,8 @@ def read_record(
             raise
         raise Reject(reject.reason, in_own_names(reject.message, columns)) from None
     conversation.loss_weight = record.get("loss_weight")
+    if OPTIONS in record and OPTIONS in FORMAT_OF[format].keys:
+        conversation.template_options = options_of(record)
     if not conversation.messages:
         raise Reject("empty", "the record holds no messages")
     if len(conversation.messages) > MOST_MESSAGES:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tasks.conversations.chat import REASONING_KEYS, reasoning_keys, reasoning_of_record
-from tasks.conversations.fields import list_of, optional_text, required_text, system_of, text_of
+from tasks.conversations.dialects.lists import list_of
+from tasks.conversations.dialects.options import OPTIONS
+from tasks.conversations.dialects.reasoning import REASONING_KEYS, reasoning_keys, reasoning_of_record
+from tasks.conversations.fields import optional_text, required_text, system_of, text_of
 from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
 from tasks.core.errors import Reject
 
@@ -40,11 +42,11 @@ def _answer_key(record: Record) -> str:
 
 def _used_of_alpaca(record: Record) -> Collection[str]:
     context = "context" if record.get("input") in (None, "") else "input"
-    return "system", "history", "instruction", context, _answer_key(record), *reasoning_keys(record)
+    return "system", "history", "instruction", context, _answer_key(record), OPTIONS, *reasoning_keys(record)
 
 
 def _used_of_dolly(record: Record) -> Collection[str]:
-    return "system", "instruction", "context", "response", *reasoning_keys(record)
+    return "system", "instruction", "context", "response", OPTIONS, *reasoning_keys(record)
 
 
 def read_dolly(record: Record) -> Conversation:
@@ -66,6 +68,7 @@ class PlainAlpaca(PlainRecord, gc=False):
     reasoning_content: Nothing = None
     reasoning: Nothing = None
     thinking: Nothing = None
+    chat_template_kwargs: Nothing = None
 
     @property
     def answer(self) -> str | None:
@@ -87,6 +90,7 @@ class PlainDolly(PlainRecord, gc=False):
     reasoning_content: Nothing = None
     reasoning: Nothing = None
     thinking: Nothing = None
+    chat_template_kwargs: Nothing = None
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
         return USER_ASSISTANT, [self.instruction, self.response]
@@ -102,13 +106,13 @@ def _is_dolly(record: Mapping[str, object]) -> bool:
 
 ALPACA = Format(
     name="alpaca",
-    keys=("instruction", "input", "context", "output", "response", "system", "history", *REASONING_KEYS),
+    keys=("instruction", "input", "context", "output", "response", "system", "history", *REASONING_KEYS, OPTIONS),
     matches=lambda record: (
         _has_instruction(record) and ("output" in record or "response" in record) and not _is_dolly(record)
     ),
     read=read_alpaca,
     summary="`instruction` and `output` (or `response`); optionally `input` (or `context`), `system`, "
-    "`history`, `reasoning_content` (or `reasoning`, `thinking`)",
+    "`history`, `reasoning_content` (or `reasoning`, `thinking`), `chat_template_kwargs`",
     example='{"instruction": "Add the numbers.", "input": "2 and 2", "output": "4"}',
     plain=PlainAlpaca,
     used=_used_of_alpaca,
@@ -116,11 +120,11 @@ ALPACA = Format(
 
 DOLLY = Format(
     name="dolly",
-    keys=("instruction", "context", "response", "system", *REASONING_KEYS),
+    keys=("instruction", "context", "response", "system", *REASONING_KEYS, OPTIONS),
     matches=_is_dolly,
     read=read_dolly,
     summary="`instruction`, `context`, and `response`; optionally `system`, `reasoning_content` (or `reasoning`, "
-    "`thinking`)",
+    "`thinking`), `chat_template_kwargs`",
     example='{"instruction": "Who wrote it?", "context": "Faust is a play by Goethe.", "response": "Goethe."}',
     plain=PlainDolly,
     used=_used_of_dolly,

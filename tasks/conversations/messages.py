@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from tasks.conversations.chat import ROLE_NAMES, messages_of, names_and_contents, tools_of, with_system
+from tasks.conversations.chat import ROLE_NAMES, messages_of, names_and_contents, with_system
+from tasks.conversations.dialects.options import OPTIONS
+from tasks.conversations.dialects.tools import TOOL_KEYS, tools_of
 from tasks.conversations.fields import required
 from tasks.conversations.keys.objects import objects_in_messages
 from tasks.conversations.model import Conversation, Format, Nothing, PlainRecord, Record
 
 
 def read(record: Record) -> Conversation:
-    messages = messages_of(required(record, "messages"), "messages", ROLE_NAMES)
+    messages = messages_of(required(record, "messages"), "messages")
     return Conversation(with_system(record, messages), tools_of(record))
 
 
@@ -27,6 +29,9 @@ class Plain(PlainRecord, gc=False):
     messages: list[Turn]
     system: Nothing = None
     tools: Nothing = None
+    tool_defs: Nothing = None
+    functions: Nothing = None
+    chat_template_kwargs: Nothing = None
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
         return names_and_contents(self.messages)
@@ -34,10 +39,11 @@ class Plain(PlainRecord, gc=False):
 
 MESSAGES = Format(
     name="messages",
-    keys=("messages", "system", "tools"),
+    keys=("messages", "system", *TOOL_KEYS, OPTIONS),
     matches=lambda record: "messages" in record,
     read=read,
-    summary="`messages`, a list of turns with `role` and `content`; optionally `system`, `tools`",
+    summary="`messages`, a list of turns with `role` and `content`; optionally `system`, `tools` (or "
+    "`tool_defs`, `functions`), `chat_template_kwargs`",
     example='{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}',
     plain=Plain,
     objects=lambda record, columns: objects_in_messages(record, "messages", columns),

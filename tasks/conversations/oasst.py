@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tasks.conversations.chat import ROLE_NAMES, refuse_role
-from tasks.conversations.fields import list_of, required, required_text
+from tasks.conversations.dialects.lists import is_struct_of_lists, list_of, object_of
+from tasks.conversations.fields import required, required_text
 from tasks.conversations.keys.objects import objects_in_tree
 from tasks.conversations.model import Conversation, Format, Message, Record, role_named
 from tasks.core.errors import Reject
@@ -21,6 +22,8 @@ def read(record: Record) -> Conversation:
     messages: list[Message] = []
     path: list[str] = []
     node = required(record, "prompt")
+    if isinstance(node, str):
+        node = object_of(node, "prompt")
     place = "prompt"
     try:
         while node is not None:
@@ -42,6 +45,21 @@ def read(record: Record) -> Conversation:
     if not messages:
         raise Reject("empty", "prompt: the tree has no reply of an assistant")
     return Conversation(tuple(messages))
+
+
+def _is_tree(value: object) -> bool:
+    if isinstance(value, str):
+        return value.lstrip().startswith("{") and '"replies"' in value
+    return isinstance(value, dict) and not is_struct_of_lists(value)
+
+
+def _decoded(record: Record) -> Record:
+    """Return a record whose tree is an object, if it can be decoded."""
+    root = record.get("prompt")
+    try:
+        return {**record, "prompt": object_of(root, "prompt")} if isinstance(root, str) else record
+    except Reject:
+        return record
 
 
 def _best_reply(node: dict[str, object]) -> tuple[object, str]:
@@ -68,9 +86,9 @@ def _best_reply(node: dict[str, object]) -> tuple[object, str]:
 OASST = Format(
     name="oasst",
     keys=("prompt",),
-    matches=lambda record: isinstance(record.get("prompt"), dict),
+    matches=lambda record: _is_tree(record.get("prompt")),
     read=read,
     summary="`prompt`, the root of a tree of messages with `role`, `text`, and `replies`; the best-ranked path",
-    objects=lambda record, columns: objects_in_tree(record, "prompt", columns, _KEYS, "replies"),
+    objects=lambda record, columns: objects_in_tree(_decoded(record), "prompt", columns, _KEYS, "replies"),
     example='{"prompt": {"role": "prompter", "text": "2+2?", "replies": [{"role": "assistant", "text": "4"}]}}',
 )

@@ -6,15 +6,17 @@ from collections.abc import Collection, Iterator, Mapping
 
 from msgspec import Struct, field
 
-from tasks.conversations.chat import SHAREGPT_ROLE_NAMES, messages_of, names_and_contents, tools_of, with_system
+from tasks.conversations.chat import ROLE_NAMES, messages_of, names_and_contents, with_system
+from tasks.conversations.dialects.options import OPTIONS
+from tasks.conversations.dialects.tools import TOOL_KEYS, tools_of
 from tasks.conversations.fields import required
 from tasks.conversations.keys.objects import Object, objects_in_messages
-from tasks.conversations.model import ROLES, Conversation, Format, Nothing, PlainRecord, Record
+from tasks.conversations.model import Conversation, Format, Nothing, PlainRecord, Record
 
 
 def read(record: Record) -> Conversation:
     key = _turns_key(record)
-    messages = messages_of(required(record, key), key, SHAREGPT_ROLE_NAMES)
+    messages = messages_of(required(record, key), key, sharegpt=True)
     return Conversation(with_system(record, messages), tools_of(record))
 
 
@@ -23,7 +25,7 @@ def _turns_key(record: Record) -> str:
 
 
 def _used(record: Record) -> Collection[str]:
-    return _turns_key(record), "system", "tools"
+    return _turns_key(record), "system", *TOOL_KEYS, OPTIONS
 
 
 def _objects(record: Record, columns: Mapping[str, str]) -> Iterator[Object]:
@@ -39,6 +41,9 @@ class Plain(PlainRecord, gc=False):
     conversations: list[Turn]
     system: Nothing = None
     tools: Nothing = None
+    tool_defs: Nothing = None
+    functions: Nothing = None
+    chat_template_kwargs: Nothing = None
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
         return names_and_contents(self.conversations)
@@ -46,14 +51,14 @@ class Plain(PlainRecord, gc=False):
 
 SHAREGPT = Format(
     name="sharegpt",
-    keys=("conversations", "conversation", "system", "tools"),
+    keys=("conversations", "conversation", "system", *TOOL_KEYS, OPTIONS),
     matches=lambda record: "conversations" in record or "conversation" in record,
     read=read,
-    summary="`conversations` (or `conversation`), a list of turns with `from`, `value`; optionally `system`, `tools`",
+    summary="`conversations` (or `conversation`), a list of turns with `from`, `value`; optionally `system`, "
+    "`tools` (or `tool_defs`, `functions`), `chat_template_kwargs`",
     example='{"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}',
     plain=Plain,
     used=_used,
     objects=_objects,
-    # function_call is not a role, but a tool call of the assistant
-    roles={name: role for name, role in SHAREGPT_ROLE_NAMES.items() if role in ROLES},
+    roles=ROLE_NAMES,
 )

@@ -84,7 +84,8 @@ _ALL = [
     Code("E204", "empty", DATA, "A conversation has no messages.",
          "an empty list, or a tree without a reply", "remove the record"),
     Code("E205", "bad_content", DATA, "The content of a message is not text.",
-         "null without tool calls, a number, or a part that is not text", "write it as a string or as text parts"),
+         "null without tool calls, a number, a part of an unknown type, or parts in another order than reasoning, "
+         "text, and calls", "write it as a string, or as parts in this order"),
     Code("E206", "bad_weight", DATA, "A message has an invalid weight or training flag.",
          "a fractional weight, a flag that is neither true nor false, two flags that disagree, a loss_weight that is "
          "neither 0 nor a number from 1e-6 to 1,000,000, or different loss_weights where a flag adds a turn",
@@ -93,7 +94,8 @@ _ALL = [
          "it is mistyped, or another tool's name for a role",
          "use the role that the message suggests, or map the name with roles"),
     Code("E208", "bad_tool_call", DATA, "A tool call is invalid.",
-         "its type, name, id, or arguments do not follow the chat format", "write it as {name, arguments}"),
+         "its type, name, id, or arguments do not follow the chat format, or the role says that a turn is a call and "
+         "it holds none", "write it as {name, arguments}"),
     Code("E209", "bad_tools", DATA, "The list of tools is invalid.",
          "it is not a list of objects", "write it as a list of JSON Schemas"),
 

@@ -41,6 +41,13 @@ NOTICED = {
         "conversation",
         "with an unusual order of roles (not system, user, assistant, user, …), which is kept",
     ),
+    "null_fields": (
+        "field",
+        "that is null in a struct of a table: left out, because a table gives every struct the keys of all rows",
+    ),
+    "calls_without_result": ("call", "of a tool without a result, although the conversation continues"),
+    "results_without_call": ("result", "of a tool without a call before it"),
+    "undefined_tools": ("conversation", "that calls a tool without a definition in its `tools`"),
     "without_embedding": ("conversation", "without an embedding, which `company` cannot compare"),
 }
 

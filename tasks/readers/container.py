@@ -244,8 +244,8 @@ class RecordReader:
 
     A record is any JSON value or table row, or a Reject. Its number counts from 0 at `start`. After the iteration,
     `records` is the number of lines or records in the range, counting blank lines. If a table has wanted columns, only
-    these columns are read, and `unread` counts the values of the other columns. `decode` replaces the decoder of JSON
-    records.
+    these columns are read, and `unread` counts the values of the other columns. `null_fields` counts the null fields of
+    structs, which are left out of the records of a table. `decode` replaces the decoder of JSON records.
     """
 
     def __init__(
@@ -261,6 +261,7 @@ class RecordReader:
         self.max_record_bytes, self.decode = max_record_bytes, decode
         self.records = 0
         self.unread: Counter[str] = Counter()
+        self.null_fields = 0
         self.position: Callable[[], int] = lambda: 0
         self._bounds = (0, 0)
 

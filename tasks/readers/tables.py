@@ -1,6 +1,6 @@
 """Convert Arrow record batches to records, within a limit on memory.
 
-Up to 1,000 rows or 32 MiB are converted at a time.
+Up to 1,000 rows or 32 MiB are converted at a time, as in arrow_values/values.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError, Reject
 from tasks.core.memory_limit import bomb, bounded_table
+from tasks.core.printable import shown
+from tasks.readers.arrow_values.values import Converter, is_usual
 from tasks.readers.container import Container, File, RecordReader, Rows
 
 BATCH_ROWS, BATCH_BYTES = 1000, 32 << 20  # of a slice that is converted to records at once
@@ -37,7 +39,7 @@ class TableContainer(Container):
         raise NotImplementedError
 
     def read(self, reader: RecordReader) -> Iterator[Rows]:
-        file, number = reader.file, 0
+        file, number, converter = reader.file, 0, Converter()
         batches = self.batches(reader)
 
         def bounded(work: Any) -> Any:
@@ -56,7 +58,8 @@ class TableContainer(Container):
                 row_bytes = batch.nbytes // max(batch.num_rows, 1) + 1
                 step = max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
                 for offset in range(0, batch.num_rows, step):
-                    rows = bounded(partial(rows_of, batch.slice(offset, step)))
+                    rows = bounded(partial(rows_of, batch.slice(offset, step), converter))
+                    reader.null_fields = converter.left_out
                     yield range(number, number + len(rows)), rows, len(rows) * row_bytes
                     number += len(rows)
 
@@ -77,10 +80,15 @@ def readable(container: Container, file: File) -> Iterator[None]:
 def wanted(names: Collection[str], file: File) -> list[str]:
     """Return the columns of a table that are read.
 
-    They are the columns that have a meaning, or all columns if none has a meaning.
+    They are the columns that have a meaning, or all columns if none has a meaning. Raises DataError if two of them have
+    the same name.
     """
     columns = file.wanted_columns
-    return [name for name in names if name in columns] or list(names)
+    found = [name for name in names if name in columns] or list(names)
+    if len({*found}) < len(found):
+        twice = next(name for name in found if found.count(name) > 1)
+        raise DataError("unreadable_source", f"{file.name}: two columns are named {shown(twice)}; rename one of them")
+    return found
 
 
 def present(column: Any) -> int:
@@ -103,25 +111,31 @@ _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.t
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
-def rows_of(batch: Any) -> list[object]:
+def rows_of(batch: Any, converter: Converter | None = None) -> list[object]:
     """Return the rows of an Arrow batch.
 
-    A row that Python cannot represent becomes a Reject. Times become text: as values, they would depend on whether
-    pandas is installed, because Python's own types have no nanoseconds.
+    A row that Python cannot represent becomes a Reject.
     """
-    for index, field in enumerate(batch.schema):
-        if pa.types.is_timestamp(field.type) or pa.types.is_time(field.type):
-            batch = batch.set_column(index, field.name, batch.column(index).cast(pa.string()))
+    converter = converter or Converter()
+    before = converter.left_out
     try:
-        rows: list[object] = batch.to_pylist()
-        return rows
+        if all(map(is_usual, batch.columns)):
+            rows: list[object] = batch.to_pylist()
+            return rows
+        columns = [converter.values(column) for column in batch.columns]
     except UnicodeDecodeError as error:
         reject = Reject("bad_utf8", f"a string is not UTF-8 at byte {error.start}")
+    except Reject as error:
+        reject = error
     except (ValueError, OverflowError) as error:
         reject = Reject("bad_value", _first_line(error))
+    else:
+        names = batch.schema.names
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    converter.left_out = before
     if batch.num_rows == 1:
         return [reject]
-    return [row for index in range(batch.num_rows) for row in rows_of(batch.slice(index, 1))]
+    return [row for index in range(batch.num_rows) for row in rows_of(batch.slice(index, 1), converter)]
 
 
 def _first_line(error: BaseException) -> str:

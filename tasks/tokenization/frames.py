@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from tasks.conversations.dialects.pairing import Unpaired
 from tasks.conversations.model import (
     Conversation,
     Message,
@@ -113,6 +114,7 @@ class Prepared(Struct, gc=False):
     digest: int  # its content_digest
     row: tuple[str, str | None, str] | None = None  # messages, tools, text: further columns of format 2.0
     weights: Sequence[tuple[int, float]] = ()  # weights of the data, each with its first segment
+    unpaired: Unpaired | None = None  # calls and results without a partner, on the first sample of a conversation
     separate: list[str] | None = None  # the texts, if `joined` cannot be split into them: if one contains NUL, or none
 
     @property
@@ -146,6 +148,7 @@ class Filling:
     ):
         self._frames, self._layout, self._strips, self.unusual = frames, layout + "\0", strips, unusual
         self._objects, self._formats = objects, formats
+        self.roles_with_results: tuple[str, ...] = ()  # the roles of a plain conversation with results of calls
         # Nearly always, there is one sample, which has every content once.
         self._only = frames[0] if frames[0].shape.layout else None
 
@@ -231,12 +234,18 @@ class Frames(dict[tuple[str, ...], Filling | None]):
             self.clear()
             self._by_shape, self._once, self._pieces = {}, set(), 0
 
+    def has_roles(self, names: Sequence[str]) -> bool:
+        """Return whether all names are names of roles."""
+        return all(role_named(name, self._roles) for name in names)
+
     def __missing__(self, names: tuple[str, ...]) -> Filling | None:
         roles = tuple([role_named(name, self._roles) or "" for name in names])
         filling = None
         if roles and all(roles) and len(roles) <= MOST_SHAPES:
             turns = Conversation(tuple(Message(role, "content") for role in roles))
             filling, _ = self._of_shape(turns, trained_turns(turns, self._train_on))
+            if filling and "tool" in roles:
+                filling.roles_with_results = roles
         if len(self) < MOST_SHAPES:
             self[names] = filling
         return filling

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tasks.conversations.dialects.pairing import unpaired_in, unpaired_in_contents
 from tasks.conversations.formats import role_names
 from tasks.conversations.keys.loss_weights import LOSS_WEIGHT, with_loss_weights
 from tasks.conversations.keys.unused import UnusedKeys
@@ -109,11 +110,15 @@ class Preparer:
             filling = self._frames[names]
             if filling and (found := filling.fill(contents)):
                 if not filling.is_compared(found):
+                    if filling.roles_with_results:
+                        found[0].unpaired = unpaired_in_contents(filling.roles_with_results, contents)
                     return found
                 conversation = self._file.conversation(as_dict(record))
                 return Pending(conversation, trained_turns(conversation, self._train_on), found)
             # If a conversation with only contents cannot be filled in, no other conversation with these turns can.
-            return self._fill_with_care(as_dict(record), self._packing and filling is not None)
+            # A name that is not of a role may be of a call, whose turn has more than a content.
+            may_fill = filling is not None or not self._frames.has_roles(names)
+            return self._fill_with_care(as_dict(record), self._packing and may_fill)
         return self._fill_with_care(as_dict(record), self._packing)
 
     def _fill_with_care(self, record: object, may_fill: bool) -> list[Prepared] | Pending:
@@ -125,7 +130,7 @@ class Preparer:
             raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))
         filled, filling = self._frames.filled(conversation, trained) if may_fill else (None, None)
         if filled and filling and not filling.is_compared(filled):
-            return self._add_weights(filled, conversation, trained)
+            return self._with_facts(filled, conversation, trained)
         return Pending(conversation, trained, filled)
 
     def _conversation(self, record: object) -> Conversation:
@@ -141,13 +146,15 @@ class Preparer:
         name, is_text = dict(self._file.columns).get(LOSS_WEIGHT, LOSS_WEIGHT), self._file.container in TEXT_CELLS
         return with_loss_weights(conversation, is_text, name)
 
-    def _add_weights(
+    def _with_facts(
         self, samples: list[Prepared], conversation: Conversation, trained: Sequence[bool]
     ) -> list[Prepared]:
-        """Add the weights of the turns to the samples of a conversation.
+        """Add unpaired calls and the weights of turns to samples.
 
         Raises Reject if the weights do not fit the segments of a sample.
         """
+        if samples:
+            samples[0].unpaired = unpaired_in(conversation)
         if self._weighted:
             of_turns = {k: message.loss_weight for k, message in enumerate(conversation.messages) if trained[k]}
             self._require_equal_weights(conversation, of_turns)
@@ -178,7 +185,7 @@ class Preparer:
             strings = strings_of(pending.conversation)
             found = [self._prepare_sample(pending, sample, strings) for sample in samples]
             found = [prepared for prepared in found if prepared.shape.trained.any()]
-            self._add_weights(found, pending.conversation, pending.trained)
+            self._with_facts(found, pending.conversation, pending.trained)
         except Reject as reject:
             return reject
         if pending.filled and [*map(comparable, pending.filled)] != [*map(comparable, found)]:

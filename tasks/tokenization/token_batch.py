@@ -31,14 +31,21 @@ BATCH_BYTES = 1 << 21
 NOTICED = ("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_order")
 COUNTS = ("accepted", "tokens", *NOTICED)
 
+# Further cases, which a receipt has only if they occurred: null fields of structs in a table, calls without a result,
+# results without a call, and conversations that call a tool without a definition.
+SELDOM = ("null_fields", "calls_without_result", "results_without_call", "undefined_tools")
+
 
 def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Add up the counts of noticed cases in receipts.
 
-    `content_tokens` is left out if there are none.
+    `content_tokens` and the counts of SELDOM are left out if there are none.
     """
     counts = merged(receipt.get("content_tokens", {}) for receipt in receipts)
     sums = {name: sum(receipt[name] for receipt in receipts) for name in NOTICED}
+    for name in SELDOM:
+        if count := sum(receipt.get(name, 0) for receipt in receipts):
+            sums[name] = count
     return sums | ({"content_tokens": counts} if counts else {})
 
 
@@ -116,6 +123,10 @@ class Batch:
         self._notice(encoded, shapes, texts, is_first, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
         self.receipt["unusual_order"] += int(np.count_nonzero(is_first & ~shapes.of_each("usual", bool)))
         self.receipt["accepted"] += int(np.count_nonzero(is_first))
+        for unpaired in [prepared.unpaired for prepared in self._conversations if prepared.unpaired]:
+            for name, count in unpaired._asdict().items():
+                if count:
+                    self.receipt[name] = self.receipt.get(name, 0) + count
         separators = shapes.of_each("separator", bool)
         self.receipt["tokens"] += len(values) - int(np.count_nonzero(separators))
         columns = [

@@ -86,6 +86,8 @@ def tokenize_part(
             receipt["rendering"] = "minijinja"
         if engines and engines.differs:
             receipt["rendering_differs"] = engines.differs
+        if reader.null_fields:
+            receipt["null_fields"] = reader.null_fields
         if counts := unused.found():
             receipt["unused_keys"] = counts
     write_receipt(receipt_file, receipt)

@@ -22,6 +22,7 @@ NAMES = {
     "assistant": ("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", "chatbot", "ai"),
     "tool": ("tool", "function", "observation", "function_response", "tool_response", "ipython"),
 }
+CALL_ROLES = ("function_call", "tool_call", "tool_calls")
 ROLES = {name: role for role, names in NAMES.items() for name in names}
 
 
@@ -163,7 +164,19 @@ def role_of(name: Any) -> str:
 
 
 def turns(values: Any, format: str = "") -> Messages:
-    return [turn(value, format == "sharegpt") for value in objects(values, dict)]
+    """Read turns. Calls in a row are parallel calls of one turn."""
+    found: Messages = []
+    was_call = False
+    for value in objects(values, dict):
+        is_call = any(isinstance(value.get(key), str) and value[key].lower() in CALL_ROLES for key in ("from", "role"))
+        read = turn(value, format == "sharegpt")
+        same = is_call and was_call and found[-1].get("train") == read.get("train")
+        if same:
+            found[-1]["tool_calls"] += read["tool_calls"]
+        else:
+            found.append(read)
+        was_call = is_call
+    return found
 
 
 def turn(value: Record, is_sharegpt: bool) -> dict[str, Any]:
@@ -171,7 +184,7 @@ def turn(value: Record, is_sharegpt: bool) -> dict[str, Any]:
     given = {key: item for key, item in value.items() if item is not None}
     role_key, content_key = ("from", "value") if is_sharegpt and "from" in given else ("role", "content")
     name = given.get(role_key)
-    is_call = is_sharegpt and isinstance(name, str) and name.lower() == "function_call"
+    is_call = isinstance(name, str) and name.lower() in CALL_ROLES
     role = "assistant" if is_call else role_of(name)
     calls = [call(each) for each in objects(given.get("tool_calls", []), dict)]
     if "function_call" in given:
@@ -179,8 +192,8 @@ def turn(value: Record, is_sharegpt: bool) -> dict[str, Any]:
     if content_key not in given and not calls:
         raise Rejected("no content")
     content = content_of(given.get(content_key, ""))
-    if is_call and (called := called_in(content)):
-        calls, content = calls + called, ""
+    if is_call:
+        calls, content = calls + called_in(content), ""
     if calls and role != "assistant":
         raise Rejected("only the assistant calls tools")
     found: dict[str, Any] = {"role": role, "content": content}
@@ -207,7 +220,7 @@ def content_of(value: Any) -> str:
     parts = objects(value, dict)
     if any(part.get("type") != "text" for part in parts):
         raise Rejected("a part that is not text")
-    return "".join(text(part.get("text")) for part in parts)
+    return "\n".join(text(part.get("text")) for part in parts)
 
 
 def call(value: Record) -> dict[str, Any]:
@@ -234,15 +247,15 @@ def function(value: Any) -> dict[str, Any]:
 
 
 def called_in(content: str) -> list[dict[str, Any]]:
-    """Return the calls in a function_call turn of ShareGPT, written as JSON.
+    """Return the calls in a turn whose role says that it is a call.
 
-    The JSON is one call or a list of calls. The result is empty for other text.
+    The turn is the JSON of one call or of a list of calls. Any other text must be rejected.
     """
-    try:
-        value = parsed(content)
-        return [function(each) for each in (value if isinstance(value, list) else [value])]
-    except Rejected:
-        return []
+    value = parsed(content)
+    calls = [function(each) for each in (value if isinstance(value, list) else [value])]
+    if not calls:
+        raise Rejected("a call without a call")
+    return calls
 
 
 def tools_of(record: Record) -> list[Any]:

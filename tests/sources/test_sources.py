@@ -40,6 +40,7 @@ from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
 from tasks.readers import json_array, lines, strict_json
+from tasks.readers.arrow_values.written import Time
 from tasks.readers.compression import BOMB_BYTES
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import CONTAINERS, container_by_extension, container_named
@@ -230,13 +231,15 @@ def test_a_damaged_row_of_a_table_is_one_reject(tmp_path: Path) -> None:
     ]
 
 
-def test_a_time_is_text_whatever_is_installed(tmp_path: Path) -> None:
+def test_a_time_has_the_same_text_whatever_is_installed(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": pa.array([1000, 1], pa.timestamp("ns"))}), tmp_path / "a.parquet")
     records = records_of(tmp_path / "a.parquet", format="text")
     assert [record for _, record in records] == [
-        {"text": "1970-01-01 00:00:00.000001000"},
-        {"text": "1970-01-01 00:00:00.000000001"},
+        {"text": Time("1970-01-01 00:00:00.000001000")},
+        {"text": Time("1970-01-01 00:00:00.000000001")},
     ]
+    with pytest.raises(Reject, match="text: expected a string, found a value of type Time"):
+        read_record(records[0][1], "text")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

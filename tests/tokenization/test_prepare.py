@@ -19,14 +19,15 @@ from support.profiles import examples
 from support.tokenizer_kinds import BUILT, CHATML_JINJA, open_kind, read_rows
 
 from tasks.config import Config
+from tasks.conversations.dialects.pairing import Unpaired
 from tasks.conversations.formats import FORMATS
-from tasks.conversations.model import Format, PlainRecord
+from tasks.conversations.model import Conversation, Format, PlainRecord, ToolCall
 from tasks.core.errors import DataError, PackError, Reject
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TrainOn
-from tasks.tokenization.frames import Filling, Prepared
+from tasks.tokenization.frames import Filling, Frames, Prepared
 from tasks.tokenization.plain_records import PlainRecords
 from tasks.tokenization.prepare import Preparer, comparable
 from tasks.tokenization.tokenize_part import tokenize_part
@@ -35,14 +36,15 @@ FEW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PLAIN = [format for format in FORMATS if format.plain]
 TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last")
-ROLES = ("system", "user", "assistant", "tool", "human", "gpt", "function_call", "prompter", "assistent")
+ROLES = ("system", "user", "assistant", "tool", "human", "gpt", "function_call", "tool_call", "prompter", "assistent")
 MORE_KEYS = ("weight", "name", "tool_calls", "id", "category", "extra")
 
 
 # -- records like the example of a format -----------------------------------------------------------------------------
 # Values are chosen by a Random, because strategies favor simple values and these tests need rare combinations.
 
-CONTENTS = ("a", "a", "a\0b", "100 %s", " b\n", "é", "Ä" * 99, '"role":', "\\", "▁", "\v", "\x1c", "[INST]", "</s>")
+CONTENTS = ("a", "a", "a\0b", "100 %s", " b\n", "é", "Ä" * 99, '"role":', "\\", "▁", "\v", "\x1c", "[INST]", "</s>",
+    '[{"role": "user", "content": "a"}]', ' [{"role": "user", "content": "a"}]', '{"name": "f"}')  # fmt: skip
 ODD = (None, True, 7, 10**20, [], {}, "", " ", "a\0b", "x", "x", ["a"], {"a": {"b": "c"}})
 MORE_KEYS = ("weight", "name", "tool_calls", "id", "category", "extra")
 
@@ -289,6 +291,33 @@ def test_a_frame_is_rendered_once_and_their_number_is_bounded(monkeypatch: pytes
     monkeypatch.setattr(BuiltIn, "spans", None)
     [other] = preparer.prepare(turns("2+2?", "4"))
     assert other.shape is first.shape
+
+
+def test_calls_of_a_role_that_says_call_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    [messages] = [format for format in FORMATS if format.name == "messages"]
+    preparer, tried = preparer_of(messages), []
+
+    def filled(frames: Frames, conversation: Conversation, trained: object) -> tuple[None, None]:
+        tried.append(conversation.messages[-1].tool_calls)
+        return None, None
+
+    monkeypatch.setattr(Frames, "filled", filled)
+    record = {"messages": [{"role": "user", "content": "a"}, {"role": "tool_call", "content": '{"name": "f"}'}]}
+    preparer.prepare(record)
+    assert tried == [(ToolCall("f", "{}"),)]
+
+
+def test_results_without_a_call_are_noticed_when_they_are_filled_in() -> None:
+    [messages] = [format for format in FORMATS if format.name == "messages"]
+    encoder = open_kind("sp_bpe_chatml")
+    template = JinjaTemplate("t.jinja", CHATML_JINJA, encoder, "assistant", "2026-01-01")
+    preparer = Preparer(file_of(messages), template, encoder, "assistant")
+    result = {"messages": [{"role": role, "content": "a"} for role in ("user", "tool", "assistant")]}
+    as_text = {"messages": [{"role": "assistant", "content": "<tool_call>"}, *result["messages"]]}
+    preparer.prepare_all([result, as_text])
+    assert is_filled(preparer, result)
+    [[first], [second]] = preparer.prepare_all([result, as_text])
+    assert (first.unpaired, second.unpaired) == (Unpaired(results_without_call=1), None)
 
 
 def test_parts_share_what_was_rendered_of_their_template(monkeypatch: pytest.MonkeyPatch) -> None:

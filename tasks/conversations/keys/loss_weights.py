@@ -3,8 +3,8 @@
 {"messages": [{…}, {"role": "assistant", "content": "4", "loss_weight": 0.5}], "loss_weight": 2} → a weight of 1.0
 
 The weight of a turn is multiplied by the weight of its record. A missing weight is 1. A turn of weight 0 is not trained
-on, as if it had `weight: 0`, so every token that is trained on has a weight above 0. The key is read only with
-`loss_weight: data` or `both` in the config.
+on, as if it had `weight: 0`, so every token that is trained on has a weight above 0. Other weights are read only with
+`loss_weight: data` or `both` in the config. In a message, ms-swift's `loss_scale` is the same.
 """
 
 from __future__ import annotations
@@ -19,8 +19,33 @@ from tasks.core.printable import kind, shown
 
 LOSS_WEIGHT = "loss_weight"
 
+# The names of the weight of a message.
+LOSS_SCALE = "loss_scale"
+OF_MESSAGES = (LOSS_WEIGHT, LOSS_SCALE)
+
 # Limits of weights, chosen so that float32 can hold their product with all factors of a conversation.
 LEAST, MOST = 1e-6, 1e6
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_zero(value: object) -> bool:
+    return is_number(value) and value == 0
+
+
+def weight_of(message: Mapping[str, object], where: str) -> object:
+    """Return the weight of a message as its keys have it.
+
+    Raises Reject if both have numbers that differ.
+    """
+    value, scale = message.get(LOSS_WEIGHT), message.get(LOSS_SCALE)
+    if scale is None or not is_number(scale):
+        return value
+    if value not in (None, scale):
+        raise Reject("bad_weight", f"{where}: {' and '.join(OF_MESSAGES)} differ; keep one of them")
+    return scale
 
 
 def with_loss_weights(conversation: Conversation, is_text: bool, name: str = LOSS_WEIGHT) -> Conversation:

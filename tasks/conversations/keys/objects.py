@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from tasks.conversations.chat import REASONING_KEYS
+from tasks.conversations.dialects.calls import ARGUMENTS
+from tasks.conversations.dialects.lists import found_list, found_object
+from tasks.conversations.dialects.parts import RESULT_PARTS, keys_of_part
+from tasks.conversations.dialects.reasoning import REASONING_KEYS
+from tasks.conversations.dialects.responses import is_item, keys_of_item
+from tasks.conversations.keys.loss_weights import OF_MESSAGES, is_number
 from tasks.conversations.keys.renaming import MESSAGE_KEYS
-from tasks.conversations.keys.training_flags import TRAINING_FLAGS
+from tasks.conversations.keys.training_flags import LOSS, TRAINING_FLAGS
 from tasks.conversations.model import Record
 
 Object = tuple[str, dict[str, object], Collection[str]]
@@ -18,9 +23,10 @@ Object = tuple[str, dict[str, object], Collection[str]]
 
 _OF_MESSAGES = (*TRAINING_FLAGS, *REASONING_KEYS, "name", "tool_calls", "tool_call_id", "function_call")
 
-PART = frozenset(("type", "text"))
+# Keys that have a meaning only with some values.
+_BY_VALUE = frozenset((LOSS, *OF_MESSAGES))
 
-_FUNCTION = frozenset(("name", "arguments"))
+_FUNCTION = frozenset(("name", *ARGUMENTS))
 _CALL = frozenset(("id", "type", "function"))
 _CALL_WITHOUT_FUNCTION = _FUNCTION | {"id", "type"}
 
@@ -37,11 +43,18 @@ def objects_in_messages(
         return
     where = f"{columns.get(key, key)}[]"
     for item in messages:
+        if type(item) is str:
+            item = found_object(item)
         if type(item) is dict:
             role, content = _keys_of(item, columns, sharegpt)
             if len(item) != 2 or role not in item or type(item.get(content)) is not str:
                 names = (columns.get(name, name) for name in _OF_MESSAGES) if columns else _OF_MESSAGES
-                yield from _in_message(item, where, {*names, role, content}, content)
+                used = {*names, role, content}
+                if role not in item and is_item(item):
+                    used = {*keys_of_item(item)}
+                elif not _BY_VALUE.isdisjoint(item):
+                    used.update(_used_by_value(item))
+                yield from _in_message(item, where, used, content)
 
 
 def _keys_of(item: dict[str, object], columns: Mapping[str, str], sharegpt: bool) -> tuple[str, str]:
@@ -55,14 +68,20 @@ def _keys_of(item: dict[str, object], columns: Mapping[str, str], sharegpt: bool
     return columns.get("role", role), columns.get("content", content)
 
 
+def _used_by_value(item: Mapping[str, object]) -> Iterator[str]:
+    """Yield the keys of a message that have a meaning only with some values."""
+    if isinstance(item.get(LOSS), bool):
+        yield LOSS
+    for key in OF_MESSAGES:  # without `loss_weight: data`, only 0 and 1 have a meaning
+        if is_number(item.get(key)) and item[key] in (0, 1):
+            yield key
+
+
 def _in_message(item: dict[str, object], where: str, used: Collection[str], content: str) -> Iterator[Object]:
     yield where, item, used
-    parts = item.get(content)
-    for part in parts if type(parts) is list else ():
-        if type(part) is dict:
-            yield f"{where}.{content}[]", part, PART
+    yield from _in_parts(item.get(content), f"{where}.{content}[]")
     calls = item.get("tool_calls")
-    for call in calls if type(calls) is list else ():
+    for call in (found_list(calls) or ()) if calls else ():
         if type(call) is dict:
             function = call.get("function")
             yield f"{where}.tool_calls[]", call, _CALL_WITHOUT_FUNCTION if function is None else _CALL
@@ -71,6 +90,14 @@ def _in_message(item: dict[str, object], where: str, used: Collection[str], cont
     function = item.get("function_call")
     if type(function) is dict:
         yield f"{where}.function_call", function, _FUNCTION
+
+
+def _in_parts(parts: object, where: str) -> Iterator[Object]:
+    for part in (found_list(parts) or ()) if type(parts) in (list, dict) else ():
+        if type(part) is dict:
+            yield where, part, keys_of_part(part)
+            if part.get("type") in RESULT_PARTS:
+                yield from _in_parts(part.get("content"), f"{where}.content[]")
 
 
 def objects_in_tree(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from tasks.conversations.dialects.lists import found_list
 from tasks.core.errors import DataError
 from tasks.core.suggest import suggest
 
@@ -104,18 +105,22 @@ def without_parts(record: object, ignored: Collection[str]) -> object:
 
 
 def _without(messages: object, types: Collection[str]) -> object:
-    if not isinstance(messages, list):
-        return messages
-    return [
+    turns = found_list(messages)  # also from JSON text, or from a struct of lists
+    kept = [
         {key: _kept(value, types) for key, value in message.items()} if isinstance(message, dict) else message
-        for message in messages
+        for message in turns or ()
     ]
+    return messages if kept == (turns or []) else kept
 
 
 def _kept(content: object, types: Collection[str]) -> object:
     if not isinstance(content, list):
         return content
-    return [part for part in content if not (isinstance(part, dict) and _type_of(part) in types)]
+    return [
+        {**part, "content": _kept(part["content"], types)} if isinstance(part, dict) and "content" in part else part
+        for part in content
+        if not (isinstance(part, dict) and _type_of(part) in types)
+    ]
 
 
 def _type_of(part: Mapping[str, object]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from tasks.conversations.dialects.lists import MESSAGE_LISTS
 from tasks.conversations.model import role_named
 
 # The names that `columns` may give to keys of a message.
@@ -19,11 +20,6 @@ OF_BOTH: tuple[str, ...] = ("reasoning", "loss_weight")
 
 # Other names that formats use for these keys.
 _SAME = {"from": "role", "value": "content", "text": "content"}
-
-# Keys of a record that hold a list of messages in some format.
-_MESSAGE_LISTS = (
-    "messages", "conversations", "conversation", "prompt", "question", "completion", "answer", "response"
-)  # fmt: skip
 
 
 def rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
@@ -50,7 +46,7 @@ def rename_messages(
         return {key: _rename_tree(value, keys, roles) if key == "prompt" else value for key, value in record.items()}
     return {
         key: [_rename_message(item, format, keys, roles) if type(item) is dict else item for item in value]
-        if key in _MESSAGE_LISTS and isinstance(value, list)
+        if key in MESSAGE_LISTS and isinstance(value, list)
         else value
         for key, value in record.items()
     }

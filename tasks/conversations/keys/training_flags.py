@@ -2,8 +2,8 @@
 
 {"role": "assistant", "content": "4", "train": false} → False
 
-The key is `train` or `training` (axolotl), or `weight` (OpenAI). `weight: 1` is the default of OpenAI's format and
-decides nothing.
+The key is `train` or `training` (axolotl), `weight` (OpenAI), or `loss` (ms-swift). `weight: 1` is the default of
+OpenAI's format and decides nothing. A `loss` that is a number is a remark.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from tasks.core.printable import kind
 # The keys of training flags, each with the values that it may have.
 TRAINING_FLAGS = {"weight": "0 or 1", "train": "true or false", "training": "true or false"}
 
+
+LOSS = "loss"  # a flag only if it is true or false
+
+_NAMES = frozenset((LOSS, *TRAINING_FLAGS))
 
 # Names of keys that may mean that a message is not trained on.
 _SUSPECTS = re.compile(r"(?:^|[._])(?:train|training|trainable|loss|mask|masked|weight|weights)(?:$|_)", re.IGNORECASE)
@@ -44,7 +48,11 @@ def training_flag(message: Mapping[str, object], where: str) -> bool | None:
 
     Raises Reject for any other value, and if two keys have different values.
     """
+    if _NAMES.isdisjoint(message):
+        return None
     found: dict[str, bool] = {}
+    if isinstance(message.get(LOSS), bool):
+        found[LOSS] = message[LOSS] is True
     for key, expected in TRAINING_FLAGS.items():
         value = message.get(key)
         if value is None:

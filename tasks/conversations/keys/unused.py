@@ -13,9 +13,11 @@ from itertools import chain, repeat
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from tasks.conversations.chat import REASONING_KEYS
+from tasks.conversations.chat import TURN_NAMES
+from tasks.conversations.dialects.lists import MESSAGE_LISTS, may_need_lists, with_lists
+from tasks.conversations.dialects.parts import PartKeys
+from tasks.conversations.dialects.reasoning import REASONING_KEYS
 from tasks.conversations.formats import FORMAT_OF
-from tasks.conversations.keys.objects import PART
 from tasks.conversations.keys.other_data import MEDIA_KEYS, OTHER_KEYS, is_other_data, other_data, part_of_other_data
 from tasks.conversations.keys.renaming import MESSAGE_KEYS, rename
 from tasks.conversations.model import PlainRecord, Record
@@ -94,6 +96,7 @@ class UnusedKeys:
         self._further = frozenset(further)
         self._of_messages = frozenset(columns.get(name, name) for name in self._further.intersection(MESSAGE_KEYS))
         self._keys = frozenset(self._format.keys) | self._further
+        self._lists = [columns.get(key, key) for key in MESSAGE_LISTS if key in self._format.keys]
         self._counts = PathCounts()
         self._shapes: dict[tuple[str, ...], tuple[str, ...] | None] = {}
 
@@ -107,10 +110,14 @@ class UnusedKeys:
             own: Any = records if len(kinds) == 1 else [record for record in records if type(record) is kind]
             if issubclass(kind, PlainRecord):
                 self._add_plain(kind, own)
-            elif kind is dict and not self._add_alike(own):
-                for number, record in zip(numbers, records, strict=True):
-                    if type(record) is dict:
-                        self._add_record(record, number, place)
+            elif kind is dict:
+                if may_need_lists(own, self._lists):
+                    records = [self._with_lists(record) for record in records]
+                    own = [record for record in records if type(record) is dict]
+                if not self._add_alike(own):
+                    for number, record in zip(numbers, records, strict=True):
+                        if type(record) is dict:
+                            self._add_record(record, number, place)
 
     def add_column(self, name: str, count: int) -> None:
         """Count the values of a table's column that is not read."""
@@ -119,6 +126,9 @@ class UnusedKeys:
     def found(self) -> dict[str, int]:
         """Return how often each key occurred."""
         return self._counts.found()
+
+    def _with_lists(self, record: object) -> object:
+        return with_lists(record, self._lists, TURN_NAMES) if type(record) is dict else record
 
     def _add_plain(self, kind: Any, records: Sequence[Any]) -> None:
         """Count the unused keys of plain records, in C.
@@ -229,10 +239,10 @@ class UnusedKeys:
                 yield "", key, record[key]
         if format.objects:
             for path, item, known in format.objects(named, columns):
-                if known is PART and part_of_other_data(item):
+                if isinstance(known, PartKeys) and part_of_other_data(item):
                     yield path, "", item
                     continue
-                read = self._of_messages if path.count("[]") == 1 and known is not PART else frozenset()
+                read = self._of_messages if path.count("[]") == 1 and not isinstance(known, PartKeys) else frozenset()
                 for key in item.keys() - known - read:
                     if not is_absent(item[key]):
                         yield path, key, item[key]

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from tasks.conversations.chat import tools_of
-from tasks.conversations.fields import list_of, missing, parsed, text_of
-from tasks.conversations.keys.objects import PART, Object
+from tasks.conversations.dialects.lists import list_of
+from tasks.conversations.dialects.parts import keys_of_part
+from tasks.conversations.dialects.tools import tools_of
+from tasks.conversations.fields import missing, parsed, text_of
+from tasks.conversations.keys.objects import Object
 from tasks.conversations.keys.other_data import MEDIA_PARTS, part_of_other_data
 from tasks.conversations.model import Conversation, Format, Record
 from tasks.conversations.traces.claude_code import is_claude_code, read_claude_code
@@ -155,7 +157,7 @@ def _media_in(body: Record, where: str, depth: int = 0) -> Iterator[Object]:
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, dict):
                 if part_of_other_data(part):
-                    yield f"{where}.{key}[]", {"type": part["type"]}, PART
+                    yield f"{where}.{key}[]", {"type": part["type"]}, keys_of_part(part)
                 elif not depth:  # a result within a message
                     yield from _media_in(part, f"{where}.{key}[]", 1)
 
