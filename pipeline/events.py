@@ -299,13 +299,17 @@ def _overlong(manifest: Manifest) -> Iterator[str]:
     dropped, noun = (samples.dropped, "sample") if samples else (conversations.dropped, "conversation")
     keep = f"to keep them, raise sequence_length{' or set overlong: split' * (policy != 'split')}"
 
-    def lost(count: int) -> str:
+    def lost(count: int, trained: int | None = None) -> str:
         of_all = 100 * count / max(1, tokens.encoded + tokens.rejected)
-        return f", which drops {count:,} tokens ({of_all:.2g} % of all); {keep}"
+        of_them = f", {trained:,} of them trained" if trained is not None else ""
+        return f", which drops {count:,} tokens ({of_all:.2g} % of all{of_them}); {keep}"
 
     if conversations.truncated:
         cut = counted(conversations.truncated, "conversation")
-        yield f"overlong: {cut} truncated to {length}{lost(tokens.truncated)}"
+        how = (
+            f"cut after the last trained turn that fits in {length}" if policy == "turns" else f"truncated to {length}"
+        )
+        yield f"overlong: {cut} {how}{lost(tokens.truncated, tokens.trained_truncated)}"
     if conversations.split:
         once = not samples and not tokens.repeated  # only then is each piece counted once
         pieces = f" into {ledger.pieces.packed - conversations.packed + conversations.split:,} pieces" * once
@@ -314,7 +318,8 @@ def _overlong(manifest: Manifest) -> Iterator[str]:
         cut = counted(conversations.split, "conversation")
         yield f"overlong: {cut} longer than {length} split{pieces}{without}; to keep them whole, raise sequence_length"
     if too_long := dropped.get("too_long"):
-        yield f"overlong: {counted(too_long, noun)} longer than {length} dropped; {keep}"
+        without = ", without a trained turn that fits" * (policy == "turns")
+        yield f"overlong: {counted(too_long, noun)} longer than {length} dropped{without}; {keep}"
     if policy in ("truncate", "split") and (untrained := dropped.get("no_trained_tokens")):
         alone = policy == "truncate" and sum(dropped.values()) == untrained  # only then are all dropped tokens theirs
         yield (

@@ -167,8 +167,11 @@ class Config(BaseModel):
         "regardless of length; both: the product of data and conversation. The weights are in the column `loss_weight` "
         "of the rows.",
     )
-    overlong: Literal["truncate", "drop", "split", "error"] = Field(
-        "truncate", description="Policy for a conversation that is longer than a row."
+    overlong: Literal["truncate", "turns", "drop", "split", "error"] = Field(
+        "truncate",
+        description="Policy for a conversation that is longer than a row. truncate: it is cut at the end of the row; "
+        "turns: it is cut after its last trained turn that fits whole, and dropped if no turn fits; drop: it is left "
+        "out; split: every piece of it is packed; error: the run fails.",
     )
     validation: float = Field(
         0.0, ge=0.0, lt=1.0, description="Share of conversations held out, by hash of the content."
@@ -308,9 +311,14 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> Config:
-        if not self.packing and self.overlong == "split":
+        if not self.packing and self.overlong in ("split", "turns"):
             raise ValueError(
-                "overlong: split requires packing: true; without packing, each row is one whole conversation"
+                f"overlong: {self.overlong} requires packing: true; without packing, each row is one whole conversation"
+            )
+        if self.overlong == "turns" and self.train_on == "all":
+            raise ValueError(
+                "overlong: turns and train_on: all cannot be combined: if everything is trained on, no untrained token "
+                "shows where a turn ends; set overlong: truncate, drop, or split"
             )
         if not self.packing and self.epochs > 1:
             raise ValueError(

@@ -259,7 +259,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         ("max_rejects: .nan", "max_rejects: "),
         ("max_rejects: 1.1", "max_rejects: "),
         ("train_on: assistent", "train_on: must be 'assistant', 'all' or 'last', found 'assistent'"),
-        ("overlong: cut", "overlong: must be 'truncate', 'drop', 'split' or 'error', found 'cut'"),
+        ("overlong: cut", "overlong: must be 'truncate', 'turns', 'drop', 'split' or 'error', found 'cut'"),
         ("name: a/b", "name: "),
         ("name: ../x", "name: "),
         ("name: ''", "name: "),
@@ -274,6 +274,8 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         ("engine: fast", "engine: must be 'auto', 'gigatoken' or 'reference', found 'fast'"),
         ("part_size: 10", "part_size: "),
         ("packing: false\noverlong: split", "overlong: split requires packing: true"),
+        ("packing: false\noverlong: turns", "overlong: turns requires packing: true"),
+        ("train_on: all\noverlong: turns", "overlong: turns and train_on: all cannot be combined"),
     ],
 )
 def test_a_wrong_value_is_named(line: str, said: str, tmp_path: Path) -> None:

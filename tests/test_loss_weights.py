@@ -80,7 +80,7 @@ def pieces_of(manifest: Path, split: str = "train") -> dict[int, list[tuple[np.n
     given_=st.fixed_dictionaries(
         {},
         optional={
-            "overlong": st.sampled_from(["truncate", "split", "drop"]),
+            "overlong": st.sampled_from(["truncate", "turns", "split", "drop"]),
             "sequence_length": st.sampled_from([40, 64]),
             "turns": st.sampled_from(["apart", "together"]),
             "validation": st.just(0.25),

@@ -170,7 +170,7 @@ _ALL = [
          "all were rejected, or dropped: longer than a row, or by a filter, a limit, a weight, or the held-out split",
          "see rejects.jsonl and the setting in the message"),
     Code("E253", "too_long_conversation", DATA, "A conversation is longer than a row, and overlong is error.",
-         "sequence_length is too small for it", "raise sequence_length, or choose truncate, drop, or split"),
+         "sequence_length is too small for it", "raise sequence_length, or choose truncate, turns, drop, or split"),
     Code("E254", "empty_share", DATA, "A source cannot get a share of the tokens.",
          "weighting is token_share, and no conversation of the source is left to train on",
          "remove the source, or check filters and rejects"),

@@ -35,7 +35,7 @@ def find_failures(found: Prediction) -> list[str]:
     if config.overlong == "error" and found.too_long:
         failures.append(
             f"The run will fail: {about(found.too_long, found)} conversations are longer than a row, and overlong is "
-            "error; use truncate, drop, or split (figures below are for truncate)"
+            "error; use truncate, turns, drop, or split (figures below are for truncate)"
         )
     if not train_rows(found):
         failures.append("The run will fail: no conversation of the sample is left to train on")
@@ -73,9 +73,14 @@ def _overlong(found: Prediction) -> list[str]:
     config, dropped = found.config, found.dropped.get("too_long", 0.0)
     length = f"longer than {config.sequence_length:,} tokens"
     keep = "to keep them whole, raise sequence_length; to keep all their tokens, set overlong: split"
-    if found.cut and config.overlong == "truncate":
-        return [f"overlong: {_conversations(found.cut, found)} {length} will be cut; {keep}"]
-    return [f"overlong: {_conversations(dropped, found)} {length} will be dropped; {keep}"] if dropped else []
+    lines = []
+    if found.cut and config.overlong in ("truncate", "turns"):
+        after = " after the last trained turn that fits" * (config.overlong == "turns")
+        lines.append(f"overlong: {_conversations(found.cut, found)} {length} will be cut{after}; {keep}")
+    if dropped:
+        without = ", without a trained turn that fits," * (config.overlong == "turns")
+        lines.append(f"overlong: {_conversations(dropped, found)} {length}{without} will be dropped; {keep}")
+    return lines
 
 
 def _weighs_alike(found: Prediction) -> list[str]:

@@ -159,6 +159,11 @@ def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
     Raises DataError or InputMissing.
     """
     reason, config = place["dropped"], manifest.config
+    if reason == "too_long" and config.get("overlong") == "turns":
+        return (
+            f"no trained turn of its {place['length']:,} tokens ends within a row of {manifest.sequence_length:,} "
+            "(overlong: turns)"
+        )
     if reason == "too_long":
         return f"its {place['length']:,} tokens exceed a row of {manifest.sequence_length:,} (overlong: drop)"
     if reason in ("min_tokens", "max_tokens", "min_turns", "max_turns"):

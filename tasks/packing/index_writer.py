@@ -85,7 +85,8 @@ class IndexWriter:
         shard = placed.shard(chosen)
         split, of_split = self._split_of(shard, placed)
         none = np.zeros(len(dropped), np.int32)
-        truncated = of.closed & (self._recipe.config.overlong == "truncate")
+        is_cut = of.first + of.taken < accepted.length[of.conversation]
+        truncated = is_cut & (self._recipe.config.overlong in ("truncate", "turns"))
         reason = to_arrow((accepted.reason[conversation] - np.uint8(1)).astype(np.int8), ~is_dropped)
         columns = [
             to_arrow(self._sources[accepted.part(conversation)]),

@@ -78,10 +78,11 @@ class Losses:
     pieces: int = 0  # pieces of split conversations without a trained token
     tokens_dropped: int = 0
     tokens_truncated: int = 0
+    trained_truncated: int | None = None  # of tokens_truncated; only with overlong: turns
     tokens_rejected: int = 0
 
 
-def count_losses(pieces: Pieces, config: Config) -> Losses:
+def count_losses(pieces: Pieces, tokens: TokenColumns, config: Config) -> Losses:
     """Count the losses by limits, filters, and the overlong policy.
 
     A conversation counts once, however often it is packed.
@@ -97,7 +98,7 @@ def count_losses(pieces: Pieces, config: Config) -> Losses:
     dropped = dict(zip(DROP_REASONS, ends[1:].tolist(), strict=False))
     lost.dropped = {reason: count for reason, count in dropped.items() if count or reason == "too_long"}
     stays = accepted.reason[pieces.cut_of] == 0
-    of, (first, taken, closed, _) = pieces.cut_of[stays], pieces.cuts[stays].T
+    of, (first, taken, _, trained) = pieces.cut_of[stays], pieces.cuts[stays].T
     cut = np.unique(of)
     separators = accepted.separator[of] & (first + taken == accepted.length[of])
     gone = int(accepted.encoded(cut).sum()) - int(taken.sum()) + int(separators.sum())
@@ -106,8 +107,21 @@ def count_losses(pieces: Pieces, config: Config) -> Losses:
         count = np.maximum(1, -(-(accepted.length[cut] - 1) // (config.sequence_length - 1)))  # pieces of each
         lost.pieces = int(count.sum()) - len(of)
     else:
-        lost.truncated, lost.tokens_truncated = _conversations(of[closed == 1], accepted), gone
+        is_cut = first + taken < accepted.length[of]
+        lost.truncated, lost.tokens_truncated = _conversations(of[is_cut], accepted), gone
+    if config.overlong == "turns":
+        lost.trained_truncated = _trained_of(cut, tokens) - int(trained.sum())
     return lost
+
+
+def _trained_of(samples: np.ndarray, tokens: TokenColumns) -> int:
+    """Sum up the trained tokens of whole samples, given in ascending order."""
+    total = 0
+    for top in range(0, tokens.edges[-1], CHUNK):
+        inside = samples[slice(*np.searchsorted(samples, [top, top + CHUNK]))]
+        if len(inside):
+            total += int(tokens.column("trained", top, min(top + CHUNK, tokens.edges[-1]))[inside - top].sum())
+    return total
 
 
 def _conversations(samples: np.ndarray, accepted: Accepted) -> int:
@@ -181,7 +195,7 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Accoun
         copies = count if pieces.copies is None else int(pieces.copies[inside][chosen].sum(dtype=np.int64))
         of_sources[number] = _conversations(late, accepted), int(accepted.encoded(late).sum()), count, copies
     samples = count_samples(pieces, tokens) if accepted.samples.several else None
-    lost, alignment = count_losses(pieces, recipe.config), _alignment(pieces, recipe.config)
+    lost, alignment = count_losses(pieces, tokens, recipe.config), _alignment(pieces, recipe.config)
     return Account(tally(pieces, tokens, recipe), lost, of_sources, int(np.count_nonzero(left)), samples, alignment)
 
 
@@ -228,6 +242,7 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
             "padding": places - packed if places else 0,
             "trained": sums.total("trained"),
             "alignment": account.alignment,
+            "trained_truncated": lost.trained_truncated,
         },
     }
     ledger = Ledger.model_validate(values | ({"samples": samples} if samples else {}))

@@ -7,7 +7,8 @@ together.
     Accepted (one column per attribute) ─cut_overlong─▶ Pieces; `reason` is set if a conversation is not packed
 
 A conversation that fits in a row is one piece. The `overlong` setting decides about longer conversations: truncate
-keeps the first piece, split keeps every piece with a trained token, drop keeps none, and error stops the run.
+keeps the first piece, turns keeps everything up to the last trained turn that fits whole, split keeps every piece with
+a trained token, drop keeps none, and error stops the run.
 
 There are millions of conversations, so columns are as narrow as possible. A column of the token files that is needed
 only once is read when it is needed, and is not held in memory.
@@ -205,9 +206,9 @@ def check_conversations(count: int, config: Config) -> None:
 def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     """Apply the overlong policy and return the pieces of the remaining conversations.
 
-    Sets `accepted.reason` to REJECTED if no trained token is left. Without packing, a row is a whole conversation, and
-    overlong conversations stay intact, because the trainer that tokenizes them cuts them. Raises DataError if the
-    policy is error and a conversation is overlong.
+    Sets `accepted.reason` to REJECTED if no trained token is left, and to `too_long` if the policy is turns and no
+    trained turn fits. Without packing, a row is a whole conversation, and overlong conversations stay intact, because
+    the trainer that tokenizes them cuts them. Raises DataError if the policy is error and a conversation is overlong.
     """
     config = recipe.config
     stays = accepted.reason == 0
@@ -225,11 +226,16 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         untrained = tokens.column("trained", chunk.start, chunk.stop) == 0
         accepted.reason[chunk][stays[chunk] & ~is_long[chunk] & untrained] = REJECTED
     owners, cuts = array("i"), array("i")
-    for conversation in np.flatnonzero(is_long).tolist() if config.overlong in ("truncate", "split") else ():
-        found = cut_conversation(tokens.tokens(conversation), config.sequence_length, config.overlong == "split")
+    eos = recipe.encoder.eos_id if config.overlong == "turns" and is_long.any() else -1
+    for conversation in np.flatnonzero(is_long).tolist() if config.overlong in ("truncate", "turns", "split") else ():
+        values = tokens.tokens(conversation)
+        if config.overlong == "turns":
+            found = cut_after_turns(values, config.sequence_length, eos)
+        else:
+            found = cut_conversation(values, config.sequence_length, config.overlong == "split")
         kept = [cut for cut in found if cut.trained]
         if not kept:
-            accepted.reason[conversation] = REJECTED
+            accepted.reason[conversation] = drop_code("too_long") if config.overlong == "turns" else REJECTED
         owners.extend([conversation] * len(kept))
         for cut in kept:
             cuts.extend(cut)
@@ -280,6 +286,23 @@ def cut_conversation(values: np.ndarray, length: int, split: bool) -> list[Cut]:
     return cuts
 
 
+def cut_after_turns(values: np.ndarray, length: int, eos: int) -> list[Cut]:
+    """Keep the tokens of a conversation through its last trained turn that fits.
+
+    `values` are int32, ~id if untrained, and more than `length`. A turn is a run of trained tokens, and it fits if it
+    ends within `length` places. Like every conversation in a row, the piece ends with EOS: if the turn does not, an
+    untrained EOS closes it and takes one of the places. Returns nothing if no turn fits.
+    """
+    inside = values[: length + 1]
+    ends = np.flatnonzero((inside[:-1] >= 0) & (inside[1:] < 0)) + 1
+    closed = inside[ends - 1] != eos
+    fits = np.flatnonzero(ends + closed <= length)
+    if not len(fits):
+        return []
+    taken = int(ends[fits[-1]])
+    return [Cut(0, taken, bool(closed[fits[-1]]), int((values[1:taken] >= 0).sum()))]
+
+
 def _too_long(accepted: Accepted, is_long: np.ndarray, tokens: TokenColumns, recipe: Recipe) -> str:
     first = int(np.flatnonzero(is_long)[0])
     part = int(accepted.part(np.array([first]))[0])
@@ -289,5 +312,5 @@ def _too_long(accepted: Accepted, is_long: np.ndarray, tokens: TokenColumns, rec
     return (
         f"{where}: {accepted.length[first]:,} tokens exceed sequence_length "
         f"{recipe.config.sequence_length:,} (as in {conversations:,} conversations); set overlong to truncate, "
-        "drop, or split"
+        "turns, drop, or split"
     )

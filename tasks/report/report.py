@@ -250,7 +250,8 @@ def _conversation_steps(manifest: Manifest) -> list[Step]:
 def _token_steps(manifest: Manifest) -> list[Step]:
     tokens = manifest.ledger.tokens
     name = "encoded, with separators" + (" and copies" if tokens.repeated else "")
-    gone = [("truncated", tokens.truncated), ("dropped", tokens.dropped)]
+    of_them = f", {tokens.trained_truncated:,} of them trained" if tokens.trained_truncated else ""
+    gone = [(f"truncated{of_them}", tokens.truncated), ("dropped", tokens.dropped)]
     untrained = [("context, not trained", tokens.packed - tokens.trained)]
     accepted = tokens.encoded + tokens.separators + tokens.repeated
     steps = [Step(name, accepted, [])]

@@ -238,6 +238,7 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
     yield "shape", manifest.shape and manifest.shape.model_dump(), shape and shape.model_dump()
     with_alignment = manifest.row_shape.align > 1
     yield "alignment", manifest.ledger.tokens.alignment is not None, with_alignment
+    yield "trained_truncated", manifest.ledger.tokens.trained_truncated is not None, config.get("overlong") == "turns"
     yield "trained_here", tokenizer.trained_here, config.get("tokenizer") is None
     if not tokenizer.trained_here:
         yield "the tokenizer's digest", tokenizer.digest, tokenizer.sha256

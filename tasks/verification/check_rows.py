@@ -153,6 +153,8 @@ def _check_batch(
         raise DataError("bad_row", f"{where}: a conversation does not end with the EOS separator")
     if (flat_labels[ends][pieces["closed"]] != IGNORED).any():
         raise DataError("bad_row", f"{where}: the separator after a truncated conversation is trained on")
+    if manifest.config.get("overlong") == "turns":
+        _check_turns(flat_ids, flat_labels, ends, pieces, manifest, where)
     trained = (
         np.add.reduceat(flat_labels != IGNORED, first_tokens, dtype=np.int64) if len(first_tokens) else np.zeros(0)
     )
@@ -173,6 +175,25 @@ def _check_batch(
     np.add.at(found.segments, pieces["row"], np.int32(1))
     found.trained[:] = (labels != IGNORED).sum(axis=1)
     return found
+
+
+def _check_turns(
+    ids: np.ndarray,
+    labels: np.ndarray,
+    ends: np.ndarray,
+    pieces: dict[str, np.ndarray],
+    manifest: Manifest,
+    where: str,
+) -> None:
+    """Check that truncated conversations end with a trained turn and EOS.
+
+    `overlong: turns` promises this. `ends` are the last tokens of the pieces. EOS may be the last token of the turn, or close the piece after it.
+    """
+    cut = pieces["truncated"]
+    if (labels[ends - pieces["closed"]][cut] == IGNORED).any():
+        raise DataError("bad_row", f"{where}: a truncated conversation does not end with a turn that is trained on")
+    if (ids[ends][cut] != manifest.tokenizer.eos_token_id).any():
+        raise DataError("bad_row", f"{where}: a truncated conversation does not end with EOS")
 
 
 def _check_weights(

@@ -34,8 +34,11 @@ RANGE = 1 << 18  # approximate number of entries in a range of conversations
 PLACE = {"split", "shard", "row", "start", "first"}
 
 PIECE = np.dtype(
-    [("row", "i4"), ("start", "i4"), ("length", "i4"), ("trained", "i4"), ("separator", "?"), ("closed", "?")]
-)
+    [
+        ("row", "i4"), ("start", "i4"), ("length", "i4"), ("trained", "i4"), ("separator", "?"), ("truncated", "?"),
+        ("closed", "?"),
+    ]
+)  # fmt: skip
 
 # `split` is an index into `kinds_of_splits`, and `dropped` is an index into SAMPLE_DROP_REASONS; -1 is null or unknown.
 # `first` is -1 if the conversation was dropped. `turn` is -1 if the index has no such column.

@@ -97,6 +97,7 @@ def files() -> tuple[list[Any], str]:
         {},
         {"overlong": "drop", "sequence_length": 40},
         {"overlong": "split", "sequence_length": 24},
+        {"overlong": "turns", "sequence_length": 40, "validation": 0.2},
         {"overlong": "truncate", "sequence_length": 48, "validation": 0.2, "train_on": "last"},
         {"packing": False},
         {"engine": "reference", "template": "llama2"},

@@ -45,12 +45,23 @@ def test_options_without_effect_are_named(tmp_path: Path) -> None:
 def test_long_conversations_are_counted(tmp_path: Path) -> None:
     long = {"messages": [CHAT[0], {"role": "assistant", "content": "four " * 300}]}
     records = [*conversations(20), long]
-    for overlong, fate in (("truncate", "will be cut"), ("drop", "will be dropped"), ("split", "")):
+    fates = {"truncate": "will be cut", "drop": "will be dropped", "split": ""}
+    for overlong, fate in fates.items():
         found = [line for line in warnings(tmp_path, records, overlong=overlong) if "overlong" in line]
         assert [f"overlong: 1 conversation longer than 128 tokens {fate}; " in line for line in found] == [True] * (
             fate != ""
         )
     assert not [line for line in warnings(tmp_path, records[:-1]) if "overlong" in line]
+
+
+def test_conversations_to_cut_after_a_turn_are_counted_apart_from_those_to_drop(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "four " * 300}
+    records = [*conversations(20), *[{"messages": [*CHAT, CHAT[0], answer]}] * 2, {"messages": [CHAT[0], answer]}]
+    found = [line for line in warnings(tmp_path, records, overlong="turns") if "overlong" in line]
+    assert [line.partition(";")[0] for line in found] == [
+        "overlong: 2 conversations longer than 128 tokens will be cut after the last trained turn that fits",
+        "overlong: 1 conversation longer than 128 tokens, without a trained turn that fits, will be dropped",
+    ]
 
 
 @pytest.mark.parametrize("special", [True, False])

@@ -41,6 +41,7 @@ IGNORED = -100
 CORPORA: dict[str, dict[str, Any]] = {
     "epochs": {"epochs": 2},
     "split": {"overlong": "split", "sequence_length": 32},
+    "turns": {"overlong": "turns", "sequence_length": 48},
     # EOS ends every turn and is also the padding. A BOS begins each conversation.
     "eos pads": {"tokenizer": str(kind_path("hf_metaspace")), "template": "mistral", "sequence_length": 96},
     "lists": {"padding": "none", "overlong": "split", "sequence_length": 32},
@@ -277,11 +278,11 @@ def test_olmo_core_finds_bounds_by_eos_only_where_that_is_exact(corpora: dict[st
     settings = {name: record["settings"] for name, record in found.items()}
     assert {name: own["NumpyFSLDatasetConfig"]["generate_doc_lengths"] for name, own in settings.items()} == {
         "epochs": True, "split": True, "eos pads": True, "lists": True, "gaps": False,
-        "gaps in lists": False, "balanced": True, "no bos": False,
+        "gaps in lists": False, "balanced": True, "no bos": False, "turns": True,
     }  # fmt: skip
     assert {name: own["TokenizerConfig"]["bos_token_id"] for name, own in settings.items()} == {
         "epochs": None, "split": None, "eos pads": 1, "lists": None, "gaps": None,
-        "gaps in lists": None, "balanced": None, "no bos": None,
+        "gaps in lists": None, "balanced": None, "no bos": None, "turns": None,
     }  # fmt: skip
     [note] = found["no bos"]["notes"]
     pieces = list(flat(expected(folder_of(corpora["no bos"]), "train")))

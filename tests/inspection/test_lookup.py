@@ -168,6 +168,13 @@ def test_too_long_for_a_row_names_both_lengths(tmp_path: Path) -> None:
     assert f"dropped: its {place['length']} tokens exceed a row of 64" in page
 
 
+def test_a_conversation_without_a_turn_that_fits_is_explained(tmp_path: Path) -> None:
+    path = pack_corpus(project(tmp_path, [{"path": "many.jsonl"}], overlong="turns", sequence_length=40))
+    place = next(p for p in index_of(path) if p["dropped"])
+    page = shown(path, width=300, at=f"many.jsonl:{place['record']}")
+    assert f"dropped: no trained turn of its {place['length']} tokens ends within a row of 40 (overlong: turns)" in page
+
+
 def test_text_is_found_once_however_often_it_is_packed(mixed: Path) -> None:
     packed = {(p["source"], p["record"]) for p in index_of(mixed) if p["row"] is not None}
     for word in ("train", "eleven"):

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
-from support.small_corpus import Tokens, token_file, tokens_of
+from support.small_corpus import EOS, Tokens, token_file, tokens_of
 
 from tasks.config import Config
 from tasks.core.errors import DataError
@@ -55,12 +55,13 @@ def cut(rows: list[Tokens], parts: int = 1, **values: Any) -> Result:
         )
         file = SimpleNamespace(name="chats.jsonl")
         recipe: Any = SimpleNamespace(config=config, parts=[SimpleNamespace(file=file)] * parts)
+        recipe.encoder = SimpleNamespace(eos_id=EOS)
         pieces = cut_overlong(accepted, tokens, recipe)
         late = np.flatnonzero(accepted.reason == REJECTED).tolist()
         return Result(
             pieces.columns(slice(None)),
             pieces.trained(slice(None), tokens),
-            count_losses(pieces, config),
+            count_losses(pieces, tokens, config),
             late,
             accepted,
         )
@@ -76,8 +77,19 @@ def pieces_by_conversation(result: Result, count: int) -> list[list[tuple[int, i
     return found
 
 
-corpora = st.lists(tokens_of(60), max_size=8)
-policies = st.sampled_from(["truncate", "drop", "split"])
+@st.composite
+def with_stops(draw: st.DrawFn, longest: int) -> Tokens:
+    """Draw a conversation in which some trained turns end with EOS."""
+    values, separator = draw(tokens_of(longest))
+    stops = draw(st.binary(min_size=len(values), max_size=len(values)))
+    for end in range(1, len(values)):
+        if values[end - 1] >= 0 > values[end] and stops[end] % 2:
+            values[end - 1] = EOS
+    return values, separator
+
+
+corpora = st.lists(with_stops(60), max_size=8)
+policies = st.sampled_from(["truncate", "turns", "drop", "split"])
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -85,7 +97,7 @@ policies = st.sampled_from(["truncate", "drop", "split"])
 def test_tokens_add_up_and_stand_in_order(
     rows: list[Tokens], overlong: str, length: int, parts: int, packing: bool
 ) -> None:
-    packing |= overlong == "split"
+    packing |= overlong in ("split", "turns")
     result = cut(rows, parts, overlong=overlong, sequence_length=length, packing=packing)
     pieces, _, lost, late, _ = result
     for column, kind in (
@@ -102,8 +114,17 @@ def test_tokens_add_up_and_stand_in_order(
     is_long = [len(values) > length for values, _ in rows]
     kept = pieces_by_conversation(result, len(rows))
     assert all(not kept[c] for c in late)
-    assert lost.dropped["too_long"] == (sum(is_long) if overlong == "drop" else 0)
-    assert lost.truncated == sum(bool(k) and k[0][2] and overlong == "truncate" for k in kept)
+    whole_turns = [turns_that_fit(values, length) for values, _ in rows]
+    without = [long and not ends for long, ends in zip(is_long, whole_turns, strict=True)]
+    assert lost.dropped["too_long"] == {"drop": sum(is_long), "turns": sum(without)}.get(overlong, 0)
+    is_cut = [bool(k) and k[0][1] < len(values) for k, (values, _) in zip(kept, rows, strict=True)]
+    assert lost.truncated == sum(is_cut) * (overlong in ("truncate", "turns"))
+    beyond = [
+        sum(value >= 0 for value in values[k[0][1] :])
+        for k, (values, _), cut in zip(kept, rows, is_cut, strict=True)
+        if cut
+    ]
+    assert lost.trained_truncated == (sum(beyond) if overlong == "turns" else None)
     assert lost.split == (sum(bool(k) and long for k, long in zip(kept, is_long, strict=True)) * (overlong == "split"))
     assert len(late) + lost.dropped["too_long"] + sum(map(bool, kept)) == len(rows)
 
@@ -115,14 +136,32 @@ def test_tokens_add_up_and_stand_in_order(
             assert own == []
         for first, taken, closed, trained in own:
             assert taken + closed <= length
-            assert closed == (first + taken < len(values)), "exactly what is cut off is closed"
+            is_closed = values[taken - 1] != EOS if overlong == "turns" else first + taken < len(values)
+            assert closed == is_closed, "exactly what is cut off is closed, unless it ends with EOS"
             # The first token of a piece has nothing before it, and the EOS that closes it is not trained.
             assert trained == sum(v >= 0 for v in values[first + 1 : first + taken]) > 0
         if overlong == "truncate":
             assert [(first, taken) for first, taken, *_ in own] in ([], [(0, length - 1)])
             assert bool(own) == any(v >= 0 for v in values[1 : length - 1])
+        if overlong == "turns":
+            assert [(first, taken) for first, taken, *_ in own] == [
+                (0, end) for end in turns_that_fit(values, length)[-1:]
+            ]
         if overlong == "split":
             check_tiles(values, length, own)
+
+
+def turns_that_fit(values: list[int], length: int) -> list[int]:
+    """Return the end of each trained turn that a row can end with.
+
+    If the turn does not end with EOS, a row needs a place for it.
+    """
+    found = []
+    for end in range(1, len(values)):
+        is_end = values[end - 1] >= 0 and values[end] < 0
+        if is_end and end + (values[end - 1] != EOS) <= length and any(value >= 0 for value in values[1:end]):
+            found.append(end)
+    return found
 
 
 def check_tiles(values: list[int], length: int, own: list[tuple[int, int, bool, int]]) -> None:
@@ -152,14 +191,59 @@ def test_the_last_piece_is_never_a_lone_separator() -> None:
 
 def test_exactly_a_row_is_not_over_long() -> None:
     fits, over = ([~5, *[6] * 7], False), ([~5, *[6] * 8], True)
-    for overlong in ("truncate", "drop", "split", "error"):
+    for overlong in ("truncate", "turns", "drop", "split", "error"):
         result = cut([fits], overlong=overlong, sequence_length=8)
         assert result.pieces.length.tolist() == [8]
-        assert result.lost == Losses({"too_long": 0})
+        assert result.lost == Losses({"too_long": 0}, trained_truncated=0 if overlong == "turns" else None)
     result = cut([over], overlong="truncate", sequence_length=8)
     assert result.pieces.taken.tolist() == [7]
     assert result.pieces.closed.tolist() == [True]
     assert result.lost.tokens_truncated == 1
+
+
+P, A, STOP = ~5, 6, EOS  # a token of a prompt, of an answer, and of EOS
+
+
+@pytest.mark.parametrize(
+    ("values", "taken", "closed", "trained"),
+    [
+        ([P, P, A, STOP, P, P, A, A, STOP], 4, False, 2),  # the second answer lacks one place
+        ([P, P, A, STOP, P, A, STOP, P, A], 7, False, 4),  # the third prompt is not kept
+        ([P, P, A, STOP, P, A, A, STOP, P], 8, False, 5),  # a turn fills the row
+        ([P, P, A, A, P, A, A, A, P], 4, True, 2),  # no place for the EOS after the second answer
+        ([P, P, A, A, P, A, A, P, P], 7, True, 4),  # a place for it
+        ([P, A, A, STOP, P, P, P, P, STOP], 4, False, 3),  # the last EOS is a turn that does not fit
+    ],
+)
+def test_turns_are_kept_whole(values: list[int], taken: int, closed: bool, trained: int) -> None:
+    result = cut([(values, False)], overlong="turns", sequence_length=8)
+    [(first, *found)] = pieces_by_conversation(result, 1)[0]
+    assert (first, *found) == (0, taken, closed, trained)
+    assert result.pieces.separator.tolist() == [closed], "no second EOS after a turn that ends with EOS"
+    rest = values[taken:]
+    assert result.lost == Losses(
+        {"too_long": 0},
+        truncated=1,
+        tokens_truncated=len(rest),
+        trained_truncated=sum(value >= 0 for value in rest),
+    )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [P, P, P, A, A, A, A, A, STOP],  # one turn, longer than the row
+        [P, P, P, P, P, P, P, P, A],  # a prompt that is longer
+        [P, P, P, A, A, A, A, A, P],  # the turn fits, but not with an EOS
+        [A, *[P] * 7, A],  # the first token is never trained
+        [A] * 20,  # plain text is one turn
+    ],
+)
+def test_a_conversation_without_a_turn_that_fits_is_dropped(values: list[int]) -> None:
+    result = cut([(values, False), ([P, A], False)], overlong="turns", sequence_length=8)
+    assert result.pieces.conversation.tolist() == [1]
+    assert result.late == []
+    assert result.lost == Losses({"too_long": 1}, tokens_dropped=len(values), trained_truncated=0)
 
 
 def test_nothing_trained_within_the_row_is_rejected_late() -> None:
@@ -186,7 +270,7 @@ def test_error_names_the_first_and_says_what_to_do() -> None:
             cut(rows, overlong="error", sequence_length=8, packing=packing)
         assert str(caught.value) == (
             "chats.jsonl:2: 9 tokens exceed sequence_length 8 (as in 2 conversations); set overlong to truncate, "
-            "drop, or split"
+            "turns, drop, or split"
         )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -94,6 +95,7 @@ def recipe_of(sources: Sequence[Sequence[PartInput]], /, **values: Any) -> Itera
             files.append(file)
             parts += [Part(file, at, at + 1, f"{number:032x}{at:032x}") for at in range(len(own))]
         recipe = Recipe(config, root, Layout(root), tuple(files), tuple(parts))
+        vars(recipe)["encoder"] = SimpleNamespace(eos_id=EOS)
         left = iter(parts)
         for number, own in enumerate(sources):
             base = 0
@@ -127,7 +129,7 @@ def cases(draw: st.DrawFn) -> tuple[list[list[PartInput]], dict[str, Any]]:
     mixed = {"sources": entries, "weighting": weighting} if draw(st.booleans()) else {}
     return sources, mixed | {
         "sequence_length": length,
-        "overlong": draw(st.sampled_from(["truncate", "drop", "split"])),
+        "overlong": draw(st.sampled_from(["truncate", "turns", "drop", "split"])),
         "validation": draw(st.sampled_from([0.0, 0.4])),
         "duplicates": draw(st.sampled_from(["keep", "drop"])),
         "min_tokens": draw(st.sampled_from([None, None, 4])),
@@ -247,6 +249,11 @@ def check_corpus(
         ids, labels = row["input_ids"][start : start + length], row["labels"][start : start + length]
         own = values[first : first + length]
         closed = ids_of(own) != ids
+        is_cut = first + length - closed < len(values)
+        if config.overlong == "turns" and is_cut:
+            assert closed, "no turn of these conversations ends with EOS"
+            assert labels[-2] != -100, "cut elsewhere than after a trained turn"
+            assert values[length - 1] < 0, "cut within a trained turn"
         if closed:
             own = values[first : first + length - 1]
             assert ids == [*ids_of(own), EOS]
@@ -256,7 +263,7 @@ def check_corpus(
         assert row["position_ids"][start : start + length] == list(range(length))
         assert sum(label != -100 for label in labels) == entry["trained"] > 0
         assert entry["separator"] == (closed or (has_separator and first + length == len(values)))
-        assert entry["truncated"] == (closed and config.overlong == "truncate")
+        assert entry["truncated"] == (is_cut and config.overlong in ("truncate", "turns"))
         seen["packed"] += length
         seen["trained"] += entry["trained"]
         seen["separators"] += entry["separator"]
@@ -303,6 +310,11 @@ def check_corpus(
         tokens["packed"] + tokens["truncated"] + tokens["dropped"]
     )
     assert tokens["rejected"] == sum(len(conversations[key][0]) - conversations[key][1] for key in late)
+    assert ("trained_truncated" in tokens) == (config.overlong == "turns")
+    if config.overlong == "turns":
+        kept = sum(of[0]["trained"] for of in pieces.values() if of[0]["truncated"])
+        cut = {(source, record) for (source, record, _), of in pieces.items() if of[0]["truncated"]}
+        assert tokens["trained_truncated"] == sum(v >= 0 for key in cut for v in conversations[key][0]) - kept
     if config.overlong != "split":
         assert tokens["dropped"] == sum(len(conversations[key][0]) - conversations[key][1] for key in reasons)
     assert ledger["pieces"]["packed"] == seen["pieces"]
@@ -379,7 +391,7 @@ def check_reasons(
             content = says[key][0], len(conversations[key][0])
             reason = "duplicate" if content in seen else ""
             seen.add(content)
-        if not reason and config.overlong == "drop" and len(conversations[key][0]) > config.sequence_length:
+        if not reason and is_too_long(conversations[key][0], config):
             reason = "too_long"
         if reason:
             assert reasons[key] == reason
@@ -393,6 +405,15 @@ def check_reasons(
             not limited
             or len(own) + sum(reason == "weight" and key[0] == entry for key, reason in reasons.items()) == source.limit
         )
+
+
+def is_too_long(values: list[int], config: Config) -> bool:
+    """Return whether `overlong` drops a conversation."""
+    length = config.sequence_length
+    if len(values) <= length:
+        return False
+    turns = any(values[end - 1] >= 0 > values[end] for end in range(2, length))
+    return config.overlong == "drop" or (config.overlong == "turns" and not turns)
 
 
 # -- rejects ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import orjson
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
-from support.small_corpus import Tokens, token_file, tokens_of, write_receipt
+from support.small_corpus import EOS, Tokens, token_file, tokens_of, write_receipt
 
 from tasks.config import Config
 from tasks.core.errors import DataError
@@ -67,7 +68,7 @@ def cases(draw: st.DrawFn) -> tuple[Corpus, dict[str, Any]]:
     mixed = {"sources": entries, "weighting": draw(st.sampled_from(["repeat", "token_share"]))}
     return corpus, (mixed if draw(st.booleans()) else {}) | {
         "sequence_length": length,
-        "overlong": draw(st.sampled_from(["truncate", "drop", "split"])),
+        "overlong": draw(st.sampled_from(["truncate", "turns", "drop", "split"])),
         "validation": draw(st.sampled_from([0.0, 0.4])),
         "duplicates": draw(st.sampled_from(["keep", "drop"])),
         "min_tokens": draw(st.sampled_from([None, None, 4])),
@@ -98,6 +99,7 @@ def recipe_of(corpus: Corpus, per_part: int, **values: Any) -> Iterator[Recipe]:
                 parts.append(Part(file, at, at + 1, f"{number:032x}{at:032x}"))
                 contents.append(own[at : at + per_part])
         recipe = Recipe(config, root, Layout(root), tuple(files), tuple(parts))
+        vars(recipe)["encoder"] = SimpleNamespace(eos_id=EOS)
         for part, said in zip(parts, contents, strict=True):
             key = recipe.tokens_key(part)
             rows = [(n, one, turn, one.samples[turn]) for n, one in enumerate(said) for turn in one.samples]
@@ -191,7 +193,14 @@ def is_cut_off(tokens: Tokens, config: Config) -> bool:
     values, length = tokens[0], config.sequence_length
     if len(values) <= length:
         return not any(value >= 0 for value in values[1:])
-    return config.overlong != "drop" and not any(value >= 0 for value in values[1 : length - 1])
+    return config.overlong in ("truncate", "split") and not any(value >= 0 for value in values[1 : length - 1])
+
+
+def is_too_long(values: list[int], config: Config) -> bool:
+    """Return whether `overlong` drops a sample."""
+    length = config.sequence_length
+    ends = [end for end in range(2, length) if len(values) > length and values[end - 1] >= 0 > values[end]]
+    return len(values) > length and (config.overlong == "drop" or (config.overlong == "turns" and not ends))
 
 
 def check_reasons(said: Said, reasons: dict[int, str], config: Config, duplicate: bool) -> None:
@@ -206,7 +215,7 @@ def check_reasons(said: Said, reasons: dict[int, str], config: Config, duplicate
             "min_turns": config.min_turns is not None and said.turns < config.min_turns,
             "max_turns": config.max_turns is not None and said.turns > config.max_turns,
             "duplicate": duplicate,
-            "too_long": config.overlong == "drop" and len(values) > config.sequence_length,
+            "too_long": is_too_long(values, config),
         }
         expected = next((name for name, holds in bounds.items() if holds), None)
         if expected:

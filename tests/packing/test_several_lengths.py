@@ -188,7 +188,7 @@ def pieces_of(path: Path) -> list[dict[str, Any]]:
         return [piece for piece in index.read_all().unify_dictionaries().to_pylist() if piece["split"]]
 
 
-@pytest.mark.parametrize("overlong", ["truncate", "drop", "split"])
+@pytest.mark.parametrize("overlong", ["truncate", "turns", "drop", "split"])
 def test_a_corpus_of_several_lengths(tmp_path: Path, overlong: str) -> None:
     path, manifest = made(tmp_path, overlong=overlong, validation=0.2, epochs=2)
     verify(path)
@@ -270,7 +270,7 @@ def test_company_changes_who_shares_a_row_and_not_which_rows_there_are(tmp_path:
         assert manifest.splits["train-96"].shards[0].sha256 != plain.splits["train-96"].shards[0].sha256
 
 
-@pytest.mark.parametrize("overlong", ["truncate", "split"])
+@pytest.mark.parametrize("overlong", ["truncate", "turns", "split"])
 def test_weights_are_those_of_all_training_rows_together(tmp_path: Path, overlong: str) -> None:
     """Each conversation counts equally in the loss, whatever its row's length."""
     path, manifest = made(

@@ -193,6 +193,21 @@ def test_a_terminal_keeps_the_messages_and_no_progress_display(folder: Path, wor
             ],
         ),
         (
+            {"overlong": "turns"},
+            [
+                "overlong: 1 conversation cut after the last trained turn that fits in 40 tokens, which drops {cut} "
+                "tokens ({cut_share} % of all, {trained} of them trained); to keep them, raise sequence_length or set "
+                "overlong: split"
+            ],
+        ),
+        (
+            {"overlong": "turns", "turns": "apart"},
+            [
+                "overlong: 1 sample longer than 40 tokens dropped, without a trained turn that fits; to keep them, "
+                "raise sequence_length or set overlong: split"
+            ],
+        ),
+        (
             {"overlong": "split"},
             [
                 "overlong: 1 conversation longer than 40 tokens split into {pieces} pieces; to keep them whole, raise "
@@ -221,7 +236,9 @@ def test_samples_and_conversations_that_are_too_long_are_reported(
     manifest = load_manifest(pack_corpus(recipe))
     ledger = manifest.ledger
     share = f"{100 * ledger.tokens.dropped / ledger.tokens.encoded:.2g}"
-    facts = {"dropped": ledger.tokens.dropped, "pieces": ledger.pieces.packed, "gone": ledger.pieces.dropped}
+    share_cut = f"{100 * ledger.tokens.truncated / ledger.tokens.encoded:.2g}"
+    facts = {"cut": ledger.tokens.truncated, "cut_share": share_cut, "trained": ledger.tokens.trained_truncated}
+    facts |= {"dropped": ledger.tokens.dropped, "pieces": ledger.pieces.packed, "gone": ledger.pieces.dropped}
     assert list(events._overlong(manifest)) == [line.format(share=share, **facts) for line in lines]
 
 

@@ -44,7 +44,7 @@ OPTIONS: Given = {
     "loss_weight": st.sampled_from(["none", "data", "conversation", "both"]),
     "balance": st.fixed_dictionaries({"ranks": st.sampled_from([2, 3])}, optional={"rows_per_rank": st.just(2)}),
     "company": st.sampled_from(["random", "similar", "apart"]),
-    "overlong": st.sampled_from(["truncate", "split", "drop"]),
+    "overlong": st.sampled_from(["truncate", "turns", "split", "drop"]),
     "packing": st.sampled_from([True, True, False]),
     "validation": st.sampled_from([0.0, 0.3]),
     "epochs": st.sampled_from([1, 2]),
@@ -74,11 +74,13 @@ def refusals(chosen: Given) -> dict[str, str]:
     is_set = {name for name in (*usual, "balance") if name in chosen and chosen[name] != usual.get(name)}
     found = {}
     if not chosen.get("packing", True):
-        further = [("epochs", chosen.get("epochs", 1) > 1), ("overlong", chosen.get("overlong") == "split")]
+        further = [("epochs", chosen.get("epochs", 1) > 1), ("overlong", chosen.get("overlong") in ("split", "turns"))]
         needy = [*sorted(is_set - {"mix"}), *[name for name, matters in further if matters]]
         found |= {name: f"{name}.* requires packing: true" for name in needy}
         if several:
             found["sequence_length"] = "sequence_length.* requires packing: true"
+    if (chosen.get("overlong"), chosen.get("train_on")) == ("turns", "all"):
+        found.setdefault("overlong", "overlong: turns and train_on: all cannot be combined")
     if several:
         for name in is_set & {"align", "balance", "padding"}:
             found.setdefault(name, f"sequence_length.* and {name} cannot be combined")

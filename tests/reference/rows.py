@@ -4,6 +4,9 @@
 
 - A sample that fits in a row is one piece. `truncate` keeps the first piece of a longer one, `split` all, `drop` none.
 - A piece that is cut has one token less than a row, and an EOS after it that is not trained on.
+- `turns` keeps a longer sample up to the end of the last trained turn with which it fits in a row. Each run of trained
+  tokens is a turn. If its last token is not EOS, an EOS that is not trained on follows and has to fit, too. If no turn
+  fits, nothing is kept.
 - The first token of a piece is not trained on. A piece without a trained token is left out.
 """
 
@@ -30,6 +33,11 @@ def pieces_of(sample: Encoded, length: int, overlong: str, eos: int) -> list[Pie
         return [Piece(0, ids, trained)] * any(trained)
     if overlong == "drop":
         return []
+    if overlong == "turns":
+        ends = [at for at in range(1, len(ids)) if trained[at - 1] and not trained[at]]
+        closed = [([*ids[:end], eos], True) if ids[end - 1] != eos else (ids[:end], False) for end in ends]
+        fitting = [(own, added, end) for end, (own, added) in zip(ends, closed, strict=True) if len(own) <= length]
+        return [Piece(0, own, trained[:end] + [False] * added) for own, added, end in fitting[-1:]]
     found, first = [], 0
     while first < len(ids):
         is_last = len(ids) - first <= length

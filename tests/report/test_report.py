@@ -61,6 +61,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "truncate": {"overlong": "truncate", "validation": 0.2},
     "drop": {"overlong": "drop"},
     "split": {"overlong": "split", "train_on": "all"},
+    "turns": {"overlong": "turns", "sequence_length": 256},
     "whole": {"packing": False},
     "mixed": {
         "sources": [{"path": SOURCE, "weight": 1.5}],

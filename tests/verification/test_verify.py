@@ -41,9 +41,12 @@ LONG = [
     for i in range(6)
 ]
 
+SHORT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+
 
 def make(root: Path, **values: Any) -> Path:
     records = [*conversations(40, longest=5), BAD, *LONG, *conversations(values.pop("again", 0), longest=5)]
+    records += values.pop("more", [])
     settings = {"sequence_length": LENGTH, "validation": 0.2, "max_rejects": 1.0} | values
     return pack_corpus(make_recipe(root, records, **settings))
 
@@ -52,6 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "truncate": {"overlong": "truncate"},
     "drop": {"overlong": "drop", "validation": 0.0},
     "split": {"overlong": "split", "train_on": "all"},
+    "turns": {"overlong": "turns", "epochs": 2, "more": [{"messages": SHORT + one["messages"]} for one in LONG * 3]},
     "whole": {"packing": False},
     "aligned": {"align": 16, "seed": 1},
     "lists": {"padding": "none"},
@@ -171,11 +175,14 @@ def test_a_corpus_is_accepted(kind: str, made: dict[str, Path], tmp_path: Path) 
     assert [check.name for check in checks] == ["manifest", "files", "rows", "index", "ledger"]
     manifest = orjson.loads(made[kind].read_bytes())
     ledger = manifest["ledger"]
-    assert ledger["conversations"]["read"] == 47 + KINDS[kind].get("again", 0)
+    assert ledger["conversations"]["read"] == 47 + KINDS[kind].get("again", 0) + len(KINDS[kind].get("more", []))
     assert sum(ledger["conversations"]["rejected"].values()) >= 1
     counts = {"truncate": "truncated", "split": "split"}
     if kind in counts:
         assert ledger["conversations"][counts[kind]] == 6, "the corpus of this test lacks what it is for"
+    if kind == "turns":
+        assert ledger["conversations"]["truncated"] == 18
+        assert ledger["conversations"]["dropped"] == {"too_long": 6}
     if kind == "drop":
         assert ledger["conversations"]["dropped"] == {"too_long": 6}
     assert f"{ledger['pieces']['packed']} pieces" in {check.name: check.found for check in checks}["index"]
@@ -504,6 +511,48 @@ def test_a_trained_separator_after_a_truncated_conversation(truncated: Tampered)
     assert "the separator after a truncated conversation is trained on" in t.refused()
 
 
+def test_a_conversation_that_is_not_cut_after_a_turn(made: dict[str, Path], tmp_path: Path) -> None:
+    t = copy_of(made, "turns", tmp_path)
+    piece = next(p for p in t.pieces() if p["truncated"])
+    row, end = piece["row"], piece["start"] + piece["length"]
+    assert piece["closed"]
+    piece["closed"] = piece["separator"] = False
+    t.write_index()
+    t.sign()
+    assert "a truncated conversation does not end with a turn that is trained on" in t.refused()
+    piece["closed"] = piece["separator"] = True
+    labels = t.rows["labels"]
+    labels[row, end - 2] = -100
+    t.write_index()
+    t.write_rows()
+    t.sign()
+    assert "a truncated conversation does not end with a turn that is trained on" in t.refused()
+
+
+def test_a_turn_that_is_not_closed_with_eos(made: dict[str, Path], tmp_path: Path) -> None:
+    t = copy_of(made, "turns", tmp_path)
+    piece = next(p for p in t.pieces() if p["truncated"])
+    row, end = piece["row"], piece["start"] + piece["length"] - 1
+    piece["closed"] = piece["separator"] = False
+    t.rows["labels"][row, end] = t.rows["input_ids"][row, end] = t.rows["input_ids"][row, end] + 5
+    t.write_index()
+    t.write_rows()
+    t.sign()
+    assert "a truncated conversation does not end with EOS" in t.refused()
+
+
+def test_trained_tokens_of_the_truncated_ones(made: dict[str, Path], tmp_path: Path) -> None:
+    t = copy_of(made, "turns", tmp_path)
+    tokens = t.manifest["ledger"]["tokens"]
+    assert 0 < tokens["trained_truncated"] < tokens["truncated"]
+    tokens["trained_truncated"] = tokens["truncated"] + 1
+    t.sign()
+    assert "trained tokens are truncated, but only" in t.refused()
+    del tokens["trained_truncated"]
+    t.sign()
+    assert "was edited (trained_truncated is False in one place and True in another)" in t.refused()
+
+
 def test_an_extra_or_missing_row(truncated: Tampered) -> None:
     t = truncated
     original = dict(t.rows)
@@ -713,7 +762,7 @@ def test_rows_of_format_2_are_counted(made: dict[str, Path], tmp_path: Path) -> 
 # Numbers that cannot be derived from the rest of the corpus folder.
 NOT_RECOUNTED = {
     "digest", "noticed", "sources.bytes", "ledger.pieces.dropped", "ledger.tokens.rejected",
-    "ledger.conversations.split", "texts_version",
+    "ledger.conversations.split", "ledger.tokens.trained_truncated", "texts_version",
 }  # fmt: skip
 
 

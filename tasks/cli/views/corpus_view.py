@@ -175,6 +175,8 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
     if tokens.repeated:
         _line(right, "+", "additional copies", tokens.repeated)
     _line(right, "−", "truncated", tokens.truncated)
+    if tokens.trained_truncated:
+        _detail(right, "of them trained", tokens.trained_truncated)
     _line(right, "−", "dropped", tokens.dropped)
     _line(right, "=", "packed", tokens.packed, "bold")
     _detail(right, f"trained, {100 * tokens.trained / max(tokens.packed, 1):.1f} %", tokens.trained)

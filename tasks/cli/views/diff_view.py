@@ -91,6 +91,7 @@ WORDS = {
     "ledger.tokens.repeated": "tokens of copies",
     "ledger.tokens.padding": "padding",
     "ledger.tokens.alignment": "padding of align",
+    "ledger.tokens.trained_truncated": "trained tokens of truncated",
     "ledger.tokens": "tokens",
     "packing.rows": "",
     "packing.lower_bound_rows": "lower bound",

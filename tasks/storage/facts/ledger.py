@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from tasks.core.errors import DataError
+from tasks.core.printable import counted
 from tasks.storage.facts.model import Facts
 
 
@@ -49,6 +50,9 @@ class Tokens(Facts):
     trained: int
     alignment: int | None = Field(
         None, description="Padding that rounds pieces up to multiples of `align`; part of `padding`. Only with `align`."
+    )
+    trained_truncated: int | None = Field(
+        None, description="Trained tokens among the truncated ones. Only with `overlong: turns`."
     )
 
 
@@ -109,4 +113,10 @@ class Ledger(Facts):
                 "open_ledger",
                 f"the ledger does not balance: {tokens.alignment:,} tokens of alignment, but {tokens.padding:,} of "
                 "padding, which includes them",
+            )
+        if (tokens.trained_truncated or 0) > tokens.truncated:
+            raise DataError(
+                "open_ledger",
+                f"the ledger does not balance: {tokens.trained_truncated:,} trained tokens are truncated, but only "
+                f"{counted(tokens.truncated, 'token')}",
             )
