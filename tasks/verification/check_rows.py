@@ -187,7 +187,8 @@ def _check_turns(
 ) -> None:
     """Check that truncated conversations end with a trained turn and EOS.
 
-    `overlong: turns` promises this. `ends` are the last tokens of the pieces. EOS may be the last token of the turn, or close the piece after it.
+    `overlong: turns` promises this. `ends` are the last tokens of the pieces. EOS may be the last token of the turn, or
+    close the piece after it.
     """
     cut = pieces["truncated"]
     if (labels[ends - pieces["closed"]][cut] == IGNORED).any():
