@@ -10,17 +10,20 @@ from typing import Any
 from unittest import mock
 
 import orjson
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
+from support.small_corpus import make_recipe, pack_corpus
 from support.templates.jinja_sources import CHATML_MARKED
-from support.tokenizer_kinds import CHATML_JINJA, open_kind, reference
+from support.tokenizer_kinds import CHATML_JINJA, kind_path, open_kind, reference
 
 from tasks.conversations.messages import MESSAGES
 from tasks.conversations.model import Conversation, Message, content_digest, whole_text
 from tasks.core.errors import PackError, Reject
 from tasks.sources.model import SourceFile
+from tasks.storage.manifest import load_manifest
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja.engines.choice import MOST_OPTIONS, Engines
 from tasks.templates.jinja.template import MOST_READINGS, JinjaTemplate
@@ -340,3 +343,24 @@ def test_rows_of_conversations_have_strings_and_no_options() -> None:
     assert isinstance(refused, Reject)
     assert refused.reason == "bad_options"
     assert MESSAGES.name == "messages"
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+def test_options_and_parts_of_records_are_packed(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": text} for text in ("2+2?", "Now.")]
+    answer: dict[str, Any] = {"role": "assistant", "content": "4"}
+    some: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": "2+2?"}, answer]},
+        {"messages": [{"role": "user", "content": parts}, answer], "chat_template_kwargs": {"effort": "high"}},
+        {"messages": [{"role": "user", "content": "2+2?"}, answer], "chat_template_kwargs": {"effort": "low"}},
+    ]
+    (tmp_path / "own.jinja").write_text("{{ effort }}" + READS_BOTH)
+    common: dict[str, Any] = {"template": "own.jinja", "template_options": {"effort": "none"}, "duplicates": "drop"}
+    manifest = load_manifest(pack_corpus(make_recipe(tmp_path, some, tokenizer=str(kind_path(KIND)), **common)))
+    assert not manifest.unused_keys
+    rows = pa.ipc.open_stream((tmp_path / manifest.corpus / "train-00000-of-00001.arrow").read_bytes()).read_all()
+    text = "".join(reference(KIND).decode(row) for row in rows["input_ids"].to_pylist())
+    for prompt in ("none<|im_start|>user\n2+2?<", "high<|im_start|>user\n2+2?Now.<", "low<|im_start|>user\n2+2?<"):
+        assert prompt in text
