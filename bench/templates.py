@@ -43,6 +43,7 @@ from tasks.templates.spans import trained_turns
 from tasks.tokenization.segments import segments_of
 
 TODAY = "2026-01-01"
+LOST = ("turn_not_located", "reasoning_not_written")  # reasons that concern a turn or its reasoning
 MARKERS = re.compile(
     r"<[|｜][^<>|｜\n'\"{}]{1,40}[|｜]>|</?s>|<(?:start|end)_of_\w+>|\[/?[A-Z_]{2,30}\]|\[e~\[|\]~[!b]\[?"
 )
@@ -122,15 +123,17 @@ def outcome(source: str, messages: list[dict[str, Any]], encoder: Encoder, libra
     tools = [TOOL] if any("tool_calls" in message for message in messages) else None
     try:
         return check(source, messages, tools, encoder, library, Adjust())
-    except Reject as reject:
-        return f"no calls: {reject}" if reject.reason == "calls_not_written" else f"refused: {reject}"
     except DataError as error:
-        if error.reason == "bad_template":
-            return f"refused: {error}"
+        return f"refused: {error}"
+    except Reject as reject:
+        if reject.reason == "calls_not_written":
+            return f"no calls: {reject}"
+        if reject.reason not in LOST:
+            return f"refused: {reject}"
         if "Kappa" in str(messages):
-            again = check(source, messages, tools, encoder, library, Adjust(drop_reasoning=True), error)
-            return f"no reasoning: {error}" if again in ("together", "apart") else again
-        return f"no turn: {error}"
+            again = check(source, messages, tools, encoder, library, Adjust(drop_reasoning=True), reject)
+            return f"no reasoning: {reject}" if again in ("together", "apart") else again
+        return f"no turn: {reject}"
 
 
 def tokenizers_of(source: str, tokenizer: Path, folder: Path) -> tuple[Encoder, Any]:
@@ -167,8 +170,8 @@ def check(
     conversation = read_record({"messages": messages, "tools": tools}, "messages")
     try:
         samples = template.samples(conversation, trained_turns(conversation, "assistant"))
-    except DataError:
-        if error is not None:
+    except Reject as reject:
+        if error is not None and reject.reason in LOST:
             return f"no turn: {error}"
         raise
     # Make transformers use our fixed date instead of today's.

@@ -277,6 +277,11 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         from tasks.inspection.labels import explain_samples
 
         display.show(explain_samples(ledger.samples, tokens.packed))
+    if empty := manifest.noticed_counts.get("empty_prompts"):
+        from tasks.inspection.labels import NOTICED
+
+        noun, meaning = NOTICED["empty_prompts"]
+        display.show(f"{counted(empty, noun)} {meaning}")
     if unused := unused_keys(manifest.unused_keys):
         display.show("unused keys, with their counts:")
         hints = [*flag_hints(manifest.unused_keys), *loss_weight_hints(manifest.unused_keys)]

@@ -44,6 +44,7 @@ from tasks.storage.manifest import load_manifest
 from tasks.stores.mirror import Mirror, Remote, mirror_of
 from tasks.stores.scratch import sent_root
 from tasks.tokenization import engine_check
+from tasks.tokenization.first_conversations import check_first_conversations
 from tasks.tokenization.train_tokenizer import train_tokenizer
 
 
@@ -135,10 +136,17 @@ class TokenizePart(Stage):
         return mirror.has(*self.outputs(), checksum="xxh3" if check_content else "", refused=refused)
 
     def step(self) -> Tokenize:
-        """Return the work as a value for another process, with the encoder chosen here."""
+        """Return the work as a value for another process, with the encoder chosen here.
+
+        Raises DataError for the first part if the first conversations show that the template does not fit.
+        """
         recipe, part = self.recipe, self.recipe.parts[self.part]
-        texts = Texts(f"{recipe.texts_key} {recipe.config.packing} {recipe.layout.root}", recipe)
         verdict = engine_check.verdict_of(recipe)
+        if self.part == 0:
+            if recipe.template.engines and not verdict.uses_minijinja:
+                recipe.template.engines.use_jinja2()
+            check_first_conversations(recipe)
+        texts = Texts(f"{recipe.texts_key} {recipe.config.packing} {recipe.layout.root}", recipe)
         return Tokenize(texts, part, recipe.tokens_key(part), verdict.engine, verdict.uses_minijinja)
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:

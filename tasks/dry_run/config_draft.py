@@ -37,6 +37,7 @@ from tasks.sources.model import Source, found_layouts
 from tasks.storage.files import write_bytes
 from tasks.stores.urls import refuse_url
 from tasks.templates.built_in import MARKERS
+from tasks.tokenization.first_conversations import first_failure
 
 WIDTH = 110
 
@@ -52,8 +53,8 @@ OF_YOUR_MODEL = "make sure that it is the tokenizer of your model"
 TYPICAL = {name: markers[:2] for name, markers in MARKERS.items() if not markers[0].startswith("<tool")}
 
 NO_REASONING = (
-    "the template does not write all reasoning, so keep would fail; to train on it, set the tokenizer of a model for "
-    "reasoning, template: tokenizer, and reasoning: keep"
+    "the template does not write all reasoning, so keep would reject conversations; to train on it, set the "
+    "tokenizer of a model for reasoning, template: tokenizer, and reasoning: keep"
 )
 
 # Settings of a source in a message, which `init` has options for.
@@ -214,6 +215,8 @@ def make_draft(
     # The share of rejects, rounded up to a percent; an estimate is increased by a fifth.
     read, rejected = (sum(getattr(source, name) for source in found.sources) for name in ("conversations", "rejected"))
     enough = min(1.0, math.ceil(round((100 if found.whole else 120) * rejected / max(read, 1), 6)) / 100)
+    if first_failure(found.recipe):  # a smaller share would stop the run
+        enough = 1.0
     if enough > MAX_REJECTS:
         values["max_rejects"] = enough
     draft = Draft(entries, search.left_out, tokenizer, others, template, note, values, found, search.skipped)
@@ -235,7 +238,7 @@ def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[st
     if _has_chat_template(files):
         try:
             found = _predict(values | {"template": "tokenizer"})
-            refused = [reject for reason, reject in found.rejects.items() if reason.startswith("template_")]
+            refused = [reject for reason, reject in found.rejects.items() if _is_refusal(reason)]
             looked_at = sum(len(source.sample.records) for source in found.sources)
             if sum(reject.looked_at for reject in refused) <= looked_at / 10:
                 return "tokenizer", "the tokenizer's own template", found
@@ -244,6 +247,10 @@ def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[st
             problem = str(error)
         note += f"; the tokenizer's own template cannot be used: {one_line(problem)}"
     return name, note, _predict(values | {"template": name})
+
+
+def _is_refusal(reason: str) -> bool:
+    return reason.startswith("template_") or reason == "turn_not_located"
 
 
 def _has_chat_template(files: TokenizerFiles) -> bool:
@@ -266,11 +273,9 @@ def _built_in(encoder: Encoder) -> tuple[str, str]:
 def _predict(values: dict[str, Any]) -> Prediction:
     """Return the prediction, without the reasoning if the template does not write it."""
     config = Config.model_validate(values | {"max_rejects": 1.0})
-    try:
-        return predict(config, Path(), Path(), budget=BUDGET)
-    except DataError as error:
-        if error.reason != "reasoning_not_written":
-            raise
+    found = predict(config, Path(), Path(), budget=BUDGET)
+    if "reasoning_not_written" not in found.rejects:
+        return found
     return predict(config.model_copy(update={"reasoning": "drop"}), Path(), Path(), budget=BUDGET)
 
 

@@ -46,6 +46,7 @@ from tasks.storage.paths import Layout
 from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
 from tasks.storage.splits import SPLITS, length_in, split_names, splits_of
 from tasks.storage.tokens.token_files import TokenColumns
+from tasks.tokenization.first_conversations import check_first_conversations
 from tasks.tokenization.token_batch import noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
@@ -65,6 +66,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
     files = find_files(config.sources, folder, layout, cache=cache)
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         recipe, encoder, samples = _sample(Recipe(config, folder, layout, tuple(files), ()), budget, Path(scratch))
+        check_first_conversations(recipe)
         sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]
         whole = all(sample.whole for sample in samples) and len(samples) == len(files)
         selection = _select(sampled, recipe, whole)

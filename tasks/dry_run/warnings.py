@@ -13,6 +13,9 @@ from tasks.packing.rejects import suggest_settings
 # If a larger share of the tokens repeats a prompt, a warning explains the reason.
 NOTEWORTHY = 0.2
 
+# If a larger share of the conversations has an answer to an empty prompt, a warning says so.
+MOST_EMPTY_PROMPTS = 0.01
+
 
 def find_failures(found: Prediction) -> list[str]:
     """Return the reasons why the run will fail, as far as the sample shows."""
@@ -21,11 +24,12 @@ def find_failures(found: Prediction) -> list[str]:
     read = sum(source.conversations for source in found.sources)
     rejected = sum(source.rejected for source in found.sources)
     cut_off = found.cut_off.expected
+    counts = {reason: reject.expected for reason, reject in found.rejects.items()}
     if rejected and rejected / max(read, 1) > config.max_rejects:
         failures.append(
             f"The run will fail: {100 * rejected / read:.2f} % of the conversations are rejected, but max_rejects "
             f"allows {100 * config.max_rejects:.2f} %. Rejects shows the first of each reason; "
-            f"{suggest_settings(rejected, cut_off, read)}"
+            + "; ".join(suggest_settings(counts, cut_off, read))
         )
     if read - rejected > MOST_CONVERSATIONS:
         failures.append(
@@ -60,6 +64,7 @@ def find_warnings(found: Prediction) -> list[str]:
     warnings += _overlong(found)
     warnings += _unbalanced(found)
     warnings += _repeated(found)
+    warnings += _empty_prompts(found)
     warnings += _markers_in_content(found)
     short = [source.sample.file.name for source in found.sources if source.sample.reach < 1]
     if short:
@@ -121,6 +126,17 @@ def _repeated(found: Prediction) -> list[str]:
         "turns: auto: the template writes earlier turns differently once another turn follows, so each trained turn is "
         f"a sample after its own prompt; {100 * share:.0f} % of all tokens are repeated. With train_on: last, none are "
         "repeated"
+    ]
+
+
+def _empty_prompts(found: Prediction) -> list[str]:
+    """Warn if more than a few conversations have an answer to an empty prompt."""
+    count, looked_at = found.noticed["empty_prompts"], sum(len(source.sample.records) for source in found.sources)
+    if count <= MOST_EMPTY_PROMPTS * looked_at:
+        return []
+    return [
+        f"{100 * count / looked_at:.1f} % of the conversations have an answer to an empty prompt: the user message "
+        "before it is blank, so the model learns to answer without a request; check `columns`, or remove these records"
     ]
 
 

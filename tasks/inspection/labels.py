@@ -41,6 +41,7 @@ NOTICED = {
         "conversation",
         "with an unusual order of roles (not system, user, assistant, user, …), which is kept",
     ),
+    "empty_prompts": ("conversation", "with an answer to an empty prompt: the user message before it is blank"),
     "null_fields": (
         "field",
         "that is null in a struct of a table: left out, because a table gives every struct the keys of all rows",

@@ -58,7 +58,7 @@ from tasks.packing.pieces import (
     trained_of_conversations,
 )
 from tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
-from tasks.packing.rejects import Rejected, check_rejects, first_of_each, write_rejects
+from tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.storage.arrow import to_arrow, xxh3_of
@@ -83,8 +83,9 @@ SORTED_AT_ONCE = 1 << 21
 def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Write the plan, and return its receipt, which is written last.
 
-    Raises DataError if too many conversations are rejected, if none is left to train on, or if one is too long and
-    `overlong` is error. Raises StorageError if the checksum of a token file does not match its receipt.
+    Raises DataError if the first conversations show that the template does not fit, if too many are rejected, if none
+    is left to train on, or if one is too long and `overlong` is error. Raises StorageError if the checksum of a token
+    file does not match its receipt.
     """
     receipts = [read_receipt(recipe.layout.token_receipt(key)) for key in recipe.token_keys]
     read = sum(receipt["conversations"] for receipt in receipts)
@@ -102,6 +103,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
         for part, receipt in enumerate(receipts)
         for record, code, text in receipt["rejects"]
     ]
+    check_first(early, first_accepted(tokens), recipe)
     rejects = sorted([*early, *late], key=lambda reject: (reject.part, reject.record))
     with atomic_file(folder / "rejects.jsonl") as out:
         write_rejects(out, rejects, recipe)
@@ -208,6 +210,14 @@ def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
         reason=np.zeros(len(length), np.uint8),
         samples=samples_of(tokens),
     )
+
+
+def first_accepted(tokens: TokenColumns) -> tuple[int, int] | None:
+    """Return the part and the record of the first accepted conversation."""
+    for part, (first, last) in enumerate(pairwise(tokens.edges)):
+        if first < last:
+            return part, int(tokens.column("record", first, first + 1)[0])
+    return None
 
 
 def late_rejects(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> list[Rejected]:

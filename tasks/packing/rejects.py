@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from tasks.core.errors import DataError
 from tasks.readers.containers import container_named
 from tasks.recipe import Recipe
 from tasks.storage.files import HashingWriter
+from tasks.tokenization.first_conversations import FIRST, are_alike, failure_of
 
 REPORTED = 20  # rejects included in an error that is printed as JSON
 
@@ -59,26 +60,46 @@ def check_rejects(counts: dict[str, int], cut_off: int, read: int, recipe: Recip
         f"{rejected:,} of {read:,} conversations were rejected ({100 * rejected / read:.2f} %), max_rejects "
         f"allows {100 * limit:.2f} %{template}\n"
         + "\n".join(first_of_each(path, counts))
-        + f"\nall are listed in {path}\n{suggest_settings(rejected, cut_off, read)}",
+        + f"\nall are listed in {path}\n"
+        + "\n".join(suggest_settings(counts, cut_off, read)),
         rejects=_first(path),
         all_rejects=str(path),
     )
 
 
-def suggest_settings(rejected: float, cut_off: float, read: float) -> str:
-    """Suggest settings that fix too many rejects: `rejected` of `read` conversations.
+def check_first(early: Sequence[Rejected], accepted: tuple[int, int] | None, recipe: Recipe) -> None:
+    """Raise DataError if the first conversations were all rejected alike.
 
-    `cut_off` of the rejects have no trained token left because the row is too short.
+    Then it is the template (see tokenization/first_conversations.py).
+    `early` are the conversations that tokenization rejected, in source order. `accepted` is the part and the record of
+    the first one that it accepted.
     """
+    first = [reject for reject in early[:FIRST] if accepted is None or reject[:2] < accepted]
+    if recipe.config.max_rejects == 1 or (accepted and len(first) < FIRST) or not first:
+        return
+    if are_alike([reject.reason for reject in first]):
+        part, record, reason, message = first[0]
+        raise failure_of(len(first), f"{recipe.parts[part].file.name}:{record + 1}", reason, message)
+
+
+def suggest_settings(counts: Mapping[str, float], cut_off: float, read: float) -> list[str]:
+    """Suggest fixes of too many rejects of `read` conversations.
+
+    They are the fix of the most frequent reason, and settings.
+    `counts` has the number of rejects by reason. `cut_off` of the rejects have no trained token left because the row is
+    too short.
+    """
+    rejected = sum(counts.values())
     enough = min(1.0, math.ceil(10_000 * rejected / read) / 10_000)
     tolerate = f"set max_rejects: {enough:g} to accept this"
     if 2 * cut_off <= rejected:
-        return tolerate
+        reason = max(sorted(counts), key=counts.__getitem__)
+        return [f"the most frequent reason is {reason}; fix: {CODES[reason].fix}", tolerate]
     most = "most" if cut_off < rejected else "all"
-    return (
+    return [
         f"{most} of them have no trained token left in a row: increase sequence_length to keep them, set "
         f"overlong: drop to leave out all conversations longer than a row, or {tolerate}"
-    )
+    ]
 
 
 def _first(path: Path) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tasks.conversations.model import Conversation
-from tasks.core.errors import DataError
+from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.families import alpaca, chatml, hermes, llama2, llama3, mistral, plain, zephyr
@@ -67,7 +67,7 @@ class BuiltIn(Template):
             return plain_text(conversation, trained, self.encoder)
         for number, message in enumerate(conversation.messages, -added):
             if message.reasoning:
-                raise DataError(
+                raise Reject(
                     "reasoning_not_written",
                     f"messages[{number}] has reasoning, but the built-in template {self.name} does not write it; set "
                     "`reasoning: drop`, or use the model's own template (`template: tokenizer`)",
@@ -119,14 +119,14 @@ class BuiltIn(Template):
     def _differs_later(self, conversation: Conversation, trained: Sequence[bool]) -> bool:
         """Return whether a trained turn is written differently once more turns follow.
 
-        Raises DataError if it is and the config requires one sample per conversation (`turns: together`).
+        Raises Reject if it is and the config requires one sample per conversation (`turns: together`).
         """
         if self._family.differs_later is None or self._headers_too:
             return False
         conversation, trained, added = self.adjust.of(conversation, trained)
         turn = self._family.differs_later(list(zip(conversation.messages, trained, strict=True)), conversation.tools)
         if turn is not None and self.together:
-            raise DataError(
+            raise Reject(
                 "turn_not_located",
                 f"template {self.name}: messages[{turn - added}] ({conversation.messages[turn].role}) is written "
                 "differently once more turns follow: the system message and the tools are part of the last request, "

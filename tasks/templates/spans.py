@@ -159,3 +159,18 @@ def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
 def _is_trained(message: Message, is_chosen: bool) -> bool:
     is_reasoning = message.role == "assistant" and bool(message.reasoning.strip())
     return (is_chosen if message.train is None else message.train) and (not is_blank(message) or is_reasoning)
+
+
+def has_empty_prompt(conversation: Conversation, trained: Sequence[bool]) -> bool:
+    """Return whether a trained answer follows messages of the user that are all blank.
+
+    Results of tools may be blank, because some tools have nothing to say.
+    """
+    messages = conversation.messages
+    is_empty = False
+    for k, message in enumerate(messages):
+        if message.role == "user":
+            is_empty = is_blank(message) and (is_empty or k == 0 or messages[k - 1].role != "user")
+        elif is_empty and message.role == "assistant" and messages[k - 1].role == "user" and trained[k]:
+            return True
+    return False

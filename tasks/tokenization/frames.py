@@ -45,7 +45,7 @@ from tasks.templates.placeholders import (
     is_plain,
     shape_of,
 )
-from tasks.templates.spans import Sample, Template, TrainOn, trained_turns
+from tasks.templates.spans import Sample, Template, TrainOn, has_empty_prompt, trained_turns
 from tasks.tokenization.segments import Segments, segments_of
 
 # The maximum number of shapes that are tried with a template, if none of them can be filled in.
@@ -80,10 +80,17 @@ class Shape:
     after: int = field(default=-1, kw_only=True)
     # The layout of the conversation if the texts contain all its strings, or else "".
     layout: str = field(default="", kw_only=True)
+    # The conversation has an answer to an empty prompt.
+    empty_prompt: bool = field(default=False, kw_only=True)
 
 
-def shape_of_sample(segments: Segments, conversation: Conversation, sample: Sample, layout: str = "") -> Shape:
-    """Return the shape of a sample of a conversation; `layout` is that of `Shape`."""
+def shape_of_sample(
+    segments: Segments, conversation: Conversation, sample: Sample, layout: str = "", empty_prompt: bool = False
+) -> Shape:
+    """Return the shape of a sample of a conversation.
+
+    `layout` and `empty_prompt` are those of `Shape`.
+    """
     usual, turns = _order_of(tuple([message.role for message in conversation.messages]))
     return Shape(
         tokens=np.array(segments.tokens, np.int32),
@@ -94,6 +101,7 @@ def shape_of_sample(segments: Segments, conversation: Conversation, sample: Samp
         turn=-1 if sample.turn is None else sample.turn,
         after=sample.after,
         layout=layout,
+        empty_prompt=empty_prompt,
     )
 
 
@@ -314,7 +322,8 @@ class Frames(dict[tuple[str, ...], Filling | None]):
             places = [gap[:2] for gap in gaps]
             has_all = sample.turn is None and places == every and is_plain(turns)
             if True in segments.trained:
-                found = shape_of_sample(segments, turns, sample, layout_of(turns) if has_all else "")
+                layout, empty = layout_of(turns) if has_all else "", has_empty_prompt(turns, trained)
+                found = shape_of_sample(segments, turns, sample, layout, empty)
                 frames.append(_Frame(found, parts, places))
         self._pieces += pieces
         strips = spaces <= {0}

@@ -27,7 +27,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.texts import SEPARATOR
 from tasks.recipe import Recipe
 from tasks.sources.model import SourceFile
-from tasks.templates.spans import Sample, Template, TrainOn, trained_turns, up_to
+from tasks.templates.spans import Sample, Template, TrainOn, has_empty_prompt, trained_turns, up_to
 from tasks.tokenization.frames import Prepared, Shape, frames_of, shape_of_sample
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.recorded import prepare_recorded
@@ -183,7 +183,8 @@ class Preparer:
             return samples
         try:
             strings = strings_of(pending.conversation)
-            found = [self._prepare_sample(pending, sample, strings) for sample in samples]
+            empty = has_empty_prompt(pending.conversation, pending.trained)
+            found = [self._prepare_sample(pending, sample, strings, empty) for sample in samples]
             found = [prepared for prepared in found if prepared.shape.trained.any()]
             self._with_facts(found, pending.conversation, pending.trained)
         except Reject as reject:
@@ -193,9 +194,9 @@ class Preparer:
             raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
         return found or Reject("no_trained_tokens", "the template does not write any of its answers")
 
-    def _prepare_sample(self, pending: Pending, sample: Sample, strings: Strings) -> Prepared:
+    def _prepare_sample(self, pending: Pending, sample: Sample, strings: Strings, empty_prompt: bool) -> Prepared:
         conversation = pending.conversation
-        prepared = prepare_spans(conversation, sample, self._encoder, strings)
+        prepared = prepare_spans(conversation, sample, self._encoder, strings, empty_prompt)
         if not self._packing:
             text = "".join(span.text for span in sample.spans)
             shown = conversation
@@ -234,9 +235,10 @@ def weights_of_segments(shape: Shape, of_turns: dict[int, Any]) -> list[tuple[in
 
 
 def comparable(sample: Prepared) -> tuple[object, ...]:
-    """Return all values of a sample that are written to a token file."""
+    """Return all values of a sample that are written to a token file, or counted."""
     shape = sample.shape
-    return sample.texts, sample.digest, shape.turn, shape.tokens.tolist(), shape.trained.tolist(), shape.separator
+    tokens, trained = shape.tokens.tolist(), shape.trained.tolist()
+    return sample.texts, sample.digest, shape.turn, tokens, trained, shape.separator, shape.empty_prompt
 
 
 def _as_written(conversation: Conversation, template: Template) -> Conversation:
@@ -285,13 +287,15 @@ def prepare_spans(
     sample: Sample,
     encoder: Encoder,
     strings: Strings | None = None,
+    empty_prompt: bool = False,
 ) -> Prepared:
     """Prepare a sample that a template has rendered.
 
-    Raises Reject if there are no spans.
+    `empty_prompt` is that of `Shape`. Raises Reject if there are no spans.
     """
     segments = segments_of(sample.spans, encoder)
-    shape, texts = shape_of_sample(segments, conversation, sample), segments.texts
+    shape = shape_of_sample(segments, conversation, sample, empty_prompt=empty_prompt)
+    texts = segments.texts
     separate = texts if not texts or any(SEPARATOR in text for text in texts) else None
     known = strings or strings_of(conversation)
     return Prepared(shape, SEPARATOR.join(texts).encode(), *known, separate=separate)

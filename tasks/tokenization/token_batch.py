@@ -26,9 +26,9 @@ from tasks.tokenization.frames import Prepared, Shape
 BATCH_BYTES = 1 << 21
 
 # Cases that are handled, but that a user may want to know of: conversations with a control string as text,
-# conversations with a character that decodes to another character, unknown tokens, and conversations whose turns are in
-# an unusual order.
-NOTICED = ("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_order")
+# conversations with a character that decodes to another character, unknown tokens, conversations whose turns are in an
+# unusual order, and conversations with an answer to an empty prompt.
+NOTICED = ("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_order", "empty_prompts")
 COUNTS = ("accepted", "tokens", *NOTICED)
 
 # Further cases, which a receipt has only if they occurred: null fields of structs in a table, calls without a result,
@@ -122,6 +122,7 @@ class Batch:
         is_first = np.append(True, records[1:] != records[:-1])  # whether a sample is the first of its conversation
         self._notice(encoded, shapes, texts, is_first, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
         self.receipt["unusual_order"] += int(np.count_nonzero(is_first & ~shapes.of_each("usual", bool)))
+        self.receipt["empty_prompts"] += int(np.count_nonzero(is_first & shapes.of_each("empty_prompt", bool)))
         self.receipt["accepted"] += int(np.count_nonzero(is_first))
         for unpaired in [prepared.unpaired for prepared in self._conversations if prepared.unpaired]:
             for name, count in unpaired._asdict().items():

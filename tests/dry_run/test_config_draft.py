@@ -418,7 +418,8 @@ def test_reasoning_that_the_template_does_not_write_is_dropped_and_reported(here
         (here / "model" / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": CHATML_JINJA}))
     found, config, text = draft(here, "a.jsonl")
     assert (config.template, config.reasoning) == ("tokenizer" if has_template else "chatml", "drop")
-    reason = "the template does not write all reasoning, so keep would fail; to train on it, set the tokenizer of a "
+    reason = "the template does not write all reasoning, so keep would reject conversations; to train on it, set the "
+    reason += "tokenizer of a "
     assert f"reasoning: drop: {reason}model for reasoning" in "\n".join(found.summary())
     assert f"Chosen: {reason}" in " ".join(text.replace("#", " ").split())
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)

@@ -382,7 +382,8 @@ def test_exit_code_of_a_run_that_will_fail(tmp_path: Path) -> None:
     assert failing.returncode == 65
     printed = " ".join(failing.stdout.split())  # lines may be wrapped
     assert "The run will fail: 1.96 % of the conversations are rejected, but max_rejects allows 1.00 %. " in printed
-    assert "shows the first of each reason; set max_rejects: 0.0197 to accept this" in printed
+    assert "shows the first of each reason; the most frequent reason is bad_role; fix: use the role" in printed
+    assert "; set max_rejects: 0.0197 to accept this" in printed
     write_project(tmp_path, records, max_rejects=0.1)
     assert command(tmp_path, tool, "check", "corpus.yaml").returncode == 0
     twice = command(tmp_path, tool, "check", "corpus.yaml", "--config", str(config))
@@ -401,6 +402,11 @@ def test_if_everything_is_rejected_the_first_reason_is_reported(tmp_path: Path) 
 def test_an_error_of_the_template_names_the_place(tmp_path: Path, engine: str) -> None:
     chat = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
     reasoned = [chat[0], chat[1] | {"reasoning": "Two and two."}]
-    config = write_project(tmp_path, [{"messages": chat}, {"messages": reasoned}], engine=engine)
-    with pytest.raises(DataError, match=r"chat\.jsonl:2: messages\[1\] has reasoning"):
+    config = write_project(tmp_path, [{"messages": reasoned}] * 2, engine=engine)
+    with pytest.raises(DataError, match=r"chat\.jsonl:1: messages\[1\] has reasoning.* first 2 conversations all fail"):
         predict(load_config(config), tmp_path, tmp_path)
+    config = write_project(tmp_path, [{"messages": chat}, {"messages": reasoned}], engine=engine)
+    found = predict(load_config(config), tmp_path, tmp_path)
+    assert found.rejects["reasoning_not_written"].place == "chat.jsonl:2"
+    assert "50.00 % of the conversations are rejected" in found.failures[0]
+    assert "the most frequent reason is reasoning_not_written; fix: set reasoning: drop, or" in found.failures[0]

@@ -27,6 +27,7 @@ from tasks.steps import Progress
 from tasks.storage import files
 from tasks.storage.files import digest_of
 from tasks.storage.schemas import TOKENS_SCHEMA
+from tasks.tokenization.token_batch import NOTICED
 
 EOS, PAD = 2, 0
 
@@ -158,7 +159,7 @@ def token_file(
 
 
 def write_receipt(path: Path, receipt: Mapping[str, Any]) -> None:
-    noticed = dict.fromkeys(("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_order"), 0)
+    noticed = dict.fromkeys(NOTICED, 0)
     files.write_receipt(path, noticed | dict(receipt))
 
 

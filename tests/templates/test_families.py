@@ -15,7 +15,7 @@ from support.profiles import examples
 from support.tokenizer_kinds import open_kind
 
 from tasks.conversations.formats import read_record
-from tasks.core.errors import DataError, Reject
+from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.families.json_text import spaced, value_or_string
@@ -149,7 +149,7 @@ def test_mistral_writes_no_space_for_a_tokenizer_that_adds_none() -> None:
 def test_together_refuses_what_mistral_writes_otherwise_later() -> None:
     messages = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user", "assistant")]
     encoder = open_kind("sp_bpe_chatml")
-    with pytest.raises(DataError, match=r"template mistral: messages\[2\] \(assistant\) .* set turns: auto"):
+    with pytest.raises(Reject, match=r"template mistral: messages\[2\] \(assistant\) .* set turns: auto"):
         written("mistral", {"messages": messages}, encoder, "together")
     assert len(written("mistral", {"messages": messages}, encoder)) == 2
     assert len(written("mistral", {"messages": messages[1:]}, encoder, "together")) == 1

@@ -22,7 +22,7 @@ from tasks.config import Config
 from tasks.conversations.dialects.pairing import Unpaired
 from tasks.conversations.formats import FORMATS
 from tasks.conversations.model import Conversation, Format, PlainRecord, ToolCall
-from tasks.core.errors import DataError, PackError, Reject
+from tasks.core.errors import Reject
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
@@ -157,12 +157,8 @@ def test_both_ways_write_the_same_token_file(format: Format, tmp_path: Path, mon
                 if careful:
                     with_care(patch)
                 written = BuiltIn(template, encoder, train_on)
-                try:
-                    receipt = tokenize_part(part, encoder, written, config, tmp_path / "tokens", tmp_path / "receipt")
-                    found.append((receipt, (tmp_path / "tokens").read_bytes()))
-                except DataError as error:  # reasoning, which no built-in template writes
-                    found.append((str(error), b""))
-                    receipt = {"accepted": 0, "rejects": []}
+                receipt = tokenize_part(part, encoder, written, config, tmp_path / "tokens", tmp_path / "receipt")
+                found.append((receipt, (tmp_path / "tokens").read_bytes()))
         assert found[0] == found[1]
         seen[template] += receipt["accepted"]
         seen["rejected"] += len(receipt["rejects"])
@@ -178,7 +174,7 @@ def file_of(format: Format, columns: tuple[tuple[str, str], ...] = ()) -> Source
 def outcome(preparer: Preparer, record: object) -> Any:
     try:
         [prepared] = preparer.prepare(record)
-    except (Reject, DataError) as error:  # DataError: reasoning, which no built-in template writes
+    except Reject as error:
         return error.reason, str(error)
     shape = prepared.shape
     facts = (shape.tokens.tolist(), shape.trained.tolist(), shape.separator, shape.usual, shape.turns)
@@ -372,15 +368,16 @@ def test_many_records_are_prepared_as_each_by_itself(at_once: int, monkeypatch: 
                 preparers[1].prepare(record)
 
 
-def test_what_stops_a_run_takes_the_place_of_its_record() -> None:
+def test_a_reject_takes_the_place_of_its_record() -> None:
     [messages] = [format for format in FORMATS if format.name == "messages"]
     preparer = preparer_of(messages)
     thinks = turns("a", "b")
     thinks["messages"][1]["reasoning"] = "t"
-    first, second, *_ = preparer.prepare_all([turns("a", "b"), thinks, turns("c", "d")])
+    first, second, third = preparer.prepare_all([turns("a", "b"), thinks, turns("c", "d")])
     assert isinstance(first, list)
-    assert isinstance(second, PackError)
-    with pytest.raises(PackError, match="has reasoning, but the built-in template"):
+    assert isinstance(second, Reject)
+    assert isinstance(third, list)
+    with pytest.raises(Reject, match="has reasoning, but the built-in template"):
         preparer.prepare(thinks)
 
 

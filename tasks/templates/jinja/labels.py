@@ -2,7 +2,8 @@
 
     rendering ─▶ located? ─▶ {% generation %} marks agree? ─▶ content, reasoning, and calls written? ─▶ ranges
 
-Each check raises Reject if the problem belongs to one conversation, and DataError if it belongs to the template.
+Each check raises Reject. If the first conversations of a corpus all fail alike, it is the template, and the run stops
+(see tokenization/first_conversations.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.conversations.model import Conversation, Message
-from tasks.core.errors import DataError, Reject
+from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.breaker import escaped
 from tasks.templates.jinja.engines.requests import Rendering
@@ -32,8 +33,8 @@ class Labels:
     ) -> None:
         """Check that every turn was located.
 
-        `start` describes the text that a turn should continue. If `every` message is trained on, a lost turn is a
-        problem of the template.
+        `start` describes the text that a turn should continue. `every` is true if every message is trained on, not
+        because of a flag.
         """
         if rendering.lost is None:
             return
@@ -45,7 +46,7 @@ class Labels:
                 f"messages[{k}] ({role}) has a flag that adds it to the trained turns, but the template {self._name} "
                 f"does not separate it: {problem}",
             )
-        raise DataError(
+        raise Reject(
             "turn_not_located",
             f"template {self._name}: messages[{k}] ({role}) cannot be located: its rendering does not continue "
             f"{start}: {problem.replace(escaped(breaker), '')}",
@@ -54,12 +55,12 @@ class Labels:
     def marked_turns(self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]) -> list[Range]:
         """Return the ranges of the trained answers according to {% generation %} blocks.
 
-        Raises DataError if not every answer has one.
+        Raises Reject if not every answer has one.
         """
         answers = [k for k, message in enumerate(conversation.messages) if message.role == "assistant"]
         if len(answers) == len(rendering.marks):
             return [(start, stop) for k, (start, stop) in zip(answers, rendering.marks, strict=True) if trained[k]]
-        raise DataError(
+        raise Reject(
             "turn_not_located",
             f"template {self._name}: rendered {len(rendering.marks)} {{% generation %}} blocks for {len(answers)} "
             f"assistant turns (messages{answers}); mark every assistant turn, or remove the marks",
@@ -87,7 +88,7 @@ class Labels:
     def _require_agreement(self, located: list[Range], marked: list[Range], turns: Sequence[int]) -> None:
         for k, (start, stop), (first, last) in zip(turns, located, marked, strict=True):
             if first != start or last < stop:
-                raise DataError(
+                raise Reject(
                     "turn_not_located",
                     f"template {self._name}: messages[{k}]: its {{% generation %}} block covers characters {first:,} "
                     f"to {last:,}, but after its prompt the model writes {start:,} to {stop:,}; mark what the model "
@@ -119,7 +120,7 @@ class Labels:
     def require_reasoning(self, message: Message, k: int, answer: str, never: bool = False) -> None:
         """Check that a text has the reasoning of a message.
 
-        If `never`, the template does not write it. Raises Reject or DataError.
+        If `never`, the template does not write it. Raises Reject.
         """
         reasoning = reasoning_of(message)
         if not reasoning:
@@ -135,7 +136,7 @@ class Labels:
                     f"messages[{k}] has reasoning, but the template {self._name} does not write it here, although it "
                     "writes reasoning elsewhere; remove it, set `train: false` in the message, or `reasoning: drop`",
                 )
-            raise DataError(
+            raise Reject(
                 "reasoning_not_written",
                 f"template {self._name}: messages[{k}] has reasoning, but the template does not write it; set "
                 "`reasoning: drop`, or use a template that writes reasoning",

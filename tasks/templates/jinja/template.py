@@ -10,8 +10,8 @@ This module adds two things:
 
 - Content stays content (see `breaker`): any control string that is intact after rendering was written by the template.
 - Trained turns are located (see `locate`): each follows exactly the prompt that the model sees at inference. If the
-  template has `{% generation %}` marks, they are used and must agree. If a turn cannot be located, the run fails and
-  names the turn, because a guess could silently produce wrong labels.
+  template has `{% generation %}` marks, they are used and must agree. If a turn cannot be located, the conversation is
+  rejected, because a guess could silently produce wrong labels.
 """
 
 from __future__ import annotations

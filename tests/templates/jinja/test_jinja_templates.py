@@ -469,18 +469,31 @@ TWO_ANSWERS = {
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        (INTRODUCED, r"part\.jsonl:1: .*messages\[1\] \(assistant\) cannot be located"),
+        (INTRODUCED, r"messages\[1\] \(assistant\) cannot be located"),
         (
             CHATML_MARKED.replace("{% generation %}{{ message.content }}", "{{ message.content }}{% generation %}"),
             "covers characters",
         ),
         (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r"0 \{% generation %\} blocks for 2 assistant turns"),
+    ],
+    ids=["begins the answer", "marks too late", "marks other turns"],
+)
+def test_a_conversation_whose_labels_would_be_wrong_is_rejected(source: str, problem: str) -> None:
+    rows, receipt = tokenize([TWO_ANSWERS], open_kind("hf_byte_level"), jinja(source, "hf_byte_level"))
+    [[index, reason, message]] = receipt["rejects"]
+    assert (rows, index, reason) == ([], 0, "turn_not_located")
+    assert re.search(problem, message)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
         ("{{ messages.__class__.__mro__ }}" + CHATML_JINJA, "accesses Python internals"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "after 0.2 s; it loops"),
     ],
-    ids=["begins the answer", "marks too late", "marks other turns", "reaches for Python", "loops"],
+    ids=["reaches for Python", "loops"],
 )
-def test_a_template_whose_labels_would_be_wrong_stops_the_run(
+def test_a_template_that_cannot_be_used_stops_the_run(
     source: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "SECONDS", 0.2)
