@@ -36,6 +36,7 @@ from tasks.steps import Outcome, Progress
 from tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
 from tasks.storage.files import read_receipt
 from tasks.storage.manifest import Manifest, load_manifest
+from tasks.templates.sections import explain_empty_blocks, sections_of_config
 from tasks.tokenization.engine_check import Verdict
 
 # Share of all tokens that may be lost to rejects before a note is printed.
@@ -282,6 +283,8 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
 
         noun, meaning = NOTICED["empty_prompts"]
         display.show(f"{counted(empty, noun)} {meaning}")
+    for line in explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config)):
+        display.show(f"note: {line}")
     if unused := unused_keys(manifest.unused_keys):
         display.show("unused keys, with their counts:")
         hints = [*flag_hints(manifest.unused_keys), *loss_weight_hints(manifest.unused_keys)]

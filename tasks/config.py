@@ -45,6 +45,7 @@ from tasks.row_settings import (
 from tasks.sources.model import Source
 from tasks.storage.keys import KEY_NAMES, ONE_PLAN, SHAPE_SETTINGS
 from tasks.templates.adjust import GIVEN_TO_TEMPLATES
+from tasks.templates.sections import Sections, TrainParts, check_sections
 
 # Settings that are neither in the corpus key nor in the manifest, because they cannot change the output or because
 # (`roles`) they are part of each of the `sources`.
@@ -52,7 +53,10 @@ NOT_IN_KEY = {"part_size", "engine", "roles"}
 
 # Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep their
 # keys. These settings change texts, and therefore tokens:
-TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
+TEXTS_IF_SET = (
+    *("turns", "reasoning", "template_options", "default_system", "content_tokens"),
+    *("empty_reasoning", "train_parts"),
+)
 # These settings do not change texts (but see settings_of_texts):
 ROWS_IF_SET = ("company", "loss_weight", "balance", *SHAPE_SETTINGS, "mix")
 
@@ -135,10 +139,16 @@ class Config(BaseModel):
         description="row: rows are filled up to sequence_length; none: rows end after their last conversation, for "
         "trainers without padding.",
     )
-    train_on: Literal["assistant", "all", "last"] = Field(
+    train_on: Literal["assistant", "all", "last", "rounds"] = Field(
         "assistant",
         description="Turns that are trained on, unless a message has a flag: `train` or `training`, true or false, or "
-        "`weight: 0`.",
+        "`weight: 0`. last: the last answer; rounds: all answers of the last round, that is, after the last user "
+        "message that has an answer.",
+    )
+    train_parts: TrainParts = Field(
+        default_factory=TrainParts,
+        description="Parts of the trained answers that are trained on, such as {reasoning: false}. All parts are in "
+        "the rows. A conversation whose parts cannot be separated is rejected.",
     )
     turns: Literal["auto", "together", "apart"] = Field(
         "auto",
@@ -151,6 +161,12 @@ class Config(BaseModel):
         description="Reasoning of answers (`reasoning_content`, `reasoning`, `thinking`, or <think> at the start). "
         "keep: if the template writes no reasoning, the run fails, and if it leaves out that of a trained turn, the "
         "conversation is rejected; drop: it is removed.",
+    )
+    empty_reasoning: Literal["train", "mask"] = Field(
+        "train",
+        description="An empty block of reasoning that a template writes for an answer without reasoning, such as "
+        "<think> and </think>. train: the model learns to write it, and so not to reason; mask: it stays in the row "
+        "and is not trained on.",
     )
     template_options: dict[str, JsonValue] = Field(
         default_factory=dict,
@@ -325,6 +341,7 @@ class Config(BaseModel):
                 "epochs: more than 1 requires packing: true; without packing, all epochs have the same rows"
             )
         check_packing(self.packing, self._set_among(ROWS_IF_SET))
+        check_sections(self.train_on, self.sections, self.reads_loss_weights)
         check_align(self.sequence_length, self.align)
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
@@ -369,7 +386,13 @@ class Config(BaseModel):
 
     def settings_of_texts(self) -> dict[str, Any]:
         """Return the settings that change token files and are not at their default."""
-        return self._set_among(TEXTS_IF_SET) | ({"loss_weight": "data"} if self.reads_loss_weights else {})
+        values = self.model_dump(include=set(self._set_among(TEXTS_IF_SET)))
+        return values | ({"loss_weight": "data"} if self.reads_loss_weights else {})
+
+    @property
+    def sections(self) -> Sections:
+        """Return the sections of answers that are trained on."""
+        return Sections(**self.train_parts.model_dump(), empty=self.empty_reasoning != "mask")
 
     @property
     def reads_loss_weights(self) -> bool:

@@ -37,6 +37,7 @@ from tasks.storage.splits import kind_of, length_in, split_names
 from tasks.stores.scratch import scratch_of, url_of
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
+from tasks.templates.sections import Sections
 from tasks.templates.spans import Template, TrainOn, Turns
 
 # About 100 MB per shard. A task costs 60 ms in addition to its work (fork, page faults, Luigi, syncs), so a corpus of
@@ -206,10 +207,10 @@ class Recipe:
     def template(self) -> Template:
         sources, config = tuple(self.template_sources.values()), self.config
         if not sources:
-            return BuiltIn(config.template, self.encoder, config.train_on, config.turns, self._adjust)
+            return BuiltIn(config.template, self.encoder, config.train_on, config.turns, self._adjust, config.sections)
         options = json.dumps(config.template_options)
         name, train_on, date, turns = config.template, config.train_on, config.template_date, config.turns
-        return _jinja_once(name, sources, self.encoder, train_on, date, turns, options, self._adjust)
+        return _jinja_once(name, sources, self.encoder, train_on, date, turns, options, self._adjust, config.sections)
 
     @property
     def _adjust(self) -> Adjust:
@@ -372,6 +373,7 @@ def _jinja_once(
     turns: Turns,
     options: str,
     adjust: Adjust,
+    sections: Sections,
 ) -> Template:
     """Compile a template once per process.
 
@@ -380,7 +382,7 @@ def _jinja_once(
     """
     from tasks.templates.jinja.by_tools import open_jinja  # loads jinja2
 
-    return open_jinja(name, sources, encoder, train_on, date, turns, json.loads(options), adjust)
+    return open_jinja(name, sources, encoder, train_on, date, turns, json.loads(options), adjust, sections)
 
 
 def _tokenizer_changed(files: TokenizerFiles) -> DataError:

@@ -23,6 +23,7 @@ from tasks.core.yaml_settings import parse_settings
 from tasks.row_settings import NOT_TOGETHER, NOT_WITH_LENGTHS, WITHOUT_PACKING
 from tasks.sources.model import Source
 from tasks.storage.keys import ONE_PLAN
+from tasks.templates.sections import ALL_SECTIONS, Sections, sections_of_config
 
 DEFAULTS = {
     "name": "corpus",
@@ -35,6 +36,8 @@ DEFAULTS = {
     "padding": "row",
     "train_on": "assistant",
     "turns": "auto",
+    "train_parts": {"reasoning": True, "content": True, "calls": True},
+    "empty_reasoning": "train",
     "overlong": "truncate",
     "validation": 0.0,
     "max_rejects": 0.01,
@@ -130,6 +133,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "train_on": "last",
         "turns": "apart",
         "reasoning": "drop",
+        "empty_reasoning": "mask",
+        "train_parts": {"reasoning": False, "content": True, "calls": True},
         "template_options": {"enable_thinking": False},
         "default_system": "Be brief.",
         "overlong": "split",
@@ -258,7 +263,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         ("validation: .nan", "validation: "),
         ("max_rejects: .nan", "max_rejects: "),
         ("max_rejects: 1.1", "max_rejects: "),
-        ("train_on: assistent", "train_on: must be 'assistant', 'all' or 'last', found 'assistent'"),
+        ("train_on: assistent", "train_on: must be 'assistant', 'all', 'last' or 'rounds', found 'assistent'"),
         ("overlong: cut", "overlong: must be 'truncate', 'turns', 'drop', 'split' or 'error', found 'cut'"),
         ("name: a/b", "name: "),
         ("name: ../x", "name: "),
@@ -475,6 +480,37 @@ def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
         text = f"sources: [{{path: x.jsonl}}]\n{name}: {value}\n"
         load(tmp_path, text)
         assert re.search(rf"{name}(: \w+)? requires packing: true", refusal(tmp_path, f"{text}packing: false\n"))
+
+
+def test_sections_are_recorded_only_if_one_is_left_out(tmp_path: Path) -> None:
+    plain = load(tmp_path, "sources: x.jsonl\n")
+    same = load(tmp_path, "sources: x.jsonl\ntrain_parts: {reasoning: true, calls: true}\nempty_reasoning: train\n")
+    assert (same.settings(), same.settings_of_texts()) == (plain.settings(), plain.settings_of_texts())
+    less = load(tmp_path, "sources: x.jsonl\ntrain_parts: {reasoning: false}\nempty_reasoning: mask\n")
+    parts = {"reasoning": False, "content": True, "calls": True}
+    assert less.settings_of_texts() == {"train_parts": parts, "empty_reasoning": "mask"}
+    assert less.settings() == plain.settings() | less.settings_of_texts()
+    assert sections_of_config(less.settings()) == less.sections == Sections(reasoning=False, empty=False)
+    assert sections_of_config(plain.settings()) == plain.sections == ALL_SECTIONS
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ("train_on: all\ntrain_parts: {calls: false}", "train_parts and train_on: all cannot be set together"),
+        ("train_on: all\nempty_reasoning: mask", "empty_reasoning and train_on: all cannot be set together"),
+        ("train_parts: {reasoning: false, content: false, calls: false}", "are all false; keep one of them"),
+        ("train_parts: {content: false}\nloss_weight: data", "loss weights of the data cannot be set together"),
+        ("train_parts: {contents: false}", "train_parts.contents: unknown key"),
+    ],
+)
+def test_sections_that_cannot_be_left_out(lines: str, problem: str, tmp_path: Path) -> None:
+    assert problem in refusal(tmp_path, f"sources: x.jsonl\n{lines}\n")
+
+
+def test_sections_may_have_weights_if_each_turn_is_one_run(tmp_path: Path) -> None:
+    for lines in ("train_parts: {content: false, calls: false}", "empty_reasoning: mask"):
+        load(tmp_path, f"sources: x.jsonl\n{lines}\nloss_weight: data\n")
 
 
 def test_options_of_a_template_are_json_with_sorted_keys() -> None:

@@ -77,6 +77,8 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "train_on": ("all", True),
     "turns": ("apart", True),
     "reasoning": ("drop", True),
+    "empty_reasoning": ("mask", True),
+    "train_parts": ({"calls": False}, True),
     "template_options": ({"enable_thinking": False}, True),
     "default_system": ("Be brief.", True),
     "overlong": ("drop", False),

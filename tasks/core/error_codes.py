@@ -164,6 +164,9 @@ _ALL = [
     Code("E244", "flag_not_followed", DATA, "A turn that a flag adds shares its text with another turn.",
          "the template writes no control token between them, or writes the turn in several places",
          "remove the flag from the message, or use another template"),
+    Code("E248", "parts_not_separate", DATA, "The parts of an answer cannot be separated.",
+         "the template changes them, or has no marker between them, or a token crosses "
+         "from one into the next", "remove train_parts or empty_reasoning, or remove the record"),
     Code("E251", "too_many_rejects", DATA, "More conversations were rejected than max_rejects allows.",
          "see the code of each reject", "fix the data, or raise max_rejects to continue without them"),
     Code("E252", "nothing_to_pack", DATA, "No conversation is left to pack.",

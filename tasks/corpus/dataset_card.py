@@ -22,6 +22,7 @@ from tasks.corpus.mixture_table import mixture_table
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import is_weighted
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
+from tasks.templates.sections import explain_sections, sections_of_config
 
 CARD = "README.md"
 
@@ -30,6 +31,7 @@ SHOWN_SOURCES = 50
 TRAINED_ON = {
     "assistant": "every assistant turn, including its stop token",
     "last": "the last assistant turn, including its stop token",
+    "rounds": "every assistant turn after the last user message, including its stop token",
     "all": "every turn",
 }
 
@@ -115,7 +117,7 @@ def _values(manifest: Manifest) -> dict[str, Any]:
         "lengths": of_tokens,
         "places": " or ".join(map(str, lengths)),
         "config": f', "{lengths[-1]}"' if len(lengths) > 1 else "",
-        "trained_on": TRAINED_ON[manifest.train_on],
+        "trained_on": TRAINED_ON[manifest.train_on] + explain_sections(sections_of_config(manifest.config)),
         "trained_percent": f"{100 * tokens.trained / max(tokens.packed, 1):.1f}",
         "rejected": sum(conversations.rejected.values()),
         "dropped": f"{sum(conversations.dropped.values()):,} dropped" + (f" ({reasons})" if reasons else ""),

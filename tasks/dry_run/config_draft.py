@@ -20,6 +20,7 @@ from textwrap import wrap
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
+from pydantic import BaseModel
 
 from tasks.config import Config, load_config
 from tasks.conversations.traces.tokens import TOKENS
@@ -301,7 +302,7 @@ def _lines(draft: Draft, output: Path) -> Iterator[str]:
         elif (default := setting.get_default(call_default_factory=True)) is None:
             yield f"# {name}:"
         else:
-            yield f"{name}: {_yaml(default)}"
+            yield f"{name}: {_yaml(default.model_dump() if isinstance(default, BaseModel) else default)}"
 
 
 def _source_lines(draft: Draft) -> Iterator[str]:

@@ -9,6 +9,7 @@ from tasks.dry_run.model import Prediction, about, train_rows
 from tasks.encoders.added_tokens import is_blank
 from tasks.packing.pieces import MOST_CONVERSATIONS
 from tasks.packing.rejects import suggest_settings
+from tasks.templates.sections import explain_empty_blocks
 
 # If a larger share of the tokens repeats a prompt, a warning explains the reason.
 NOTEWORTHY = 0.2
@@ -65,6 +66,7 @@ def find_warnings(found: Prediction) -> list[str]:
     warnings += _unbalanced(found)
     warnings += _repeated(found)
     warnings += _empty_prompts(found)
+    warnings += explain_empty_blocks(found.noticed, found.config.sections, " of the sample")
     warnings += _markers_in_content(found)
     short = [source.sample.file.name for source in found.sources if source.sample.reach < 1]
     if short:

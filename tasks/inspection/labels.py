@@ -49,6 +49,11 @@ NOTICED = {
     "calls_without_result": ("call", "of a tool without a result, although the conversation continues"),
     "results_without_call": ("result", "of a tool without a call before it"),
     "undefined_tools": ("conversation", "that calls a tool without a definition in its `tools`"),
+    "reasoned_answers": ("trained answer", "with reasoning"),
+    "empty_reasoning": (
+        "trained answer",
+        "without reasoning, for which the template writes an empty block of reasoning",
+    ),
     "without_embedding": ("conversation", "without an embedding, which `company` cannot compare"),
 }
 
@@ -130,7 +135,12 @@ def explain_samples(samples: Mapping[str, Any] | SampleFacts, packed: int) -> st
 
 SHARE_NOTE = "share: of all tokens read, before the mixture"
 
-TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant turn", "all": "all turns"}
+TRAINED_TURNS = {
+    "assistant": "assistant turns",
+    "last": "the last assistant turn",
+    "rounds": "assistant turns of the last round",
+    "all": "all turns",
+}
 
 
 def balance_of_step(balance: Mapping[str, Any]) -> str:

@@ -49,6 +49,7 @@ from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 from tasks.stores.urls import refuse_url
+from tasks.templates.sections import explain_sections, sections_of_config
 
 MOST_BYTES = 500_000
 ROWS = 20
@@ -196,6 +197,7 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "shards": [(name, shard) for name, split in manifest.splits.items() for shard in split.shards][:SHOWN],
         "more_shards": sum(len(split.shards) for split in manifest.splits.values()) - SHOWN,
         "trained_on": TRAINED_TURNS[manifest.train_on]
+        + explain_sections(sections_of_config(manifest.config))
         + ", without reasoning" * (manifest.config.get("reasoning") == "drop"),
         "batch_rows": BATCH_ROWS,
         "few_steps": FEW_STEPS,

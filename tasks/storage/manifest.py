@@ -47,15 +47,17 @@ class Manifest(Facts):
     shape: RowShape | None = Field(None, description="Only in format 3.1: how its rows differ from those of 3.0.")
     tokenizer: Tokenizer
     template: TemplateFacts
-    train_on: Literal["assistant", "all", "last"]
+    train_on: Literal["assistant", "all", "last", "rounds"]
     seed: int
     sources: list[SourceFacts]
     mixture: list[MixtureFacts] = Field(description="One entry per entry of the config's `sources`.")
     ledger: Ledger
     noticed: dict[str, int | dict[str, dict[str, int]]] = Field(
-        description="Counts of unusual things that were handled. `content_tokens`: how often conversations contain "
-        "each added token that content may become, by role. `unused_keys`: how often each unused key of the records "
-        "occurred, by source. A count is absent if it is 0, or if an earlier version did not record it."
+        description="Counts of unusual things that were handled. `reasoned_answers`: trained answers with reasoning. "
+        "`empty_reasoning`: trained answers for which the template writes an empty block of reasoning. "
+        "`content_tokens`: how often conversations contain each added token that content may become, by role. "
+        "`unused_keys`: how often each unused key of the records occurred, by source. A count is absent if it is 0, "
+        "or if an earlier version did not record it."
     )
     packing_metadata: PackingMetadata
     splits: dict[str, Split]

@@ -20,13 +20,25 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tasks.conversations.model import Conversation
-from tasks.core.errors import Reject
+from tasks.core.errors import Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.families import alpaca, chatml, hermes, llama2, llama3, mistral, plain, zephyr
 from tasks.templates.flagged import with_whole_texts
 from tasks.templates.placeholders import is_plain, with_contexts_joined
-from tasks.templates.spans import Outline, Sample, Span, Template, TrainOn, Turns, ends_of_samples, has_flagged, up_to
+from tasks.templates.sections import ALL_SECTIONS, CROSSED, Sections, splits
+from tasks.templates.spans import (
+    TEXT,
+    Outline,
+    Sample,
+    Span,
+    Template,
+    TrainOn,
+    Turns,
+    ends_of_samples,
+    has_flagged,
+    up_to,
+)
 from tasks.templates.writer import Family, Writer
 
 # Part of the digest of every built-in template. Raise it if the spans of any built-in template change.
@@ -49,8 +61,26 @@ class BuiltIn(Template):
     """A built-in template that is bound to a tokenizer."""
 
     def __init__(
-        self, name: str, encoder: Encoder, train_on: TrainOn, turns: Turns = "auto", adjust: Adjust = NO_CHANGE
+        self,
+        name: str,
+        encoder: Encoder,
+        train_on: TrainOn,
+        turns: Turns = "auto",
+        adjust: Adjust = NO_CHANGE,
+        sections: Sections = ALL_SECTIONS,
     ):
+        """Bind a template to an encoder.
+
+        Raises UsageError if `sections` leaves out reasoning, which no built-in template writes.
+        """
+        if not (sections.reasoning and sections.empty):
+            setting = "train_parts: {reasoning: false}" if sections.empty else "empty_reasoning: mask"
+            raise UsageError(
+                "bad_setting",
+                f"{setting}: the built-in template {name} writes no reasoning, so the setting has no effect; remove "
+                "it, or use the model's own template (`template: tokenizer`)",
+            )
+        self.sections = sections
         self.name = name
         self.apart = turns == "apart"
         self.together = turns == "together"
@@ -73,8 +103,10 @@ class BuiltIn(Template):
                     "`reasoning: drop`, or use the model's own template (`template: tokenizer`)",
                 )
         turns = list(zip(conversation.messages, trained, strict=True))
-        writer = Writer(self.encoder, self._headers_too, conversation.tools)
+        writer = Writer(self.encoder, self._headers_too, conversation.tools, self.sections)
         self._family.write(writer, turns if self._family.writes_tools else hermes.with_system(writer, turns))
+        if self.sections != ALL_SECTIONS:
+            self._require_same_tokens(writer)
         if self._headers_too or not has_flagged(conversation, trained):
             return writer.spans
         return with_whole_texts(writer.spans, writer.said)
@@ -106,6 +138,8 @@ class BuiltIn(Template):
         """
         if self.apart or self.adjust.drop_reasoning:  # reasoning may be in a content
             return None
+        if self.sections != ALL_SECTIONS:  # a token may cross from a content into a call
+            return None
         if any(message.role == "tool" for message in conversation.messages):  # results may be parsed
             return None
         adjusted, _, _ = self.adjust.of(conversation, trained)
@@ -115,6 +149,18 @@ class BuiltIn(Template):
             bare = [replace(message, content=message.content.strip("\v")) for message in conversation.messages]
             conversation = replace(conversation, messages=tuple(bare))
         return Outline(self.samples(conversation, trained), unusual)
+
+    def _require_same_tokens(self, writer: Writer) -> None:
+        """Check that no token crosses from a content into a call with another label.
+
+        Raises Reject.
+        """
+        for cut in writer.cuts:
+            pair = writer.spans[max(cut - 1, 0) : cut + 1]
+            if len(pair) < 2 or pair[0].trained == pair[1].trained or TEXT not in (pair[0].token, pair[1].token):
+                continue
+            if pair[0].token == pair[1].token and not splits(self.encoder, pair[0].text, pair[1].text):
+                raise Reject("parts_not_separate", CROSSED)
 
     def _differs_later(self, conversation: Conversation, trained: Sequence[bool]) -> bool:
         """Return whether a trained turn is written differently once more turns follow.

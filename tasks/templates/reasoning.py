@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.conversations.model import Conversation, Message
 
-_INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
 class ReasoningForm(Enum):
@@ -26,20 +26,20 @@ def reasoning_of(message: Message) -> str:
     """Return the reasoning from the field or the start of the content of a message."""
     if message.reasoning:
         return message.reasoning.strip()
-    found = _INLINE.match(message.content) if message.role == "assistant" else None
+    found = INLINE.match(message.content) if message.role == "assistant" else None
     return found[1].strip() if found else ""
 
 
 def without_reasoning(message: Message) -> Message:
     """Return a message without reasoning in its field and in its content."""
-    content = _INLINE.sub("", message.content, count=1) if _INLINE.match(message.content) else message.content
+    content = INLINE.sub("", message.content, count=1) if INLINE.match(message.content) else message.content
     fields = {name: getattr(message, name) for name in message.__slots__}
     return Message(**fields | {"content": content, "reasoning": ""})
 
 
 def is_ambiguous(content: str) -> bool:
     """Return whether a content begins with reasoning that may end at several tags."""
-    return content.count("</think>") > 1 and bool(_INLINE.match(content))
+    return content.count("</think>") > 1 and bool(INLINE.match(content))
 
 
 def separated(conversation: Conversation) -> Conversation | None:
@@ -51,7 +51,7 @@ def separated(conversation: Conversation) -> Conversation | None:
     for message in conversation.messages:
         found = None
         if message.role == "assistant" and not message.reasoning and "<think>" in message.content:
-            found = _INLINE.match(message.content)
+            found = INLINE.match(message.content)
         if found and (message.context or not found[1].strip() or is_ambiguous(message.content)):
             return None
         if found:
@@ -65,7 +65,7 @@ def separated(conversation: Conversation) -> Conversation | None:
 def with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, Any]:
     """Return an OpenAI message with its reasoning in the form that a template reads."""
     content = message.get("content") or ""
-    found = _INLINE.match(content)
+    found = INLINE.match(content)
     if form is ReasoningForm.FIELD and found and not message.get("reasoning_content"):
         message = {**message, "content": content[found.end() :], "reasoning_content": found[1].strip()}
     reasoning = message.get("reasoning_content")

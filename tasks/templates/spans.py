@@ -10,11 +10,12 @@ from tasks.conversations.model import ROLES, Conversation, Message, is_blank
 from tasks.core.errors import PackError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import Adjust
+from tasks.templates.sections import Sections
 
 if TYPE_CHECKING:
     from tasks.templates.jinja.engines.choice import BothEngines, Engines
 
-TrainOn = Literal["assistant", "all", "last"]
+TrainOn = Literal["assistant", "all", "last", "rounds"]
 
 Turns = Literal["auto", "together", "apart"]
 
@@ -45,6 +46,9 @@ class Sample(NamedTuple):
     spans: list[Span]
     turn: int | None = None  # index of the message that ends it; None if the sample is the whole conversation
     after: int = -1  # index of the message that ends the sample before; later messages are trained on
+    # Numbers of its trained answers with reasoning, and of those for which the template writes an empty block of it.
+    reasoned: int = 0
+    closed: int = 0
 
 
 class Outline(NamedTuple):
@@ -66,6 +70,7 @@ class Template(Protocol):
     encoder: Encoder  # reference encoder of the template's tokenizer
     markers_as_text: tuple[str, ...]
     adjust: Adjust
+    sections: Sections
 
     engines: Engines | BothEngines | None = None  # of a Jinja template
 
@@ -153,6 +158,10 @@ def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
     chosen = [message.role in roles for message in messages]
     if train_on == "last" and True in chosen:
         chosen = [index == len(chosen) - 1 - chosen[::-1].index(True) for index in range(len(chosen))]
+    if train_on == "rounds" and True in chosen:
+        last = len(chosen) - 1 - chosen[::-1].index(True)
+        start = max((index for index in range(last) if messages[index].role == "user"), default=-1)
+        chosen = [flag and index > start for index, flag in enumerate(chosen)]
     return [_is_trained(message, flag) for message, flag in zip(messages, chosen, strict=True)]
 
 

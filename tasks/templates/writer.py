@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tasks.conversations.model import Message
 from tasks.encoders.encoder import Encoder
+from tasks.templates.sections import ALL_SECTIONS, Sections
 from tasks.templates.spans import TEXT, Span
 
 TOOL_CALL_MARKERS = ("<tool_call>", "</tool_call>")
@@ -54,21 +55,33 @@ class Writer:
     `headers_too` (train_on: all) trains on the text around a turn together with the turn.
     """
 
-    def __init__(self, encoder: Encoder, headers_too: bool, tools: Sequence[str] = ()):
+    def __init__(
+        self, encoder: Encoder, headers_too: bool, tools: Sequence[str] = (), sections: Sections = ALL_SECTIONS
+    ):
         self.encoder = encoder
         self.headers_too = headers_too
         self.tools = tools
         self.tools_gap = "\n\n"  # between the system message and the tools
         self.spans: list[Span] = []
         self.said: list[bool] = []  # whether a span is part of the content of a turn
+        self.cuts: list[int] = []  # numbers of the spans before which a label may change within an answer
         self.role = ""
         self.trained = False
         self._starts = False  # the next text is a separate string
+        self._sections = sections
+        self._turn = False
+        self._left_out = False  # the last span is part of a trained answer, and in a section that is left out
 
     def turn(self, role: str, trained: bool) -> None:
         """Start a turn of `role`."""
         self.role = role
-        self.trained = trained
+        self._turn = trained
+        self.trained = trained and (role != "assistant" or self._sections.content)
+
+    def calls(self) -> None:
+        """Continue with the calls of an answer, up to the end of its turn."""
+        self.trained = self._turn and self._sections.calls
+        self.cuts.append(len(self.spans))
 
     def mark(self, marker: str, start: bool = False) -> None:
         """Write a marker that is not part of the turn."""
@@ -117,6 +130,10 @@ class Writer:
             self._add(Span(text, TEXT, trained, self.role, start or self._starts), said)
 
     def _add(self, span: Span, said: bool) -> None:
+        left_out = said and self._turn and not self.trained
+        if span.token == TEXT and (left_out or self._left_out) and self.said[-1:] == [not said]:
+            span = span._replace(alone=True)  # the tokens are those that it has with a label
+        self._left_out = left_out
         self.spans.append(span)
         self.said.append(said)
         self._starts = False

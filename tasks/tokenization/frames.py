@@ -74,6 +74,8 @@ class Shape:
     separator: bool  # the last segment is an EOS that was added after the template's tokens
     usual: bool  # the turns are in the usual order
     turns: int  # messages that are not system messages
+    reasoned: int = field(default=0, kw_only=True)  # as in `Sample`
+    closed: int = field(default=0, kw_only=True)
     # Index of the message that ends the sample; -1 if the sample is the whole conversation.
     turn: int = field(default=-1, kw_only=True)
     # Index of the message that ends the sample before, or -1. Later messages are trained on.
@@ -100,6 +102,8 @@ def shape_of_sample(
         turns=turns,
         turn=-1 if sample.turn is None else sample.turn,
         after=sample.after,
+        reasoned=sample.reasoned,
+        closed=sample.closed,
         layout=layout,
         empty_prompt=empty_prompt,
     )

@@ -19,7 +19,7 @@ from tasks.conversations.dialects.pairing import unpaired_in, unpaired_in_conten
 from tasks.conversations.formats import role_names
 from tasks.conversations.keys.loss_weights import LOSS_WEIGHT, with_loss_weights
 from tasks.conversations.keys.unused import UnusedKeys
-from tasks.conversations.model import Conversation, PlainRecord, content_digest, whole_text
+from tasks.conversations.model import Conversation, PlainRecord, content_digest, is_blank, whole_text
 from tasks.conversations.openai import tools_json, turns_json
 from tasks.core.errors import PackError, Reject
 from tasks.core.printable import counted
@@ -27,6 +27,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.texts import SEPARATOR
 from tasks.recipe import Recipe
 from tasks.sources.model import SourceFile
+from tasks.templates.sections import explain_sections
 from tasks.templates.spans import Sample, Template, TrainOn, has_empty_prompt, trained_turns, up_to
 from tasks.tokenization.frames import Prepared, Shape, frames_of, shape_of_sample
 from tasks.tokenization.plain_records import PlainRecords, as_dict
@@ -192,6 +193,8 @@ class Preparer:
         if pending.filled and [*map(comparable, pending.filled)] != [*map(comparable, found)]:
             texts = [[sample.texts for sample in each] for each in (pending.filled, found)]
             raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
+        if not found and (left_out := explain_sections(self._template.sections)):
+            return Reject("no_trained_tokens", f"nothing is left of its answers{left_out}")
         return found or Reject("no_trained_tokens", "the template does not write any of its answers")
 
     def _prepare_sample(self, pending: Pending, sample: Sample, strings: Strings, empty_prompt: bool) -> Prepared:
@@ -264,6 +267,8 @@ def _why_untrained(conversation: Conversation, train_on: TrainOn) -> str:
         return f"{why}: {LOSS_WEIGHT} is 0"
     if any(message.train is False for message in answers):
         return f"{why}: weight, train, or training leaves answers out"
+    if train_on == "rounds" and any(message.train is None and not is_blank(message) for message in answers):
+        return f"{why}: the answers of its last round are empty"
     if not answers and conversation.messages[0].role != "text":
         return f"{why}: it has no assistant message"
     empty = "its last answer is" if train_on == "last" else "its answers are" if answers else "its text is"

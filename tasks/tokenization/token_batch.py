@@ -30,6 +30,9 @@ BATCH_BYTES = 1 << 21
 # unusual order, and conversations with an answer to an empty prompt.
 NOTICED = ("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_order", "empty_prompts")
 COUNTS = ("accepted", "tokens", *NOTICED)
+# Trained answers with reasoning, and those for which the template writes an empty block of reasoning; only if there are
+# any. For each, the field of `Shape`.
+ANSWERS = {"reasoned_answers": "reasoned", "empty_reasoning": "closed"}
 
 # Further cases, which a receipt has only if they occurred: null fields of structs in a table, calls without a result,
 # results without a call, and conversations that call a tool without a definition.
@@ -39,11 +42,11 @@ SELDOM = ("null_fields", "calls_without_result", "results_without_call", "undefi
 def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Add up the counts of noticed cases in receipts.
 
-    `content_tokens` and the counts of SELDOM are left out if there are none.
+    `content_tokens` and the counts of SELDOM and ANSWERS are left out if there are none.
     """
     counts = merged(receipt.get("content_tokens", {}) for receipt in receipts)
     sums = {name: sum(receipt[name] for receipt in receipts) for name in NOTICED}
-    for name in SELDOM:
+    for name in (*SELDOM, *ANSWERS):
         if count := sum(receipt.get(name, 0) for receipt in receipts):
             sums[name] = count
     return sums | ({"content_tokens": counts} if counts else {})
@@ -128,6 +131,9 @@ class Batch:
             for name, count in unpaired._asdict().items():
                 if count:
                     self.receipt[name] = self.receipt.get(name, 0) + count
+        for name, field in ANSWERS.items():
+            if count := int(shapes.of_each(field, np.int64).sum()):
+                self.receipt[name] = self.receipt.get(name, 0) + count
         separators = shapes.of_each("separator", bool)
         self.receipt["tokens"] += len(values) - int(np.count_nonzero(separators))
         columns = [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.inspected import rendered
 from support.small_corpus import conversations, write_project
-from support.templates.modern_templates import STRIPPED
+from support.templates.modern_templates import EMPTY_LAST, STRIPPED
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks.cli.views.dry_run_view import show_dry_run
@@ -94,6 +94,25 @@ def test_several_samples_are_explained(tmp_path: Path) -> None:
     assert line.startswith("turns: auto: the template writes earlier turns differently")
     assert not [line for line in warnings(tmp_path, records, turns="apart", **settings) if "turns" in line]
     assert not [line for line in warnings(tmp_path, records, train_on="last", **settings) if "turns" in line]
+
+
+def test_answers_that_close_the_reasoning_at_once_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(EMPTY_LAST)
+    settings = {"template": "own.jinja", "tokenizer": str(kind_path("hf_byte_level"))}
+    thought = [CHAT[0], CHAT[1] | {"reasoning_content": "Why."}]
+    records = [{"messages": turns} for turns in [CHAT[:2]] * 8 + [thought]]
+    [line] = [line for line in warnings(tmp_path, records, **settings) if "reasoning" in line]
+    assert line.startswith("8 trained answers of the sample close the reasoning at once, and 1 has reasoning. ")
+    assert line.endswith("set  empty_reasoning: mask")
+    config = write_project(tmp_path, records, **settings)
+    found = predict(load_config(config), tmp_path, tmp_path)
+    assert (found.noticed["empty_reasoning"], found.noticed["reasoned_answers"]) == (8, 1)
+    page = rendered(summarize(found, config, []), show_dry_run)
+    assert "8 trained answers without reasoning, for which the template writes" in " ".join(page.split())
+    for less in ({"empty_reasoning": "mask"}, {"train_parts": {"reasoning": False}}):
+        assert not [line for line in warnings(tmp_path, records, **settings, **less) if "reasoning" in line]
+    few = [{"messages": turns} for turns in [thought] * 199 + [CHAT[:2]]]
+    assert not [line for line in warnings(tmp_path, few, **settings) if "reasoning" in line]
 
 
 def test_keys_that_may_be_training_flags_are_named(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import orjson
 import pytest
 from support.commands import BIN, Done, command, corpus_bytes, process, write_chats
+from support.templates.modern_templates import EMPTY_LAST
+from support.tokenizer_kinds import kind_path
 
 CONFIG = "name: a\nsources: [chats.jsonl]\nvocab_size: 300\nsequence_length: 64\n"
 
@@ -29,6 +31,26 @@ def test_a_corpus_is_packed_verified_and_shown(run: Callable[..., Done], tmp_pat
         done = run(tmp_path, str(BIN / "packcorpus"), *words, COLUMNS="100")
         assert done.returncode == 0, done.stderr
         assert Path(manifest).name in done.stdout + done.stderr
+
+
+def test_the_summary_counts_answers_that_close_the_reasoning_at_once(tmp_path: Path) -> None:
+    chats = [
+        [{"role": "user", "content": f"{n} + 1?"}, {"role": "assistant", "content": str(n + 1)}] for n in range(20)
+    ]
+    (tmp_path / "chats.jsonl").write_bytes(b"".join(orjson.dumps({"messages": chat}) + b"\n" for chat in chats))
+    (tmp_path / "own.jinja").write_text(EMPTY_LAST)
+    trained = []
+    for line in ("", "empty_reasoning: mask\n"):
+        text = f"{CONFIG}tokenizer: {kind_path('hf_byte_level')}\ntemplate: own.jinja\n{line}"
+        (tmp_path / "corpus.yaml").write_text(text.replace("vocab_size: 300\n", ""))
+        done = command(tmp_path, str(BIN / "packcorpus"), "pack", "corpus.yaml", "--on", "here")
+        assert done.returncode == 0, done.stderr
+        note = "note: 20 trained answers close the reasoning at once, and 0 have reasoning."
+        assert (note in done.stdout + done.stderr) == (not line)
+        manifest = orjson.loads((tmp_path / done.stdout.split()[-1]).read_bytes())
+        assert manifest["noticed"]["empty_reasoning"] == 20
+        trained.append(manifest["ledger"]["tokens"]["trained"])
+    assert trained[0] - trained[1] == 20 * 4, "<think>, line breaks, </think>, line breaks"
 
 
 def test_errors_and_environment_are_those_of_a_process(tmp_path: Path) -> None:

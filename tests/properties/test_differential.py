@@ -58,7 +58,7 @@ def test_unusual_conversations_have_the_ids_and_labels_of_the_reference(template
     seed = list(BUILT_IN).index(template) * len(KINDS) + KINDS.index(kind)
     tally = compare_pair(template, kind, 0, UNUSUAL, seed)
     assert not tally.wrong, tally.wrong[0]
-    assert tally.conversations == 3 * UNUSUAL
+    assert tally.conversations == 4 * UNUSUAL
     assert tally.rejected < tally.conversations / 2
 
 

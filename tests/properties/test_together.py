@@ -50,7 +50,7 @@ OPTIONS: Given = {
     "epochs": st.sampled_from([1, 2]),
     "duplicates": st.sampled_from(["keep", "drop"]),
     "seed": st.integers(0, 9),
-    "train_on": st.sampled_from(["assistant", "last", "all"]),
+    "train_on": st.sampled_from(["assistant", "last", "rounds", "all"]),
     "turns": st.sampled_from(["auto", "apart"]),
     "sources": st.sampled_from([[{"path": "chat.jsonl"}], [{"path": "chat.jsonl", "weight": 2}]]),
 }

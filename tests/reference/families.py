@@ -69,9 +69,14 @@ def trained_turns(messages: Messages, train_on: str = "assistant") -> list[bool]
     roles = [message["role"] for message in messages]
     kinds = ("system", "user", "assistant", "tool", "text") if train_on == "all" else ("assistant", "text")
     last = max((k for k, role in enumerate(roles) if role in kinds), default=-1)
+    first = 0
+    if train_on == "last":
+        first = last
+    if train_on == "rounds":  # what follows the last user message that has an answer
+        first = max((k for k, role in enumerate(roles[: last + 1]) if role == "user"), default=0)
     return [
         bool(said(message).strip() or message.get("tool_calls"))
-        and message.get("train", message["role"] in kinds and (train_on != "last" or k == last))
+        and message.get("train", message["role"] in kinds and k >= first)
         for k, message in enumerate(messages)
     ]
 

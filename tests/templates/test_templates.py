@@ -6,6 +6,7 @@ Content stays content with every tokenizer.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -29,14 +30,16 @@ from support.tokenizer_kinds import (
 
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation, Message, ToolCall
-from tasks.core.errors import Reject
+from tasks.core.errors import Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
+from tasks.templates.sections import ALL_SECTIONS, Sections
 from tasks.templates.spans import TEXT, Span, TrainOn, trained_turns
+from tasks.tokenization.segments import segments_of
 
 FEW = settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last")
+TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last", "rounds")
 
 
 def texts_of(spans: list[Span], trained: bool = True) -> list[str]:
@@ -379,10 +382,25 @@ TURNS = Conversation(
 
 @pytest.mark.parametrize(
     ("train_on", "trained"),
-    [("assistant", [2, 4, 9]), ("last", [9]), ("all", [0, 1, 2, 4, 5, 7, 9, 10])],
+    [("assistant", [2, 4, 9]), ("last", [9]), ("rounds", [9]), ("all", [0, 1, 2, 4, 5, 7, 9, 10])],
 )
 def test_the_turns_that_are_trained(train_on: TrainOn, trained: list[int]) -> None:
     assert [i for i, flag in enumerate(trained_turns(TURNS, train_on)) if flag] == trained
+
+
+@pytest.mark.parametrize(
+    ("roles", "trained"),
+    [
+        ("system user assistant tool assistant", [2, 4]),
+        ("user assistant user user assistant tool tool assistant", [4, 7]),
+        ("user assistant user assistant user", [3]),
+        ("assistant tool assistant", [0, 2]),
+        ("system user", []),
+    ],
+)
+def test_a_round_begins_at_the_last_user_message_with_an_answer(roles: str, trained: list[int]) -> None:
+    conversation = Conversation(tuple(Message(role, "a") for role in roles.split()))
+    assert [k for k, flag in enumerate(trained_turns(conversation, "rounds")) if flag] == trained
 
 
 def test_only_the_last_answer_counts_as_last_even_where_it_is_not_trained() -> None:
@@ -390,6 +408,65 @@ def test_only_the_last_answer_counts_as_last_even_where_it_is_not_trained() -> N
         conversation = Conversation((Message("user", "u"), Message("assistant", "a"), Message("user", "u"), last))
         assert not any(trained_turns(conversation, "last"))
         assert trained_turns(conversation, "assistant") == [False, True, False, False]
+
+
+# -- contents and calls -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sp_bpe_chatml", "hf_byte_level", "hf_legacy"])
+@pytest.mark.parametrize("template", BUILT_IN)
+def test_contents_and_calls_are_trained_by_themselves(template: str, kind: str) -> None:
+    encoder = open_kind(kind)
+    whole, contents, calls = (
+        BuiltIn(template, encoder, "assistant", "together" if template != "mistral" else "auto", sections=sections)
+        for sections in (ALL_SECTIONS, Sections(calls=False), Sections(content=False))
+    )
+    call = st.builds(ToolCall, st.sampled_from(["find", "f"]), st.sampled_from(["{}", '{"x": "y"}']))
+    answer = st.builds(
+        Message,
+        st.just("assistant"),
+        st.sampled_from(["", "Zebra", "Zebra.", "\nZebra\n", "Zebra <tool_call>"]),
+        tool_calls=st.lists(call, max_size=2).map(tuple),
+    )
+
+    def ids_of(spans: list[Span]) -> list[int]:
+        tokens, _, texts, _ = segments_of(spans, encoder)
+        encoded = iter(encoder.encode([text]).ids.tolist() for text in texts)
+        return [id for token in tokens for id in (next(encoded) if token == TEXT else [token])]
+
+    @settings(FEW, max_examples=examples(100))
+    @given(st.lists(st.tuples(answer, st.booleans()), min_size=1, max_size=3))
+    def check(drawn: list[tuple[Message, bool]]) -> None:
+        messages = [
+            each for one, flag in drawn for each in (Message("user", "q"), replace(one, train=None if flag else False))
+        ]
+        conversation = Conversation(tuple(messages))
+        trained = trained_turns(conversation, "assistant")
+        if not any(trained):
+            return
+        found = [next(each.all_samples([(conversation, trained)])) for each in (whole, contents, calls)]
+        samples = [each for each in found if isinstance(each, list)]
+        if len(samples) < len(found):
+            assert [each.reason for each in found if isinstance(each, Reject)] == ["parts_not_separate"] * 2
+            assert kind != "hf_byte_level", "no token crosses a line break, and other markers are tokens"
+            return
+        for one, of_contents, of_calls in zip(*samples, strict=True):
+            assert ids_of(one.spans) == ids_of(of_contents.spans) == ids_of(of_calls.spans)
+            every, some, others = (
+                [flag for span in sample.spans for flag in [span.trained] * max(1, len(span.text))]
+                for sample in (one, of_contents, of_calls)
+            )
+            assert [a + b for a, b in zip(some, others, strict=True)] == [*map(int, every)]
+            assert not re.search(r"find|\bf\b|<tool_call>\n", "".join(texts_of(of_contents.spans)))
+            assert "Zebra" not in "".join(texts_of(of_calls.spans))
+
+    check()
+
+
+@pytest.mark.parametrize("sections", [Sections(reasoning=False), Sections(empty=False)])
+def test_built_in_templates_have_no_reasoning_to_leave_out(sections: Sections) -> None:
+    with pytest.raises(UsageError, match=r"(train_parts: \{reasoning: false\}|empty_reasoning: mask): the built-in"):
+        BuiltIn("chatml", open_kind("sp_bpe_chatml"), "assistant", sections=sections)
 
 
 @pytest.mark.parametrize("template", BUILT_IN)

@@ -35,7 +35,7 @@ from tasks.tokenization.tokenize_part import tokenize_part
 FEW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PLAIN = [format for format in FORMATS if format.plain]
-TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last")
+TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last", "rounds")
 ROLES = ("system", "user", "assistant", "tool", "human", "gpt", "function_call", "tool_call", "prompter", "assistent")
 MORE_KEYS = ("weight", "name", "tool_calls", "id", "category", "extra")
 

@@ -80,7 +80,7 @@ def test_every_record_and_every_token_is_accounted_for(kind: str) -> None:
     @FEW
     @given(
         st.lists(records(hostile(kind)) | bad, min_size=1, max_size=6),
-        st.sampled_from(["assistant", "last", "all"]),
+        st.sampled_from(["assistant", "last", "rounds", "all"]),
         st.sampled_from(["chatml", "llama2", "alpaca", "plain"]),
     )
     def check(given_records: list[Any], train_on: TrainOn, name: str) -> None:

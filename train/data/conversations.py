@@ -42,6 +42,7 @@ from tasks.storage.shards import open_index, open_shard, shard_schema
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
 from tasks.templates.jinja.by_tools import open_jinja
+from tasks.templates.sections import sections_of_config
 from tasks.templates.spans import Sample, Template, Turns, trained_turns
 from tasks.tokenization.prepare import prepare_spans
 from tasks.tokenization.token_batch import COUNTS, Batch
@@ -253,12 +254,13 @@ def open_template(manifest: Manifest, folder: Path, encoder: Encoder, turns: Tur
     name, sha256 = manifest.template.name, manifest.template.sha256
     turns = manifest.config.get("turns", turns)
     adjust = Adjust(manifest.config.get("reasoning") == "drop", manifest.config.get("default_system"))
+    sections = sections_of_config(manifest.config)
     if name in BUILT_IN:
         if built_in_sha256(name) != sha256:
             raise DataError(
                 "other_versions", f"template {name}: differs from the one that made the corpus: {_OTHER_VERSIONS}"
             )
-        return BuiltIn(name, encoder, manifest.train_on, turns, adjust)
+        return BuiltIn(name, encoder, manifest.train_on, turns, adjust, sections)
     listed = manifest.template_files
     if not listed or joined_sha256((file.path, file.sha256) for file in listed) != sha256:
         raise DataError(
@@ -268,7 +270,7 @@ def open_template(manifest: Manifest, folder: Path, encoder: Encoder, turns: Tur
         check_listed(folder, file)
     sources = [(folder / file.path).read_text(encoding="utf-8") for file in listed]
     today, options = str(manifest.config["template_date"]), manifest.config.get("template_options")
-    return open_jinja(name, sources, encoder, manifest.train_on, today, turns, options, adjust)
+    return open_jinja(name, sources, encoder, manifest.train_on, today, turns, options, adjust, sections)
 
 
 # -- the tokenizer of SFTTrainer ---------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from tasks.inspection.waiting import waiting_line
 from tasks.storage.facts.inputs import MixtureFacts, SourceFacts
 from tasks.storage.manifest import Manifest
 from tasks.storage.splits import kind_of
+from tasks.templates.sections import explain_sections, sections_of_config
 
 SHOWN_SOURCES = 30
 
@@ -71,7 +72,7 @@ def _print_head(overview: Overview, console: Console) -> None:
         [
             ("tokenizer", f"{Path(tokenizer.path).name} ({tokenizer.kind}, {tokenizer.vocab_size:,} tokens{origin})"),
             ("template", template.name),
-            ("trained on", TRAINED_TURNS[manifest.train_on]),
+            ("trained on", TRAINED_TURNS[manifest.train_on] + explain_sections(sections_of_config(manifest.config))),
             ("overlong", str(manifest.config.get("overlong", "?"))),
             *weighting(manifest.config),
             ("corpus", str(_relative(overview.corpus)) if overview.corpus else gone),

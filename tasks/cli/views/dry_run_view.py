@@ -21,6 +21,7 @@ from tasks.inspection.labels import DROPPED, NOTICED, SHARE_NOTE, TRAINED_TURNS,
 from tasks.inspection.token_runs import Span
 from tasks.inspection.waiting import waiting_line
 from tasks.storage.splits import splits_of
+from tasks.templates.sections import explain_sections, sections_of_config
 
 SHOWN_CONVERSATIONS = 12
 # A long text is shortened to START and END characters, and many spans are shortened to the first and last SPANS // 2.
@@ -48,7 +49,7 @@ def show_dry_run(run: DryRun, console: Console) -> None:
         ("config", str(run.config)),
         ("tokenizer", f"{name}, {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, engine {run.engine}"),
         ("template", run.settings["template"]),
-        ("trained on", TRAINED_TURNS[run.settings["train_on"]]),
+        ("trained on", TRAINED_TURNS[run.settings["train_on"]] + explain_sections(sections_of_config(run.settings))),
         ("overlong", run.settings["overlong"]),
         *weighting(run.settings),
     ]

@@ -56,6 +56,7 @@ def write_tools(w: Writer, message: Message, content: str | None = None) -> None
     gap = "\n" if (message.content if content is None else content) else ""
     for call in call_text(message):
         w.say(gap)
+        w.calls()
         w.own_mark("<tool_call>")
         w.say(f"\n{call}\n")
         w.own_mark("</tool_call>")

@@ -70,6 +70,7 @@ def _write_answer(w: Writer, message: Message, with_ids: bool) -> None:
             key = f', "id": {json_string(call.id)}' if with_ids and call.id else ""
             arguments = spaced(call.arguments or "{}")
             calls.append(f'{{"name": {json_string(call.name)}, "arguments": {arguments}{key}}}')
+        w.calls()
         w.own_mark("[TOOL_CALLS]")
         w.say(f"{gap}[{', '.join(calls)}]")
     w.eos()

@@ -23,14 +23,14 @@ from tasks.templates.jinja.marks import places_of
 Render = Callable[[list[Any], bool], str]  # messages, generation prompt
 
 # The markers around reasoning: <think>, <seed:think>, <mm:think>, [THINK], <|START_THINKING|>, and the like.
-_OPENS = r"<(?P<tag>[\w:]*think(?:ing)?)>|(?P<mistral>\[THINK\])|(?P<cohere><\|START_THINKING\|>)"
-_CLOSES = r"</[\w:]*think(?:ing)?>|\[/THINK\]|<\|END_THINKING\|>"
-_OPEN = re.compile(rf"\s*(?:{_OPENS})\s*")
-_CLOSE = re.compile(rf"\s*(?:{_CLOSES})")
-MARKER = re.compile(rf"\s*(?:{_OPENS}|{_CLOSES})")
-_EMPTY_BLOCK = re.compile(rf"\s*(?:(?:{_OPENS})?\s*(?:{_CLOSES})|<\|channel>thought\s*<channel\|>)\s*")
+OPENS = r"<(?P<tag>[\w:]*think(?:ing)?)>|(?P<mistral>\[THINK\])|(?P<cohere><\|START_THINKING\|>)"
+CLOSES = r"</[\w:]*think(?:ing)?>|\[/THINK\]|<\|END_THINKING\|>"
+_OPEN = re.compile(rf"\s*(?:{OPENS})\s*")
+_CLOSE = re.compile(rf"\s*(?:{CLOSES})")
+MARKER = re.compile(rf"\s*(?:{OPENS}|{CLOSES})")
+_EMPTY_BLOCK = re.compile(rf"\s*(?:(?:{OPENS})?\s*(?:{CLOSES})|<\|channel>thought\s*<channel\|>)\s*")
 # A prompt with this end leaves the model no room to reason.
-_CLOSED = re.compile(rf"(?:{_CLOSES}|<channel\|>)\s*\Z")
+_CLOSED = re.compile(rf"(?:{CLOSES}|<channel\|>)\s*\Z")
 # The start of a marker. Two renderings may diverge within it.
 _MARKUP = re.compile(r"<[^<>\n]{0,60}\Z|\[[A-Z_/]{0,40}\Z")
 # Upper bound for the length of such a start.

@@ -33,7 +33,8 @@ class ByTools(Template):
 
     def __init__(self, default: JinjaTemplate, tool_use: JinjaTemplate):
         self._default, self._tool_use = default, tool_use
-        self.name, self.encoder, self.adjust = default.name, default.encoder, default.adjust
+        self.name, self.encoder = default.name, default.encoder
+        self.adjust, self.sections = default.adjust, default.sections
         self.engines = BothEngines(default.engines, tool_use.engines)
 
     def of(self, conversation: Conversation) -> JinjaTemplate:

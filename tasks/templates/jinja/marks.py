@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tasks.templates.jinja.flagged import Range
+from tasks.templates.reasoning import INLINE
 
 # Characters that do not occur in any text, in the order in which they are tried.
 _MARKS = [chr(code) for code in range(0xFDD2, 0xFDF0)]
 
 
-class _Text(NamedTuple):
+Section = Literal["reasoning", "content", "calls"]
+
+
+class MarkedText(NamedTuple):
     """A marked text of message `k`: its content, its reasoning, or the name of a call.
 
     The mark is `offset` characters after its start.
     """
 
     k: int
+    section: Section
     text: str
     offset: int
 
@@ -37,52 +42,84 @@ def places_of(
     `text` starts with the rendering of `messages`. Only texts that are written as they are, without white space around
     them, are found. The result is empty if marks change the rendering.
     """
-    mark = next((mark for mark in _MARKS if mark not in text), "")
+    mark = free_mark(text)
     if not mark:
         return {}
-    marked, texts = _marked(messages, mark, roles)
-    pieces = re.split(f"{mark}(\\d+){mark}", render(marked))
-    if not text.startswith("".join(pieces[::2])):
+    marked, texts = marked_messages(messages, mark, [k for k, m in enumerate(messages) if m["role"] in roles])
+    rendered, places = placed(render(marked), mark, texts)
+    if not text.startswith(rendered):
         return {}
     found: dict[int, Range] = {}
-    seen: set[str] = set()
-    place = 0
-    for piece, number in zip(pieces[::2], pieces[1::2], strict=False):
-        place += len(piece)
-        k, written, offset = texts[int(number)]
-        start, stop = place - offset, place - offset + len(written)
-        if number not in seen and text.startswith(written, start):
-            first, last = found.get(k, (start, stop))
-            found[k] = min(first, start), max(last, stop)
+    seen: set[int] = set()
+    for number, place in places:
+        if place and number not in seen:
+            first, last = found.get(texts[number].k, place)
+            found[texts[number].k] = min(first, place[0]), max(last, place[1])
         seen.add(number)
     return found
 
 
-def _marked(messages: Sequence[Any], mark: str, roles: Collection[str]) -> tuple[list[Any], list[_Text]]:
-    """Return messages with a mark in the middle of each text, and the texts."""
-    texts: list[_Text] = []
+def free_mark(text: str) -> str:
+    """Return a character that is not in a text, or nothing if it has all of them."""
+    return next((mark for mark in _MARKS if mark not in text), "")
 
-    def marked(k: int, text: str) -> str:
+
+def placed(rendered: str, mark: str, texts: Sequence[MarkedText]) -> tuple[str, list[tuple[int, Range | None]]]:
+    """Return a rendering without its marks, and the places of the marked texts.
+
+    Each place has the number of its text. It is None if the text is not written as it is.
+    """
+    pieces = re.split(f"{mark}(\\d+){mark}", rendered)
+    text = "".join(pieces[::2])
+    places: list[tuple[int, Range | None]] = []
+    place = 0
+    for piece, number in zip(pieces[::2], pieces[1::2], strict=False):
+        place += len(piece)
+        one = texts[int(number)]
+        start = place - one.offset
+        is_own = start >= 0 and text.startswith(one.text, start)
+        places.append((int(number), (start, start + len(one.text)) if is_own else None))
+    return text, places
+
+
+def marked_messages(messages: Sequence[Any], mark: str, which: Collection[int]) -> tuple[list[Any], list[MarkedText]]:
+    """Return messages with marks in the texts of some of them, and these texts.
+
+    `which` are their indices.
+    """
+    texts: list[MarkedText] = []
+
+    def marked(k: int, section: Section, text: str) -> str:
         core = text.strip()
         if not core:
             return text
         offset = len(core) // 2
-        texts.append(_Text(k, core, offset))
+        texts.append(MarkedText(k, section, core, offset))
         place = text.index(core) + offset
         return f"{text[:place]}{mark}{len(texts) - 1}{mark}{text[place:]}"
 
+    def of_content(k: int, text: str) -> str:
+        found = INLINE.match(text) if messages[k]["role"] == "assistant" else None
+        if not found or not found[1].strip():
+            return marked(k, "content", text)
+        reasoning, content = marked(k, "reasoning", found[1]), marked(k, "content", text[found.end() :])
+        return text[: found.start(1)] + reasoning + text[found.end(1) : found.end()] + content
+
     found = []
     for k, message in enumerate(messages):
-        if message["role"] in roles:
+        if k in which:
             message = dict(message)
-            for key in ("reasoning_content", "thinking", "content"):
+            for key in ("reasoning_content", "thinking"):
                 if isinstance(message.get(key), str):
-                    message[key] = marked(k, message[key])
-                elif message.get(key):
-                    message[key] = [{**part, "text": marked(k, part["text"])} for part in message[key]]
+                    message[key] = marked(k, "reasoning", message[key])
+            content = message.get("content")
+            if isinstance(content, str):
+                message["content"] = of_content(k, content)
+            elif content:
+                message["content"] = [{**part, "text": of_content(k, part["text"])} for part in content]
             if message.get("tool_calls"):
                 message["tool_calls"] = [
-                    {**call, "function": {**call["function"], "name": marked(k, call["function"]["name"])}}
+                    {**call, "function": {**call["function"], "name": marked(k, "calls", call["function"]["name"])}}
                     for call in message["tool_calls"]
                 ]
         found.append(message)

@@ -48,7 +48,7 @@ class Splitter:
     def split(self, text: str, ranges: Ranges, breaker: str) -> list[Span]:
         """Return the spans of a text without the breaker.
 
-        The `ranges` of the text are trained on.
+        The `ranges` of the text are trained on. Texts beside an empty range are encoded apart.
         """
         [spans] = self.split_all([(text, ranges)], breaker)
         return spans
@@ -67,6 +67,7 @@ class Splitter:
         """Add the spans of the rest of a text, and their ends."""
         edges = [*chain(*ranges), inf]  # ascending: text after an odd number of edges is trained on
         joints = {stop for (_, stop), (start, _) in pairwise(ranges) if start == stop}
+        joints |= {start for start, stop in ranges if start == stop}
         breakers = [form for form in (breaker, escaped(breaker)) if form in text]
         end = ends[-1] if ends else 0
         passed = 0  # number of edges

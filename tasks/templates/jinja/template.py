@@ -33,6 +33,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import GIVEN_TO_TEMPLATES, NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja.breaker import Breaker, Broken
+from tasks.templates.jinja.cuts import Answer, Cuts, Written, answers_at, empty_block, starts_with_block, without
 from tasks.templates.jinja.engines.choice import Engines
 from tasks.templates.jinja.engines.renderer import Renderer
 from tasks.templates.jinja.engines.requests import Job, Method, Rendering, Tracing
@@ -44,7 +45,8 @@ from tasks.templates.jinja.splitter import Splitter
 from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.jinja.unusual import Edges, Head, Unusual
 from tasks.templates.placeholders import GAP, is_placeholder
-from tasks.templates.reasoning import ReasoningForm, separated
+from tasks.templates.reasoning import ReasoningForm, reasoning_of, separated
+from tasks.templates.sections import ALL_SECTIONS, Sections
 from tasks.templates.spans import TEXT, Outline, Sample, Span, Template, TrainOn, Turns, has_flagged
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -102,6 +104,7 @@ class JinjaTemplate(Template):
         turns: Turns = "auto",
         options: Mapping[str, Any] | None = None,
         adjust: Adjust = NO_CHANGE,
+        sections: Sections = ALL_SECTIONS,
     ):
         self.name = name
         self.adjust = adjust
@@ -130,6 +133,8 @@ class JinjaTemplate(Template):
         self.engines = Engines(self._renderer, source, constants, date, ends)
         self._source = source
         self._readings: dict[str, _Reading] = {}  # by options of conversations as JSON
+        self.sections = sections
+        self._cuts = Cuts(name, encoder, self._boundary, sections)
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation that is one sample.
@@ -205,10 +210,11 @@ class JinjaTemplate(Template):
                 labels.require_reasoning(message, k, text)
             samples = [Sample(self._splitter.split(rendering.text, self._without(rendering), breaker))]
         elif rendering.lost and marked and len(marked) == len(turns) and self._turns != "apart":
-            samples = [Sample(self._splitter.split(rendering.text, marked, breaker))]
+            written: list[Written] = [(rendering.text, answers_at(turns, marked))]
+            samples = self._as_samples(written, [marked], [None], conversation, job, breaker)
         else:
             labels.require_located(rendering, conversation, "its prompt", breaker)
-            samples = self._located(rendering, conversation, marked, breaker)
+            samples = self._located(rendering, conversation, marked, job, breaker)
         controls = [[span.text for span in sample.spans if span.token != TEXT] for sample in samples]
         if not samples or samples[0].turn is not None:
             controls.insert(0, [string for _, string, _ in self._splitter.controls_in(rendering.text, breaker)])
@@ -224,17 +230,67 @@ class JinjaTemplate(Template):
         rendering: Rendering,
         conversation: Conversation,
         marked: list[Range] | None,
+        job: Job | None,
         breaker: str,
     ) -> list[Sample]:
-        """Check the located samples and return them as spans."""
-        labels = self._reading(conversation).labels
-        ranges = [
-            (sample.text, labels.ranges_of(sample, conversation, marked, breaker)) for sample in rendering.samples
+        """Check the located samples and return them as spans.
+
+        `job` is None for placeholders.
+        """
+        samples, labels = rendering.samples, self._reading(conversation).labels
+        ranges = [labels.ranges_of(sample, conversation, marked, breaker) for sample in samples]
+        written: list[Written] = [
+            (one.text, answers_at(one.turns, marked if one.turn is None and marked is not None else one.ranges))
+            for one in samples
         ]
-        split = self._splitter.split_all(ranges, breaker)
-        numbers = [sample.turn for sample in rendering.samples]
-        before = [-1, *(number for number in numbers if number is not None)]
-        return [Sample(*each) for each in zip(split, numbers, before, strict=False)]
+        return self._as_samples(written, ranges, [sample.turn for sample in samples], conversation, job, breaker)
+
+    def _as_samples(
+        self,
+        written: Sequence[Written],
+        ranges: list[list[Range]],
+        turns: list[int | None],
+        conversation: Conversation,
+        job: Job | None,
+        breaker: str,
+    ) -> list[Sample]:
+        """Return samples as spans, without labels on sections that are left out."""
+        texts = [text for text, _ in written]
+        if job and self.sections != ALL_SECTIONS:
+            left_out = self._cuts.left_out(written, conversation, job, self._texts_of, breaker)
+            ranges = [without(*each) for each in zip(ranges, left_out, strict=True)]
+        split = self._splitter.split_all(zip(texts, ranges, strict=True), breaker)
+        before = [-1, *(turn for turn in turns if turn is not None)]
+        counts = [self._counts(text, answers, conversation, breaker) for text, answers in written]
+        return [
+            Sample(spans, turn, after, *count)
+            for spans, turn, after, count in zip(split, turns, before, counts, strict=False)
+        ]
+
+    def _texts_of(self, job: Job) -> list[str]:
+        """Return the texts of samples."""
+        rendering = self.engines.render(job)
+        return [sample.text for sample in rendering.samples] or [rendering.text]
+
+    def _counts(
+        self, text: str, answers: Sequence[Answer], conversation: Conversation, breaker: str
+    ) -> tuple[int, int]:
+        """Return the numbers of answers with reasoning, and with an empty block of it.
+
+        A block counts if the template writes it.
+        """
+        reads = self._reading(conversation).forms.reasoning is not ReasoningForm.NONE
+        reasoned = closed = 0
+        for answer in answers:
+            message = conversation.messages[answer.k]
+            if reads and reasoning_of(message):
+                reasoned += 1
+            elif block := empty_block(text, answer):
+                # A block in a content is not counted, because such a content is filled in like any other one.
+                rest = text[answer.start + len(block) : answer.stop].replace(breaker, "").lstrip()
+                is_own = reads or not starts_with_block(message.content)
+                closed += is_own or rest.startswith(message.content.strip())
+        return reasoned, closed
 
     def _reading(self, conversation: Conversation) -> _Reading:
         options = options_json(conversation)
@@ -352,6 +408,8 @@ class JinjaTemplate(Template):
         """
         if self._all or conversation.messages[0].role == "text" or has_flagged(conversation, trained):
             return None
+        if self.sections != ALL_SECTIONS:  # tokens decide where a label may change
+            return None
         conversation, trained, added = self.adjust.of(conversation, trained)
         forms, labels = self._reading(conversation)
         if forms.calls and forms.calls[1]:  # the template reads arguments as text
@@ -371,7 +429,7 @@ class JinjaTemplate(Template):
             return None
         turns, trained = _prompted(rendering, turns, trained)
         marked = labels.marked_turns(rendering, conversation, trained) if self._marked else None
-        samples = self._located(rendering, conversation, marked, broken.breaker)
+        samples = self._located(rendering, conversation, marked, None, broken.breaker)
         *tests, formats = rendering.unusual
         reads = forms.reasoning is not ReasoningForm.NONE or self.adjust.drop_reasoning
         inline = reads or rendering.unprompted or not all(sample.plain for sample in rendering.samples)
@@ -444,7 +502,10 @@ def _of_data(samples: list[Sample], added: int) -> list[Sample]:
     """
     if not added:
         return samples
-    return [Sample(spans, None if turn is None else turn - added, after - added) for spans, turn, after in samples]
+    return [
+        sample._replace(turn=None if sample.turn is None else sample.turn - added, after=sample.after - added)
+        for sample in samples
+    ]
 
 
 def _with_own_numbers(problem: Reject | PackError, added: int) -> Reject | PackError:

@@ -313,7 +313,10 @@ def test_rows_are_what_the_spans_say(name: str, kind: str) -> None:
     template_for = functools.cache(functools.partial(jinja, TEMPLATES[name], kind))
 
     @FEW
-    @given(st.lists(records(hostile(kind)), min_size=1, max_size=3), st.sampled_from(["assistant", "last", "all"]))
+    @given(
+        st.lists(records(hostile(kind)), min_size=1, max_size=3),
+        st.sampled_from(["assistant", "last", "rounds", "all"]),
+    )
     def check(given_records: list[dict[str, Any]], train_on: TrainOn) -> None:
         template = template_for(train_on)
         rows, _ = tokenize(given_records, encoder, template, train_on)

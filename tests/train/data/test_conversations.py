@@ -153,6 +153,41 @@ def test_every_turn_of_its_own_equals_format_3(kind: str, template: str, tmp_pat
     assert counts.dropped
 
 
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}\n<tool_call>{{ c.function.name }}</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"empty_reasoning": "mask"}, {"train_parts": {"reasoning": False, "calls": False}}, {"train_on": "rounds"}],
+)
+def test_what_is_left_out_of_answers_equals_format_3(settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(THINKING)
+    call = {"function": {"name": "find", "arguments": "{}"}}
+    records = [
+        {
+            "messages": [
+                {"role": "user", "content": f"q{n}"},
+                {"role": "assistant", "content": f"a{n}", "reasoning_content": "why" * (n % 2)},
+                {"role": "user", "content": f"r{n}"},
+                {"role": "assistant", "content": f"b{n}", "tool_calls": [call] * (n % 3)},
+            ]
+        }
+        for n in range(12)
+    ]
+    common = {"tokenizer": str(kind_path("hf_byte_level")), "template": "own.jinja", "sequence_length": 128}
+    every = check_equal(*pack_both(tmp_path, records, **common))
+    (tmp_path / "less").mkdir()
+    (tmp_path / "less" / "own.jinja").write_text(THINKING)
+    some = check_equal(*pack_both(tmp_path / "less", records, **common, **settings))
+    assert (some.tokens, some.read) == (every.tokens, every.read)
+    assert 0 < some.trained < every.trained
+
+
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])
 def test_the_bundled_sample_equals_format_3(overlong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.tokenization.token_batch.BATCH_BYTES", 2000)  # several batches

@@ -1,0 +1,246 @@
+"""Find the sections of answers that are not trained on (see `sections`).
+
+    <think>\\n\\n</think>\\n\\n │ It is 4.<|im_end|>      empty_reasoning: mask leaves out the first section
+    <think>\\nWhy\\n</think>\\n\\n │ It is 4.<|im_end|>   train_parts: {reasoning: false} does so, too
+
+Empty blocks of reasoning are found by their markers, at the start of an answer. The texts of other sections are found
+with marks (see `marks`), which takes another rendering.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from tasks.conversations.model import Conversation, Message
+from tasks.core.errors import DataError, Reject
+from tasks.encoders.encoder import Encoder
+from tasks.templates.jinja.answers import CLOSES, MOST_OF_MARKER, OPENS
+from tasks.templates.jinja.engines.requests import Job
+from tasks.templates.jinja.flagged import Range
+from tasks.templates.jinja.marks import free_mark, marked_messages, placed
+from tasks.templates.jinja.token_boundary import TokenBoundary
+from tasks.templates.reasoning import reasoning_of, without_reasoning
+from tasks.templates.sections import CROSSED, Sections, splits
+
+# The channels of Gemma and of gpt-oss.
+_CHANNEL_OPENS, _CHANNEL_CLOSES = r"<\|channel>thought|<\|channel\|>analysis<\|message\|>", r"<channel\|>|<\|end\|>"
+# Empty blocks of reasoning: whole, or the rest after a prompt with their start.
+_WHOLE = re.compile(rf"\s*(?:(?:{OPENS})\s*(?:{CLOSES})|(?:{_CHANNEL_OPENS})\s*(?:{_CHANNEL_CLOSES}))\s*")
+_RESTS = (
+    (re.compile(rf"(?:{OPENS})\s*\Z"), re.compile(rf"\s*(?:{CLOSES})\s*")),
+    (re.compile(rf"(?:{_CHANNEL_OPENS})\s*\Z"), re.compile(rf"\s*(?:{_CHANNEL_CLOSES})\s*")),
+)
+_CLOSE = re.compile(f"{CLOSES}|{_CHANNEL_CLOSES}")
+# Markup that closes a call before the content that follows it.
+_END_OF_CALL = re.compile(r"(?:</[\w:]+>|<\w+\|>|<\|call\|>)(?=\s*\Z)")
+# Markup that closes a content.
+_END_OF_CONTENT = re.compile(r"\s*(?:<\|(?:end|END_\w+)\|>|</[\w:]+>)")
+
+_NAMES = {"block": "empty block of reasoning"}
+
+# The characters before an edge that can be part of a token across it.
+MOST_OF_TAIL = 32
+
+
+class Answer(NamedTuple):
+    """The place of answer `k` in the text of a sample."""
+
+    k: int
+    start: int
+    stop: int
+
+
+# A sample as text, with its trained answers.
+Written = tuple[str, Sequence[Answer]]
+
+
+def answers_at(turns: Sequence[int], ranges: Sequence[Range]) -> list[Answer]:
+    """Return the answers with these numbers and ranges."""
+    return [Answer(k, *place) for k, place in zip(turns, ranges, strict=False)]
+
+
+def empty_block(text: str, answer: Answer) -> str:
+    """Return the empty block of reasoning at the start of an answer, or nothing.
+
+    White space after the block is part of it.
+    """
+    _, start, stop = answer
+    if found := _WHOLE.match(text, start, stop):
+        return found[0]
+    for opened, rest in _RESTS:
+        if (found := rest.match(text, start, stop)) and opened.search(text, max(0, start - MOST_OF_MARKER), start):
+            return found[0]
+    return ""
+
+
+def starts_with_block(content: str) -> bool:
+    """Return whether a content starts with an empty block, or with its end."""
+    return any(form.match(content) for form in (_WHOLE, *(rest for _, rest in _RESTS)))
+
+
+class Cuts:
+    """The choice of sections for one template and encoder."""
+
+    def __init__(self, name: str, encoder: Encoder, boundary: TokenBoundary, sections: Sections):
+        self._name, self._encoder, self._boundary, self.sections = name, encoder, boundary, sections
+
+    def left_out(
+        self,
+        samples: Sequence[Written],
+        conversation: Conversation,
+        job: Job,
+        texts_of: Callable[[Job], list[str]],
+        breaker: str,
+    ) -> list[list[Range]]:
+        """Return the ranges of each sample that are not trained on, in ascending order.
+
+        `job` renders the conversation, and `texts_of` returns the texts of the samples of a job. Raises Reject if
+        sections cannot be separated.
+        """
+        flags = {
+            answer.k: self._flags(conversation.messages[answer.k], empty_block(text, answer))
+            for text, answers in samples
+            for answer in answers
+        }
+        mixed = [k for k, found in flags.items() if self._needs_marks(found)]
+        places = self._places(samples, mixed, job, texts_of) if mixed else {}
+        return [
+            [cut for answer in answers for cut in self._cuts(text, answer, flags[answer.k], places, breaker)]
+            for text, answers in samples
+        ]
+
+    def _flags(self, message: Message, block: str) -> dict[str, bool]:
+        """Return whether each section of an answer is trained on.
+
+        The sections are in the order in which templates write them.
+        """
+        found: dict[str, bool] = {}
+        if block:
+            found["block"] = self.sections.reasoning and self.sections.empty
+        if reasoning_of(message):
+            found["reasoning"] = self.sections.reasoning
+        if without_reasoning(message).content.strip() or message.context.strip():
+            found["content"] = self.sections.content
+        if message.tool_calls:
+            found["calls"] = self.sections.calls
+        return found
+
+    @staticmethod
+    def _needs_marks(flags: dict[str, bool]) -> bool:
+        return len({flag for section, flag in flags.items() if section != "block"}) > 1
+
+    def _places(
+        self, samples: Sequence[Written], mixed: Sequence[int], job: Job, texts_of: Callable[[Job], list[str]]
+    ) -> dict[tuple[int, str], Range]:
+        """Return where the sections of some answers are written.
+
+        Markup around them is left out.
+        """
+        mark = free_mark("".join(text for text, _ in samples))
+        places: dict[tuple[int, str], Range] = {}
+        if not mark:
+            return places
+        messages, texts = marked_messages(job.messages, mark, mixed)
+        try:
+            found = texts_of(job._replace(messages=messages))
+        except (Reject, DataError):  # the template refuses the marks
+            return places
+        for (text, answers), with_marks in zip(samples, found, strict=False):
+            rendered, in_text = placed(with_marks, mark, texts)
+            if rendered != text:
+                continue
+            for k, start, stop in answers:
+                own = [(texts[n].section, place) for n, place in in_text if texts[n].k == k]
+                for section in {section for section, _ in own}:
+                    ranges = [place for other, place in own if other == section and place]
+                    ranges = [place for place in ranges if start <= place[0] and place[1] <= stop]
+                    if ranges:
+                        places[k, section] = ranges[0][0], ranges[-1][1]
+        return places
+
+    def _cuts(
+        self, text: str, answer: Answer, flags: dict[str, bool], places: dict[tuple[int, str], Range], breaker: str
+    ) -> Iterator[Range]:
+        """Yield the ranges of an answer that are not trained on."""
+        begin = answer.start
+        content, calls = (places.get((answer.k, section)) for section in ("content", "calls"))
+        if content and calls and calls[1] <= content[0]:
+            flags = {name: flag for name, flag in flags.items() if name != "content"} | {"content": flags["content"]}
+        for one, other in pairwise(flags):
+            if flags[one] != flags[other]:
+                edge = self._edge(text, answer, one, other, places, breaker)
+                if not flags[one]:
+                    yield begin, edge
+                begin = edge
+        if flags and not flags[[*flags][-1]]:
+            yield begin, answer.stop
+
+    def _edge(
+        self, text: str, answer: Answer, one: str, other: str, places: dict[tuple[int, str], Range], breaker: str
+    ) -> int:
+        """Return where a section ends and the next one begins.
+
+        White space between them belongs to the first one, unless a token crosses from there into the next one.
+        """
+        if one == "block":
+            block = empty_block(text, answer)
+            low, high = answer.start + len(block.rstrip()), answer.start + len(block)
+        else:
+            last, first = places.get((answer.k, one), (0, 0))[1], places.get((answer.k, other), (0, 0))[0]
+            if not 0 < last <= first:
+                raise self._not_found(answer.k, one, other)
+            closes: Sequence[re.Match[str] | None] = (
+                (_END_OF_CONTENT.match(text, last, first),)
+                if one == "content"
+                else (_END_OF_CALL.search(text, last, first),)
+                if one == "calls"
+                else (_CLOSE.search(text, last, first), self._encoder.control_pattern.search(text, last, first))
+            )
+            low = min([close.end() for close in closes if close], default=last if one == "content" else 0)
+            if not low:
+                raise self._not_found(answer.k, one, other)
+            between = text[low:first]
+            high = low + len(between) - len(between.lstrip())
+        for edge in range(high, low - 1, -1):
+            if self._splits(text[answer.start : edge], text[edge : answer.stop], breaker):
+                return edge
+        raise Reject(
+            "parts_not_separate", f"messages[{answer.k}]: {CROSSED}: between its {_NAMES.get(one, one)} and its {other}"
+        )
+
+    def _not_found(self, k: int, one: str, other: str) -> Reject:
+        return Reject(
+            "parts_not_separate",
+            f"messages[{k}]: train_parts cannot separate its {one} from its {other}: the template {self._name} does "
+            f"not write both as they are, or no marker between them",
+        )
+
+    def _splits(self, left: str, right: str, breaker: str) -> bool:
+        """Return whether no token crosses from one text into the next one."""
+        controls = self._encoder.control_pattern
+        left = left[max((found.end() for found in controls.finditer(left)), default=0) :].replace(breaker, "")
+        first = controls.search(right)
+        right = (right[: first.start()] if first else right).replace(breaker, "")
+        if self._encoder.leading_space == "none":
+            return self._boundary.splits(left[-MOST_OF_TAIL:], right)
+        return splits(self._encoder, left, right)
+
+
+def without(ranges: Sequence[Range], left_out: Sequence[Range]) -> list[Range]:
+    """Return ranges without the ranges that are left out, all in ascending order.
+
+    An empty range keeps the edge of a range whose start or end is left out: texts beside it are encoded apart, as they
+    are with its label.
+    """
+    found = []
+    for start, stop in ranges:
+        place = start
+        for first, last in left_out:
+            if first < stop and last > start:
+                found.append((place, first))
+                place = last
+        found.append((place, stop))
+    return found
