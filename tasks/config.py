@@ -341,7 +341,7 @@ class Config(BaseModel):
                 "epochs: more than 1 requires packing: true; without packing, all epochs have the same rows"
             )
         check_packing(self.packing, self._set_among(ROWS_IF_SET))
-        check_sections(self.train_on, self.sections, self.reads_loss_weights)
+        check_sections(self.train_on, self.sections, self.reads_loss_weights, self.overlong)
         check_align(self.sequence_length, self.align)
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")

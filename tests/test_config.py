@@ -501,6 +501,8 @@ def test_sections_are_recorded_only_if_one_is_left_out(tmp_path: Path) -> None:
         ("train_on: all\nempty_reasoning: mask", "empty_reasoning and train_on: all cannot be set together"),
         ("train_parts: {reasoning: false, content: false, calls: false}", "are all false; keep one of them"),
         ("train_parts: {content: false}\nloss_weight: data", "loss weights of the data cannot be set together"),
+        ("train_parts: {calls: false}\noverlong: turns", "and overlong: turns cannot be set together"),
+        ("train_parts: {content: false}\noverlong: turns", "{content: false} and overlong: turns cannot"),
         ("train_parts: {contents: false}", "train_parts.contents: unknown key"),
     ],
 )
@@ -511,6 +513,7 @@ def test_sections_that_cannot_be_left_out(lines: str, problem: str, tmp_path: Pa
 def test_sections_may_have_weights_if_each_turn_is_one_run(tmp_path: Path) -> None:
     for lines in ("train_parts: {content: false, calls: false}", "empty_reasoning: mask"):
         load(tmp_path, f"sources: x.jsonl\n{lines}\nloss_weight: data\n")
+    load(tmp_path, "sources: x.jsonl\ntrain_parts: {reasoning: false}\noverlong: turns\n")
 
 
 def test_options_of_a_template_are_json_with_sorted_keys() -> None:

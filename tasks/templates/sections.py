@@ -76,7 +76,7 @@ def explain_sections(sections: Sections) -> str:
     return f", without {' and '.join(names)}" if names else ""
 
 
-def check_sections(train_on: str, sections: Sections, weighted: bool) -> None:
+def check_sections(train_on: str, sections: Sections, weighted: bool, overlong: str) -> None:
     """Raise ValueError if a setting excludes the choice of sections.
 
     `weighted` is true if turns have loss weights of the data.
@@ -91,6 +91,12 @@ def check_sections(train_on: str, sections: Sections, weighted: bool) -> None:
         )
     if not (sections.reasoning or sections.content or sections.calls):
         raise ValueError("train_parts: reasoning, content, and calls are all false; keep one of them")
+    if overlong == "turns" and not (sections.content and sections.calls):
+        left_out = "calls" if sections.content else "content"
+        raise ValueError(
+            f"train_parts: {{{left_out}: false}} and overlong: turns cannot be set together: the trained text of a "
+            "turn does not end where the turn ends; set overlong: truncate, drop, or split"
+        )
     if weighted and sections.reasoning and sections.calls and not sections.content:
         raise ValueError(
             "train_parts: {content: false} and loss weights of the data cannot be set together: the weight of a turn "
