@@ -191,8 +191,9 @@ def check(
         starts = [i for i, flag in enumerate(flags) if flag and (i == 0 or not flags[i - 1])]
         start = starts[number if sample.turn is None else 0]
         stop = next((i for i in range(start, len(flags)) if not flags[i]), len(flags))
-        said = [template._forms.expected(message) for message in seen[:k]]
-        said = [in_parts(message) for message in said] if template._forms.reads_parts else said
+        forms = template._reading(conversation).forms
+        said = [forms.expected(message) for message in seen[:k]]
+        said = [in_parts(message) for message in said] if forms.reads_parts else said
         rendered, _ = render_jinja_template(
             [said],
             tools=tools,
