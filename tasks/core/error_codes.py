@@ -164,6 +164,12 @@ _ALL = [
     Code("E244", "flag_not_followed", DATA, "A turn that a flag adds shares its text with another turn.",
          "the template writes no control token between them, or writes the turn in several places",
          "remove the flag from the message, or use another template"),
+    Code("E245", "message_not_written", DATA, "The template does not write a message of the conversation.",
+         "the template has no place for the role, or reads another key",
+         "use a template that writes the role, or leave the messages out with `drop_roles` in the entry of sources"),
+    Code("E246", "tools_not_written", DATA, "The template does not write the tools of the conversation.",
+         "the template has no place for tools, or only for some of their keys",
+         "use a template that writes tools, or leave them out with `ignore: [tools]` in the entry of sources"),
     Code("E248", "parts_not_separate", DATA, "The parts of an answer cannot be separated.",
          "the template changes them, or has no marker between them, or a token crosses "
          "from one into the next", "remove train_parts or empty_reasoning, or remove the record"),

@@ -54,6 +54,9 @@ NOTICED = {
         "trained answer",
         "without reasoning, for which the template writes an empty block of reasoning",
     ),
+    "left_out_system": ("system message", "left out by `drop_roles`"),
+    "left_out_tool": ("result", "left out by `drop_roles`"),
+    "left_out_tools": ("conversation", "whose tools are left out by `ignore`"),
     "without_embedding": ("conversation", "without an embedding, which `company` cannot compare"),
 }
 

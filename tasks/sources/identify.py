@@ -53,6 +53,7 @@ def identify(
     file = SourceFile(path, name, container.name, compression, "", columns, stat.st_size, "", stat.st_mtime_ns)
     file = replace(file, roles=roles, ignore=tuple(source.ignore), identity=identity)
     file = replace(file, tokenizer_sha256=source.tokenizer_sha256)
+    file = replace(file, drop_roles=tuple(source.drop_roles))
     layout = [key for key in ("delimiter", "encoding") if getattr(source, key) != "auto"]
     if layout and not isinstance(container, Csv):
         raise UsageError(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import (
     AfterValidator,
@@ -49,7 +50,7 @@ Delimiter = Annotated[str, AfterValidator(check_delimiter), WithJsonSchema({"typ
 EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"type": "string"})]
 
 # Settings of a source that are recorded only if they are set.
-LATER = ("roles", "delimiter", "encoding", "ignore", "tokenizer_sha256")
+LATER = ("roles", "delimiter", "encoding", "ignore", "drop_roles", "tokenizer_sha256")
 
 SHOWN = 5  # maximum number of files whose unusual layout is described
 
@@ -87,7 +88,11 @@ class Source(BaseModel):
     ignore: list[str] = Field(
         default_factory=list,
         description="Keys, and types of content parts, with images, audio, video, or preference data to leave out, "
-        "such as [images, label].",
+        "such as [images, label]; `tools` leaves out the tools of conversations.",
+    )
+    drop_roles: list[Literal["system", "tool"]] = Field(
+        default_factory=list,
+        description="Roles whose messages are left out, such as [tool] for a template that does not write results.",
     )
     tokenizer_sha256: str = Field(
         default="",
@@ -111,6 +116,11 @@ class Source(BaseModel):
         if is_url(path):
             check_url(path)
         return path
+
+    @field_validator("drop_roles")
+    @classmethod
+    def _sort_roles(cls, roles: list[str]) -> list[str]:
+        return sorted(set(roles))
 
     @field_validator("ignore")
     @classmethod
@@ -162,6 +172,7 @@ class SourceFile:
     mtime_ns: int
     entry: int = 0
     ignore: tuple[str, ...] = ()
+    drop_roles: tuple[str, ...] = ()
     roles: tuple[tuple[str, str], ...] = ()
     delimiter: str = ""
     encoding: str = ""
@@ -217,19 +228,32 @@ class SourceFile:
         The settings are part of content keys.
         """
         facts = {"roles": dict(self.roles), "delimiter": self.delimiter, "encoding": self.encoding}
-        facts |= {"ignore": list(self.ignore)}
+        facts |= {"ignore": list(self.ignore), "drop_roles": list(self.drop_roles)}
         return {name: value for name, value in facts.items() if value}
 
-    def conversation(self, record: object) -> Conversation:
+    def conversation(self, record: object, left_out: Counter[str] | None = None) -> Conversation:
         """Convert a record of this file to a conversation.
 
-        Raises Reject, also if the record is itself a Reject.
+        What settings leave out is counted in `left_out`. Raises Reject, also if the record is itself a Reject.
         """
         if isinstance(record, Reject):
             raise record
         if self.format == SESSION.name and isinstance(record, dict):
             record = without_media(record, self.ignore)
-        return read_record(without_parts(record, self.ignore), self.format, dict(self.columns), dict(self.roles))
+        record = without_parts(record, self.ignore)
+        conversation = read_record(record, self.format, dict(self.columns), dict(self.roles))
+        if "tools" in self.ignore and conversation.tools:
+            conversation.tools = ()
+            if left_out is not None:
+                left_out["left_out_tools"] += 1
+        if self.drop_roles:
+            roles = [message.role for message in conversation.messages if message.role in self.drop_roles]
+            conversation.messages = tuple(m for m in conversation.messages if m.role not in self.drop_roles)
+            if left_out is not None:
+                left_out.update(f"left_out_{role}" for role in roles)
+            if not conversation.messages:
+                raise Reject("empty", f"all of its messages have a role of `drop_roles`: {', '.join(self.drop_roles)}")
+        return conversation
 
 
 def found_layouts(files: Sequence[SourceFile], sources: Sequence[Source]) -> list[str]:

@@ -9,6 +9,7 @@ them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -68,10 +69,11 @@ class Preparer:
         If `weighted` is set, the loss weights of turns are read, and no record is treated as plain.
         """
         self._file, self._weighted = file, weighted
+        self.left_out: Counter[str] = Counter()  # messages by role, and conversations with tools
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
         self._frames = frames_of(template, train_on, role_names(file.format, dict(file.roles)))
-        # Without frames, plain records would only be converted back. With `columns`, no record is plain.
-        fills = packing and not weighted and self._frames.known and not file.columns
+        # Without frames, plain records would only be converted back. With `columns` or `drop_roles`, none is plain.
+        fills = packing and not weighted and self._frames.known and not file.columns and not file.drop_roles
         self._plain = PlainRecords(file.format if fills else "")
         self.decode = self._plain.decode  # passed to the reader of the file
 
@@ -139,7 +141,7 @@ class Preparer:
 
         Raises Reject.
         """
-        conversation = self._file.conversation(record)
+        conversation = self._file.conversation(record, self.left_out)
         if not self._packing:
             conversation = _as_written(conversation, self._template)
         if not self._weighted:

@@ -35,8 +35,12 @@ COUNTS = ("accepted", "tokens", *NOTICED)
 ANSWERS = {"reasoned_answers": "reasoned", "empty_reasoning": "closed"}
 
 # Further cases, which a receipt has only if they occurred: null fields of structs in a table, calls without a result,
-# results without a call, and conversations that call a tool without a definition.
-SELDOM = ("null_fields", "calls_without_result", "results_without_call", "undefined_tools")
+# results without a call, conversations that call a tool without a definition, and what settings left out (messages by
+# role, and conversations with tools).
+SELDOM = (
+    *("null_fields", "calls_without_result", "results_without_call", "undefined_tools"),
+    *("left_out_system", "left_out_tool", "left_out_tools"),
+)
 
 
 def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -88,6 +88,7 @@ def tokenize_part(
             receipt["rendering_differs"] = engines.differs
         if reader.null_fields:
             receipt["null_fields"] = reader.null_fields
+        receipt |= preparer.left_out
         if counts := unused.found():
             receipt["unused_keys"] = counts
     write_receipt(receipt_file, receipt)

@@ -33,7 +33,7 @@ _KINDS = {"image": "images", "audio": "audio", "video": "video"}
 
 # The keys of a record that can mean other data, and all names that `ignore` may contain.
 OTHER_KEYS = frozenset((*MEDIA_KEYS, *_PREFERENCE_KEYS))
-IGNORABLE = (*MEDIA_KEYS, *_PREFERENCE_KEYS, *sorted(MEDIA_PARTS.difference(MEDIA_KEYS)))
+IGNORABLE = (*MEDIA_KEYS, *_PREFERENCE_KEYS, *sorted(MEDIA_PARTS.difference(MEDIA_KEYS)), "tools")
 
 
 def is_other_data(key: str, value: object, format: str) -> bool:

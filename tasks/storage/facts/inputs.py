@@ -9,7 +9,7 @@ from pydantic import Field
 from tasks.storage.facts.model import SHA256, Facts
 
 # Facts about how a source was read, recorded only if they are unusual.
-READING = ("roles", "delimiter", "encoding", "ignore")
+READING = ("roles", "delimiter", "encoding", "ignore", "drop_roles")
 
 
 class Tokenizer(Facts):
@@ -79,6 +79,9 @@ class SourceFacts(Facts):
     encoding: str = Field("", description="Encoding of a CSV or TSV file, if it is not UTF-8.")
     ignore: list[str] = Field(
         default_factory=list, description="Keys and content parts that were left out, as set with `ignore`."
+    )
+    drop_roles: list[str] = Field(
+        default_factory=list, description="Roles whose messages were left out, as set with `drop_roles`."
     )
     revision: str = Field("", description="The commit of a dataset on the Hugging Face Hub.")
 

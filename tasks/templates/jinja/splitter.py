@@ -13,8 +13,8 @@ from math import inf
 from typing import NamedTuple
 
 from tasks.encoders.encoder import Encoder
-from tasks.templates.jinja.answers import common_start
 from tasks.templates.jinja.breaker import escaped
+from tasks.templates.jinja.turns.answers import common_start
 from tasks.templates.spans import TEXT, Span
 
 Ranges = Sequence[tuple[int, int]]

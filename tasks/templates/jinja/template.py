@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -33,16 +34,17 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import GIVEN_TO_TEMPLATES, NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja.breaker import Breaker, Broken
-from tasks.templates.jinja.cuts import Answer, Cuts, Written, answers_at, empty_block, starts_with_block, without
 from tasks.templates.jinja.engines.choice import Engines
 from tasks.templates.jinja.engines.renderer import Renderer
-from tasks.templates.jinja.engines.requests import Job, Method, Rendering, Tracing
+from tasks.templates.jinja.engines.requests import Engine, Job, Method, Rendering, Tracing
 from tasks.templates.jinja.expected_forms import ExpectedForms
-from tasks.templates.jinja.flagged import Range
-from tasks.templates.jinja.labels import Labels
 from tasks.templates.jinja.neutral import Neutral
 from tasks.templates.jinja.splitter import Splitter
 from tasks.templates.jinja.token_boundary import TokenBoundary
+from tasks.templates.jinja.turns.context import Context, has_gaps
+from tasks.templates.jinja.turns.cuts import Answer, Cuts, Written, answers_at, empty_block, starts_with_block, without
+from tasks.templates.jinja.turns.flagged import Range
+from tasks.templates.jinja.turns.labels import Labels
 from tasks.templates.jinja.unusual import Edges, Head, Unusual
 from tasks.templates.placeholders import GAP, is_placeholder
 from tasks.templates.reasoning import ReasoningForm, reasoning_of, separated
@@ -135,6 +137,7 @@ class JinjaTemplate(Template):
         self._readings: dict[str, _Reading] = {}  # by options of conversations as JSON
         self.sections = sections
         self._cuts = Cuts(name, encoder, self._boundary, sections)
+        self._context = Context(name)
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation that is one sample.
@@ -219,7 +222,20 @@ class JinjaTemplate(Template):
         if not samples or samples[0].turn is not None:
             controls.insert(0, [string for _, string, _ in self._splitter.controls_in(rendering.text, breaker)])
         self._require_own_controls(controls, job, conversation)
+        count = len(job.messages)
+        ends = [(each.text, count if each.turn is None else each.turn + 1) for each in rendering.samples]
+        render = partial(self._text_of, job)
+        self._context.require(ends or [(rendering.text, count)], job.messages, job.tools, breaker, render)
         return samples
+
+    def _text_of(self, job: Job, messages: Sequence[Any], tools: Any) -> str:
+        """Return the rendering of other messages; "" if the template refuses them."""
+        engine: Engine = "minijinja" if self.engines.are_fast else "jinja2"
+        other = job._replace(messages=[*messages], tools=tools, marks=False, turns=[], method="others", engine=engine)
+        try:
+            return self.engines.render(other).text
+        except (Reject, DataError):
+            return ""
 
     @property
     def _reads_marks(self) -> bool:
@@ -427,6 +443,9 @@ class JinjaTemplate(Template):
             rendering, strips = self._traced(broken, turns, "apart")
         if rendering.lost or rendering.unusual is None:
             return None
+        for text, _, turn, *_ in rendering.samples:
+            if not has_gaps(text, broken.messages if turn is None else broken.messages[: turn + 1], broken.tools):
+                return None  # each of these conversations is rendered and rejected
         turns, trained = _prompted(rendering, turns, trained)
         marked = labels.marked_turns(rendering, conversation, trained) if self._marked else None
         samples = self._located(rendering, conversation, marked, None, broken.breaker)

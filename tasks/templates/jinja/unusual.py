@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tasks.templates.jinja.answers import MARKER
 from tasks.templates.jinja.token_boundary import TokenBoundary
+from tasks.templates.jinja.turns.answers import MARKER
 from tasks.templates.placeholders import GAP, has_outer_space
 
 # First characters of the markers around reasoning.

@@ -244,6 +244,8 @@ def test_the_control_tokens_are_those_that_the_template_writes(name: str, kind: 
 
     def check(found: list[dict[str, Any]]) -> None:
         for record in found:
+            if name != "tools":  # the other templates do not write tools
+                record.pop("tools", None)
             for message in record["messages"]:
                 if name not in ("tools", "joined"):  # these templates write calls
                     message.pop("tool_calls", None)

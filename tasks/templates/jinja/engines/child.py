@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 import orjson
 from jinja2.exceptions import SecurityError, TemplateError
 
-from tasks.templates.jinja.answers import Failed
 from tasks.templates.jinja.engines import limits
 from tasks.templates.jinja.engines.environment import ChatTemplate, chat_environment, other_file
 from tasks.templates.jinja.engines.rendering import NO_PROMPT, rendered
-from tasks.templates.jinja.flagged import Range
 from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
+from tasks.templates.jinja.turns.answers import Failed
+from tasks.templates.jinja.turns.flagged import Range
 
 # Replies are sent together until they have so many bytes, or until so many seconds have passed: each message wakes the
 # parent, which takes as long as a rendering.

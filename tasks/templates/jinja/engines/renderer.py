@@ -33,7 +33,7 @@ from tasks.templates.jinja.engines import limits
 from tasks.templates.jinja.engines.child import run_in_child, serve
 from tasks.templates.jinja.engines.environment import prepare_compiler
 from tasks.templates.jinja.engines.requests import Job, Rendering
-from tasks.templates.jinja.locate import Located
+from tasks.templates.jinja.turns.locate import Located
 
 _TRIAL = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

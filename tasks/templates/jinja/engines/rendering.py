@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tasks.templates.jinja.answers import Failed
 from tasks.templates.jinja.engines.requests import Method, Rendering
-from tasks.templates.jinja.flagged import NotLocated, Range
-from tasks.templates.jinja.locate import Located, locate, prefix_ranges
+from tasks.templates.jinja.turns.answers import Failed
+from tasks.templates.jinja.turns.flagged import NotLocated, Range
+from tasks.templates.jinja.turns.locate import Located, locate, prefix_ranges
 
 # Added to a problem if the first message is the only turn to train on.
 NO_PROMPT = "; it writes no prompt before messages[0], which is the only turn to train on: add a user message before it"

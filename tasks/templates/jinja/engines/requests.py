@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from tasks.templates.jinja.flagged import Range
-from tasks.templates.jinja.locate import Located
+from tasks.templates.jinja.turns.flagged import Range
+from tasks.templates.jinja.turns.locate import Located
 
 # How turns are located (see `locate`). "others" locates the turns that are not trained on, for train_on: all.
 Method = Literal["auto", "together", "apart", "others"]

@@ -17,11 +17,11 @@ from typing import NamedTuple
 from tasks.conversations.model import Conversation, Message
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
-from tasks.templates.jinja.answers import CLOSES, MOST_OF_MARKER, OPENS
 from tasks.templates.jinja.engines.requests import Job
-from tasks.templates.jinja.flagged import Range
-from tasks.templates.jinja.marks import free_mark, marked_messages, placed
 from tasks.templates.jinja.token_boundary import TokenBoundary
+from tasks.templates.jinja.turns.answers import CLOSES, MOST_OF_MARKER, OPENS
+from tasks.templates.jinja.turns.flagged import Range
+from tasks.templates.jinja.turns.marks import marked_messages, new_mark, placed
 from tasks.templates.reasoning import reasoning_of, without_reasoning
 from tasks.templates.sections import CROSSED, Sections, splits
 
@@ -139,10 +139,8 @@ class Cuts:
 
         Markup around them is left out.
         """
-        mark = free_mark("".join(text for text, _ in samples))
+        mark = new_mark("".join(text for text, _ in samples))
         places: dict[tuple[int, str], Range] = {}
-        if not mark:
-            return places
         messages, texts = marked_messages(job.messages, mark, mixed)
         try:
             found = texts_of(job._replace(messages=messages))

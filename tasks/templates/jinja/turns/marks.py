@@ -1,6 +1,6 @@
 """Find where a template writes the texts of messages, with marks in the texts.
 
-    {"role": "assistant", "content": "It is 3."}  ─mark─▶  "It i▮4▮s 3."  ─render─▶  …It i▮4▮s 3.…  ─▶  70 to 78
+    {"role": "assistant", "content": "It is 3."}  ─mark─▶  "It i▮s 3."  ─render─▶  …It i▮s 3.…  ─▶  70 to 78
 
 A mark at the start or the end of a text would change what templates test and strip, so it is in the middle. The marked
 rendering must be equal to the other one, apart from the marks. Otherwise, nothing is found.
@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
-from tasks.templates.jinja.flagged import Range
+from tasks.templates.jinja.turns.flagged import Range
 from tasks.templates.reasoning import INLINE
-
-# Characters that do not occur in any text, in the order in which they are tried.
-_MARKS = [chr(code) for code in range(0xFDD2, 0xFDF0)]
-
 
 Section = Literal["reasoning", "content", "calls"]
 
@@ -34,6 +31,14 @@ class MarkedText(NamedTuple):
     offset: int
 
 
+def new_mark(text: str) -> str:
+    """Return the start of marks, which a text does not have. A number and `-` follow.
+
+    Marks are ASCII, so that no way of writing a text escapes them.
+    """
+    return next(mark for mark in map("-mark{}-".format, count()) if mark not in text)
+
+
 def places_of(
     text: str, messages: Sequence[Any], render: Callable[[list[Any]], str], roles: Collection[str]
 ) -> dict[int, Range]:
@@ -42,9 +47,7 @@ def places_of(
     `text` starts with the rendering of `messages`. Only texts that are written as they are, without white space around
     them, are found. The result is empty if marks change the rendering.
     """
-    mark = free_mark(text)
-    if not mark:
-        return {}
+    mark = new_mark(text)
     marked, texts = marked_messages(messages, mark, [k for k, m in enumerate(messages) if m["role"] in roles])
     rendered, places = placed(render(marked), mark, texts)
     if not text.startswith(rendered):
@@ -59,17 +62,12 @@ def places_of(
     return found
 
 
-def free_mark(text: str) -> str:
-    """Return a character that is not in a text, or nothing if it has all of them."""
-    return next((mark for mark in _MARKS if mark not in text), "")
-
-
 def placed(rendered: str, mark: str, texts: Sequence[MarkedText]) -> tuple[str, list[tuple[int, Range | None]]]:
     """Return a rendering without its marks, and the places of the marked texts.
 
     Each place has the number of its text. It is None if the text is not written as it is.
     """
-    pieces = re.split(f"{mark}(\\d+){mark}", rendered)
+    pieces = re.split(rf"{mark}(\d+)-", rendered)
     text = "".join(pieces[::2])
     places: list[tuple[int, Range | None]] = []
     place = 0
@@ -96,7 +94,7 @@ def marked_messages(messages: Sequence[Any], mark: str, which: Collection[int]) 
         offset = len(core) // 2
         texts.append(MarkedText(k, section, core, offset))
         place = text.index(core) + offset
-        return f"{text[:place]}{mark}{len(texts) - 1}{mark}{text[place:]}"
+        return f"{text[:place]}{mark}{len(texts) - 1}-{text[place:]}"
 
     def of_content(k: int, text: str) -> str:
         found = INLINE.match(text) if messages[k]["role"] == "assistant" else None

@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from tasks.core.printable import shown
-from tasks.templates.jinja.flagged import NotLocated, Range
-from tasks.templates.jinja.marks import places_of
+from tasks.templates.jinja.turns.flagged import NotLocated, Range
+from tasks.templates.jinja.turns.marks import places_of
 
 Render = Callable[[list[Any], bool], str]  # messages, generation prompt
 

@@ -23,9 +23,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from tasks.templates.jinja.answers import Answers, Render, difference
-from tasks.templates.jinja.cover import Cover
-from tasks.templates.jinja.flagged import NotLocated, Range, flagged_ranges
+from tasks.templates.jinja.turns.answers import Answers, Render, difference
+from tasks.templates.jinja.turns.cover import Cover
+from tasks.templates.jinja.turns.flagged import NotLocated, Range, flagged_ranges
 
 Turns = Literal["auto", "together", "apart"]
 

@@ -16,8 +16,8 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.breaker import escaped
 from tasks.templates.jinja.engines.requests import Rendering
 from tasks.templates.jinja.expected_forms import ExpectedForms
-from tasks.templates.jinja.flagged import Range
-from tasks.templates.jinja.locate import Located, is_written
+from tasks.templates.jinja.turns.flagged import Range
+from tasks.templates.jinja.turns.locate import Located, is_written
 from tasks.templates.placeholders import JSON_GAP
 from tasks.templates.reasoning import ReasoningForm, reasoning_of, without_reasoning
 

@@ -24,8 +24,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tasks.templates.jinja.flagged import Range
-from tasks.templates.jinja.marks import places_of
+from tasks.templates.jinja.turns.flagged import Range
+from tasks.templates.jinja.turns.marks import places_of
 
 # Each of so few turns is rendered.
 FEW = 3
