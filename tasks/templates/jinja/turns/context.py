@@ -1,4 +1,4 @@
-"""Check that a template writes the whole conversation: messages, calls, results, and tools.
+"""Check that a template writes all messages and tools of a conversation.
 
     a template without a place for the role `tool`:    user, call, result 52, answer "52."  ─▶  the result is missing
 
@@ -59,7 +59,7 @@ class Context:
     def require(
         self, samples: Sequence[tuple[str, int]], messages: Sequence[Any], tools: Any, breaker: str, render: Render
     ) -> None:
-        """Raise Reject if a sample lacks a text of its messages, or of the tools.
+        """Raise Reject if a sample lacks a text of its conversation.
 
         Each sample has its text and the number of its messages. The last one is the longest. `breaker` is left out of
         errors.
@@ -75,7 +75,10 @@ class Context:
     def _require_each(
         self, text: str, messages: Sequence[Any], tools: Any, breaker: str, render: Render
     ) -> list[_Text]:
-        """Return the texts of messages and tools. Raises Reject if one is not in the rendering `text`."""
+        """Return all texts.
+
+        Raises Reject if one is not in the rendering `text`.
+        """
         mark = new_mark(text)
         texts: list[_Text] = []
         others: list[_Text] = []  # keys and numbers, which cannot be marked
@@ -117,7 +120,7 @@ class Context:
 
 
 def has_gaps(text: str, messages: Sequence[Any], tools: Any) -> bool:
-    """Return whether a rendering of placeholders has a gap for each text of messages and tools."""
+    """Return whether placeholders have a gap for each text."""
     required = [(each["content"], [call["function"] for call in each.get("tool_calls") or ()]) for each in messages]
     numbers = set(_PLACEHOLDER.findall(orjson.dumps((required, tools)).decode()))
     return numbers <= {gap[1] for gap in GAP.finditer(text)}
@@ -136,7 +139,7 @@ def _has_long_texts_in_order(text: str, messages: Sequence[Any]) -> bool:
 
 
 def _texts(messages: Sequence[Any]) -> Iterator[_Text]:
-    """Yield the texts of messages in the order in which most templates write them."""
+    """Yield the texts of messages in the usual order."""
     found: list[_Text] = []
 
     def noted(text: _Text) -> str:

@@ -1,4 +1,4 @@
-"""Nothing of the prompt is lost: messages, calls, results, and tools are written, or the conversation is rejected."""
+"""Nothing of a prompt is lost without a reject."""
 
 from __future__ import annotations
 
