@@ -33,6 +33,8 @@ CLASSES: dict[str, Any] = {
 # Files that raise errors without a literal reason. They take the reason from another error or from a caller.
 PASSED_ON = {
     "first_conversations",
+    "lists",
+    "values",
     "command",
     "tensor_files",
     "tokenize_part",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import count, repeat
 from typing import Any
 
@@ -51,6 +51,8 @@ JINJA = {
     "joined.jinja": JOINED,
 }
 TEMPLATES = (*BUILT_IN, *JINJA)
+# These templates do not write tools or calls.
+WITHOUT_TOOLS = ("tokenizer", "chatml_marked.jinja", "llama2.jinja", "llama3.jinja")
 BATCH = 25
 # For each pair of the 8 tokenizers and 13 templates.
 EXAMPLES, CONVERSATIONS = 4, 125
@@ -132,10 +134,10 @@ def _any_character(rng: random.Random) -> str:
     return "" if 0xD800 <= code < 0xE000 else chr(code)
 
 
-def conversation(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
+def conversation(rng: random.Random, texts: Iterator[str], writes_tools: bool = True) -> dict[str, Any]:
     """Return a record of the format `messages`.
 
-    `rng` determines its form, and `texts` has all its texts.
+    `rng` determines its form, and `texts` has all its texts. Without `writes_tools`, it has no tools and no calls.
     """
 
     def some(key: str) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def conversation(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
         messages.append({"role": "system", **some("name"), "content": next(texts)})
     for _ in range(rng.randint(1, 2)):
         messages.append({"role": "user", **some("name"), "content": next(texts) + rng.choice(("", QUESTION))})
-        if rng.random() < 0.4:
+        if writes_tools and rng.random() < 0.4:
             arguments = {next(texts): next(texts), "k": [next(texts), {next(texts): next(texts)}]}
             call = {**some("id"), "function": {"name": "f" + next(texts), "arguments": arguments}}
             messages.append({"role": "assistant", "content": next(texts), "tool_calls": [call]})
@@ -155,7 +157,7 @@ def conversation(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
         if rng.random() < 0.2:
             messages[-2]["content"] = [{"type": "text", "text": next(texts)}, {"type": "text", "text": next(texts)}]
     tools = {"type": "function", "function": {"name": next(texts), "parameters": {next(texts): [{next(texts): 1}]}}}
-    return {"messages": messages, **({"tools": [tools]} if rng.random() < 0.4 else {})}
+    return {"messages": messages, **({"tools": [tools]} if writes_tools and rng.random() < 0.4 else {})}
 
 
 def instruction(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
@@ -184,7 +186,8 @@ def check_batch(kind: str, name: str, seed: int, size: int = BATCH) -> int:
     if name == "mistral" and train_on == "assistant":  # it would make one sample of each conversation
         train_on = "last"
     template = open_template(name, kind, train_on)
-    make, format = rng.choice(((conversation, "messages"), (conversation, "messages"), (instruction, "alpaca")))
+    of_messages = partial(conversation, writes_tools=name not in WITHOUT_TOOLS)
+    make, format = rng.choice(((of_messages, "messages"), (of_messages, "messages"), (instruction, "alpaca")))
     forms = [rng.getrandbits(64) for _ in range(min(size, FORMS))]
     sizes = {form: texts_of(make, form) for form in forms}
     form_of = [forms[number % len(forms)] for number in range(size)]

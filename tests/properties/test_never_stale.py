@@ -61,6 +61,8 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "train_on": ("all", {}),
     "turns": ("apart", {}),
     "reasoning": ("drop", {}),
+    "empty_reasoning": ("mask", {}),
+    "train_parts": ({"calls": False}, {}),
     "template_options": ({"enable_thinking": False}, {}),
     "default_system": ("Be brief.", {}),
     "overlong": ("drop", {}),
@@ -107,7 +109,10 @@ NAMED: dict[str, tuple[Any, Any]] = {
 NO_EFFECT: dict[str, list[Any]] = {"part_size": [1024, 3000, 1 << 30], "engine": ["reference"]}
 
 # The fields of a source. `format: auto` is resolved, so it has an effect only if it finds another format.
-SOURCE = {"path", "format", "columns", "roles", "delimiter", "encoding", "ignore", "weight", "limit"}
+SOURCE = {"path", "format", "columns", "roles", "delimiter", "encoding", "ignore", "weight", "limit"} | {
+    "drop_roles",
+    "tokenizer_sha256",
+}
 
 
 def shard_bytes(made: Recipe) -> list[bytes]:

@@ -30,9 +30,14 @@ assert _spec.loader is not None
 own_ids = sys.modules["own_ids"] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(own_ids)
 
-TOOLS = LOOP + (
-    "{{ m.content }}{% for c in m.tool_calls or [] %}\n<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}" + PROMPT
+TOOLS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    + LOOP
+    + (
+        "{{ m.content }}{% for c in m.tool_calls or [] %}\n<tool_call>\n{{ c.function | tojson }}\n</tool_call>"
+        "{% endfor %}"
+        "<|im_end|>\n{% endfor %}" + PROMPT
+    )
 )
 # Only the last turn keeps its reasoning, whether the message has it in its content or in its own key.
 LAST_REASONING = LOOP + (

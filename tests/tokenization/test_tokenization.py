@@ -6,6 +6,7 @@ The receipt is written last.
 from __future__ import annotations
 
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_every_record_and_every_token_is_accounted_for(kind: str) -> None:
         template = BuiltIn(name, encoder, train_on)
         kept: dict[int, list[Span]] = {}
         rejected: dict[int, str] = {}
-        control_text = unusual = odd_space = 0
+        control_text = unusual = odd_space = empty_prompts = 0
         for number, record in enumerate(given_records):
             try:
                 conversation = read_record(record, "messages")
@@ -106,6 +107,7 @@ def test_every_record_and_every_token_is_accounted_for(kind: str) -> None:
                 continue
             roles = "".join(message.role[0] for message in conversation.messages).removeprefix("s")
             unusual += not _in_order(roles)
+            empty_prompts += any(_is_prompt_empty(conversation, k) for k, flag in enumerate(trained) if flag)
             # JSON escapes no character of a control string, so the JSON of a record contains those in its fields.
             said = json.dumps(record, ensure_ascii=False)
             control_text += any(string in said for string in encoder.controls)
@@ -124,11 +126,19 @@ def test_every_record_and_every_token_is_accounted_for(kind: str) -> None:
             "not_round_trip": odd_space,
             "unknown_tokens": sum(int((row.ids == encoder.unk_id).sum()) for row in rows),
             "unusual_order": unusual,
+            "empty_prompts": empty_prompts,
         }
         assert receipt["control_text_seen"] == control_text
         assert receipt["records"] == len(given_records)
 
     check()
+
+
+def _is_prompt_empty(conversation: Conversation, k: int) -> bool:
+    """Return whether an answer follows only blank user messages."""
+    asked = list(takewhile(lambda message: message.role == "user", reversed(conversation.messages[:k])))
+    is_blank = not any(message.content.strip() or message.context.strip() for message in asked)
+    return conversation.messages[k].role == "assistant" and bool(asked) and is_blank
 
 
 def _in_order(roles: str) -> bool:

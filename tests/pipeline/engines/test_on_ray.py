@@ -163,7 +163,7 @@ def test_a_bad_record_on_a_node_is_reported_as_it_is_here(tmp_path: Path, cluste
         (folder / "template.jinja").write_text(TEMPLATE)
         done[on] = luigi(folder, "--config", "corpus.yaml", "--on", on, "--quiet")
     assert done["here"].returncode == done["ray://auto"].returncode == 65
-    assert "chat.jsonl:41: template template.jinja: messages[" in done["here"].stderr
+    assert "E418 reasoning_not_written, 1" in done["here"].stderr
     assert done["ray://auto"].stderr == done["here"].stderr
     assert done["ray://auto"].stderr.count("error:") == 1
 

@@ -293,8 +293,12 @@ def test_what_is_written_is_what_transformers_renders_whatever_is_said(name: str
     @FEW
     @given(records(hostile("hf_byte_level")))
     def check(record: dict[str, Any]) -> None:
+        if name not in ("tools", "joined"):  # the other templates write no tools, and no calls
+            record.pop("tools", None)
         for message in record["messages"]:
             message.pop("weight", None)
+            if name not in ("tools", "joined"):
+                message.pop("tool_calls", None)
         spans = template.spans(*_all(record))
         rendered = library.apply_chat_template(
             record["messages"], tools=record.get("tools"), chat_template=source, tokenize=False

@@ -158,7 +158,11 @@ def test_a_conversation_that_becomes_a_control_token_is_rejected(expression: str
             Reject, match=r"the template t turns a text of this conversation into the control token '<\|im_end\|>'"
         ):
             preparer.prepare(asked(*turns))
-    assert preparer.prepare(asked("why not", "ok then"))
+    if expression in ("m.content | reverse", "m.content[::2]"):
+        with pytest.raises(Reject, match="does not write it"):  # in this form, a text cannot be found
+            preparer.prepare(asked("why not", "ok then"))
+    else:
+        assert preparer.prepare(asked("why not", "ok then"))
 
 
 def test_arguments_and_tools_become_no_control_tokens() -> None:

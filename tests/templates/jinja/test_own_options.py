@@ -21,7 +21,7 @@ from support.tokenizer_kinds import CHATML_JINJA, kind_path, open_kind, referenc
 
 from tasks.conversations.messages import MESSAGES
 from tasks.conversations.model import Conversation, Message, content_digest, whole_text
-from tasks.core.errors import PackError, Reject
+from tasks.core.errors import Reject
 from tasks.sources.model import SourceFile
 from tasks.storage.manifest import load_manifest
 from tasks.templates.built_in import BuiltIn
@@ -158,7 +158,7 @@ def test_a_filled_conversation_has_its_own_options(options: dict[str, Any] | Non
 def test_reasoning_is_read_with_the_options_of_the_conversation() -> None:
     """The template writes no reasoning without its option."""
     template = opened()
-    with pytest.raises(PackError, match="does not write it"):
+    with pytest.raises(Reject, match="does not write it"):
         samples_of(template, talk({"enable_thinking": False}, reasoning="Two."))
     assert "<think>\nTwo.\n" in text_of(samples_of(template, talk({"enable_thinking": True}, reasoning="Two.")))
 
@@ -332,7 +332,7 @@ def test_rows_of_conversations_have_strings_and_no_options() -> None:
     file = SourceFile(Path("a.jsonl"), "a.jsonl", "jsonl", "", "messages", (), 1, "", 1)
     template = opened(READS_BOTH)
     preparer = Preparer(file, template, template.encoder, "assistant", packing=False)
-    with mock.patch.object(SourceFile, "conversation", lambda _, record: record):
+    with mock.patch.object(SourceFile, "conversation", lambda _, record, __: record):
         [found, refused] = preparer.prepare_all(
             [in_parts(("user", "2+2?", "Now."), ("assistant", "4.")), talk({"a": 1})]
         )  # type: ignore[list-item]

@@ -120,7 +120,9 @@ class _Turn:
         stop = answer.find(self._eos) + len(self._eos) if self._eos else 0
         if stop < len(self._eos) or not answer[stop:].strip():
             return answer
-        last = self._places.get(len(self.messages) - 1)
+        names = [call["function"]["name"] for call in self.messages[-1].get("tool_calls") or ()]
+        may_follow = any(text and text in answer[stop:] for text in (self._reasoning, self._content, *names))
+        last = self._places.get(len(self.messages) - 1) if may_follow else None
         if last and self.alone.endswith(answer):
             stop = answer.find(self._eos, last[1] - (len(self.alone) - len(answer))) + len(self._eos)
         is_whole = stop >= len(self._eos) and answer[: stop - len(self._eos)].strip()

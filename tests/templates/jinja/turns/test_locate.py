@@ -109,7 +109,7 @@ def test_ids_equal_those_of_the_tokenizer_up_to_each_trained_turn(name: str, tur
         rows, receipt = tokenize([{"messages": messages}], encoder, template)
         if receipt["rejects"]:  # a question with a flag is in the same text as the system message
             assert name == "system message in the last user turn"
-            assert [code for _, code, _ in receipt["rejects"]] == ["flag_not_followed"]
+            assert {code for _, code, _ in receipt["rejects"]} <= {"flag_not_followed", "message_not_written"}
             return
         answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         assert len(rows) == len(answers) if turns == "apart" else 1 <= len(rows) <= len(answers)
@@ -142,7 +142,7 @@ def test_a_turn_with_a_flag_has_the_same_tokens(name: str, turns: Turns) -> None
         rows, receipt = tokenize([{"messages": added}], encoder, template)
         if receipt["rejects"]:  # the system message is in the same text as the flagged question
             assert name == "system message in the last user turn"
-            assert receipt["rejects"][0][1] == "flag_not_followed"
+            assert receipt["rejects"][0][1] in ("flag_not_followed", "message_not_written")
             continue
         before, _ = tokenize([{"messages": messages}], encoder, template)
         assert [row.ids.tolist() for row in rows[: len(before)]] == [row.ids.tolist() for row in before]
@@ -168,7 +168,11 @@ def test_a_turn_with_a_flag_that_cannot_be_located_is_rejected(content: str, pro
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     messages = [user("Q"), answer("b"), user("R"), answer("c")]
-    assert trained(samples_of(open_jinja(source, "apart"), messages)[0]) == ["b<|im_end|>"]
+    if "length" in content:
+        with pytest.raises(Reject, match="does not write it"):
+            samples_of(open_jinja(source, "apart"), messages)
+    else:
+        assert trained(samples_of(open_jinja(source, "apart"), messages)[0]) == ["b<|im_end|>"]
     with pytest.raises(Reject, match=rf"messages\[0\] \(user\) has a flag .*{problem}") as found:
         samples_of(open_jinja(source), [messages[0] | {"train": True}, *messages[1:]])
     assert found.value.reason == "flag_not_followed"
@@ -496,7 +500,8 @@ def test_conversations_that_are_rendered_together_get_their_own_samples() -> Non
 
 
 def called(content: str) -> list[dict[str, Any]]:
-    return [answer(content, tool_calls=[CALL]), {"role": "tool", "content": "5"}]
+    call = {"type": "function", "function": {"name": "find", "arguments": {}}}  # the template writes only names
+    return [answer(content, tool_calls=[call]), {"role": "tool", "content": "5"}]
 
 
 @pytest.mark.parametrize(
