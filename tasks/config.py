@@ -153,8 +153,8 @@ class Config(BaseModel):
     turns: Literal["auto", "together", "apart"] = Field(
         "auto",
         description="together: one sample for each conversation; apart: one sample for each trained turn, after the "
-        "prompt that the model sees at inference; auto: together if the template renders the turns identically in "
-        "both, apart otherwise.",
+        "prompt that the model sees at inference; auto: the fewest samples in which each trained turn follows this "
+        "prompt.",
     )
     reasoning: Literal["keep", "drop"] = Field(
         "keep",
