@@ -277,7 +277,11 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     if ledger.samples:
         from tasks.inspection.labels import explain_samples
 
-        display.show(explain_samples(ledger.samples, tokens.packed))
+        display.show(explain_samples(ledger.model_dump()))
+    if ledger.context and ledger.context.left_out:
+        from tasks.inspection.labels import explain_left_out
+
+        display.show(explain_left_out(ledger.context.left_out))
     if empty := manifest.noticed_counts.get("empty_prompts"):
         from tasks.inspection.labels import NOTICED
 

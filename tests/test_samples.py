@@ -15,7 +15,9 @@ from support.commands import packcorpus
 from support.inspected import as_object, rendered, shown
 from support.packed_rows import folder_of, sign
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
+from support.templates.modern_templates import STRIPS
 from support.templates.several_samples import stripping_template
+from support.tokenizer_kinds import kind_path
 
 from tasks.cli.views.dry_run_view import show_dry_run
 from tasks.config import load_config
@@ -23,6 +25,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.diff import compare
 from tasks.inspection.dry_run import summarize
+from tasks.inspection.labels import explain_samples
 from tasks.inspection.search import find_conversations
 from tasks.recipe import resolve
 from tasks.report.figures import read_figures
@@ -94,6 +97,73 @@ def test_what_is_noticed_counts_conversations(tmp_path: Path) -> None:
         counts.append(load_manifest(path).noticed)
     assert counts[0] == counts[1]
     assert counts[0]["control_text_seen"] == counts[0]["unusual_order"] == counts[0]["not_round_trip"] == 3
+
+
+def tasks_with_reasoning(number: int) -> dict[str, Any]:
+    """Return a conversation of one to three tasks.
+
+    Each has up to four answers with reasoning.
+    """
+    messages: list[dict[str, Any]] = []
+    for task in range(1 + number % 3):
+        messages.append({"role": "user", "content": f"a {number} b {task}"})
+        for step in range(1 + (number + task) % 4):
+            reasoning = f"c {number} d {step}"
+            messages.append({"role": "assistant", "content": f"e {step}", "reasoning_content": reasoning})
+            messages.append({"role": "tool", "content": f"f {step}"})
+        messages.pop()
+    return {"messages": messages}
+
+
+def test_the_ledger_knows_what_turns_apart_would_make(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(STRIPS)
+    settings = {
+        "template": str(tmp_path / "t.jinja"),
+        "sequence_length": 512,
+        "tokenizer": str(kind_path("hf_byte_level")),
+    }
+    records = [tasks_with_reasoning(number) for number in range(12)]
+    ledgers, paths = {}, {}
+    for turns in ("auto", "apart"):
+        config = write_project(tmp_path / turns, records, turns=turns, **settings)
+        recipe = resolve(config, tmp_path / turns)
+        paths[turns] = pack_corpus(recipe)
+        ledgers[turns] = load_manifest(paths[turns]).ledger
+        predicted = summarize(predict(recipe.config, tmp_path / turns, tmp_path / turns), config, []).ledger
+        for name in ("samples", "context"):
+            actual = ledgers[turns].model_dump()[name]
+            assert predicted[name] == {key: actual.get(key) for key in predicted[name]}
+    found, apart = ledgers["auto"].samples, ledgers["apart"].samples
+    assert found is not None
+    assert apart is not None
+    assert found.read < apart.read
+    assert apart.apart is None
+    assert found.apart is not None
+    assert found.apart.samples == apart.read
+    # What the template writes after the last answer is in the samples of whole conversations only: a line break here.
+    whole = sum(entry["turn"] == -1 for entry in index_of(paths["auto"]))
+    assert found.apart.tokens == ledgers["apart"].tokens.encoded + whole
+    assert found.apart.repeated_prompt_tokens == apart.repeated_prompt_tokens
+    line = explain_samples(ledgers["auto"].model_dump())
+    assert f"{apart.read / 12:.1f} with turns: apart" in line
+
+
+def test_the_ledger_counts_what_settings_leave_out(tmp_path: Path) -> None:
+    roles = ("system", "user", "assistant", "tool", "assistant")
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    record = {"messages": [{"role": role, "content": f"{role} text"} for role in roles], "tools": tools}
+    sources = [{"path": "chat.jsonl", "drop_roles": ["system", "tool"], "ignore": ["tools"]}]
+    config = write_project(tmp_path, [record] * 3, sources=sources)
+    path = pack_corpus(resolve(config, tmp_path))
+    verify(path)
+    context = load_manifest(path).ledger.context
+    assert context is not None
+    assert context.left_out == {"system": 3, "tool": 3, "tools": 3}
+    line = "left out of the context: 3 system messages (drop_roles), 3 results (drop_roles), the tools of 3 "
+    assert line in " ".join(shown(path).split())
+    run = summarize(predict(resolve(config, tmp_path).config, tmp_path, tmp_path), config, [])
+    assert run.ledger["context"] == context.model_dump()
+    assert line in " ".join(rendered(run, show_dry_run).split())
 
 
 def test_check_predicts_the_ledger_of_the_run(apart: Path, tmp_path: Path) -> None:
@@ -261,7 +331,7 @@ def test_the_dataset_card_counts_samples(apart: Path) -> None:
     samples = load_manifest(apart).ledger.samples
     assert samples is not None
     card = (folder_of(apart) / "README.md").read_text()
-    assert f"| samples | {samples.packed:,}; some conversations have one sample for each trained turn; " in card
+    assert f"| samples | {samples.packed:,}; some conversations have several samples; " in card
 
 
 def test_format_2_has_a_row_for_each_sample(tmp_path: Path) -> None:

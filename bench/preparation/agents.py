@@ -1,9 +1,10 @@
 """Compare the samples of agent conversations with one sample for each turn.
 
     python bench/preparation/agents.py FOLDER --tokenizer FOLDER [--count N] [--check N] [--turns] [--write FILE]
+        [--without-reasoning SHARE]
 
 FOLDER has published Jinja templates. N agent conversations are generated: one to five tasks of 5 to 40 calls, each with
-reasoning or a text, and a result; every conversation has tools of its own. Each template prepares and encodes them with
+reasoning and a result; every conversation has tools of its own. Each template prepares and encodes them with
 `turns: auto` and with `turns: apart`, in one process. The table has the samples of a conversation, the tokens, and the
 CPU seconds, including the sandbox.
 
@@ -32,6 +33,7 @@ from calls import AT_ONCE, FILE, Record, cpu_seconds, tool, value, words
 from templates import TODAY, source_of, tokenizers_of
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import Turns
@@ -39,6 +41,7 @@ from tasks.tokenization.prepare import Prepared, Preparer
 from tasks.tokenization.token_batch import encode_repeated
 
 TURNS = (10, 25, 50, 100, 200)
+OPTIONS = {"enable_thinking": True}  # Gemma 4 leaves reasoning out otherwise; it is the default of the others
 
 
 def called(rng: random.Random, tools: list[Record], number: int) -> Record:
@@ -52,8 +55,13 @@ def called(rng: random.Random, tools: list[Record], number: int) -> Record:
     }
 
 
-def conversation(rng: random.Random, number: int, tasks: int, least: int, most: int) -> Record:
-    """Return a conversation of tasks with `least` to `most` calls each."""
+def conversation(
+    rng: random.Random, number: int, tasks: int, least: int, most: int, without_reasoning: float = 0.0
+) -> Record:
+    """Return a conversation of tasks with `least` to `most` calls each.
+
+    `without_reasoning` is the share of calls that have a content instead of reasoning.
+    """
     tools = [tool(rng, 9 * number + n) for n in range(rng.randint(2, 6))]
     messages: list[Record] = [{"role": "system", "content": words(rng, 20, 80).capitalize() + "."}]
     count = 0
@@ -62,7 +70,7 @@ def conversation(rng: random.Random, number: int, tasks: int, least: int, most: 
         for _ in range(rng.randint(least, most)):
             calls = [called(rng, tools, count)]
             count += 1
-            if rng.random() < 0.2:  # some templates refuse a call with both
+            if rng.random() < without_reasoning:  # some templates refuse a call with both
                 said = {"content": words(rng, 5, 12).capitalize() + "."}
             else:
                 said = {"content": "", "reasoning_content": words(rng, 10, 60).capitalize() + "."}
@@ -76,9 +84,9 @@ def conversation(rng: random.Random, number: int, tasks: int, least: int, most: 
     return {"messages": messages, "tools": tools}
 
 
-def generated(count: int) -> list[Record]:
+def generated(count: int, without_reasoning: float) -> list[Record]:
     rng = random.Random(11)
-    return [conversation(rng, number, rng.randint(1, 5), 5, 40) for number in range(count)]
+    return [conversation(rng, number, rng.randint(1, 5), 5, 40, without_reasoning) for number in range(count)]
 
 
 def prepared(source: str, encoder: Encoder, records: list[Record], turns: Turns) -> list[list[Prepared]]:
@@ -86,7 +94,7 @@ def prepared(source: str, encoder: Encoder, records: list[Record], turns: Turns)
 
     Raises the error of the first record that cannot be used.
     """
-    template = JinjaTemplate("t", source, encoder, "assistant", TODAY, turns)
+    template = JinjaTemplate("t", source, encoder, "assistant", TODAY, turns, options=OPTIONS)
     preparer = Preparer(FILE, template, encoder, "assistant")
     found: list[list[Prepared]] = []
     for first in range(0, len(records), AT_ONCE):
@@ -131,6 +139,7 @@ def difference(source: str, record: Record, samples: list[Prepared], encoder: En
             return_dict=False,
             add_generation_prompt=True,
             chat_template=source,
+            **OPTIONS,
         )
         size = len(prompt)
         holding = [
@@ -153,12 +162,30 @@ def difference(source: str, record: Record, samples: list[Prepared], encoder: En
     return None if runs == answers else f"{runs} runs of trained tokens for {answers} answers"
 
 
+def as_written(record: Record) -> Record:
+    """Return a record without reasoning in answers that call no tool.
+
+    Gemma 4 does not write it there.
+    """
+    plain = [
+        {name: value for name, value in message.items() if name != "reasoning_content" or "tool_calls" in message}
+        for message in record["messages"]
+    ]
+    return record | {"messages": plain}
+
+
 def measure(path: Path, given: argparse.Namespace, records: list[Record]) -> str:
     source = source_of(path)
     with tempfile.TemporaryDirectory() as name:
         encoder, library = tokenizers_of(source, given.tokenizer, Path(name))
         try:
-            prepared(source, encoder, records[:1], "auto")
+            try:
+                prepared(source, encoder, records[:1], "auto")
+            except Reject as reject:
+                if reject.reason != "reasoning_not_written":
+                    raise
+                records = [*map(as_written, records)]
+                prepared(source, encoder, records[:1], "auto")
             wrong = 0
             checked = records[: given.check]
             for record, samples in zip(checked, prepared(source, encoder, checked, "auto"), strict=True):
@@ -185,17 +212,18 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="conversations")
     parser.add_argument("--check", type=int, default=0, help="conversations to compare with transformers")
     parser.add_argument("--turns", action="store_true", help="measure conversations of 10 to 200 turns")
+    parser.add_argument("--without-reasoning", type=float, default=0.0, help="share of calls with a content instead")
     parser.add_argument("--write", type=Path, help="file to write the conversations to, instead of measuring")
     given = parser.parse_args()
     if given.write:
-        given.write.write_bytes(b"\n".join(map(orjson.dumps, generated(given.count))) + b"\n")
+        given.write.write_bytes(b"\n".join(map(orjson.dumps, generated(given.count, given.without_reasoning))) + b"\n")
         return
     columns = ["wrong", "samples", "tokens", "CPU s", "samples apart", "tokens apart", "CPU s apart", "× tokens"]
     print(f"| template | {' | '.join(columns)} |\n|---|" + "---:|" * len(columns))
     rng = random.Random(5)
     for path in sorted(given.folder.glob("*.jinja")):
         if not given.turns:
-            print(measure(path, given, generated(given.count)), flush=True)
+            print(measure(path, given, generated(given.count, given.without_reasoning)), flush=True)
             continue
         for turns in TURNS:
             records = [conversation(rng, n, 1, turns - 1, turns - 1) for n in range(max(1, given.count // turns))]

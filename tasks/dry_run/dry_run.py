@@ -16,9 +16,11 @@ counted only within the sample.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +34,7 @@ from tasks.dry_run.warnings import find_failures, find_warnings
 from tasks.encoders.encoder import Encoder
 from tasks.packing import bin_packing, several_lengths
 from tasks.packing.balance.waiting import MOST_ROWS
-from tasks.packing.ledger import repeated_prompt_tokens
+from tasks.packing.ledger import apart, left_out, repeated_prompt_tokens
 from tasks.packing.pieces import Pieces
 from tasks.packing.plan import select_pieces
 from tasks.recipe import Recipe
@@ -47,7 +49,7 @@ from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
 from tasks.storage.splits import SPLITS, length_in, split_names, splits_of
 from tasks.storage.tokens.token_files import TokenColumns
 from tasks.tokenization.first_conversations import check_first_conversations
-from tasks.tokenization.token_batch import noticed_in
+from tasks.tokenization.token_batch import APART, LEFT_OUT, noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
 SLOWER = 4  # divides the budget if the tokenizer's own library encodes, which takes 1 to 2 s
@@ -73,6 +75,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         packed, dropped = _pack(selection), _dropped(selection)
         rejects, cut_off = _count_rejects(sampled, selection)
         costs = estimate_costs(recipe, sampled, packed, selection.shares.copies, sum(dropped.values()), workers)
+    counts = [_scaled(each) for each in sampled]
     group, weights = selection.pieces.accepted.samples, selection.weights
     # Conversations that the overlong policy applied to.
     is_too_long = np.isin(selection.reason, (0, drop_code("too_long"), REJECTED))
@@ -92,7 +95,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         whole=whole,
         rejects=rejects,
         cut_off=cut_off,
-        noticed=noticed_in([each.noticed for each in sampled]),
+        noticed=noticed_in([each.counts for each in sampled]),
         unused_keys={each.sample.file.name: each.unused_keys for each in sampled if each.unused_keys},
         weighs_alike=_weighs_alike(selection),
         packed=float(chosen @ weights),
@@ -101,7 +104,8 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         cut=float(chosen[cut] @ weights[cut]),
         empty_shares=selection.shares.empty,
         giving_all=_giving_all(selection),
-        samples=_samples(selection),
+        samples=_samples(selection, counts, packed.tokens["encoded"]),
+        left_out={role: round(count) for role, count in left_out(counts).items()},
     )
     return replace(found, failures=find_failures(found), warnings=find_warnings(found))
 
@@ -176,8 +180,16 @@ def _dropped(selection: Selection) -> dict[str, float]:
     return {reason: count for reason, count in dropped.items() if count >= 0.5 or reason == "too_long"}
 
 
-def _samples(selection: Selection) -> dict[str, float] | None:
+def _scaled(sampled: SampleTokens) -> dict[str, float]:
+    """Return what some counts of a sample represent."""
+    represents = float(sampled.sample.weights.mean()) if len(sampled.sample.weights) else 0.0
+    return {name: represents * sampled.counts.get(name, 0) for name in (*APART, *LEFT_OUT)}
+
+
+def _samples(selection: Selection, found: Sequence[dict[str, float]], encoded: float) -> dict[str, Any] | None:
     """Count the samples, as in the ledger.
+
+    `found` has the scaled counts of each file, and `encoded` is the number of tokens.
 
     Returns None if every conversation is one sample.
     """
@@ -190,7 +202,8 @@ def _samples(selection: Selection) -> dict[str, float] | None:
         "packed": packed @ weights,
         "repeated_prompt_tokens": repeated @ (packed * weights),
     }
-    return {name: float(count) for name, count in counts.items()}
+    samples: dict[str, Any] = {name: float(count) for name, count in counts.items()}
+    return samples | {"apart": apart(found, samples["read"], encoded)}
 
 
 def _giving_all(selection: Selection) -> list[str]:

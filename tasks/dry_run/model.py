@@ -27,7 +27,7 @@ class SampleTokens:
     sample: Sample
     file: pa.Buffer  # a token file
     rejects: list[tuple[int, Reject]]  # record and reason
-    noticed: dict[str, Any]
+    counts: dict[str, Any]  # as in the receipt of a token file
     unused_keys: dict[str, int]
     seconds: float
     text: np.ndarray  # int64[conversations], rendered bytes; in format 2.0 only
@@ -133,7 +133,8 @@ class Prediction(Packed, Costs):
     cut: float  # conversations, truncated or split
     empty_shares: str  # sources without a token for their share
     giving_all: list[str]  # sources that token_share takes completely, so that they limit the others
-    samples: dict[str, float] | None  # as in the ledger; None if every conversation is one sample
+    samples: dict[str, Any] | None  # as in the ledger; None if every conversation is one sample
+    left_out: dict[str, int]  # as in the ledger
     failures: list[str] = field(default_factory=list)  # reasons why the run will fail, as far as the sample shows
     warnings: list[str] = field(default_factory=list)
 

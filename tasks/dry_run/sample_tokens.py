@@ -27,7 +27,7 @@ from tasks.sources.sampling.sample import Sample
 from tasks.storage.schemas import tokens_schema
 from tasks.tokenization.engine_check import HARD, LONGEST, difference, hard_tokens
 from tasks.tokenization.prepare import Preparer, texts_of, unused_keys_of
-from tasks.tokenization.token_batch import COUNTS, Batch, noticed_in
+from tasks.tokenization.token_batch import COUNTS, Batch
 from tasks.tokenization.train_tokenizer import Unread, cut_sentence, train_model
 
 PROOF = 400  # texts encoded by both encoders
@@ -135,9 +135,9 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
                 batch = Batch(encoder, receipt)
         flush()
     seconds = time.process_time() - start
-    noticed = noticed_in([receipt])
+    receipt |= preparer.left_out
     rejects.sort(key=itemgetter(0))
-    return SampleTokens(sample, out.getvalue(), rejects, noticed, unused, seconds, np.concatenate(texts))
+    return SampleTokens(sample, out.getvalue(), rejects, receipt, unused, seconds, np.concatenate(texts))
 
 
 def count_unused_keys(sample: Sample, weighted: bool = False) -> dict[str, int]:

@@ -125,9 +125,8 @@ def _repeated(found: Prediction) -> list[str]:
     if share < NOTEWORTHY:
         return []
     return [
-        "turns: auto: the template writes earlier turns differently once another turn follows, so each trained turn is "
-        f"a sample after its own prompt; {100 * share:.0f} % of all tokens are repeated. With train_on: last, none are "
-        "repeated"
+        "turns: auto: the template writes earlier turns differently once another turn follows, so conversations have "
+        f"several samples; {100 * share:.0f} % of all tokens are repeated. With train_on: last, none are repeated"
     ]
 
 

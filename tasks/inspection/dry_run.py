@@ -6,6 +6,7 @@ Prediction ─summarize─▶ DryRun
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -188,11 +189,22 @@ def _ledger(found: Prediction) -> dict[str, dict[str, Any]]:
             "truncated_or_split": round(found.cut),
         },
         "pieces": {"packed": round(found.pieces)},
-        "tokens": {name: round(value) for name, value in found.tokens.items()},
+        "tokens": _rounded(found.tokens),
+        "context": {
+            "tokens": round(found.tokens["packed"] - found.tokens["trained"]),
+            "left_out": found.left_out,
+        },
     }
     if found.samples:
-        ledger["samples"] = {name: round(value) for name, value in found.samples.items()}
+        ledger["samples"] = _rounded(found.samples)
     return ledger
+
+
+def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _rounded(value) if isinstance(value, dict) else value if value is None else round(value)
+        for name, value in values.items()
+    }
 
 
 def _source(found: Prediction, source: PredictedSource) -> Source:

@@ -7,7 +7,6 @@ from typing import Any
 
 from tasks.conversations.keys.unused import OTHERS
 from tasks.core.printable import common_folder, counted, printable
-from tasks.storage.facts.ledger import SampleFacts
 from tasks.storage.manifest import Manifest
 
 WEIGHTED = {
@@ -54,9 +53,6 @@ NOTICED = {
         "trained answer",
         "without reasoning, for which the template writes an empty block of reasoning",
     ),
-    "left_out_system": ("system message", "left out by `drop_roles`"),
-    "left_out_tool": ("result", "left out by `drop_roles`"),
-    "left_out_tools": ("conversation", "whose tools are left out by `ignore`"),
     "without_embedding": ("conversation", "without an embedding, which `company` cannot compare"),
 }
 
@@ -121,19 +117,41 @@ DROPPED = {
 }
 
 
-def explain_samples(samples: Mapping[str, Any] | SampleFacts, packed: int) -> str:
+def explain_samples(ledger: Mapping[str, Any]) -> str:
     """Describe the samples of a corpus whose conversations have several samples.
 
-    `packed` is the number of tokens in rows.
+    `ledger` is that of a manifest, or a predicted one.
     """
-    found = samples if isinstance(samples, Mapping) else samples.model_dump()
+    found, packed, conversations = ledger["samples"], ledger["tokens"]["packed"], ledger["conversations"]["packed"]
     repeated = found["repeated_prompt_tokens"]
+    each = f"{found['packed'] / max(1, conversations):.1f} per conversation"
+    share = f"{100 * repeated / max(1, packed):.1f} %"
+    if apart := found.get("apart"):
+        each += f" ({apart['samples'] / found['read'] * found['packed'] / max(1, conversations):.1f} with turns: apart)"
+        share += f"; {100 * apart['repeated_prompt_tokens'] / max(1, apart['tokens']):.1f} % with turns: apart"
     gone = [f"{count:,} {DROPPED.get(reason, reason)}" for reason, count in found.get("dropped", {}).items()]
     return (
         f"{found['packed']:,} of {counted(found['read'], 'sample')} packed{' (' * bool(gone)}{', '.join(gone)}"
-        f"{')' * bool(gone)}; {repeated:,} prompt tokens "
-        f"({100 * repeated / max(1, packed):.1f} %) repeat an earlier sample of the same conversation"
+        f"{')' * bool(gone)}, {each}; {repeated:,} prompt tokens ({share}) repeat an earlier sample of the same "
+        "conversation"
     )
+
+
+# What settings leave out, by its name in the ledger.
+LEFT_OUT = {
+    "system": ("system message", "drop_roles"),
+    "tool": ("result", "drop_roles"),
+    "tools": ("conversation", "ignore: [tools]"),
+}
+
+
+def explain_left_out(left_out: Mapping[str, int]) -> str:
+    """Describe what settings leave out of the context, or return nothing."""
+    phrases = []
+    for name, count in left_out.items():
+        noun, setting = LEFT_OUT[name]
+        phrases.append(f"{'the tools of ' * (name == 'tools')}{counted(count, noun)} ({setting})")
+    return f"left out of the context: {', '.join(phrases)}" if phrases else ""
 
 
 SHARE_NOTE = "share: of all tokens read, before the mixture"

@@ -5,7 +5,7 @@ Accepted, Pieces ─take_account─▶ Account: sums per source and split, first
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from tasks.recipe import Recipe
 from tasks.storage.facts.ledger import Ledger
 from tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
 from tasks.storage.tokens.token_files import TokenColumns
+from tasks.tokenization.token_batch import APART, LEFT_OUT, counts_in
 
 
 @dataclass(slots=True)
@@ -219,7 +220,7 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
     Raises DataError if the ledger does not balance.
     """
     sums, lost, samples = account.tally, account.lost, account.samples
-    packed = sums.total("places")
+    packed, encoded = sums.total("places"), sum(receipt["tokens"] for receipt in receipts) - lost.tokens_rejected
     repeated = packed - sums.total("separators") - (sums.once("places") - sums.once("separators"))
     values = {
         "conversations": {
@@ -232,7 +233,7 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
         },
         "pieces": {"packed": sums.total("pieces"), "dropped": lost.pieces},
         "tokens": {
-            "encoded": sum(receipt["tokens"] for receipt in receipts) - lost.tokens_rejected,
+            "encoded": encoded,
             "separators": sums.total("separators"),
             "repeated": repeated,
             "truncated": lost.tokens_truncated,
@@ -244,10 +245,33 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
             "alignment": account.alignment,
             "trained_truncated": lost.trained_truncated,
         },
+        "context": {"tokens": packed - sums.total("trained"), "left_out": left_out(receipts)},
     }
-    ledger = Ledger.model_validate(values | ({"samples": samples} if samples else {}))
+    if samples:
+        values["samples"] = samples | {"apart": apart(receipts, samples["read"], encoded)}
+    ledger = Ledger.model_validate(values)
     ledger.check(places)
     return ledger
+
+
+def apart(receipts: Sequence[Mapping[str, Any]], samples: float, encoded: float) -> dict[str, Any] | None:
+    """Return what `turns: apart` would make of conversations.
+
+    Now, they have so many samples and encoded tokens. Returns None if it would make the same samples.
+    """
+    more = counts_in(receipts, APART)
+    if not more.get("apart_samples"):
+        return None
+    return {
+        "samples": samples + more["apart_samples"],
+        "tokens": encoded + more["apart_tokens"],
+        "repeated_prompt_tokens": more.get("apart_repeated", 0),
+    }
+
+
+def left_out(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return what settings left out of the context, by role."""
+    return {name.removeprefix("left_out_"): count for name, count in counts_in(receipts, LEFT_OUT).items()}
 
 
 def weighting_facts(config: Config, account: Account) -> dict[str, dict[str, Any]]:

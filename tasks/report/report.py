@@ -33,6 +33,7 @@ from tasks.inspection.labels import (
     TRAINED_TURNS,
     WEIGHTED,
     content_tokens,
+    explain_left_out,
     explain_samples,
     steps_of,
     unused_keys,
@@ -149,16 +150,15 @@ def _share(part: float, whole: float) -> str:
 
 def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]:
     packed = manifest.packing_metadata.enabled
-    conversations, apart = manifest.ledger.conversations, manifest.ledger.samples
+    ledger = manifest.ledger
+    conversations = ledger.conversations
     rejected, dropped = sum(conversations.rejected.values()), sum(conversations.dropped.values())
     steps, token_steps = _conversation_steps(manifest), _token_steps(manifest)
     kinds = dict.fromkeys(kind_of(name) for name, split in manifest.splits.items() if split.rows)
     first = [kind for kind in kinds if not kind.startswith(TRAIN_EPOCH_PREFIX)]
     several = len(manifest.row_lengths) > 1
     mixture = mixture_table(manifest.mixture, manifest.config.get("weighting"))
-    is_mixed = bool(
-        mixture or manifest.ledger.tokens.repeated
-    )  # weights, limits, or copies change the tokens of a source
+    is_mixed = bool(mixture or ledger.tokens.repeated)  # weights, limits, or copies change the tokens of a source
     steps_of_splits = {
         name: [steps_of(manifest, name, batch) for batch in BATCH_ROWS] if kind_of(name) != "validation" else []
         for name in manifest.splits
@@ -184,7 +184,8 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "by_entry": is_mixed,
         "rejected": rejected,
         "dropped": dropped,
-        "turns_apart": explain_samples(apart, manifest.ledger.tokens.packed) if apart else "",
+        "turns_apart": explain_samples(ledger.model_dump()) if ledger.samples else "",
+        "left_out": explain_left_out(ledger.context.left_out) if ledger.context else "",
         "places": _places(manifest),
         "reject_reasons": _rejects(manifest, folder),
         "noticed": [

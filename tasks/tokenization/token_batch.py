@@ -35,12 +35,14 @@ COUNTS = ("accepted", "tokens", *NOTICED)
 ANSWERS = {"reasoned_answers": "reasoned", "empty_reasoning": "closed"}
 
 # Further cases, which a receipt has only if they occurred: null fields of structs in a table, calls without a result,
-# results without a call, conversations that call a tool without a definition, and what settings left out (messages by
-# role, and conversations with tools).
-SELDOM = (
-    *("null_fields", "calls_without_result", "results_without_call", "undefined_tools"),
-    *("left_out_system", "left_out_tool", "left_out_tools"),
-)
+# results without a call, and conversations that call a tool without a definition.
+SELDOM = ("null_fields", "calls_without_result", "results_without_call", "undefined_tools")
+
+# What settings left out: messages by role, and conversations with tools.
+LEFT_OUT = ("left_out_system", "left_out_tool", "left_out_tools")
+
+# What `turns: apart` would add: samples and tokens. The third count is the prompt tokens that its samples would repeat.
+APART = ("apart_samples", "apart_tokens", "apart_repeated")
 
 
 def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -50,10 +52,14 @@ def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     counts = merged(receipt.get("content_tokens", {}) for receipt in receipts)
     sums = {name: sum(receipt[name] for receipt in receipts) for name in NOTICED}
-    for name in (*SELDOM, *ANSWERS):
-        if count := sum(receipt.get(name, 0) for receipt in receipts):
-            sums[name] = count
+    sums |= counts_in(receipts, (*SELDOM, *ANSWERS))
     return sums | ({"content_tokens": counts} if counts else {})
+
+
+def counts_in(receipts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, int]:
+    """Add up counts that not every receipt has, and leave out those that are 0."""
+    sums = {name: sum(receipt.get(name, 0) for receipt in receipts) for name in names}
+    return {name: count for name, count in sums.items() if count}
 
 
 class _Shapes:
@@ -138,6 +144,7 @@ class Batch:
         for name, field in ANSWERS.items():
             if count := int(shapes.of_each(field, np.int64).sum()):
                 self.receipt[name] = self.receipt.get(name, 0) + count
+        self._count_apart(trained, ends, segments, records)
         separators = shapes.of_each("separator", bool)
         self.receipt["tokens"] += len(values) - int(np.count_nonzero(separators))
         columns = [
@@ -155,6 +162,32 @@ class Batch:
             rows = [prepared.row for prepared in self._conversations if prepared.row]
             columns += [pa.array(column, pa.large_string()) for column in zip(*rows, strict=True)]
         return pa.record_batch(columns, schema=schema)
+
+    def _count_apart(self, trained: np.ndarray, ends: np.ndarray, segments: np.ndarray, records: np.ndarray) -> None:
+        """Count what `turns: apart` would add.
+
+        Each run of trained tokens is a turn, and the tokens before it are its prompt. `trained` has one value per
+        segment, `ends` are the offsets of segments in the tokens, and `segments` are the offsets of samples in the
+        segments.
+        """
+        begins = np.zeros(len(trained) + 1, bool)  # where a sample begins
+        begins[segments] = True
+        runs = trained & (begins[:-1] | ~np.append(False, trained[:-1]))
+        stops = trained & (begins[1:] | ~np.append(trained[1:], False))
+        first, last = np.flatnonzero(runs), np.flatnonzero(stops) + 1
+        sample = np.searchsorted(segments, first, side="right") - 1
+        start = ends[segments[sample]]
+        prompt, length = ends[first] - start, ends[last] - start
+        is_added = sample[1:] == sample[:-1]  # the last run of a sample ends it
+        is_later = records[sample[1:]] == records[sample[:-1]]
+        counts = (
+            np.count_nonzero(is_added),
+            length[:-1][is_added].sum(),
+            np.minimum(prompt[1:], length[:-1])[is_later].sum(),
+        )
+        for name, count in zip(APART, counts, strict=True):
+            if count:
+                self.receipt[name] = self.receipt.get(name, 0) + int(count)
 
     def _weights(self, ends: np.ndarray, segments: np.ndarray) -> list[pa.Array]:
         """Return the columns weight_ends and weights.

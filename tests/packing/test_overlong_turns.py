@@ -14,7 +14,7 @@ from support.inspected import as_object, shown
 from support.packed_rows import folder_of
 from support.row_shapes import IGNORED, check_corpus, read_corpus
 from support.small_corpus import WORDS, make_recipe, pack_corpus
-from support.templates.modern_templates import LOOP, PROMPT
+from support.templates.modern_templates import STRIPS
 from support.tokenizer_kinds import kind_path
 
 from tasks.storage.manifest import load_manifest
@@ -23,13 +23,6 @@ from tasks.verification.repair import repair
 from tasks.verification.verify import verify
 
 Record = dict[str, Any]
-
-# Reasoning stays in all turns after the last question.
-STRIPS = (
-    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
-    "{% endif %}{% endfor %}" + LOOP + "{% if m.reasoning_content and loop.index0 > ns.last %}<think>\n"
-    "{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
-)
 
 LENGTH = 96
 PAIRS = [("chatml", "sp_bpe_chatml"), ("llama2", "hf_legacy"), ("mistral", "hf_metaspace"), ("zephyr", "hf_unigram")]

@@ -25,6 +25,7 @@ from tasks.inspection.labels import (
     SHARE_NOTE,
     TRAINED_TURNS,
     content_tokens,
+    explain_left_out,
     explain_samples,
     steps_of,
     unused_keys,
@@ -181,6 +182,7 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
     _line(right, "−", "dropped", tokens.dropped)
     _line(right, "=", "packed", tokens.packed, "bold")
     _detail(right, f"trained, {100 * tokens.trained / max(tokens.packed, 1):.1f} %", tokens.trained)
+    _detail(right, "context", tokens.packed - tokens.trained)
     if manifest.packing_metadata.enabled:
         rows, length = counted(manifest.packing_metadata.rows, "row"), f" × {manifest.sequence_length:,}"
         _line(right, "+", "padding", tokens.padding)
@@ -198,8 +200,10 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
     else:
         indented(console, left)
         indented(console, right)
-    if samples := manifest.ledger.samples:
-        indented(console, single(Text(explain_samples(samples, tokens.packed), "dim")))
+    if manifest.ledger.samples:
+        indented(console, single(Text(explain_samples(manifest.ledger.model_dump()), "dim")))
+    if manifest.ledger.context and (left_out := explain_left_out(manifest.ledger.context.left_out)):
+        indented(console, single(Text(left_out, "dim")))
     if sum(conversations.rejected.values()):
         indented(console, single(Text("rejects.jsonl in the corpus lists each rejected conversation", "dim")))
 

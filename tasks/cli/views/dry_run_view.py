@@ -17,7 +17,15 @@ from tasks.cli.views.token_text import print_hanging, print_legend, print_title,
 from tasks.core.printable import common_folder, counted, duration, in_bytes, lengths_in_words, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.inspection.dry_run import DryRun
-from tasks.inspection.labels import DROPPED, NOTICED, SHARE_NOTE, TRAINED_TURNS, explain_samples, weighting
+from tasks.inspection.labels import (
+    DROPPED,
+    NOTICED,
+    SHARE_NOTE,
+    TRAINED_TURNS,
+    explain_left_out,
+    explain_samples,
+    weighting,
+)
 from tasks.inspection.token_runs import Span
 from tasks.inspection.waiting import waiting_line
 from tasks.storage.splits import splits_of
@@ -201,8 +209,10 @@ def _print_figures(run: DryRun, console: Console) -> None:
     with_workers = f"with {counted(run.workers, 'worker')} on idle cores"
     table.add_row("time", f"~ {duration(run.seconds)}", Text(with_workers, "dim"))
     indented(console, table)
-    if samples := run.ledger.get("samples"):
-        console.print(Text(f"  {explain_samples(samples, tokens['packed'])}", "dim"), soft_wrap=True)
+    if run.ledger.get("samples"):
+        console.print(Text(f"  {explain_samples(run.ledger)}", "dim"), soft_wrap=True)
+    if left_out := explain_left_out(run.ledger["context"]["left_out"]):
+        console.print(Text(f"  {left_out}", "dim"), soft_wrap=True)
     for name, count in run.noticed_in_sample.items():
         if isinstance(count, int) and count:
             noun, meaning = NOTICED.get(name, ("", name))

@@ -56,10 +56,31 @@ class Tokens(Facts):
     )
 
 
+class Context(Facts):
+    """Tokens that are not trained on, and what settings leave out."""
+
+    tokens: int = Field(description="Packed tokens without a label, which are packed - trained.")
+    left_out: dict[str, int] = Field(
+        description="What `drop_roles` and `ignore` leave out: messages by role, and, as `tools`, conversations with "
+        "tools."
+    )
+
+
+class Apart(Facts):
+    """The same conversations with `turns: apart`.
+
+    Each run of trained tokens in a sample counts as a turn.
+    """
+
+    samples: int = Field(description="Samples, to compare with `read`.")
+    tokens: int = Field(description="Tokens without separators, to compare with `encoded`.")
+    repeated_prompt_tokens: int = Field(description="The tokens among them that repeat the sample before.")
+
+
 class SampleFacts(Facts):
     """Samples: read = packed + rejected + Σ dropped.
 
-    A conversation may have one sample for each trained turn.
+    A conversation may have several samples, each with one or several trained turns.
     """
 
     read: int
@@ -71,6 +92,7 @@ class SampleFacts(Facts):
         "conversation: for each sample, its untrained tokens, but at most the length of the previous sample. "
         "Additional copies do not count."
     )
+    apart: Apart | None = Field(None, description="Only if `turns: apart` would make more samples.")
 
 
 class Ledger(Facts):
@@ -83,6 +105,7 @@ class Ledger(Facts):
     pieces: Pieces
     tokens: Tokens
     samples: SampleFacts | None = None
+    context: Context | None = None  # None in manifests of earlier versions
 
     def check(self, places: int) -> None:
         """Raise DataError unless conversations, samples, tokens, and places balance.
@@ -103,6 +126,8 @@ class Ledger(Facts):
         if samples:
             accounted = samples.packed + samples.rejected + sum(samples.dropped.values())
             sums.append(("samples read", samples.read, accounted))
+        if self.context:
+            sums.append(("tokens without a label", tokens.packed - tokens.trained, self.context.tokens))
         for unit, count, accounted in sums:
             if count != accounted:
                 raise DataError(

@@ -9,6 +9,12 @@ PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 OPEN_PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 
+# Reasoning stays in all turns after the last question.
+STRIPS = (
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}" + LOOP + "{% if m.reasoning_content and loop.index0 > ns.last %}<think>\n"
+    "{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
+)
 # Reasoning stays in the last turn and is left out of the history.
 STRIPPED = (
     LOOP

@@ -82,7 +82,9 @@ def serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: da
     requests: list[Any] = [None]
     replies, size, since = list[bytes](), 0, 0.0
     while True:
-        seconds = math.ceil(time.process_time() + limits.SECONDS)
+        count = len(requests[-1][0]) if requests[-1] else 0
+        limit = limits.SECONDS * (1 + count / limits.MORE_MESSAGES)
+        seconds = math.ceil(time.process_time() + limit)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard < 0 else min(seconds, hard), hard))
         try:
             if child is None:

@@ -4,8 +4,8 @@
        └──▶ Jinja2, in its child process: what minijinja cannot render, what the two are known to render differently,
             and a seeded sample of all others, which is compared
 
-If the results differ in one conversation, Jinja2 renders all others, too, with the prompt of each turn, and `differs`
-says where.
+Unless a conversation is long, Jinja2 renders the prompt of each turn. If the results differ in one conversation, Jinja2
+renders all others, too, and `differs` says where.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import orjson
 
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
+from tasks.templates.jinja.engines import limits
 from tasks.templates.jinja.engines.fast import FastTemplate, Unsure, is_sure
-from tasks.templates.jinja.engines.renderer import Renderer, is_little_work
+from tasks.templates.jinja.engines.renderer import Renderer, work_of
 from tasks.templates.jinja.engines.rendering import rendered
 from tasks.templates.jinja.engines.requests import Engine, Job, Rendering
 
@@ -133,7 +134,7 @@ class Engines:
         if self._fast is None or job.engine == "jinja2":
             return None
         messages, tools, marks, turns, method, *_, options = job
-        if len(turns) > 1 and not is_little_work(job, len(orjson.dumps((messages, tools)))):
+        if len(turns) > 1 and work_of(job, len(orjson.dumps(messages))) > limits.MOST_WORK:
             return None
         self._fast.start(messages, options)
         try:

@@ -238,10 +238,12 @@ def _calls(jobs: Sequence[Job]) -> Iterator[list[bytes | Reject]]:
     size = 0
     for job in jobs:
         messages, tools, marks, located, method, trace, engine, options = job
-        every = engine == "both" or bool(trace)
-        request = orjson.dumps((messages, tools, marks, located, method, trace, every, options))
+        texts = orjson.dumps(messages)
+        work = work_of(job, len(texts))
+        every = bool(trace) or (engine == "both" and work <= limits.MOST_JUDGED)
+        request = orjson.dumps((orjson.Fragment(texts), tools, marks, located, method, trace, every, options))
         turns, count = len(job.turns), len(job.messages)
-        if not is_little_work(job, len(request)):
+        if work > limits.MOST_WORK:
             what = f"{turns:,} turns in {count:,} messages ({len(request):,} bytes)"
             call.append(
                 Reject("too_many_turns", f"{what} are too many to locate, because each turn takes two renderings")
@@ -255,12 +257,12 @@ def _calls(jobs: Sequence[Job]) -> Iterator[list[bytes | Reject]]:
     yield call
 
 
-def is_little_work(job: Job, size: int) -> bool:
-    """Return whether the turns of a job can be located in a few seconds.
+def work_of(job: Job, size: int) -> int:
+    """Return turns × (messages + KB).
 
-    `size` is its number of bytes.
+    The time to render the prompt of each turn is proportional to it. `size` is the number of bytes of the messages.
     """
-    return len(job.turns) * (len(job.messages) + size // 1000) <= limits.MOST_WORK
+    return len(job.turns) * (len(job.messages) + size // 1000)
 
 
 def _tuples(ranges: Iterable[Iterable[int]]) -> list[Any]:
