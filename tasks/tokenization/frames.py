@@ -232,7 +232,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         # With such an encoder, the content decides whether a space is added.
         self.known = not self._encoder.has_space and not self._encoder.space_follows
         self._by_shape: dict[ConversationShape, Filling | None] = {}
-        self._once: set[ConversationShape] = set()  # long shapes that have occurred once
+        self._once: dict[ConversationShape, int] = {}  # long shapes that have occurred once, with a hash of the values
         self._pieces = 0
         self.start_part()
 
@@ -244,7 +244,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         self._failures = 0  # number of shapes without a filling, until a shape has one
         if max(len(self), len(self._by_shape)) >= MOST_SHAPES or self._pieces > PIECES_OF_ALL:
             self.clear()
-            self._by_shape, self._once, self._pieces = {}, set(), 0
+            self._by_shape, self._once, self._pieces = {}, {}, 0
 
     def has_roles(self, names: Sequence[str]) -> bool:
         """Return whether all names are names of roles."""
@@ -292,10 +292,12 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         if found is None:
             return None, []
         shape, values = found
-        if sum(trained) > LONG and shape not in self._once and has_tools(conversation):
+        if sum(trained) > LONG and shape not in self._by_shape and has_tools(conversation):
+            values_of_first = hash(tuple(values))  # a run prepares its first conversations several times
             if len(self._once) < MOST_SHAPES:
-                self._once.add(shape)
-            return None, []
+                self._once.setdefault(shape, values_of_first)
+            if self._once.get(shape, values_of_first) == values_of_first:
+                return None, []
         if shape not in self._by_shape and len(self._by_shape) < MOST_SHAPES and self._failures < MOST_FAILURES:
             self._by_shape[shape] = self._render(shape, trained)
             self._failures += 1 if self._by_shape[shape] is None else -MOST_SHAPES
