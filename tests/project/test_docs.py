@@ -5,6 +5,7 @@ Its commands run, its generated pages are current, and its options exist.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -19,7 +20,7 @@ from support.templates.jinja_sources import TOOLS
 from support.tokenizer_kinds import kind_path
 
 from tasks.config import Config, load_config
-from tasks.conversations.formats import FORMAT_NAMES
+from tasks.conversations.formats import FORMAT_NAMES, detect, read_record
 from tasks.dry_run.dry_run import predict
 from tasks.sources.model import Source
 from tasks.storage.manifest import Manifest
@@ -31,6 +32,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CAPTURED = [page for page in PAGES if "<!-- capture" in page.read_text(encoding="utf-8")]
 FORKED = {name: value for name, value in capture.ENVIRONMENT.items() if name != "OMP_NUM_THREADS"}
 USAGE, BUG, NOT_FOUND = 64, 70, 127
+TRAINERS = ("TRL", "axolotl", "LLaMA-Factory", "torchtune", "Unsloth", "ms-swift")  # with their settings
 
 
 @pytest.mark.parametrize("page", CAPTURED, ids=lambda page: page.name)
@@ -93,7 +95,7 @@ def test_the_migration_notes_name_options_that_exist() -> None:
 
     text = (ROOT / "docs" / "guides" / "migration.md").read_text()
     sections = {part.partition("\n")[0]: part for part in re.split(r"^## ", text, flags=re.M)[1:]}
-    rows = {name: re.findall(r"^\| (`.*?) \| (.*?) \| .*\|$", part, re.M) for name, part in sections.items()}
+    rows = {name: re.findall(r"^\| (`.*?) \| (.*?) \| .*\|$", sections[name], re.M) for name in TRAINERS}
     assert {name: len(found) > 9 for name, found in rows.items()} == dict.fromkeys(rows, True)
     ours = {*Config.model_fields, *Source.model_fields}
     for theirs, here in (row for found in rows.values() for row in found):
@@ -109,7 +111,7 @@ def test_the_migration_notes_name_options_that_exist() -> None:
             )
 
 
-@pytest.mark.parametrize("tool", ["TRL", "axolotl", "LLaMA-Factory", "torchtune", "Unsloth", "ms-swift"])
+@pytest.mark.parametrize("tool", TRAINERS)
 def test_the_example_of_the_migration_notes_packs_the_sample(tool: str, tmp_path: Path) -> None:
     """Every conversation is packed, with a tokenizer that has a chat template."""
     text = (ROOT / "docs" / "guides" / "migration.md").read_text()
@@ -124,3 +126,16 @@ def test_the_example_of_the_migration_notes_packs_the_sample(tool: str, tmp_path
     assert found.whole
     assert not found.failures
     assert all(source.rejected == 0 < source.conversations for source in found.sources)
+
+
+@pytest.mark.parametrize("page", ["agent-data", "reasoning-and-tools"])
+def test_the_records_of_a_guide_are_read(page: str) -> None:
+    """Every record in a block of JSON has a format and no value that is refused."""
+    text = (ROOT / "docs" / "guides" / f"{page}.md").read_text()
+    count = 0
+    for block in re.findall(r"^```json\n(.*?)^```", text, re.M | re.S):
+        while block := block.strip():
+            record, end = json.JSONDecoder().raw_decode(block)
+            assert read_record(record, detect(record) or "").messages
+            block, count = block[end:], count + 1
+    assert count > 2
