@@ -56,6 +56,8 @@ MOST_SHAPES = 1024
 
 # A shape with more trained turns is rendered with gaps when it occurs again. Few conversations of agents are alike.
 LONG = 8
+# A shape with more trained turns is not: gaps take a rendering of each prompt, so the time grows with the square.
+LONGEST = 40
 
 # The maximum number of pieces of text around gaps, for one shape and for all shapes. If each turn is a sample, their
 # number grows with the square of the number of turns.
@@ -296,7 +298,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
             values_of_first = hash(tuple(values))  # a run prepares its first conversations several times
             if len(self._once) < MOST_SHAPES:
                 self._once.setdefault(shape, values_of_first)
-            if self._once.get(shape, values_of_first) == values_of_first:
+            if sum(trained) > LONGEST or self._once.get(shape, values_of_first) == values_of_first:
                 return None, []
         if shape not in self._by_shape and len(self._by_shape) < MOST_SHAPES and self._failures < MOST_FAILURES:
             self._by_shape[shape] = self._render(shape, trained)
