@@ -10,8 +10,8 @@ This module adds two things:
 
 - Content stays content (see `breaker`): any control string that is intact after rendering was written by the template.
 - Trained turns are located (see `locate`): each follows exactly the prompt that the model sees at inference. If the
-  template has `{% generation %}` marks, they are used and must agree. If a turn cannot be located, the conversation is
-  rejected, because a guess could silently produce wrong labels.
+  template has `{% generation %}` marks, they must hold all that the model writes. If a turn cannot be located, the
+  conversation is rejected, because a guess could silently produce wrong labels.
 """
 
 from __future__ import annotations
@@ -67,14 +67,12 @@ MOST_KNOWN = 1024
 
 
 class _Case(NamedTuple):
-    """A conversation to be rendered, and the indices of the turns to locate.
+    """A conversation to be rendered.
 
     `added` messages at its start are not in the data.
     """
 
     conversation: Conversation
-    trained: Sequence[bool]
-    turns: list[int]
     added: int
     broken: Broken
     job: Job
@@ -183,7 +181,7 @@ class JinjaTemplate(Template):
             return _with_own_numbers(problem, added)
         turns = [k for k, flag in enumerate(trained) if flag != self._all]
         job = self._job(broken, turns, "others" if self._all else self._turns)
-        return _Case(conversation, trained, turns, added, broken, job)
+        return _Case(conversation, added, broken, job)
 
     def _result(self, case: _Case, rendering: Rendering | Reject | DataError) -> list[Sample] | Reject | PackError:
         if not isinstance(rendering, Rendering):
@@ -195,16 +193,14 @@ class JinjaTemplate(Template):
 
     def _samples(self, case: _Case, rendering: Rendering) -> list[Sample]:
         """Return the samples of a rendered conversation. Raises Reject or DataError."""
-        conversation, trained, turns, _, broken, job = case
+        conversation, _, broken, job = case
         breaker = broken.breaker
         if job.method == "auto" and not self._is_read_alike(rendering, breaker):
             job = job._replace(method="apart")
             rendering = self.engines.render(job)
-        turns, trained = _prompted(rendering, turns, trained)
         if rendering.lost:
             self._require_own_controls(self._controls_of(rendering, breaker), job, conversation)
         labels = self._reading(conversation).labels
-        marked = labels.marked_turns(rendering, conversation, trained) if self._reads_marks else None
         if self._all:
             start = "the rendering of the messages before it"
             labels.require_located(rendering, conversation, start, breaker, every=True)
@@ -212,12 +208,9 @@ class JinjaTemplate(Template):
             for k, message in enumerate(conversation.messages):
                 labels.require_reasoning(message, k, text)
             samples = [Sample(self._splitter.split(rendering.text, self._without(rendering), breaker))]
-        elif rendering.lost and marked and len(marked) == len(turns) and self._turns != "apart":
-            written: list[Written] = [(rendering.text, answers_at(turns, marked))]
-            samples = self._as_samples(written, [marked], [None], conversation, job, breaker)
         else:
             labels.require_located(rendering, conversation, "its prompt", breaker)
-            samples = self._located(rendering, conversation, marked, job, breaker)
+            samples = self._located(rendering, conversation, job, breaker)
         controls = [[span.text for span in sample.spans if span.token != TEXT] for sample in samples]
         if not samples or samples[0].turn is not None:
             controls.insert(0, [string for _, string, _ in self._splitter.controls_in(rendering.text, breaker)])
@@ -245,7 +238,6 @@ class JinjaTemplate(Template):
         self,
         rendering: Rendering,
         conversation: Conversation,
-        marked: list[Range] | None,
         job: Job | None,
         breaker: str,
     ) -> list[Sample]:
@@ -254,11 +246,9 @@ class JinjaTemplate(Template):
         `job` is None for placeholders.
         """
         samples, labels = rendering.samples, self._reading(conversation).labels
-        ranges = [labels.ranges_of(sample, conversation, marked, breaker) for sample in samples]
-        written: list[Written] = [
-            (one.text, answers_at(one.turns, marked if one.turn is None and marked is not None else one.ranges))
-            for one in samples
-        ]
+        marks = rendering.marks if self._reads_marks else None
+        ranges = [labels.ranges_of(sample, conversation, marks, breaker) for sample in samples]
+        written: list[Written] = [(one.text, answers_at(one.turns, one.ranges)) for one in samples]
         return self._as_samples(written, ranges, [sample.turn for sample in samples], conversation, job, breaker)
 
     def _as_samples(
@@ -427,7 +417,7 @@ class JinjaTemplate(Template):
         if self.sections != ALL_SECTIONS:  # tokens decide where a label may change
             return None
         conversation, trained, added = self.adjust.of(conversation, trained)
-        forms, labels = self._reading(conversation)
+        forms = self._reading(conversation).forms
         if forms.calls and forms.calls[1]:  # the template reads arguments as text
             calls = [call for message in conversation.messages for call in message.tool_calls]
             if not all(is_placeholder(call.arguments) for call in calls):
@@ -446,9 +436,7 @@ class JinjaTemplate(Template):
         for text, _, turn, *_ in rendering.samples:
             if not has_gaps(text, broken.messages if turn is None else broken.messages[: turn + 1], broken.tools):
                 return None  # each of these conversations is rendered and rejected
-        turns, trained = _prompted(rendering, turns, trained)
-        marked = labels.marked_turns(rendering, conversation, trained) if self._marked else None
-        samples = self._located(rendering, conversation, marked, None, broken.breaker)
+        samples = self._located(rendering, conversation, None, broken.breaker)
         *tests, formats = rendering.unusual
         reads = forms.reasoning is not ReasoningForm.NONE or self.adjust.drop_reasoning
         inline = reads or rendering.unprompted or not all(sample.plain for sample in rendering.samples)
@@ -504,14 +492,6 @@ def _check_options(conversation: Conversation) -> None:
                 "bad_options",
                 f"chat_template_kwargs.{name}: comes from the conversation and cannot be an option; remove it",
             )
-
-
-def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -> tuple[list[int], Sequence[bool]]:
-    """Return the trained turns that have a prompt, and the flags of all messages.
-
-    A first turn without a prompt, such as a greeting, is context.
-    """
-    return (turns[1:], [False, *trained[1:]]) if rendering.unprompted else (turns, trained)
 
 
 def _of_data(samples: list[Sample], added: int) -> list[Sample]:

@@ -1,6 +1,6 @@
 """Check that a rendering has each trained turn, whole and in its place.
 
-    rendering ─▶ located? ─▶ {% generation %} marks agree? ─▶ content, reasoning, and calls written? ─▶ ranges
+    rendering ─▶ located? ─▶ in {% generation %} blocks? ─▶ content, reasoning, and calls written? ─▶ ranges
 
 Each check raises Reject. If the first conversations of a corpus all fail alike, it is the template, and the run stops
 (see tokenization/first_conversations.py).
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tasks.conversations.model import Conversation, Message
 from tasks.core.errors import Reject
+from tasks.core.printable import shown
 from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.breaker import escaped
 from tasks.templates.jinja.engines.requests import Rendering
@@ -52,48 +53,39 @@ class Labels:
             f"{start}: {problem.replace(escaped(breaker), '')}",
         )
 
-    def marked_turns(self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]) -> list[Range]:
-        """Return the ranges of the trained answers according to {% generation %} blocks.
-
-        Raises Reject if not every answer has one.
-        """
-        answers = [k for k, message in enumerate(conversation.messages) if message.role == "assistant"]
-        if len(answers) == len(rendering.marks):
-            return [(start, stop) for k, (start, stop) in zip(answers, rendering.marks, strict=True) if trained[k]]
-        raise Reject(
-            "turn_not_located",
-            f"template {self._name}: rendered {len(rendering.marks)} {{% generation %}} blocks for {len(answers)} "
-            f"assistant turns (messages{answers}); mark every assistant turn, or remove the marks",
-        )
-
     def ranges_of(
-        self,
-        sample: Located,
-        conversation: Conversation,
-        marked: list[Range] | None,
-        breaker: str,
+        self, sample: Located, conversation: Conversation, marks: Sequence[Range] | None, breaker: str
     ) -> list[Range]:
         """Return the trained ranges of a located sample, in order and without overlap.
 
-        `marked` has the ranges of the blocks of all trained answers.
+        `marks` are the {% generation %} blocks of the whole rendering; None if the template has none.
         """
         text, ranges, turn, turns, _, flagged = sample
-        if turn is None and marked is not None:
-            self._require_agreement(ranges, marked, turns)
-            ranges = marked
         for k, (start, stop) in zip(turns, ranges, strict=not flagged):
+            if turn is None and marks is not None:
+                self._require_marked(text, k, (start, stop), marks, breaker)
             self._require_written(conversation.messages[k], k, text[start:stop], breaker)
         return _in_order([*ranges, *flagged])
 
-    def _require_agreement(self, located: list[Range], marked: list[Range], turns: Sequence[int]) -> None:
-        for k, (start, stop), (first, last) in zip(turns, located, marked, strict=True):
-            if first != start or last < stop:
-                raise Reject(
-                    "turn_not_located",
-                    f"template {self._name}: messages[{k}]: its {{% generation %}} block covers characters {first:,} "
-                    f"to {last:,}, but after its prompt the model writes {start:,} to {stop:,}; mark what the model "
-                    "writes, or remove the marks",
-                )
+    def _require_marked(self, text: str, k: int, located: Range, marks: Sequence[Range], breaker: str) -> None:
+        """Check that blocks hold what the model writes in a turn, apart from white space.
+
+        A block may begin in the prompt, and end after the turn. Neither is trained on.
+        """
+        start, stop = located
+        left_out, place = [], start
+        for first, last in marks:
+            if first < stop and last > start:
+                left_out.append(text[place : max(first, place)])
+                place = max(last, place)
+        left_out.append(text[place:stop])
+        if missing := next((part for part in left_out if part.strip()), None):
+            raise Reject(
+                "turn_not_located",
+                f"template {self._name}: messages[{k}]: after its prompt the model writes "
+                f"{shown(missing.replace(breaker, ''))}, which no {{% generation %}} block holds; mark all that the "
+                "model writes, or remove the marks",
+            )
 
     def _require_written(self, message: Message, k: int, answer: str, breaker: str) -> None:
         """Check that the template wrote a turn, its reasoning, and its calls.

@@ -235,12 +235,35 @@ MARKED = (
 def test_a_turn_with_a_flag_needs_no_mark() -> None:
     messages = [user("a") | {"train": True}, answer("b"), user("c"), answer("d")]
     [sample] = samples_of(open_jinja(MARKED), messages)
-    assert trained(sample) == ["user\na<|im_end|>", "b<|im_end|>\n", "d<|im_end|>\n"]
-    other_prompt = open_jinja(MARKED.replace(PROMPT, "{% if add_generation_prompt %}I think: {% endif %}"))
-    [sample] = samples_of(other_prompt, messages[2:])
-    assert trained(sample) == ["d<|im_end|>\n"], "marks are enough for answers"
+    assert trained(sample) == ["user\na<|im_end|>", "b<|im_end|>", "d<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [
+        "{{ nl }}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{{ nl }}",
+        "{% generation %}{{ nl }}{{ m.content }}<|im_end|>{{ nl }}{% endgeneration %}",
+        "{{ nl }}{% generation %}{{ m.content | trim }}{% endgeneration %} {% generation %}<|im_end|>{% endgeneration %}{{ nl }}",
+    ],
+    ids=["exact", "with the line breaks around it", "two blocks, without the white space between"],
+)
+def test_marks_must_hold_what_the_model_writes_and_may_hold_more(marked: str) -> None:
+    source = (
+        "{% set nl = '\\n' %}{% for m in messages %}<|im_start|>{{ m.role }}{% if m.role == 'assistant' %}"
+        + marked
+        + "{% else %}{{ nl }}{{ m.content }}<|im_end|>{{ nl }}{% endif %}{% endfor %}"
+        + PROMPT
+    )
+    messages = [user("a"), answer("b "), user("c"), answer("b ")]
+    [sample] = samples_of(open_jinja(source), messages)
+    assert trained(sample) == ["b <|im_end|>", "b <|im_end|>"]
+
+
+def test_marks_do_not_stand_for_a_turn_that_does_not_continue_its_prompt() -> None:
+    """The model would read another text before its turn than in training."""
+    template = open_jinja(MARKED.replace(PROMPT, "{% if add_generation_prompt %}I think: {% endif %}"))
     with pytest.raises(Reject, match=r"messages\[1\] \(assistant\) cannot be located"):
-        samples_of(other_prompt, messages)
+        samples_of(template, [user("c"), answer("d")])
 
 
 @pytest.mark.parametrize(
