@@ -243,7 +243,8 @@ def test_a_turn_with_a_flag_needs_no_mark() -> None:
     [
         "{{ nl }}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{{ nl }}",
         "{% generation %}{{ nl }}{{ m.content }}<|im_end|>{{ nl }}{% endgeneration %}",
-        "{{ nl }}{% generation %}{{ m.content | trim }}{% endgeneration %} {% generation %}<|im_end|>{% endgeneration %}{{ nl }}",
+        "{{ nl }}{% generation %}{{ m.content | trim }}{% endgeneration %} "
+        "{% generation %}<|im_end|>{% endgeneration %}{{ nl }}",
     ],
     ids=["exact", "with the line breaks around it", "two blocks, without the white space between"],
 )
