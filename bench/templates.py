@@ -1,19 +1,25 @@
-"""Check the conversations that published chat templates can train on.
+"""Check that published chat templates lose nothing of a conversation.
 
     python bench/templates.py FOLDER --tokenizer FOLDER [--write FILE]
 
-FOLDER has Jinja files. Each file is tried with seven kinds of conversation and compared with transformers. The ids
-before each trained turn must be equal to `apply_chat_template(messages[:k], add_generation_prompt=True)`. The trained
-text must hold the answer (its content, its reasoning, its calls) and end with a control token. Some collections indent
-the lines of a template for readability; the lines of such a file are joined first.
+FOLDER has Jinja files. Each file is tried with twelve kinds of conversation. Every content, reasoning, name, argument,
+schema, and result has a probe word of its own. For each trained turn, the row must have
 
-    together, apart    correct, as one sample or as several samples
-    no reasoning       E418 or E417: the template has no place for the reasoning; correct with `reasoning: drop`
-    no calls           E238: the template does not write tool calls
-    no turn            E417: the turn does not continue the prompt
-    no end             correct, but the template writes an earlier turn without any end token
-    refused            the template itself raises an error, in transformers, too
-    WRONG              must not occur
+    before the turn    the ids of `apply_chat_template(messages[:k], add_generation_prompt=True)` of transformers, and
+                       every probe word of the tools and of the messages before (reasoning may be left out)
+    in the turn        every probe word of the answer, and a control token at the end
+
+Otherwise, the conversation must be rejected. Some collections indent the lines of a template for readability; the lines
+of such a file are joined first.
+
+    together, apart            correct, as one sample or as several samples
+    no end                     correct, but the template writes an earlier turn without any end token
+    no message, tools, calls   E245, E246, E238: the template does not write them
+    no reasoning               E418, E243, E417: the template does not write the reasoning; correct with `reasoning: drop`
+    no turn                    E417: the turn does not continue the prompt
+    refused                    the template itself raises an error, in transformers, too
+    LOST, WRONG, REFUSED       must not occur: a probe word is missing, ids or labels differ, or a conversation is
+                               rejected although each turn of it continues its prompt in transformers, with all words
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ import tempfile
 from collections import Counter
 from contextlib import suppress
 from datetime import datetime
+from itertools import chain, count, product
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +44,22 @@ from tasks.conversations.openai import in_parts
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.templates.adjust import Adjust
+from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import trained_turns
 from tasks.tokenization.segments import segments_of
 
 TODAY = "2026-01-01"
-LOST = ("turn_not_located", "reasoning_not_written")  # reasons that concern a turn or its reasoning
+RIGHT = ("together", "apart", "no end")
+NAMES = {
+    "message_not_written": "no message",
+    "tools_not_written": "no tools",
+    "calls_not_written": "no calls",
+    "turn_not_located": "no turn",
+    "reasoning_not_written": "no reasoning",
+    "reasoning_left_out": "no reasoning",
+}
+OF_REASONING = ("turn_not_located", "reasoning_not_written", "reasoning_left_out")
 MARKERS = re.compile(
     r"<[|｜][^<>|｜\n'\"{}]{1,40}[|｜]>|</?s>|<(?:start|end)_of_\w+>|\[/?[A-Z_]{2,30}\]|\[e~\[|\]~[!b]\[?"
 )
@@ -52,39 +68,97 @@ ORDINARY = re.compile(r"think|tool|TOOL|THINK|function|parameter|arg_")
 # Markers of Gemma 4, all of which are special tokens.
 ONE_SIDED = re.compile(r'<\|[a-z_]+>|<[a-z_]+\|>|<\|"\|>')
 
-CITY = {"type": "object", "properties": {"city": {"type": "string", "description": "A city."}}, "required": ["city"]}
-TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather.", "parameters": CITY}}
-CALL = {"id": "call00001", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}
+NUMBERS = count(10)
+PROBE = re.compile(r"w\d+rd|7\d{3}9")
 
 
-def user(content: str) -> dict[str, Any]:
-    return {"role": "user", "content": content}
+def word() -> str:
+    return f"w{next(NUMBERS)}rd"
 
 
-def answer(content: str, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, **more}
+def field(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "description": f"The {word()}.", **more}
 
 
-ONE, TWO = user("Alpha question?"), user("Gamma question?")
+def tool(fields: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": fields, "required": [*fields][:1]}
+    function = {"name": f"get_{word()}", "description": f"Find {word()}.", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+TOOL = tool({word(): field("string"), word(): field("integer")})
+OTHER = tool({word(): field("string", enum=[word(), word()])})
+OPTIONS = field("object", properties={word(): field("array", items=field("string"))})
+NESTED = tool({word(): OPTIONS, word(): field("boolean")})
+
+
+def say(role: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": f"About {word()} now.", **more}
+
+
+def think(**more: Any) -> dict[str, Any]:
+    return say("assistant", reasoning_content=f"Perhaps {word()} first.", **more)
+
+
+def call(tool: dict[str, Any], *values: Any) -> dict[str, Any]:
+    function = tool["function"]
+    arguments = dict(zip(function["parameters"]["properties"], values, strict=True))
+    return {
+        "id": f"call{next(NUMBERS):05}",
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def calls(count: int = 1) -> list[dict[str, Any]]:
+    number = 70009 + 10 * next(NUMBERS)  # a probe word, too
+    return [call(TOOL, f"Near {word()}", number), call(OTHER, word())][:count]
+
+
+def results(message: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "role": "tool",
+            "name": call["function"]["name"],
+            "tool_call_id": call["id"],
+            "content": json.dumps({word(): f"It is {word()}."}),
+        }
+        for call in message["tool_calls"]
+    ]
+
+
+def task(*turns: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a question, turns with the results of their calls, and an answer."""
+    return [say("user"), *chain(*([turn, *results(turn)] for turn in turns))]
+
+
+def blank(**more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", **more}
+
+
 KINDS: dict[str, list[dict[str, Any]]] = {
-    "single": [ONE, answer("Beta answer.")],
-    "multi-turn": [ONE, answer("Beta answer."), TWO, answer("Delta answer.")],
-    "system": [{"role": "system", "content": "Sigma rules."}, ONE, answer("Beta answer.")],
-    "tools": [
-        user("Weather in Oslo?"),
-        answer("", tool_calls=[CALL]),
-        {"role": "tool", "name": "get_weather", "tool_call_id": "call00001", "content": '{"t": 3}'},
-        answer("It is 3 degrees."),
+    "single": [say("user"), say("assistant")],
+    "multi-turn": [say("user"), say("assistant"), say("user"), say("assistant")],
+    "system": [say("system"), say("user"), say("assistant")],
+    "system, developer": [say("system"), say("developer"), say("user"), say("assistant")],
+    "tools": [*task(blank(tool_calls=calls()), blank(tool_calls=calls())), say("assistant")],
+    "tools, no call": [say("user"), say("assistant")],
+    "parallel calls": [*task(blank(tool_calls=calls(2))), say("assistant")],
+    "content, calls": [*task(think(tool_calls=calls())), think()],
+    "reasoning": [say("user"), think()],
+    "reasoning, turns": [say("user"), think(), say("user"), think()],
+    "reasoning, tasks": [
+        part
+        for _ in range(2)
+        for part in (*task(*(think(tool_calls=calls()) | {"content": ""} for _ in range(2))), think())
     ],
-    "reasoning": [ONE, answer("Beta answer.", reasoning_content="Kappa thought.")],
-    "reasoning, turns": [
-        ONE,
-        answer("Beta answer.", reasoning_content="Kappa thought."),
-        TWO,
-        answer("Delta answer.", reasoning_content="Lambda thought."),
+    "inline reasoning": [
+        say("user"),
+        say("assistant") | {"content": f"<think>\n{word()}\n</think>\n\nIt is {word()}."},
     ],
-    "inline reasoning": [ONE, answer("<think>\nKappa thought.\n</think>\n\nBeta answer.")],
 }
+TOOLS = {kind: [TOOL, OTHER] for kind in ("tools", "parallel calls", "content, calls", "reasoning, tasks")}
+TOOLS["tools, no call"] = [TOOL, NESTED]
 
 
 def main() -> None:
@@ -99,7 +173,7 @@ def main() -> None:
         source = source_of(path)
         with tempfile.TemporaryDirectory() as name:
             encoder, library = tokenizers_of(source, given.tokenizer, Path(name))
-            outcomes = [outcome(source, messages, encoder, library) for messages in KINDS.values()]
+            outcomes = [outcome(source, kind, encoder, library) for kind in KINDS]
         counts.update(found.partition(":")[0] for found in outcomes)
         lines.append(f"| {path.stem} | {' | '.join(found.partition(':')[0] for found in outcomes)} |")
         for kind, found in zip(KINDS, outcomes, strict=True):
@@ -119,21 +193,68 @@ def source_of(path: Path) -> str:
     return source
 
 
-def outcome(source: str, messages: list[dict[str, Any]], encoder: Encoder, library: Any) -> str:
-    tools = [TOOL] if any("tool_calls" in message for message in messages) else None
+def outcome(source: str, kind: str, encoder: Encoder, library: Any, adjust: Adjust = NO_CHANGE) -> str:
+    messages, tools = KINDS[kind], TOOLS.get(kind)
     try:
-        return check(source, messages, tools, encoder, library, Adjust())
+        return check(source, messages, tools, encoder, library, adjust)
     except DataError as error:
-        return f"refused: {error}"
+        return f"stopped: {error}"
     except Reject as reject:
-        if reject.reason == "calls_not_written":
-            return f"no calls: {reject}"
-        if reject.reason not in LOST:
-            return f"refused: {reject}"
-        if "Kappa" in str(messages):
-            again = check(source, messages, tools, encoder, library, Adjust(drop_reasoning=True), reject)
-            return f"no reasoning: {reject}" if again in ("together", "apart") else again
-        return f"no turn: {reject}"
+        if is_trainable(source, messages, tools):
+            return f"REFUSED: {reject}"
+        again = ""
+        if not adjust.drop_reasoning and reject.reason in OF_REASONING and any(words(m)[1] for m in messages):
+            again = outcome(source, kind, encoder, library, Adjust(drop_reasoning=True))
+        if again.partition(":")[0] in RIGHT:
+            return f"no reasoning: {reject}"
+        return again or f"{NAMES.get(reject.reason, 'refused')}: {reject}"
+
+
+def words(message: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """Return the probe words of a message, and those of its reasoning."""
+    inline, _, content = (message.get("content") or "").rpartition("</think>")
+    others = {key: value for key, value in message.items() if key in ("role", "name", "tool_calls")}
+    reasoning = inline + message.get("reasoning_content", "")
+    return {*PROBE.findall(json.dumps(others) + content)}, {*PROBE.findall(reasoning)}
+
+
+def rendered(source: str, messages: list[dict[str, Any]], tools: Any, prompt: bool) -> str:
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    found, _ = render_jinja_template(
+        [messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **names
+    )
+    return str(found[0])
+
+
+def is_trainable(source: str, messages: list[dict[str, Any]], tools: Any) -> bool:
+    """Return whether each turn continues its prompt in transformers, with all probe words.
+
+    Each form in which templates read messages is tried.
+    """
+    of_tools = {*PROBE.findall(json.dumps(tools))}
+    for null, text, parts in product((False, True), repeat=3):
+        forms = [in_form(message, null, text, parts) for message in messages]
+        with suppress(Exception):  # any error of a template
+            for k in (k for k, message in enumerate(messages) if message["role"] == "assistant"):
+                needed = of_tools.union(*(words(message)[0] for message in messages[:k]), *words(messages[k]))
+                prompt, alone = rendered(source, forms[:k], tools, True), rendered(source, forms[: k + 1], tools, False)
+                if not alone.startswith(prompt) or any(word not in alone for word in needed):
+                    break
+            else:
+                return True
+    return False
+
+
+def in_form(message: dict[str, Any], null: bool, text: bool, parts: bool) -> dict[str, Any]:
+    found = json.loads(json.dumps(message))
+    if "reasoning_content" in found:
+        found["thinking"] = found["reasoning_content"]
+    if null and not found["content"]:
+        found["content"] = None
+    for called in found.get("tool_calls", ()):
+        function = called["function"]
+        function["arguments"] = json.dumps(function["arguments"]) if text else function["arguments"]
+    return in_parts(found) if parts else found
 
 
 def tokenizers_of(source: str, tokenizer: Path, folder: Path) -> tuple[Encoder, Any]:
@@ -144,9 +265,9 @@ def tokenizers_of(source: str, tokenizer: Path, folder: Path) -> tuple[Encoder, 
     model = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     # Some templates concatenate their markers, so search their output, too.
     written = [source]
-    for messages in (KINDS["multi-turn"], KINDS["tools"]):
+    for kind in ("multi-turn", "tools"):
         with suppress(Exception):
-            written += render_jinja_template([messages], tools=[TOOL], chat_template=source)[0]
+            written.append(rendered(source, KINDS[kind], TOOLS.get(kind), False))
     found = {marker for text in written for marker in MARKERS.findall(text)}
     markers = {marker for marker in found if not ORDINARY.search(marker)} | {"<s>", "</s>", "<pad>"}
     markers |= {marker for text in written for marker in ONE_SIDED.findall(text)}
@@ -158,28 +279,20 @@ def tokenizers_of(source: str, tokenizer: Path, folder: Path) -> tuple[Encoder, 
 
 
 def check(
-    source: str,
-    messages: list[dict[str, Any]],
-    tools: Any,
-    encoder: Encoder,
-    library: Any,
-    adjust: Adjust,
-    error: Exception | None = None,
+    source: str, messages: list[dict[str, Any]], tools: Any, encoder: Encoder, library: Any, adjust: Adjust
 ) -> str:
     template = JinjaTemplate("template", source, encoder, "assistant", TODAY, adjust=adjust)
     conversation = read_record({"messages": messages, "tools": tools}, "messages")
-    try:
-        samples = template.samples(conversation, trained_turns(conversation, "assistant"))
-    except Reject as reject:
-        if error is not None and reject.reason in LOST:
-            return f"no turn: {error}"
-        raise
+    samples = template.samples(conversation, trained_turns(conversation, "assistant"))
     # Make transformers use our fixed date instead of today's.
     _compile_jinja_template(source).environment.globals["strftime_now"] = datetime.fromisoformat(TODAY).strftime
     seen = adjust.of(conversation, [False] * len(messages))[0].messages
+    forms = template._reading(conversation).forms
+    said = [in_parts(m) if forms.reads_parts else m for m in map(forms.expected, seen)]
     answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
-    for number, k in enumerate(answers):
-        sample = next((s for s in samples if s.turn in (None, k)), None)
+    endless = ""
+    for k in answers:
+        sample = next((s for s in samples if s.turn is None or s.after < k <= s.turn), None)
         if sample is None:
             return f"WRONG: no sample for messages[{k}]"
         tokens, trained, texts, _ = segments_of(sample.spans, encoder)
@@ -189,31 +302,22 @@ def check(
             ids += part
             flags += [flag] * len(part)
         starts = [i for i, flag in enumerate(flags) if flag and (i == 0 or not flags[i - 1])]
-        start = starts[number if sample.turn is None else 0]
+        start = starts[sum(sample.after < other < k for other in answers)]
         stop = next((i for i in range(start, len(flags)) if not flags[i]), len(flags))
-        forms = template._reading(conversation).forms
-        said = [forms.expected(message) for message in seen[:k]]
-        said = [in_parts(message) for message in said] if forms.reads_parts else said
-        rendered, _ = render_jinja_template(
-            [said],
-            tools=tools,
-            chat_template=source,
-            add_generation_prompt=True,
-            bos_token="<s>",  # noqa: S106
-            eos_token="</s>",  # noqa: S106
-            pad_token="<pad>",  # noqa: S106
-        )
-        prompt = library.encode(rendered[0], add_special_tokens=False)
-        if ids[:start] != prompt:
+        if ids[:start] != library.encode(rendered(source, said[:k], tools, True), add_special_tokens=False):
             return f"WRONG: ids before messages[{k}] are not those of the prompt"
-        text = encoder.decode(ids[start:stop])
-        message = seen[k]
-        wanted = [message.content.rpartition("</think>")[2], message.reasoning, *(c.name for c in message.tool_calls)]
-        if any("".join(want.split()) not in "".join(text.split()) for want in wanted):
-            return f"WRONG: messages[{k}] is trained on as {text!r}"
+        before, answer = encoder.decode(ids[:start]), encoder.decode(ids[start:stop])
+        needed = {*PROBE.findall(json.dumps(tools))}.union(*(words(message)[0] for message in messages[:k]))
+        own, reasoning = words(messages[k])
+        own |= set() if adjust.drop_reasoning else reasoning
+        lost = sorted(each for each in needed if each not in before) + sorted(
+            each for each in own if each not in answer
+        )
+        if lost:
+            return f"LOST: {', '.join(lost)} of messages[:{k + 1}] and tools"
         if ids[stop - 1] not in encoder.control_strings:
-            return f"no end: messages[{k}] has no end token in the history: {text!r}"
-    return "together" if samples[0].turn is None else "apart"
+            endless = endless or f"no end: messages[{k}] has no end token in the history: {answer!r}"
+    return endless or ("together" if samples[0].turn is None else "apart")
 
 
 if __name__ == "__main__":

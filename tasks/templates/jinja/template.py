@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import orjson
@@ -368,12 +368,11 @@ class JinjaTemplate(Template):
     def _is_read_alike(self, rendering: Rendering, breaker: str) -> bool:
         """Return whether trained turns and later prompts have the same tokens.
 
-        A turn is encoded from its own start, as the model writes it. Later prompts are encoded as a whole.
+        A turn is encoded alone, as the model writes it. Later prompts are encoded as a whole.
         """
         return self._boundary.splits_all(
-            (self._boundary.tail(text[:start].replace(breaker, "")), text[start:stop].replace(breaker, ""))
-            for text, ranges, *_ in rendering.samples
-            for start, stop in ranges[:-1]  # later prompts contain these turns
+            (self._boundary.tail(before.replace(breaker, "")), after.replace(breaker, ""))
+            for before, after in _edges(rendering)
         )
 
     def _without(self, rendering: Rendering) -> list[Range]:
@@ -453,35 +452,36 @@ class JinjaTemplate(Template):
         return other, other != rendering
 
     def _heads(self, rendering: Rendering, breaker: str) -> list[Head] | None:
-        """Return the starts of trained turns that `_is_read_alike` checks.
+        """Return the edges of trained turns that `_is_read_alike` checks.
 
         Return None if one of them has a value as JSON.
         """
-        heads: list[Head] = []
-        for tail, turn in self._inner_turns(rendering, breaker):
-            gap = GAP.search(turn)
-            written = turn[: gap.start()] if gap else turn
+        controls, heads = self.encoder.control_pattern, []
+        for before, after in _edges(rendering):
+            ends = [match.end() for match in controls.finditer(before)]
+            first = controls.search(after)
+            tail = before[ends[-1] if ends else 0 :].replace(breaker, "")
+            text = (after[: first.end()] if first else after).replace(breaker, "")
+            gap = GAP.search(text)
+            written = text[: gap.start()] if gap else text
             if gap and not self._boundary.is_complete(written):
                 written += gap.group()
             if any(gap[2] for part in (tail, written) for gap in GAP.finditer(part)):
                 return None
-            if tail:
+            if tail and written:
                 heads.append(Head(tail, written))
         return heads
 
-    def _inner_turns(self, rendering: Rendering, breaker: str) -> Iterator[tuple[str, str]]:
-        """Yield the text before and in each trained turn that later prompts contain.
 
-        The first text starts after the last control token before the turn. The second text ends with the first control
-        token of the turn.
-        """
-        controls = self.encoder.control_pattern
-        for text, ranges, *_ in rendering.samples:
-            for start, stop in ranges[:-1]:
-                ends = [match.end() for match in controls.finditer(text, 0, start)]
-                first = controls.search(text, start, stop)
-                tail, written = text[ends[-1] if ends else 0 : start], text[start : first.end() if first else stop]
-                yield tail.replace(breaker, ""), written.replace(breaker, "")
+def _edges(rendering: Rendering) -> Iterator[tuple[str, str]]:
+    """Yield the texts before and after the start and the end of each trained turn.
+
+    Only turns that later prompts contain have such edges.
+    """
+    for text, ranges, *_ in rendering.samples:
+        for (start, stop), (following, _) in pairwise(ranges):
+            yield text[:start], text[start:stop]
+            yield text[start:stop], text[stop:following]
 
 
 def _check_options(conversation: Conversation) -> None:

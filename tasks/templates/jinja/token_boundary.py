@@ -1,7 +1,7 @@
-"""Decide whether a token could cross the start of a trained turn.
+"""Decide whether a token could cross the start or the end of a trained turn.
 
-A turn is encoded from its own start, as the model writes it. Later prompts are encoded as a whole. Both have the same
-tokens only if no token crosses from the text before the turn into the turn.
+A turn is encoded alone, as the model writes it. Later prompts are encoded as a whole. Both have the same tokens only if
+no token crosses from the text before the turn into the turn, or from the turn into the text after it.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ _FIRST = "<["
 
 
 class Head(NamedTuple):
-    """The start of a trained turn.
+    """The start or the end of a trained turn.
 
-    `tail` is the text before the turn, after the last control token. `written` is the start of the turn itself. Both
-    may have gaps.
+    `tail` is the text before this edge, after the last control token. `written` is the text after it, through the first
+    control token. Both may have gaps.
     """
 
     tail: str
@@ -25,9 +25,9 @@ class Head(NamedTuple):
 
 
 class Edges:
-    """The starts of trained turns in a conversation that is one sample.
+    """The edges of trained turns in a conversation that is one sample.
 
-    `reached` is true if a token crosses into a turn when all values are words. In this case, each turn is a separate
+    `reached` is true if a token crosses an edge when all values are words. In this case, each turn is a separate
     sample.
     """
 
@@ -62,7 +62,7 @@ class Unusual:
 
     `tests` are recorded by a `Trace`. `strips` is true if the template strips white space around some contents.
     `inline` is true if the template gets reasoning in a content in another form, or if such reasoning matters for
-    locating turns. `edges` has the starts of turns, or is None if they are checked later.
+    locating turns. `edges` has the edges of turns, or is None if they are checked later.
     """
 
     def __init__(

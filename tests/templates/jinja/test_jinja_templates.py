@@ -483,7 +483,7 @@ TWO_ANSWERS = {
             CHATML_MARKED.replace("{% generation %}{{ message.content }}", "{{ message.content }}{% generation %}"),
             r'messages\[1\]: after its prompt the model writes "b", which no \{% generation %\} block holds',
         ),
-        (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r'writes "b<\|im_end\|>", which no'),
+        (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r'writes "b", which no'),
     ],
     ids=["begins the answer", "marks too late", "marks other turns"],
 )

@@ -68,9 +68,10 @@ class Labels:
         return _in_order([*ranges, *flagged])
 
     def _require_marked(self, text: str, k: int, located: Range, marks: Sequence[Range], breaker: str) -> None:
-        """Check that blocks hold what the model writes in a turn, apart from white space.
+        """Check that blocks hold what the model writes in a turn.
 
-        A block may begin in the prompt, and end after the turn. Neither is trained on.
+        White space and the control token at the end may be outside. A block may begin in the prompt, and end after the
+        turn; this text is not trained on.
         """
         start, stop = located
         left_out, place = [], start
@@ -78,7 +79,8 @@ class Labels:
             if first < stop and last > start:
                 left_out.append(text[place : max(first, place)])
                 place = max(last, place)
-        left_out.append(text[place:stop])
+        end = next((match.start() for match in self._controls.finditer(text, place, stop) if match.end() == stop), stop)
+        left_out.append(text[place:end])
         if missing := next((part for part in left_out if part.strip()), None):
             raise Reject(
                 "turn_not_located",
