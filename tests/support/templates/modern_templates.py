@@ -84,6 +84,11 @@ COUNTED = "{{ messages | length }}" + LOOP + "{{ m.content }}<|im_end|>\n{% endf
 # The prompt begins the answer, and no token shows what the model writes after it.
 INTRODUCED = LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT.replace("assistant\n", "assistant\nI think: ")
 
+# A token joins the end of an answer with the name of the next role.
+WITHOUT_ENDS = (
+    "{% for m in messages %}{{ 'ASSISTANT' if m.role == 'assistant' else 'the ' + m.role }}: {{ m.content }} "
+    "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
 MODERN = {
     "reasoning stripped from history": STRIPPED,
     "empty block in the last turn": EMPTY_LAST,

@@ -481,9 +481,9 @@ TWO_ANSWERS = {
         (INTRODUCED, r"messages\[1\] \(assistant\) cannot be located"),
         (
             CHATML_MARKED.replace("{% generation %}{{ message.content }}", "{{ message.content }}{% generation %}"),
-            r'messages\[1\]: after its prompt the model writes "b", which no \{% generation %\} block holds',
+            r'messages\[1\] cannot be located, because the model writes "b" after its prompt, and no \{% gen',
         ),
-        (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r'writes "b", which no'),
+        (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r'the model writes "b" after its prompt'),
     ],
     ids=["begins the answer", "marks too late", "marks other turns"],
 )

@@ -18,7 +18,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 from support.templates.jinja_sources import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
-from support.templates.modern_templates import CALLS_IF_NULL, INLINE, LOOP, MODERN, NO_CALLS, PROMPT, TEXT_ARGUMENTS
+from support.templates.modern_templates import (
+    CALLS_IF_NULL,
+    INLINE,
+    LOOP,
+    MODERN,
+    NO_CALLS,
+    PROMPT,
+    TEXT_ARGUMENTS,
+    WITHOUT_ENDS,
+)
 from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
 
 from tasks.core.errors import DataError
@@ -89,6 +98,7 @@ TEMPLATES = (
         "items": ITEMS,
         "fields and text arguments": FIELDS + TEXT_ARGUMENTS,
         "line ends meet": LINE_ENDS,
+        "no end tokens": WITHOUT_ENDS,
         "stripped on the left": LOOP + "{{ m.content.lstrip() }}<|im_end|>\n{% endfor %}" + PROMPT,
         "escaped": LOOP + "{{ 'a' | safe + m.content }}<|im_end|>\n{% endfor %}" + PROMPT,
     }

@@ -38,7 +38,9 @@ MOST_OF_MARKER = 80
 
 _ROLES = ("system", "user", "assistant", "tool")
 
-_CLOSED_REASONING = "; the prompt closes the reasoning: set `reasoning: drop`, or an option that lets the model reason"
+_CLOSED_REASONING = (
+    "; the prompt closes the reasoning, so set `reasoning: drop`, or an option that lets the model reason"
+)
 
 # Reasoning that no conversation has.
 _OTHER = "r-e-a-s-o-n-i-n-g"

@@ -49,8 +49,8 @@ class Labels:
             )
         raise Reject(
             "turn_not_located",
-            f"template {self._name}: messages[{k}] ({role}) cannot be located: its rendering does not continue "
-            f"{start}: {problem.replace(escaped(breaker), '')}",
+            f"messages[{k}] ({role}) cannot be located, because its rendering by the template {self._name} does not "
+            f"continue {start}: {problem.replace(escaped(breaker), '')}",
         )
 
     def ranges_of(
@@ -84,9 +84,9 @@ class Labels:
         if missing := next((part for part in left_out if part.strip()), None):
             raise Reject(
                 "turn_not_located",
-                f"template {self._name}: messages[{k}]: after its prompt the model writes "
-                f"{shown(missing.replace(breaker, ''))}, which no {{% generation %}} block holds; mark all that the "
-                "model writes, or remove the marks",
+                f"messages[{k}] cannot be located, because the model writes {shown(missing.replace(breaker, ''))} "
+                f"after its prompt, and no {{% generation %}} block of the template {self._name} has this text; mark "
+                "all that the model writes, or remove the marks",
             )
 
     def _require_written(self, message: Message, k: int, answer: str, breaker: str) -> None:
@@ -106,9 +106,11 @@ class Labels:
         self.require_reasoning(message, k, answer, never)
         for call in message.tool_calls:
             if self._forms.calls is None or not is_written(call.name, answer):
+                what = "tool calls" if self._forms.calls is None else "this call, although it writes others"
                 raise Reject(
                     "calls_not_written",
-                    f"messages[{k}] calls {call.name!r}, but the template {self._name} does not write tool calls",
+                    f"messages[{k}] calls {call.name!r}, but the template {self._name} does not write {what}; use a "
+                    "template that does",
                 )
 
     def require_reasoning(self, message: Message, k: int, answer: str, never: bool = False) -> None:
@@ -132,8 +134,8 @@ class Labels:
                 )
             raise Reject(
                 "reasoning_not_written",
-                f"template {self._name}: messages[{k}] has reasoning, but the template does not write it; set "
-                "`reasoning: drop`, or use a template that writes reasoning",
+                f"messages[{k}] has reasoning, but the template {self._name} does not write it; set `reasoning: drop`, "
+                "or use a template that writes reasoning",
             )
 
     def _has_text(self, answer: str) -> bool:

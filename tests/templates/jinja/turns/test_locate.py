@@ -29,6 +29,7 @@ from support.templates.modern_templates import (
     SELECTED_PARTS,
     STRIPPED,
     TEXT_ARGUMENTS,
+    WITHOUT_ENDS,
 )
 from support.tokenizer_kinds import open_kind, ordinary, reference, tokenize
 
@@ -225,6 +226,20 @@ def test_conversations_with_a_flag_are_rendered() -> None:
     assert template.outline(conversation, [True, True]) is None
 
 
+def test_no_token_crosses_the_end_of_a_turn() -> None:
+    """The prompt of a later turn has the earlier turn and the text after it, encoded as one text."""
+    library, encoder = reference(KIND), open_kind(KIND)
+    messages = [user("a"), answer("b"), user("c"), answer("d")]
+    ids = library.apply_chat_template(
+        messages[:3], chat_template=WITHOUT_ENDS, add_generation_prompt=True, return_dict=False
+    )
+    assert encoder.encode([" b the"]).ids.tolist() != encoder.encode([" b ", "the"]).ids.tolist(), "a token crosses"
+    one, two = samples_of(open_jinja(WITHOUT_ENDS), messages)
+    assert (trained(one), trained(two)) == ([" b "], [" d "])
+    [prompt, _] = two.spans
+    assert encoder.encode([prompt.text]).ids.tolist() == ids
+
+
 # The template marks answers, and writes more after each one than the model does.
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
@@ -340,7 +355,7 @@ def test_an_answer_that_starts_with_the_words_of_its_reasoning_has_both() -> Non
 
 
 def test_together_is_refused_if_the_model_would_see_another_history() -> None:
-    with pytest.raises(Reject, match=r'messages\[1\] \(assistant\) cannot be located: .*"<think>.*; set turns: auto'):
+    with pytest.raises(Reject, match=r'messages\[1\] \(assistant\) cannot be located, .*"<think>.*; set turns: auto'):
         samples_of(open_jinja(STRIPPED, "together"), TWO)
 
 
@@ -460,7 +475,7 @@ def test_reasoning_after_a_prompt_that_has_closed_it_is_refused() -> None:
     [sample] = samples_of(open_jinja(CLOSES), messages)
     assert trained(sample) == ["<think>\nr\n</think>\n\nb<|im_end|>"]
     options = {"enable_thinking": False}
-    with pytest.raises(Reject, match="the prompt closes the reasoning: set `reasoning: drop`") as found:
+    with pytest.raises(Reject, match="the prompt closes the reasoning, so set `reasoning: drop`") as found:
         samples_of(open_jinja(CLOSES, options=options), messages)
     assert found.value.reason == "turn_not_located"
     dropped = open_jinja(CLOSES, options=options, adjust=Adjust(drop_reasoning=True))
