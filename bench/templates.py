@@ -15,7 +15,7 @@ of such a file are joined first.
     together, apart            correct, as one sample or as several samples
     no end                     correct, but the template writes an earlier turn without any end token
     no message, tools, calls   E245, E246, E238: the template does not write them
-    no reasoning               E418, E243, E417: the template does not write the reasoning; correct with `reasoning: drop`
+    no reasoning               E418, E243, E417: no place for the reasoning; correct with `reasoning: drop`
     no turn                    E417: the turn does not continue the prompt
     refused                    the template itself raises an error, in transformers, too
     LOST, WRONG, REFUSED       must not occur: a probe word is missing, ids or labels differ, or a conversation is
@@ -31,7 +31,7 @@ import tempfile
 from collections import Counter
 from contextlib import suppress
 from datetime import datetime
-from itertools import chain, count, product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ ORDINARY = re.compile(r"think|tool|TOOL|THINK|function|parameter|arg_")
 # Markers of Gemma 4, all of which are special tokens.
 ONE_SIDED = re.compile(r'<\|[a-z_]+>|<[a-z_]+\|>|<\|"\|>')
 
+BLANK = {"content": ""}
 NUMBERS = count(10)
 PROBE = re.compile(r"w\d+rd|7\d{3}9")
 
@@ -100,40 +101,31 @@ def think(**more: Any) -> dict[str, Any]:
     return say("assistant", reasoning_content=f"Perhaps {word()} first.", **more)
 
 
-def call(tool: dict[str, Any], *values: Any) -> dict[str, Any]:
-    function = tool["function"]
-    arguments = dict(zip(function["parameters"]["properties"], values, strict=True))
-    return {
-        "id": f"call{next(NUMBERS):05}",
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
-
-
 def calls(count: int = 1) -> list[dict[str, Any]]:
     number = 70009 + 10 * next(NUMBERS)  # a probe word, too
-    return [call(TOOL, f"Near {word()}", number), call(OTHER, word())][:count]
-
-
-def results(message: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "role": "tool",
-            "name": call["function"]["name"],
-            "tool_call_id": call["id"],
-            "content": json.dumps({word(): f"It is {word()}."}),
-        }
-        for call in message["tool_calls"]
-    ]
+    found = []
+    for tool, values in [(TOOL, (f"Near {word()}", number)), (OTHER, (word(),))][:count]:
+        function = tool["function"]
+        arguments = dict(zip(function["parameters"]["properties"], values, strict=True))
+        call = {"id": f"call{next(NUMBERS):05}", "type": "function"}
+        found.append(call | {"function": {"name": function["name"], "arguments": arguments}})
+    return found
 
 
 def task(*turns: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a question, turns with the results of their calls, and an answer."""
-    return [say("user"), *chain(*([turn, *results(turn)] for turn in turns))]
+    """Return a question, and turns with the results of their calls."""
+    found = [say("user")]
+    for turn in turns:
+        found.append(turn)
+        for call in turn["tool_calls"]:
+            place = {"name": call["function"]["name"], "tool_call_id": call["id"]}
+            found.append({"role": "tool", **place, "content": json.dumps({word(): f"It is {word()}."})})
+    return found
 
 
-def blank(**more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": "", **more}
+def reasoned(count: int) -> list[dict[str, Any]]:
+    """Return a task with reasoning before each of some calls, and the answer."""
+    return [*task(*(think(tool_calls=calls()) | BLANK for _ in range(count))), think()]
 
 
 KINDS: dict[str, list[dict[str, Any]]] = {
@@ -141,21 +133,14 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "multi-turn": [say("user"), say("assistant"), say("user"), say("assistant")],
     "system": [say("system"), say("user"), say("assistant")],
     "system, developer": [say("system"), say("developer"), say("user"), say("assistant")],
-    "tools": [*task(blank(tool_calls=calls()), blank(tool_calls=calls())), say("assistant")],
+    "tools": [*task(*(say("assistant", tool_calls=calls()) | BLANK for _ in range(2))), say("assistant")],
     "tools, no call": [say("user"), say("assistant")],
-    "parallel calls": [*task(blank(tool_calls=calls(2))), say("assistant")],
+    "parallel calls": [*task(say("assistant", tool_calls=calls(2)) | BLANK), say("assistant")],
     "content, calls": [*task(think(tool_calls=calls())), think()],
     "reasoning": [say("user"), think()],
     "reasoning, turns": [say("user"), think(), say("user"), think()],
-    "reasoning, tasks": [
-        part
-        for _ in range(2)
-        for part in (*task(*(think(tool_calls=calls()) | {"content": ""} for _ in range(2))), think())
-    ],
-    "inline reasoning": [
-        say("user"),
-        say("assistant") | {"content": f"<think>\n{word()}\n</think>\n\nIt is {word()}."},
-    ],
+    "reasoning, tasks": [*reasoned(2), *reasoned(2)],
+    "inline reasoning": [say("user"), say("assistant") | {"content": f"<think>\n{word()}\n</think>\n\n{word()}."}],
 }
 TOOLS = {kind: [TOOL, OTHER] for kind in ("tools", "parallel calls", "content, calls", "reasoning, tasks")}
 TOOLS["tools, no call"] = [TOOL, NESTED]
@@ -178,7 +163,7 @@ def main() -> None:
         lines.append(f"| {path.stem} | {' | '.join(found.partition(':')[0] for found in outcomes)} |")
         for kind, found in zip(KINDS, outcomes, strict=True):
             if ":" in found:
-                print(f"{path.stem}, {kind}: {found}")
+                print(f"{path.stem}, {kind}: {found}", flush=True)
     text = "\n".join(lines) + "\n"
     if given.write:
         given.write.write_text(text, encoding="utf-8")
@@ -213,47 +198,63 @@ def outcome(source: str, kind: str, encoder: Encoder, library: Any, adjust: Adju
 def words(message: dict[str, Any]) -> tuple[set[str], set[str]]:
     """Return the probe words of a message, and those of its reasoning."""
     inline, _, content = (message.get("content") or "").rpartition("</think>")
-    others = {key: value for key, value in message.items() if key in ("role", "name", "tool_calls")}
     reasoning = inline + message.get("reasoning_content", "")
-    return {*PROBE.findall(json.dumps(others) + content)}, {*PROBE.findall(reasoning)}
+    return {*PROBE.findall(json.dumps(message.get("tool_calls")) + content)}, {*PROBE.findall(reasoning)}
 
 
-def rendered(source: str, messages: list[dict[str, Any]], tools: Any, prompt: bool) -> str:
-    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    found, _ = render_jinja_template(
-        [messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **names
+def needed(messages: list[dict[str, Any]], tools: Any) -> set[str]:
+    """Return the probe words of a prompt."""
+    return {*PROBE.findall(json.dumps(tools))}.union(*(words(message)[0] for message in messages))
+
+
+def rendered(source: str, messages: list[dict[str, Any]], tools: Any, prompt: bool) -> tuple[str, list[Any] | None]:
+    """Return a rendering of transformers, and its generation blocks if it has any."""
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "add_generation_prompt": prompt}
+    marks = "endgeneration" in source
+    [text], blocks = render_jinja_template(
+        [messages], tools=tools, chat_template=source, return_assistant_tokens_mask=marks, **names
     )
-    return str(found[0])
+    return text, blocks[0] if marks else None
 
 
 def is_trainable(source: str, messages: list[dict[str, Any]], tools: Any) -> bool:
-    """Return whether each turn continues its prompt in transformers, with all probe words.
+    """Return whether each turn continues its prompt in transformers, with all words.
 
-    Each form in which templates read messages is tried.
+    A {% generation %} block must begin with the turn. Each form in which templates read messages is tried.
     """
-    of_tools = {*PROBE.findall(json.dumps(tools))}
+
+    def has(forms: list[dict[str, Any]], k: int) -> bool:
+        prompt, _ = rendered(source, forms[:k], tools, True)
+        alone, blocks = rendered(source, forms[: k + 1], tools, False)
+        first = len(alone) - len(alone[len(prompt) :].lstrip())
+        is_marked = blocks is None or any(start <= first < stop for start, stop in blocks)
+        whole = all(word in alone for word in needed(messages[:k], tools).union(*words(messages[k])))
+        return is_marked and whole and alone.startswith(prompt) and "{'type': 'text'" not in alone
+
     for null, text, parts in product((False, True), repeat=3):
         forms = [in_form(message, null, text, parts) for message in messages]
         with suppress(Exception):  # any error of a template
-            for k in (k for k, message in enumerate(messages) if message["role"] == "assistant"):
-                needed = of_tools.union(*(words(message)[0] for message in messages[:k]), *words(messages[k]))
-                prompt, alone = rendered(source, forms[:k], tools, True), rendered(source, forms[: k + 1], tools, False)
-                if not alone.startswith(prompt) or any(word not in alone for word in needed):
-                    break
-            else:
+            if all(has(forms, k) for k in answers_of(messages)):
                 return True
     return False
 
 
+def answers_of(messages: list[dict[str, Any]]) -> list[int]:
+    return [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+
+
 def in_form(message: dict[str, Any], null: bool, text: bool, parts: bool) -> dict[str, Any]:
-    found = json.loads(json.dumps(message))
+    """Return a message in a form that some templates read.
+
+    Null instead of an empty content, arguments as JSON text, contents as lists of parts.
+    """
+    found = json.loads(json.dumps(message)) | ({"role": "system"} if message["role"] == "developer" else {})
     if "reasoning_content" in found:
         found["thinking"] = found["reasoning_content"]
     if null and not found["content"]:
         found["content"] = None
-    for called in found.get("tool_calls", ()):
-        function = called["function"]
-        function["arguments"] = json.dumps(function["arguments"]) if text else function["arguments"]
+    for each in found.get("tool_calls", ()) if text else ():
+        each["function"]["arguments"] = json.dumps(each["function"]["arguments"])
     return in_parts(found) if parts else found
 
 
@@ -267,7 +268,7 @@ def tokenizers_of(source: str, tokenizer: Path, folder: Path) -> tuple[Encoder, 
     written = [source]
     for kind in ("multi-turn", "tools"):
         with suppress(Exception):
-            written.append(rendered(source, KINDS[kind], TOOLS.get(kind), False))
+            written.append(rendered(source, KINDS[kind], TOOLS.get(kind), False)[0])
     found = {marker for text in written for marker in MARKERS.findall(text)}
     markers = {marker for marker in found if not ORDINARY.search(marker)} | {"<s>", "</s>", "<pad>"}
     markers |= {marker for text in written for marker in ONE_SIDED.findall(text)}
@@ -281,7 +282,7 @@ def tokenizers_of(source: str, tokenizer: Path, folder: Path) -> tuple[Encoder, 
 def check(
     source: str, messages: list[dict[str, Any]], tools: Any, encoder: Encoder, library: Any, adjust: Adjust
 ) -> str:
-    template = JinjaTemplate("template", source, encoder, "assistant", TODAY, adjust=adjust)
+    template = JinjaTemplate("the.jinja", source, encoder, "assistant", TODAY, adjust=adjust)
     conversation = read_record({"messages": messages, "tools": tools}, "messages")
     samples = template.samples(conversation, trained_turns(conversation, "assistant"))
     # Make transformers use our fixed date instead of today's.
@@ -289,8 +290,7 @@ def check(
     seen = adjust.of(conversation, [False] * len(messages))[0].messages
     forms = template._reading(conversation).forms
     said = [in_parts(m) if forms.reads_parts else m for m in map(forms.expected, seen)]
-    answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
-    endless = ""
+    answers, endless = answers_of(messages), ""
     for k in answers:
         sample = next((s for s in samples if s.turn is None or s.after < k <= s.turn), None)
         if sample is None:
@@ -304,17 +304,16 @@ def check(
         starts = [i for i, flag in enumerate(flags) if flag and (i == 0 or not flags[i - 1])]
         start = starts[sum(sample.after < other < k for other in answers)]
         stop = next((i for i in range(start, len(flags)) if not flags[i]), len(flags))
-        if ids[:start] != library.encode(rendered(source, said[:k], tools, True), add_special_tokens=False):
+        prompt, _ = rendered(source, said[:k], tools, True)
+        if ids[:start] != library.encode(prompt, add_special_tokens=False):
             return f"WRONG: ids before messages[{k}] are not those of the prompt"
         before, answer = encoder.decode(ids[:start]), encoder.decode(ids[start:stop])
-        needed = {*PROBE.findall(json.dumps(tools))}.union(*(words(message)[0] for message in messages[:k]))
-        own, reasoning = words(messages[k])
-        own |= set() if adjust.drop_reasoning else reasoning
-        lost = sorted(each for each in needed if each not in before) + sorted(
-            each for each in own if each not in answer
-        )
+        own = words(messages[k])
+        wanted = own[0] if adjust.drop_reasoning else own[0] | own[1]
+        lost = {word for word in needed(messages[:k], tools) if word not in before}
+        lost |= {word for word in wanted if word not in answer}
         if lost:
-            return f"LOST: {', '.join(lost)} of messages[:{k + 1}] and tools"
+            return f"LOST: {', '.join(sorted(lost))} of messages[:{k + 1}] and tools"
         if ids[stop - 1] not in encoder.control_strings:
             endless = endless or f"no end: messages[{k}] has no end token in the history: {answer!r}"
     return endless or ("together" if samples[0].turn is None else "apart")

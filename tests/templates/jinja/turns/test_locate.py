@@ -227,7 +227,7 @@ def test_conversations_with_a_flag_are_rendered() -> None:
 
 
 def test_no_token_crosses_the_end_of_a_turn() -> None:
-    """The prompt of a later turn has the earlier turn and the text after it, encoded as one text."""
+    """A later prompt has the turn and the text after it, encoded as one text."""
     library, encoder = reference(KIND), open_kind(KIND)
     messages = [user("a"), answer("b"), user("c"), answer("d")]
     ids = library.apply_chat_template(
@@ -260,8 +260,9 @@ def test_a_turn_with_a_flag_needs_no_mark() -> None:
         "{% generation %}{{ nl }}{{ m.content }}<|im_end|>{{ nl }}{% endgeneration %}",
         "{{ nl }}{% generation %}{{ m.content | trim }}{% endgeneration %} "
         "{% generation %}<|im_end|>{% endgeneration %}{{ nl }}",
+        "{{ nl }}{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>{{ nl }}",
     ],
-    ids=["exact", "with the line breaks around it", "two blocks, without the white space between"],
+    ids=["exact", "with the line breaks around it", "two blocks, without the white space between", "no end token"],
 )
 def test_marks_must_hold_what_the_model_writes_and_may_hold_more(marked: str) -> None:
     source = (
