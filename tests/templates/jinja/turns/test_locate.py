@@ -17,6 +17,7 @@ from support.templates.modern_templates import (
     END_LAST,
     INLINE,
     INTRODUCED,
+    LOOP,
     MODERN,
     NEXT_HEADER,
     NO_CALLS,
@@ -622,3 +623,12 @@ def test_a_turn_does_not_end_at_the_first_eos_token_if_its_content_follows() -> 
     for reasoning in ("r", "b b"):
         [sample] = samples_of(open_jinja(source), [user("a"), answer("b", reasoning_content=reasoning)])
         assert trained(sample) == [f"{reasoning}<|im_end|>b<|im_end|>"]
+
+
+def test_a_call_that_a_template_leaves_out_is_named() -> None:
+    first = "{% for c in (m.tool_calls or [])[:1] %}<call>{{ c.function.name }} {{ c.function.arguments }}"
+    source = LOOP + "{{ m.content }}" + first + "</call>{% endfor %}<|im_end|>\n{% endfor %}" + PROMPT
+    calls = [CALL, {**CALL, "function": {"name": "open", "arguments": {"x": 1}}}]
+    message = r"messages\[1\] calls 'open', but the template test.jinja does not write this call"
+    with pytest.raises(Reject, match=message):
+        samples_of(open_jinja(source), [user("a"), answer("", tool_calls=calls)])
