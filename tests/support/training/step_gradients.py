@@ -1,4 +1,4 @@
-"""The gradient of the first optimizer step, to compare different rows.
+"""The losses and the gradients of steps, to compare different rows.
 
 `alone` puts each conversation in its own row.
 """
@@ -25,6 +25,16 @@ def alone(rows: Sequence[Row]) -> list[Row]:
         found += [piece for piece in pieces if (piece["labels"] >= 0).any()]
     assert len(found) > len(rows)
     return found
+
+
+def token_losses(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the loss of each token of a batch.
+
+    It is 0 for tokens that are not trained on, and for the first token of a row.
+    """
+    logits = model(**{name: batch[name] for name in ("input_ids", "position_ids")}).logits[:, :-1]
+    found = torch.nn.functional.cross_entropy(logits.transpose(1, 2), batch["labels"][:, 1:], reduction="none")
+    return torch.nn.functional.pad(found, (1, 0))
 
 
 def gradients_of(model: Any) -> Gradients:

@@ -82,7 +82,8 @@ def rows_of(manifest: Path) -> list[Row]:
     table = pa.ipc.open_stream((folder_of(manifest) / shard["path"]).read_bytes()).read_all()
     names = ("input_ids", "labels", "position_ids")
     columns = {
-        name: torch.tensor(table[name].combine_chunks().flatten().to_numpy().reshape(-1, LENGTH)) for name in names
+        name: torch.tensor(table[name].combine_chunks().flatten().to_numpy().reshape(-1, facts["sequence_length"]))
+        for name in names
     }
     columns["labels"] = columns["labels"].long()
     return [{name: column[i] for name, column in columns.items()} for i in range(table.num_rows)]

@@ -8,7 +8,7 @@ each sample alone, from position 0 ───────────────
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -16,6 +16,7 @@ import torch
 from support.packed_rows import folder_of
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.templates.several_samples import stripping_template
+from support.training.step_gradients import token_losses
 from support.training.tiny_training import FAMILIES, LENGTH, Row, rows_of, tiny_model
 
 from train.model.attention import Collator
@@ -57,16 +58,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], list[Sa
     return [rows[row] for row in chosen], found
 
 
-def losses(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the loss of each token of a batch.
-
-    It is 0 for tokens that are not trained on, and for the first token of a row.
-    """
-    logits = model(**{name: batch[name] for name in ("input_ids", "position_ids")}).logits[:, :-1]
-    found = torch.nn.functional.cross_entropy(logits.transpose(1, 2), batch["labels"][:, 1:], reduction="none")
-    return torch.nn.functional.pad(found, (1, 0))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loss_of_a_sample_in_a_row_is_that_of_the_sample_alone(
     packed: tuple[list[Row], list[Sample]], family: str
@@ -78,12 +69,12 @@ def test_the_loss_of_a_sample_in_a_row_is_that_of_the_sample_alone(
     in_rows, alone, unlike = [], [], 0
     with torch.no_grad():
         batch = Collator("sdpa")(rows)
-        of_tokens = losses(model, batch)
-        of_tokens_without = losses(model, batch | {"position_ids": torch.arange(LENGTH).expand(len(rows), -1)})
+        of_tokens = token_losses(model, batch)
+        of_tokens_without = token_losses(model, batch | {"position_ids": torch.arange(LENGTH).expand(len(rows), -1)})
         for sample in samples:
             row = {name: column[sample.inside][None] for name, column in rows[sample.row].items()}
             assert row["position_ids"][0].tolist() == list(range(row["input_ids"].shape[1]))
-            alone.append(losses(model, row).sum().item())
+            alone.append(token_losses(model, row).sum().item())
             in_rows.append(of_tokens[sample.row, sample.inside].sum().item())
             unlike += abs(of_tokens_without[sample.row, sample.inside].sum().item() - alone[-1]) > 1e-2
     assert all(loss > 0 for loss in alone)
@@ -99,5 +90,5 @@ def test_the_loss_of_the_model_is_the_mean_of_all_samples(packed: tuple[list[Row
     with torch.no_grad():
         found = model(**Collator("sdpa")(rows)).loss.item()
         alone = [{name: column[s.inside][None] for name, column in rows[s.row].items()} for s in samples]
-        total = sum(losses(model, row).sum().item() for row in alone)
+        total = sum(token_losses(model, row).sum().item() for row in alone)
     assert found == pytest.approx(total / sum(int((row["labels"] >= 0).sum()) for row in alone), rel=1e-5)
