@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,14 +25,28 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from conversations.test_conversations import BAD, GOLDEN
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from reference import families, tokens
 from reference.corpus import expected
 from reference.families import Piece
 from reference.records import ROLES
 from support.commands import needs_shared, pack
 from support.containers import as_csv, as_lines, as_parquet
-from support.differential.comparison import AT_ONCE, Tally, add, compare, compare_pair, library_of, real
+from support.differential.agent_sessions import session
+from support.differential.comparison import (
+    AT_ONCE,
+    Tally,
+    add,
+    compare,
+    compare_pair,
+    compare_rendered,
+    library_of,
+    real,
+)
 from support.differential.unusual_conversations import unusual
+from support.profiles import examples
+from support.templates.agent_templates import AGENTS, LOSING
 from support.tokenizer_kinds import KINDS, kind_path
 
 from tasks.conversations.formats import FORMAT_NAMES
@@ -157,6 +172,45 @@ def packed(manifest: Path) -> dict[tuple[int, int], list[tokens.Encoded]]:
         trained = [label != IGNORED for label in labels]
         found.setdefault((place["source"], place["record"]), []).append((ids, trained))
     return found
+
+
+# -- chat templates ---------------------------------------------------------------------------------------------------
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_b",
+            "description": "The weather.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "A town."}}},
+        },
+    }
+]
+
+
+@pytest.mark.parametrize("turns", ["auto", "apart"])
+@pytest.mark.parametrize("name", [*AGENTS, *LOSING])
+def test_the_fewest_samples_hold_every_turn_after_its_prompt_or_the_conversation_is_rejected(
+    name: str, turns: Any
+) -> None:
+    tallies = []
+
+    @settings(max_examples=examples(16), deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=2), min_size=6, max_size=6), st.randoms())
+    def check(sessions: list[list[int]], draw: random.Random) -> None:
+        records = [record_of(session(sizes, draw), draw) for sizes in sessions]
+        tallies.append(compare_rendered(records, (AGENTS | LOSING)[name], "hf_byte_level", turns))
+        assert not tallies[-1].wrong, tallies[-1].wrong[0]
+
+    check()
+    tally = sum(tallies, Tally())
+    assert (tally.rejected > 0) == (name in LOSING)
+    assert tally.samples > 0
+
+
+def record_of(messages: list[Any], draw: random.Random) -> dict[str, Any]:
+    system = [{"role": "system", "content": "Be kind."}] if draw.random() < 0.3 else []
+    return {"messages": system + messages} | ({"tools": TOOLS} if draw.random() < 0.3 else {})
 
 
 # -- the comparison itself --------------------------------------------------------------------------------------------

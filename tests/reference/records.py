@@ -2,9 +2,9 @@
 
     {"conversations": [{"from": "human", "value": "2+2?"}, …]}  ─▶  [{"role": "user", "content": "2+2?"}, …], []
 
-A message has `role` and `content`, and may have `context` (Alpaca's input), `tool_calls`, `tool_call_id`, and
-`train`. Arguments of calls are values. docs/reference/formats.md lists the keys and the names of roles. `Rejected`
-is raised if a record does not fit.
+A message has `role` and `content`, and may have `context` (Alpaca's input), `reasoning_content`, `tool_calls`,
+`tool_call_id`, and `train`. Arguments of calls are values. docs/reference/formats.md lists the keys and the names of
+roles. `Rejected` is raised if a record does not fit.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ NAMES = {
     "assistant": ("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", "chatbot", "ai"),
     "tool": ("tool", "function", "observation", "function_response", "tool_response", "ipython"),
 }
+REASONING = ("reasoning_content", "reasoning", "thinking")
 CALL_ROLES = ("function_call", "tool_call", "tool_calls")
 ROLES = {name: role for role, names in NAMES.items() for name in names}
 
@@ -199,6 +200,9 @@ def turn(value: Record, is_sharegpt: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"role": role, "content": content}
     if calls:
         found["tool_calls"] = calls
+    reasoning = [text(given[key]) for key in REASONING if key in given]
+    if any(reasoning):
+        found["reasoning_content"] = next(filter(None, reasoning))
     text(given.get("name", ""))
     if "tool_call_id" in given:
         found["tool_call_id"] = text(given["tool_call_id"])

@@ -419,9 +419,10 @@ def everywhere(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Row:
-    """One conversation of a token file."""
+    """One sample of a token file. `turn` is the message that ends it, or -1."""
 
     record: int
+    turn: int
     trained_count: int
     separator: bool
     ids: np.ndarray
@@ -553,10 +554,10 @@ def read_rows(token_file: Path) -> list[Row]:
     """Return the rows of a token file, with token IDs and labels apart."""
     files = TokenFiles([token_file])
     table = files.tables[0]
-    columns = [table.column(name).to_pylist() for name in ("record", "trained", "separator")]
+    columns = [table.column(name).to_pylist() for name in ("record", "turn", "trained", "separator")]
     rows = []
     for index in range(len(table)):
         values = np.array(files.tokens(0, index))
-        record, count, separator = (column[index] for column in columns)
-        rows.append(Row(record, count, separator, values ^ (values >> 31), values >= 0))
+        facts = (column[index] for column in columns)
+        rows.append(Row(*facts, values ^ (values >> 31), values >= 0))
     return rows

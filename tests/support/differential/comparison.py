@@ -2,6 +2,8 @@
 
 records ─┬─tokenize_part──▶ token file ─┐
          └─reference──────▶ samples ────┴─▶ Tally: counts, and how each wrong conversation differs
+
+`compare` is for built-in templates, and `compare_rendered` for chat templates, which may make several samples.
 """
 
 from __future__ import annotations
@@ -10,18 +12,23 @@ import functools
 import gzip
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise, zip_longest
 from typing import Any, get_args
 
 from reference.corpus import expected
-from reference.tokens import Encoded, HuggingFace, Library, SentencePiece
+from reference.families import trained_turns
+from reference.records import read
+from reference.renderings import Rendered
+from reference.tokens import Encoded, HuggingFace, Library, SentencePiece, encoded
 from support.commands import SHARED
 from support.differential.unusual_conversations import unusual
-from support.tokenizer_kinds import SENTENCEPIECE, kind_path, open_kind, tokenize
+from support.tokenizer_kinds import SENTENCEPIECE, Row, kind_path, open_kind, reference, tokenize
 
-from tasks.templates.spans import TrainOn
+from tasks.templates.jinja.template import JinjaTemplate
+from tasks.templates.spans import TrainOn, Turns
 
 CORPORA = {
     "fastchat_dummy.json": "sharegpt",
@@ -33,6 +40,7 @@ CORPORA = {
 }
 AT_ONCE = 1000  # conversations
 REAL = 30_000
+TODAY = "2026-01-01"
 
 Sourced = tuple[str, Any]  # format, record
 
@@ -103,6 +111,67 @@ def written(
         assert not found[number], f"record {number} is in the token file, and rejected"
         found[number] = None
     return found
+
+
+def compare_rendered(records: Sequence[Any], source: str, kind: str, turns: Turns = "auto") -> Tally:
+    """Compare records of the format `messages`, with the source of a chat template."""
+    encoder, tally = open_kind(kind), Tally()
+    rows, receipt = tokenize(records, encoder, JinjaTemplate("t.jinja", source, encoder, "assistant", TODAY, turns))
+    rejects = {number: (reason, message) for number, reason, message in receipt["rejects"]}
+    for number, record in enumerate(records):
+        conversation = rendered(record, source, kind)
+        own = [row for row in rows if row.record == number]
+        tally.conversations += 1
+        tally.rejected += number in rejects
+        tally.samples += len(own)
+        tally.tokens += sum(len(row.ids) for row in own)
+        tally.trained += sum(row.trained_count for row in own)
+        if wrong := difference_of_samples(conversation, own, rejects.get(number), turns):
+            tally.wrong.append(f"{wrong}: {json.dumps(record, ensure_ascii=False)[:2000]}")
+    return tally
+
+
+def rendered(record: Any, source: str, kind: str) -> Rendered:
+    """Return a conversation of the reference, which Transformers renders."""
+    messages, tools = read(record, "messages")
+    answers = [k for k, flag in enumerate(trained_turns(messages)) if flag]
+    tokenizer = reference(kind)
+
+    def render(messages: Any, tools: Any, prompt: bool) -> str:
+        given = {"tools": tools or None, "chat_template": source, "add_generation_prompt": prompt}
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))
+
+    return Rendered(messages, tools, answers, render, library_of(kind))
+
+
+def difference_of_samples(
+    conversation: Rendered, rows: Sequence[Row], reject: tuple[str, str] | None, turns: Turns
+) -> str:
+    """Return how the samples of a chat template differ from what the reference allows."""
+    lost = conversation.lost()
+    if reject:
+        named = re.search(r"messages\[(\d+)\]", reject[1])
+        place = int(named[1]) if named else -1
+        return "" if place in lost else f"rejected by the code ({reject}), the reference misses {lost}"
+    if lost:
+        return f"packed, but the reference misses {lost}"
+    done: list[int] = []
+    for row in rows:
+        own = [k for k in conversation.turns if k not in done and (row.turn < 0 or k <= row.turn)]
+        text = conversation.text(len(conversation.messages))
+        if row.turn >= 0:
+            text = conversation.prompt(row.turn) + conversation.answer(row.turn)
+        if not own or not conversation.holds(text, own):
+            return f"the sample {row.turn} does not hold {own} after their prompts"
+        here = (row.ids.tolist(), row.trained.tolist())
+        [there] = encoded([conversation.pieces(text, own)], conversation.library)
+        if here != there:
+            return f"turn {row.turn}: {difference([here], [there])}"
+        done += own
+    count = len(conversation.turns) if turns == "apart" else conversation.least()
+    if done != conversation.turns or len(rows) != count:
+        return f"{len(rows)} samples hold {done}, {count} in the reference hold {conversation.turns}"
+    return ""
 
 
 def add(tally: Tally, record: Any, here: list[Encoded] | None, there: list[Encoded] | None) -> None:

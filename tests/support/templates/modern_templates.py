@@ -143,12 +143,3 @@ SELECTED_PARTS = (
 # Answers are left out.
 QUESTIONS = LOOP + "{% if m.role != 'assistant' %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}" + PROMPT
 NO_CALLS = LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
-# Tools, calls, and results; reasoning after the last user message only.
-AGENT = (
-    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% set ns = namespace(user=-1) %}"
-    "{% for m in messages if m.role == 'user' %}{% set ns.user = ns.user + 1 %}{% endfor %}"
-    "{% set at = namespace(user=-1) %}" + LOOP + "{% if m.role == 'user' %}{% set at.user = at.user + 1 %}{% endif %}"
-    "{% if m.reasoning_content and at.user == ns.user %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
-    "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}" + PROMPT
-)

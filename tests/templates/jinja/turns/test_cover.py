@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.differential.agent_sessions import session
 from support.profiles import examples
+from support.templates.agent_templates import AGENTS
 from support.templates.modern_templates import CONTINUED, INTRODUCED, MODERN, STRIPPED
 
 from tasks.templates.jinja.engines.choice import Engines
@@ -23,38 +25,7 @@ TODAY = datetime(2026, 1, 1)
 CONSTANTS = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
 ENDS = r"<\|im_end\|>|<\|im_start\|>|</s>"
 
-TURN = """<|im_start|>{{ m.role }}
-{% if m.reasoning_content and KEEPS %}<think>
-{{ m.reasoning_content }}
-</think>
-
-{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments.a }}
-{% endfor %}<|im_end|>
-"""
-LAST = (
-    "{% set ns = namespace(user=0) %}{% for m in messages if m.role == 'user' %}{% set ns.user = ns.user + 1 %}"
-    "{% endfor %}"
-)
-AGENTS = {
-    # Reasoning is written after the last user message only, like many reasoning models do.
-    "after the last user message": LAST
-    + "{% set at = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set at.user = at.user + 1 %}"
-    + "{% endif %}"
-    + TURN.replace("KEEPS", "at.user == ns.user")
-    + "{% endfor %}",
-    # Reasoning of calls is left out once an answer without calls follows.
-    "until the final answer": "{% for m in messages %}{% set rest = messages[loop.index:] "
-    + "| selectattr('role', 'equalto', 'assistant') | rejectattr('tool_calls', 'defined') | list %}"
-    + TURN.replace("KEEPS", "not rest")
-    + "{% endfor %}",
-    # A result is written with another end once an answer follows.
-    "end of the last result": "{% for m in messages %}"
-    + TURN.replace("KEEPS", "true").replace("<|im_end|>\n", "{{ '.' if loop.last and m.role == 'tool' }}<|im_end|>\n")
-    + "{% endfor %}",
-    "kept": "{% for m in messages %}" + TURN.replace("KEEPS", "true") + "{% endfor %}",
-}
-PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-SOURCES = {**{name: source + PROMPT for name, source in AGENTS.items()}, **MODERN}
+SOURCES = MODERN | AGENTS
 SOURCES |= {"stripped": STRIPPED, "continued": CONTINUED, "introduced": INTRODUCED}
 
 
@@ -70,29 +41,6 @@ class Counted(FastTemplate):
 
 def engines_of(source: str) -> Engines:
     return Engines(Renderer("agent.jinja", source, CONSTANTS, TODAY, ENDS), source, CONSTANTS, TODAY, ENDS)
-
-
-def call(name: str) -> dict[str, Any]:
-    function = {"name": f"get_{name}", "arguments": {"a": name}}
-    return {"id": "call00001", "type": "function", "function": function}
-
-
-def session(sizes: list[int], draw: random.Random) -> list[Any]:
-    """Return a conversation with a task for each size, which is its number of calls."""
-    texts = ["be", "a 1", "no", "</think>", "x<y", " b\n", "{}", "</tool_response>"]
-    messages: list[Any] = []
-    for size in sizes:
-        messages.append({"role": "user", "content": draw.choice(texts)})
-        for number in range(size + 1):
-            message = {"role": "assistant", "content": draw.choice(["", "be", " so\n"]) if number < size else "done"}
-            if draw.random() < 0.7:
-                message["reasoning_content"] = draw.choice(["since", "r e", " t\n"])
-            if number < size:
-                message["tool_calls"] = [call(draw.choice("bcd")) for _ in range(draw.choice([1, 1, 2]))]
-            messages.append(message)
-            results = message.get("tool_calls", ())
-            messages += [{"role": "tool", "name": "get_b", "content": draw.choice(texts)} for _ in results]
-    return messages
 
 
 def rendering(engines: Engines, messages: list[Any], engine: Any) -> Rendering | Exception:

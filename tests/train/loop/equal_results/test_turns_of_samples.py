@@ -18,7 +18,7 @@ import pytest
 import torch
 from support.packed_rows import folder_of
 from support.small_corpus import WORDS, make_recipe, pack_corpus
-from support.templates.modern_templates import AGENT
+from support.templates.agent_templates import AGENTS
 from support.training.step_gradients import error, gradients_of, token_losses
 from support.training.tiny_training import FAMILIES, Row, rows_of, tiny_model
 
@@ -52,7 +52,7 @@ def session(seed: int) -> dict[str, Any]:
     messages: list[dict[str, Any]] = []
     for _ in range(2):
         said = [source.choice(WORDS) for _ in range(5)]
-        call = {"type": "function", "function": {"name": "f", "arguments": {said[1]: 9}}}
+        call = {"type": "function", "function": {"name": "f", "arguments": {"a": said[1]}}}
         messages += [
             {"role": "user", "content": said[0]},
             {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": said[2]},
@@ -64,7 +64,7 @@ def session(seed: int) -> dict[str, Any]:
 
 def packed(folder: Path, turns: str) -> list[Place]:
     folder.mkdir()
-    (folder / "agent.jinja").write_text(AGENT)
+    (folder / "agent.jinja").write_text(AGENTS["after the last user message"])
     manifest = pack_corpus(make_recipe(folder, [session(seed) for seed in range(8)], **SETTINGS, turns=turns))
     rows = rows_of(manifest)
     index = pa.ipc.open_stream((folder_of(manifest) / "index.arrow").read_bytes()).read_all().to_pylist()
