@@ -195,8 +195,8 @@ class JinjaTemplate(Template):
         """Return the samples of a rendered conversation. Raises Reject or DataError."""
         conversation, _, broken, job = case
         breaker = broken.breaker
-        if job.method == "auto" and not self._is_read_alike(rendering, breaker):
-            job = job._replace(method="apart")
+        if job.method == "auto" and (last := self._read_otherwise(rendering, breaker)):
+            job = job._replace(last=last)
             rendering = self.engines.render(job)
         if rendering.lost:
             self._require_own_controls(self._controls_of(rendering, breaker), job, conversation)
@@ -217,18 +217,19 @@ class JinjaTemplate(Template):
         self._require_own_controls(controls, job, conversation)
         count = len(job.messages)
         ends = [(each.text, count if each.turn is None else each.turn + 1) for each in rendering.samples]
-        render = partial(self._text_of, job)
-        self._context.require(ends or [(rendering.text, count)], job.messages, job.tools, breaker, render)
+        if not ends or rendering.samples[0].turn is None:  # one sample with every prompt
+            ends, job = [(rendering.text, count)], job._replace(turns=[], method="others")
+        self._context.require(ends, job.messages, job.tools, breaker, partial(self._texts_with, job))
         return samples
 
-    def _text_of(self, job: Job, messages: Sequence[Any], tools: Any) -> str:
-        """Return the rendering of other messages; "" if the template refuses them."""
+    def _texts_with(self, job: Job, messages: Sequence[Any], tools: Any) -> list[str]:
+        """Return the samples of other messages as text; an empty list if they are rejected."""
         engine: Engine = "minijinja" if self.engines.are_fast else "jinja2"
-        other = job._replace(messages=[*messages], tools=tools, marks=False, turns=[], method="others", engine=engine)
+        other = job._replace(messages=[*messages], tools=tools, marks=False, engine=engine)
         try:
-            return self.engines.render(other).text
+            return [sample.text for sample in self.engines.render(other).samples]
         except (Reject, DataError):
-            return ""
+            return []
 
     @property
     def _reads_marks(self) -> bool:
@@ -340,13 +341,14 @@ class JinjaTemplate(Template):
             *((m.role, not m.content, not m.reasoning, len(m.tool_calls), len(m.parts)) for m in conversation.messages),
             options_json(conversation),
             *job.turns,
+            *(~k for k in job.last),
         )
         if self._known_controls.get(alike) == found:
             return
         expected = found
         if not self._neutral.has(job.messages, job.tools):
             broken = self._broken(conversation, self._neutral.of)
-            neutral_job = self._job(broken, job.turns, job.method)
+            neutral_job = self._job(broken, job.turns, job.method)._replace(last=job.last)
             if neutral_job.messages != job.messages or neutral_job.tools != job.tools:  # otherwise, all are neutral
                 neutral = self.engines.render(neutral_job)
                 expected = self._controls_of(neutral, broken.breaker)
@@ -365,15 +367,19 @@ class JinjaTemplate(Template):
         texts = [rendering.text, *(sample.text for sample in rendering.samples if sample.turn is not None)]
         return [[string for _, string, _ in self._splitter.controls_in(text, breaker)] for text in texts]
 
-    def _is_read_alike(self, rendering: Rendering, breaker: str) -> bool:
-        """Return whether trained turns and later prompts have the same tokens.
+    def _read_otherwise(self, rendering: Rendering, breaker: str) -> list[int]:
+        """Return the trained turns that have other tokens in later prompts of their sample.
 
         A turn is encoded alone, as the model writes it. Later prompts are encoded as a whole.
         """
-        return self._boundary.splits_all(
-            (self._boundary.tail(before.replace(breaker, "")), after.replace(breaker, ""))
-            for before, after in _edges(rendering)
-        )
+        edges: dict[int, list[tuple[str, str]]] = {}
+        for k, before, after in _edges(rendering):
+            edges.setdefault(k, []).append(
+                (self._boundary.tail(before.replace(breaker, "")), after.replace(breaker, ""))
+            )
+        if self._boundary.splits_all(chain(*edges.values())):
+            return []
+        return [k for k, own in edges.items() if not all(self._boundary.splits(*edge) for edge in own)]
 
     def _without(self, rendering: Rendering) -> list[Range]:
         """Return the ranges outside the located turns."""
@@ -428,7 +434,9 @@ class JinjaTemplate(Template):
         if heads is None:
             return None
         edges = Edges(heads, self._boundary)
-        if edges.reached:  # like `samples`
+        if edges.are_mixed:
+            return None
+        if edges.reached:  # like `samples`, where a sample ends after each turn
             rendering, strips = self._traced(broken, turns, "apart")
         if rendering.lost or rendering.unusual is None:
             return None
@@ -452,12 +460,12 @@ class JinjaTemplate(Template):
         return other, other != rendering
 
     def _heads(self, rendering: Rendering, breaker: str) -> list[Head] | None:
-        """Return the edges of trained turns that `_is_read_alike` checks.
+        """Return the edges of trained turns that `_read_otherwise` checks.
 
         Return None if one of them has a value as JSON.
         """
         controls, heads = self.encoder.control_pattern, []
-        for before, after in _edges(rendering):
+        for _, before, after in _edges(rendering):
             ends = [match.end() for match in controls.finditer(before)]
             first = controls.search(after)
             tail = before[ends[-1] if ends else 0 :].replace(breaker, "")
@@ -473,15 +481,15 @@ class JinjaTemplate(Template):
         return heads
 
 
-def _edges(rendering: Rendering) -> Iterator[tuple[str, str]]:
-    """Yield the texts before and after the start and the end of each trained turn.
+def _edges(rendering: Rendering) -> Iterator[tuple[int, str, str]]:
+    """Yield the number of a turn, and the texts before and after its start or its end, for each trained turn.
 
     Only turns that later prompts contain have such edges.
     """
-    for text, ranges, *_ in rendering.samples:
-        for (start, stop), (following, _) in pairwise(ranges):
-            yield text[:start], text[start:stop]
-            yield text[start:stop], text[stop:following]
+    for text, ranges, _, turns, *_ in rendering.samples:
+        for k, ((start, stop), (following, _)) in zip(turns, pairwise(ranges), strict=False):
+            yield k, text[:start], text[start:stop]
+            yield k, text[start:stop], text[stop:following]
 
 
 def _check_options(conversation: Conversation) -> None:

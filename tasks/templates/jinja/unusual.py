@@ -25,18 +25,18 @@ class Head(NamedTuple):
 
 
 class Edges:
-    """The edges of trained turns in a conversation that is one sample.
+    """The edges of trained turns that later prompts of their sample contain.
 
-    `reached` is true if a token crosses an edge when all values are words. In this case, each turn is a separate
-    sample.
+    `reached` is true if a token crosses each of them when all values are words. In this case, each turn is a separate
+    sample. `are_mixed` is true if tokens cross some of them only.
     """
 
     def __init__(self, heads: Sequence[Head], boundary: TokenBoundary):
         self._boundary = boundary
-        fixed = [head for head in heads if "\0" not in head.tail + head.written]
-        always = not self._keep_apart(fixed, lambda _: "a")
-        self.reached = always or not self._keep_apart(heads, lambda _: "a")
-        self._heads = [] if always else [head for head in heads if head not in fixed]
+        splits = [self._splits(head, lambda _: "a") for head in heads]
+        self.reached = not all(splits)
+        self.are_mixed = self.reached and any(splits)
+        self._heads = [head for head in heads if "\0" in head.tail + head.written]
 
     def are_usual(self, values: Sequence[str]) -> bool:
         """Return whether these values lead to the same division into samples as words."""
@@ -44,13 +44,10 @@ class Edges:
             return True
         if any(values[int(gap[1])][0].isspace() for head in self._heads for gap in GAP.finditer(head.written)):
             return False
-        return self.reached != self._keep_apart(self._heads, values.__getitem__)
+        return all(self._splits(head, values.__getitem__) != self.reached for head in self._heads)
 
-    def _keep_apart(self, heads: Sequence[Head], value: Callable[[int], str]) -> bool:
-        return all(
-            self._boundary.splits(self._boundary.tail(_filled(head.tail, value)), _filled(head.written, value))
-            for head in heads
-        )
+    def _splits(self, head: Head, value: Callable[[int], str]) -> bool:
+        return self._boundary.splits(self._boundary.tail(_filled(head.tail, value)), _filled(head.written, value))
 
 
 def _filled(text: str, value: Callable[[int], str]) -> str:

@@ -59,4 +59,5 @@ LOSING = {
     "results of the history": AGENTS["kept"].replace(
         "{{ m.content }}", "{{ m.content if m.role != 'tool' or loop.index > messages | length - 2 }}"
     ),
+    "the last result": AGENTS["kept"].replace("{{ m.content }}", "{{ m.content if m.role != 'tool' or not loop.last }}"),
 }

@@ -130,13 +130,13 @@ class _Child:
 
     def answer(self, messages: list[Any], tools: Any, *job: Any) -> Any:
         """Return the fields of a Rendering for a Job; `job` has its further fields."""
-        marks, turns, method, trace, every, options = job
+        marks, turns, method, last, trace, every, options = job
         found = Trace()
         compiled = self._traced if trace else self._template
         compiled.options = options or {}
         template = _Tracing(compiled, found, trace == "spaced") if trace else compiled
         fixed = _Safe(template), self._ends, self._eos
-        text, ranges, samples, *lost, _ = rendered(*fixed, messages, tools, marks, turns, method, every)
+        text, ranges, samples, *lost, _ = rendered(*fixed, messages, tools, marks, turns, method, last, every)
         unusual = found.result() if trace and self._can_be_traced else None
         return text, ranges, [tuple(sample) for sample in samples], *lost, unusual
 

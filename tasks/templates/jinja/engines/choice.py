@@ -133,12 +133,12 @@ class Engines:
         """Return minijinja's rendering; None if Jinja2 must render the conversation."""
         if self._fast is None or job.engine == "jinja2":
             return None
-        messages, tools, marks, turns, method, *_, options = job
+        messages, tools, marks, turns, method, *_, options, last = job
         if len(turns) > 1 and work_of(job, len(orjson.dumps(messages))) > limits.MOST_WORK:
             return None
         self._fast.start(messages, options)
         try:
-            found = rendered(self._fast, self._ends, self._eos, messages, tools, marks, turns, method, False)
+            found = rendered(self._fast, self._ends, self._eos, messages, tools, marks, turns, method, last, False)
         except Unsure:
             return None
         return found if marks else found._replace(marks=[])

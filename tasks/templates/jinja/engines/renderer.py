@@ -237,11 +237,11 @@ def _calls(jobs: Sequence[Job]) -> Iterator[list[bytes | Reject]]:
     call: list[bytes | Reject] = []
     size = 0
     for job in jobs:
-        messages, tools, marks, located, method, trace, engine, options = job
+        messages, tools, marks, located, method, trace, engine, options, last = job
         texts = orjson.dumps(messages)
         work = work_of(job, len(texts))
         every = bool(trace) or (engine == "both" and work <= limits.MOST_JUDGED)
-        request = orjson.dumps((orjson.Fragment(texts), tools, marks, located, method, trace, every, options))
+        request = orjson.dumps((orjson.Fragment(texts), tools, marks, located, method, last, trace, every, options))
         turns, count = len(job.turns), len(job.messages)
         if work > limits.MOST_WORK:
             what = f"{turns:,} turns in {count:,} messages ({len(request):,} bytes)"

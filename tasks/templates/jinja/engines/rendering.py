@@ -7,7 +7,7 @@ A conversation is rendered several times: as a whole, and up to each turn. Jinja
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tasks.templates.jinja.engines.requests import Method, Rendering
@@ -40,6 +40,7 @@ def rendered(
     marked: bool,
     turns: list[int],
     method: Method,
+    last: Sequence[int] = (),
     every: bool = True,
 ) -> Rendering:
     """Return the rendering of a conversation with its turns.
@@ -60,7 +61,7 @@ def rendered(
         if method == "others":
             samples = [Located(whole, prefix_ranges(text_of, messages, whole, turns), None, turns, True, [])]
         else:
-            samples = locate(text_of, messages, whole, turns, method, ends, eos, every)
+            samples = locate(text_of, messages, whole, turns, method, ends, eos, last, every)
     except NotLocated as lost:
         return Rendering(whole, marks, [], (lost.turn, lost.problem), unprompted)
     return Rendering(whole, marks, samples, None, unprompted)

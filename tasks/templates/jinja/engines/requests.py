@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tasks.templates.jinja.turns.flagged import Range
@@ -23,7 +23,7 @@ class Job(NamedTuple):
 
     `marks` requests the ranges of {% generation %} blocks. `trace` records the operations of the template on
     placeholders, which have white space around them if `trace` is "spaced". `options` are variables of this
-    conversation, over those of the template.
+    conversation, over those of the template. A sample ends after each turn of `last`.
     """
 
     messages: list[Any]
@@ -34,6 +34,7 @@ class Job(NamedTuple):
     trace: Tracing = ""
     engine: Engine = "jinja2"
     options: Mapping[str, Any] | None = None
+    last: Sequence[int] = ()
 
 
 class Rendering(NamedTuple):

@@ -5,8 +5,9 @@
 Turns that are trained on are checked by their labels (see `labels`). A context that is left out is as bad: the model
 would learn an answer after a prompt that does not have its source.
 
-If all texts are long, they are searched in the rendering. A short text could be found by chance, so a conversation with
-one is rendered once more with marks in its texts. Earlier reasoning is not required, because many templates leave it
+If all texts are long, they are searched in each sample. A short text could be found by chance, so a conversation with
+one is rendered once more with marks in its texts. Each sample is checked, because a template may write a message in
+some prompts only. Earlier reasoning is not required, because many templates leave it
 out of the history at inference, too. The ids of calls and results only connect them, and are not required either.
 """
 
@@ -24,8 +25,8 @@ from tasks.templates.jinja.turns.locate import is_written
 from tasks.templates.jinja.turns.marks import new_mark
 from tasks.templates.placeholders import GAP
 
-# Renders messages and tools, or returns "" if the template refuses them.
-Render = Callable[[Sequence[Any], Any], str]
+# Returns the samples of messages and tools as text, or an empty list if the template refuses them.
+Render = Callable[[Sequence[Any], Any], list[str]]
 
 # A text of so many characters is not found by chance.
 LONG = 16
@@ -61,27 +62,13 @@ class Context:
     ) -> None:
         """Raise Reject if a sample lacks a text of its conversation.
 
-        Each sample has its text and the number of its messages. The last one is the longest. `breaker` is left out of
-        errors.
+        Each sample has its text and the number of its messages. `breaker` is left out of errors.
         """
-        *earlier, (text, count) = samples
-        if not (tools or len(earlier)) and _has_long_texts_in_order(text, messages[:count]):
+        if not tools and all(_has_long_texts_in_order(text, messages[:count]) for text, count in samples):
             return
-        found = self._require_each(text, messages[:count], tools, breaker, render)
-        for text, count in earlier:  # a text that is in the last sample is hardly left out of its prompt
-            if not all(each.text.strip() in text for each in found if each.k < count):
-                self._require_each(text, messages[:count], tools, breaker, render)
-
-    def _require_each(
-        self, text: str, messages: Sequence[Any], tools: Any, breaker: str, render: Render
-    ) -> list[_Text]:
-        """Return all texts.
-
-        Raises Reject if one is not in the rendering `text`.
-        """
-        mark = new_mark(text)
         texts: list[_Text] = []
         others: list[_Text] = []  # keys and numbers, which cannot be marked
+        mark = new_mark("".join(text for text, _ in samples))
 
         def marked(found: _Text) -> str:
             core = found.text.strip()
@@ -92,15 +79,17 @@ class Context:
             return f"{found.text[:place]}{mark}{len(texts) - 1}-{found.text[place:]}"
 
         rendered = render(*_marked(messages, tools, marked, others.append))
-        seen = set(map(int, re.findall(rf"(?i){mark}(\d+)-", rendered)))
-        for number, found in enumerate(texts):
-            by_chance = rendered and len(found.text) < LONG
-            if number not in seen and (by_chance or not is_written(found.text.strip(), text)):
-                raise self._missing(found, messages, breaker)
-        for found in others:
-            if not is_written(found.text, text):
-                raise self._missing(found, messages, breaker)
-        return [*texts, *others]
+        are_alike = len(rendered) == len(samples)
+        for n, (text, count) in enumerate(samples):
+            seen = set(map(int, re.findall(rf"(?i){mark}(\d+)-", rendered[n]))) if are_alike else ()
+            for number, found in enumerate(texts):
+                by_chance = are_alike and len(found.text) < LONG
+                is_seen = number in seen or (not by_chance and is_written(found.text.strip(), text))
+                if found.k < count and not is_seen:
+                    raise self._missing(found, messages, breaker)
+            for found in others:
+                if found.k < count and not is_written(found.text, text):
+                    raise self._missing(found, messages, breaker)
 
     def _missing(self, found: _Text, messages: Sequence[Any], breaker: str) -> Reject:
         text = shown(found.text.replace(breaker, ""))

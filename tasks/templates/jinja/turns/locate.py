@@ -55,19 +55,21 @@ def locate(
     turns: Turns,
     ends: re.Pattern[str],
     eos: str = "",
+    last: Sequence[int] = (),
     every: bool = True,
 ) -> list[Located]:
     """Return the samples of a conversation.
 
     `whole` is the rendering of the conversation, and `trained` has the indices of the trained turns. `ends` matches a
-    control token, and `eos` is the control token at which a model stops. If `every` is true, the prompt of each turn is
-    rendered, instead of one of each kind (see `cover`). Raises NotLocated if a turn cannot be located.
+    control token, and `eos` is the control token at which a model stops. A sample ends after each turn of `last`. If
+    `every` is true, the prompt of each turn is rendered, instead of one of each kind (see `cover`). Raises NotLocated
+    if a turn cannot be located.
     """
     answers = [k for k in trained if messages[k]["role"] == "assistant"]
     others = [k for k in trained if k not in answers]
     pairs = Answers(render, messages, whole, ends, eos)
     cover = Cover(render, messages, ends, pairs.range_in, every)
-    if turns != "apart":
+    if turns != "apart" and not last:
         ranges = cover.ranges_of(whole, answers, len(messages), False)
         if ranges is not None:
             flagged = flagged_ranges(lambda found: render(found, False), messages, whole, others, ranges, ends)
@@ -80,6 +82,7 @@ def locate(
         prompt, answer = pairs.of(rest[-1])
         text = prompt + answer
         first = len(rest) - 1 if turns == "apart" else cover.first_of(text, rest)
+        first = max([first, *(n for n, k in enumerate(rest[:-1], 1) if k in last)])
         group, rest = rest[first:], rest[:first]
         ranges = [*cover.places(text, group[:-1], group[-1]), (len(prompt), len(text))]
         before = [other for other in others if (rest[-1] if rest else -1) < other < group[-1]]
@@ -87,8 +90,8 @@ def locate(
             lambda found: render(found, True), messages[: group[-1]], prompt, before, ranges[:-1], ends
         )
         samples.insert(0, Located(text, ranges, group[-1], group, flagged=flagged))
-    last = answers[-1] if answers else -1
-    if after := [other for other in others if other > last]:  # no answer follows
+    final = answers[-1] if answers else -1
+    if after := [other for other in others if other > final]:  # no answer follows
         part = messages[: after[-1] + 1]
         text = render(list(part), False)
         flagged = flagged_ranges(lambda found: render(found, False), part, text, after, [], ends)
