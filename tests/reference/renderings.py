@@ -1,11 +1,11 @@
-"""Chat templates: what a prompt lacks, and how few samples hold every turn after its prompt.
+"""Chat templates: what a prompt lacks, and how few samples hold every turn.
 
     messages, tools ─render─▶ texts ─lost─▶ parts of the conversation that a prompt lacks: it must be rejected
                                     ─least─▶ the smallest number of samples
                                     ─sample─▶ one sample as text, which `tokens` encodes
 
 `render` returns the text of messages, with or without the generation prompt, as Transformers does. Everything is
-rendered anew and compared as a whole, so this is only for small conversations. The rules:
+rendered again and compared as a whole, so this is only for small conversations. The rules:
 
 - The prompt of turn k is the rendering of messages[:k] with the generation prompt. The answer is what the rendering of
   messages[:k + 1] adds to it, or to its header if the template changes earlier messages; white space after the last
@@ -70,7 +70,10 @@ class Rendered:
     # -- nothing of the prompt is lost
 
     def lost(self) -> list[int]:
-        """Return the index of each message that a trained turn lacks a part of; -1 is the tools."""
+        """Return the index of each message of which a trained turn lacks a part.
+
+        The index of the tools is -1.
+        """
         return sorted(
             {number for k in self.turns for number, *part in self._parts(k) if not self._is_written(k, number, *part)}
         )

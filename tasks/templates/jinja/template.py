@@ -223,7 +223,7 @@ class JinjaTemplate(Template):
         return samples
 
     def _texts_with(self, job: Job, messages: Sequence[Any], tools: Any) -> list[str]:
-        """Return the samples of other messages as text; an empty list if they are rejected."""
+        """Return the texts of the samples of other messages; [] for a reject."""
         engine: Engine = "minijinja" if self.engines.are_fast else "jinja2"
         other = job._replace(messages=[*messages], tools=tools, marks=False, engine=engine)
         try:
@@ -368,7 +368,7 @@ class JinjaTemplate(Template):
         return [[string for _, string, _ in self._splitter.controls_in(text, breaker)] for text in texts]
 
     def _read_otherwise(self, rendering: Rendering, breaker: str) -> list[int]:
-        """Return the trained turns that have other tokens in later prompts of their sample.
+        """Return the trained turns whose tokens differ in later prompts.
 
         A turn is encoded alone, as the model writes it. Later prompts are encoded as a whole.
         """

@@ -1,4 +1,4 @@
-"""Conversations of agents from a seed: tasks with calls, their results, and answers."""
+"""Conversations of agents: tasks with calls, their results, and answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def session(sizes: list[int], draw: random.Random) -> list[Any]:
     for size in sizes:
         messages.append({"role": "user", "content": draw.choice(texts)})
         for number in range(size + 1):
-            message = {"role": "assistant", "content": draw.choice(["", "be", " so\n", "\n\nso"]) if number < size else "done"}
+            message = {
+                "role": "assistant",
+                "content": draw.choice(["", "be", " so\n", "\n\nso"]) if number < size else "done",
+            }
             if draw.random() < 0.7:
                 message["reasoning_content"] = draw.choice(["since", "r e", " t\n"])
             if number < size:

@@ -1,4 +1,4 @@
-"""Chat templates of agents: tools, calls, results, and reasoning that some turns keep.
+"""Chat templates of agents: tools, calls, results, and reasoning.
 
 They are written for the tests, with the control tokens of the tokenizer `hf_byte_level`.
 """
@@ -59,5 +59,7 @@ LOSING = {
     "results of the history": AGENTS["kept"].replace(
         "{{ m.content }}", "{{ m.content if m.role != 'tool' or loop.index > messages | length - 2 }}"
     ),
-    "the last result": AGENTS["kept"].replace("{{ m.content }}", "{{ m.content if m.role != 'tool' or not loop.last }}"),
+    "the last result": AGENTS["kept"].replace(
+        "{{ m.content }}", "{{ m.content if m.role != 'tool' or not loop.last }}"
+    ),
 }

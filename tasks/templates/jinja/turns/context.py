@@ -5,9 +5,9 @@
 Turns that are trained on are checked by their labels (see `labels`). A context that is left out is as bad: the model
 would learn an answer after a prompt that does not have its source.
 
-If all texts are long, they are searched in each sample. A short text could be found by chance, so a conversation with
-one is rendered once more with marks in its texts. Each sample is checked, because a template may write a message in
-some prompts only. Earlier reasoning is not required, because many templates leave it
+If all texts are long, they are searched in each sample, in their order. A short text, or one beside reasoning, could be
+found by chance, so other conversations are rendered once more with marks in their texts. Each sample is checked, for
+a template may write a message in some prompts only. Earlier reasoning is not required, because many templates leave it
 out of the history at inference, too. The ids of calls and results only connect them, and are not required either.
 """
 
@@ -83,9 +83,8 @@ class Context:
         for n, (text, count) in enumerate(samples):
             seen = set(map(int, re.findall(rf"(?i){mark}(\d+)-", rendered[n]))) if are_alike else ()
             for number, found in enumerate(texts):
-                by_chance = are_alike and len(found.text) < LONG
-                is_seen = number in seen or (not by_chance and is_written(found.text.strip(), text))
-                if found.k < count and not is_seen:
+                is_there = number in seen if are_alike else is_written(found.text.strip(), text)
+                if found.k < count and not is_there:
                     raise self._missing(found, messages, breaker)
             for found in others:
                 if found.k < count and not is_written(found.text, text):
@@ -116,7 +115,12 @@ def has_gaps(text: str, messages: Sequence[Any], tools: Any) -> bool:
 
 
 def _has_long_texts_in_order(text: str, messages: Sequence[Any]) -> bool:
-    """Return whether all texts are long, and a rendering has them in their order."""
+    """Return whether all texts are long, and a rendering has them in their order.
+
+    Reasoning often quotes a result, and may be left out, so texts beside reasoning could be found in it.
+    """
+    if any(map(_has_reasoning, messages)):
+        return False
     place = 0
     for found in _texts(messages):
         core = found.text.strip()
@@ -125,6 +129,12 @@ def _has_long_texts_in_order(text: str, messages: Sequence[Any]) -> bool:
             return False
         place = start + len(core)
     return True
+
+
+def _has_reasoning(message: Any) -> bool:
+    content = message["content"] or ""
+    texts = [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
+    return any(message.get(key) for key in ("reasoning_content", "thinking")) or any(map(_REASONING.match, texts))
 
 
 def _texts(messages: Sequence[Any]) -> Iterator[_Text]:

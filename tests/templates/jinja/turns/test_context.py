@@ -94,6 +94,18 @@ def test_a_text_is_never_found_by_chance(lost: str, result: str, system: str, in
     assert reasons == ({"message_not_written"} if is_lost else set()) or receipt["rejects"][0][1] == "nul"
 
 
+@pytest.mark.parametrize("quoting", ["content", "reasoning_content", "question"])
+def test_a_long_result_that_another_text_quotes_is_lost(quoting: str) -> None:
+    result = "52 apples are in stock."
+    messages = conversation(result, "You count the apples.")
+    messages[1]["content"] = f"Is it true: {result}" if quoting == "question" else "How many apples are there?"
+    messages[-1] |= {"content": "There are fifty-two of them."} | ({quoting: f"It says: {result}"})
+    messages[2:3] = [{"role": "assistant", "content": "I look at the stock.", "train": False}]
+    source = without("tool").replace("{{ m.content }}", "{{ m.reasoning_content }}{{ m.content }}")
+    assert [each[0] for each in rejects_of(source, {"messages": messages})] == ["message_not_written"] * 3
+    assert rejects_of(source.replace(" if m.role != 'tool'", ""), {"messages": messages}) == []
+
+
 def test_templates_may_change_texts_and_leave_reasoning_out_of_the_history() -> None:
     source = ALL.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] | trim | upper }}")
     thought = {"role": "assistant", "content": "<think>\nr\n</think>\n\nso", "train": False}
