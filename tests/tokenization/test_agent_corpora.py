@@ -22,7 +22,10 @@ LOST_TOOLS = {"messages": [USER, SAID], "tools": [TOOL]}
 
 
 def facts(folder: Path, record: dict[str, Any], source: str, own: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """Return the manifest of a corpus with one conversation; `own` are settings of its source."""
+    """Return the manifest of a corpus with one conversation.
+
+    `own` are settings of its source.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "agent.jinja").write_text(source)
     tokenizer = str(kind_path("hf_byte_level"))
@@ -33,19 +36,19 @@ def facts(folder: Path, record: dict[str, Any], source: str, own: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("record", "template", "code", "own", "noticed"),
+    ("record", "template", "code", "own", "left_out"),
     [
-        (LOST_RESULT, "results", "E245", {"drop_roles": ["tool"]}, "left_out_tool"),
-        (QUOTED_RESULT, "results", "E245", {"drop_roles": ["tool"]}, "left_out_tool"),
-        (LOST_TOOLS, "tools", "E246", {"ignore": ["tools"]}, "left_out_tools"),
+        (LOST_RESULT, "results", "E245", {"drop_roles": ["tool"]}, "tool"),
+        (QUOTED_RESULT, "results", "E245", {"drop_roles": ["tool"]}, "tool"),
+        (LOST_TOOLS, "tools", "E246", {"ignore": ["tools"]}, "tools"),
     ],
 )
 def test_a_lost_part_is_a_reject_unless_a_setting_leaves_it_out(
-    tmp_path: Path, record: dict[str, Any], template: str, code: str, own: dict[str, Any], noticed: str
+    tmp_path: Path, record: dict[str, Any], template: str, code: str, own: dict[str, Any], left_out: str
 ) -> None:
     with pytest.raises(DataError, match=code):
         facts(tmp_path, record, LOSING[template], {})
-    assert facts(tmp_path, record, LOSING[template], own)["noticed"][noticed] == 1
+    assert facts(tmp_path, record, LOSING[template], own)["ledger"]["context"]["left_out"] == {left_out: 1}
     assert facts(tmp_path, record, AGENTS["kept"], {})["ledger"]["conversations"]["packed"] == 1
 
 

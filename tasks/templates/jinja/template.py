@@ -482,9 +482,9 @@ class JinjaTemplate(Template):
 
 
 def _edges(rendering: Rendering) -> Iterator[tuple[int, str, str]]:
-    """Yield the number of a turn, and the texts before and after its start or its end, for each trained turn.
+    """Yield the edges of trained turns that later prompts contain.
 
-    Only turns that later prompts contain have such edges.
+    An edge is the start or the end of a turn: the number of the turn, the text before the edge, and the text after it.
     """
     for text, ranges, _, turns, *_ in rendering.samples:
         for k, ((start, stop), (following, _)) in zip(turns, pairwise(ranges), strict=False):

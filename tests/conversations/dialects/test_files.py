@@ -129,6 +129,10 @@ def called(arguments: str = OSLO, id: str | None = None, **keys: Any) -> Message
 # Every record of the guide, in order.
 SHOWN = [
     Conversation((USER, called(id="a"), Message("tool", "3", tool_call_id="a"), DEGREES)),
+    Conversation(
+        (USER, called('{"city": "Oslo"}'), Message("tool", "3", name="weather"), DEGREES),
+        (WEATHER % '{"type":"object"}',),
+    ),
     Conversation((USER, called(reasoning="Look it up."), Message("tool", "3"), DEGREES)),
     Conversation(
         (
@@ -161,6 +165,14 @@ SHOWN = [
         )
     ),
     Conversation((Message("user", "2+2?"), Message("assistant", "4")), template_options={"enable_thinking": False}),
+    Conversation(
+        (
+            Message("user", "2+2?"),
+            Message("assistant", "5", train=False),
+            Message("user", "3+3?"),
+            Message("assistant", "6", loss_weight=2.0),
+        )
+    ),
     Conversation((Message("user", "2+2?"), Message("assistant", "4"))),
 ]
 
