@@ -76,6 +76,19 @@ def call_roles() -> str:
     return " or ".join(f"`{name}`" for name in CALL_ROLES)
 
 
+FILE_ENDS = [
+    ("jsonl", "its lines are read", "reject (E211, E214)", "reject (E211)"),
+    ("json", "error (E314)", "error (E314)", "error (E314)"),
+    ("csv, tsv", "its header is a reject (E219)", "reject (E219)", "reject (E219), or error (E317) in a quoted cell"),
+    ("parquet", "error (E319)", "error (E319)", "error (E319)"),
+    ("arrow, a stream", "it is read, too", "error (E319)", "error (E319)"),
+    ("arrow, a file (Feather)", "error (E319)", "error (E319)", "error (E319)"),
+    (".gz", "it is read, too", "error (E320), except zero bytes", "error (E320)"),
+    (".zst", "it is read, too", "error (E320)", "error (E320)"),
+]
+"""What happens if bytes follow or the end is missing. tests/readers/test_file_ends.py has a test of each cell."""
+
+
 def containers() -> list[Any]:
     from tasks.readers.containers import CONTAINERS
 
@@ -361,6 +374,16 @@ def formats_page() -> str:
         "Cells of a CSV or TSV file are separated by comma, semicolon, tab, or pipe; its encoding is UTF-8, UTF-16,",
         "UTF-32, or windows-1252. Both are found from the beginning of the file and reported if they are unusual;",
         "`delimiter` and `encoding` of a source set them. JSON is UTF-8.",
+        "",
+        "What happens if a file does not end where it should:",
+        "",
+        "| file | another one follows | something else follows | the end is missing |",
+        "|---|---|---|---|",
+        *(f"| {' | '.join(cells)} |" for cells in FILE_ENDS),
+        "",
+        "A cut between two lines, gzip members, or zstandard frames leaves a whole file, and so does a cut within the",
+        "last cell of a CSV file. The files of `datasets.save_to_disk` must have at least the rows that",
+        "`dataset_info.json` says.",
         "",
         "## Built-in templates",
         "",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
 from tasks.readers.container import File, Range, RecordReader, Table
+from tasks.readers.lines import CHUNK
 from tasks.readers.tables import BATCH_BYTES, BATCH_ROWS, TableContainer, readable, wanted
+
+_MAGIC = b"PAR1"  # the first and the last bytes of a file
 
 
 class Parquet(TableContainer):
@@ -65,15 +68,43 @@ class Parquet(TableContainer):
 
     @contextmanager
     def table(self, file: File) -> Iterator[Table]:
-        with readable(self, file), pq.ParquetFile(file.path, pre_buffer=False) as table:
+        with readable(self.name, file.name), pq.ParquetFile(file.path, pre_buffer=False) as table:
             yield _RowGroups(table, wanted(table.schema_arrow.names, file))
 
     def _metadata(self, file: File) -> pq.FileMetaData:
-        with readable(self, file), file.open() as source:
+        with readable(self.name, file.name), file.open() as source:
             metadata = pq.read_metadata(source)
+            if _holds_another(source, metadata, file.bytes):
+                problem = "several Parquet files are appended to each other; make one file of each"
+                raise DataError("unreadable_source", f"{file.name}: {problem}")
         if not metadata.num_rows:
             raise DataError("empty_source", f"{file.name}: contains no records")
         return metadata
+
+
+def _holds_another(source: BinaryIO, metadata: pq.FileMetaData, size: int) -> bool:
+    """Return whether another file begins between the last column and the footer.
+
+    The footer of the last file would be used for the first one. Only indexes belong in this place.
+    """
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    columns = [group.column(index) for group in groups for index in range(group.num_columns)]
+    stop = max(
+        (
+            min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+            + column.total_compressed_size
+            for column in columns
+        ),
+        default=0,
+    )
+    footer = size - len(_MAGIC) - 4 - metadata.serialized_size
+    source.seek(max(stop, 0))
+    last = b""
+    while source.tell() < footer and (some := source.read(min(CHUNK, footer - source.tell()))):
+        if 2 * _MAGIC in last + some:
+            return True
+        last = some[1 - 2 * len(_MAGIC) :]
+    return False
 
 
 class _RowGroups:

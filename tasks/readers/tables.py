@@ -5,6 +5,7 @@ Up to 1,000 rows or 32 MiB are converted at a time, as in arrow_values/values.py
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -46,7 +47,7 @@ class TableContainer(Container):
             with bounded_table(file.name, file.bytes, f"from record {number + 1:,} on, a batch"):
                 return work()
 
-        with readable(self, file):
+        with readable(self.name, file.name):
             while (batch := bounded(lambda: next(batches, None))) is not None:
                 if number + batch.num_rows > max(file.bytes, _BOMB_ROWS):
                     raise bomb(file.name, f"{number + batch.num_rows:,} rows or more in {file.bytes:,} bytes")
@@ -65,30 +66,27 @@ class TableContainer(Container):
 
 
 @contextmanager
-def readable(container: Container, file: File) -> Iterator[None]:
+def readable(container: str, name: str) -> Iterator[None]:
     """Replace the errors of Arrow by a DataError that names the file."""
     try:
         yield
     except MemoryError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            "unreadable_source", f"{file.name}: cannot be read as {container.name}: {_first_line(error)}"
-        ) from None
+        raise DataError("unreadable_source", f"{name}: cannot be read as {container}: {_first_line(error)}") from None
 
 
 def wanted(names: Collection[str], file: File) -> list[str]:
     """Return the columns of a table that are read.
 
-    They are the columns that have a meaning, or all columns if none has a meaning. Raises DataError if two of them have
-    the same name.
+    They are the columns that have a meaning, or all columns if none has a meaning. Raises DataError if two columns have
+    the same name, read or not, as a header of a CSV file does.
     """
-    columns = file.wanted_columns
-    found = [name for name in names if name in columns] or list(names)
-    if len({*found}) < len(found):
-        twice = next(name for name in found if found.count(name) > 1)
+    if len({*names}) < len(names):
+        twice, _ = Counter(names).most_common(1)[0]
         raise DataError("unreadable_source", f"{file.name}: two columns are named {shown(twice)}; rename one of them")
-    return found
+    columns = file.wanted_columns
+    return [name for name in names if name in columns] or list(names)
 
 
 def present(column: Any) -> int:

@@ -1,4 +1,4 @@
-"""Rules for file names in a folder: extensions, and the order of a saved dataset.
+"""Rules for the files of a folder: extensions, and the order of a saved dataset.
 
 The folder is local or remote.
 """
@@ -6,22 +6,52 @@ The folder is local or remote.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 import orjson
 
 from tasks.core.errors import DataError, InputMissing
+from tasks.core.printable import counted
+from tasks.readers.arrow_ipc import count_rows
 from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_by_extension
 
 
-def saved_files(entries: Container[str], here: str, read: Callable[[str], bytes]) -> list[str] | None:
-    """Return the files of a folder that save_to_disk wrote, in its order.
+class Saved(NamedTuple):
+    """The files of a folder that save_to_disk wrote, in its order, and their rows.
 
-    Returns None if the folder is not a saved dataset. `read` returns the content of a file in the folder. Messages call
-    the folder `here`. Raises DataError or InputMissing.
+    `rows` is 0 if the folder does not say it. Messages call the folder `here`.
+    """
+
+    here: str
+    files: list[str]
+    rows: int
+
+    def check(self, paths: Sequence[Path]) -> None:
+        """Raise DataError if the files have fewer rows, or are damaged.
+
+        `paths` are the files on this machine.
+        """
+        named = zip(paths, self.files, strict=True)
+        found = sum(count_rows(path, f"{self.here}/{name}") for path, name in named) if self.rows else 0
+        if found < self.rows:
+            raise DataError(
+                "bad_saved_data",
+                f"{self.here}: has {counted(found, 'row')}, but its dataset_info.json says {self.rows:,}: a part is "
+                "missing? If rows were left out on purpose (filter, select, and train_test_split keep the old number), "
+                f"name the files: {self.here}/data-*.arrow",
+            )
+
+
+def saved_files(entries: Container[str], here: str, read: Callable[[str], bytes]) -> Saved | None:
+    """Return the files of a folder that save_to_disk wrote.
+
+    Returns None if the folder is not a saved dataset. `read` returns the content of a file in the folder. Raises
+    DataError or InputMissing.
     """
     if "dataset_dict.json" in entries:
-        splits = _list_in(read("dataset_dict.json"), f"{here}/dataset_dict.json", "splits")
+        name = f"{here}/dataset_dict.json"
+        splits = _list_in(_object(read("dataset_dict.json"), name), name, "splits")
         one = f"{here}/{splits[0]}" if splits else here
         listed = ", ".join(map(str, splits)) or "none"
         raise DataError(
@@ -29,23 +59,33 @@ def saved_files(entries: Container[str], here: str, read: Callable[[str], bytes]
         )
     if "state.json" not in entries or "dataset_info.json" not in entries:
         return None
+    state = _object(read("state.json"), f"{here}/state.json")
     files = []
-    for entry in _list_in(read("state.json"), f"{here}/state.json", "_data_files"):
+    for entry in _list_in(state, f"{here}/state.json", "_data_files"):
         file = entry.get("filename") if isinstance(entry, dict) else None
         if not isinstance(file, str) or PurePath(file).name != file:
             raise DataError("bad_saved_data", f"{here}/state.json: _data_files: expected names of files in this folder")
         if file not in entries:
             raise InputMissing("source_missing", f"{here}/{file}: is listed in state.json, but is missing")
         files.append(file)
-    return files
+    facts = _object(read("dataset_info.json"), f"{here}/dataset_info.json").get("splits")
+    known = facts if isinstance(facts, dict) else {}
+    name = state.get("_split") or (next(iter(known)) if len(known) == 1 else "")
+    split = known.get(name) if isinstance(name, str) else None
+    rows = split.get("num_examples") if isinstance(split, dict) else None
+    return Saved(here, files, rows if isinstance(rows, int) else 0)
 
 
-def _list_in(content: bytes, name: str, key: str) -> list[object]:
+def _object(content: bytes, name: str) -> dict[str, Any]:
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise DataError("bad_saved_data", f"{name}: is not JSON: {error.msg}") from None
-    found = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _list_in(value: dict[str, Any], name: str, key: str) -> list[Any]:
+    found = value.get(key)
     if not isinstance(found, list):
         raise DataError("bad_saved_data", f"{name}: {key}: expected a list")
     return found

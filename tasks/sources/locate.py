@@ -127,7 +127,8 @@ def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) ->
     here = f"{name}/{relative}".rstrip("/")
     saved = saved_files(entries, here, lambda name: (folder / name).read_bytes())
     if saved is not None:
-        yield os.fsencode(relative), [relative + file for file in saved]
+        saved.check([folder / file for file in saved.files])
+        yield os.fsencode(relative), [relative + file for file in saved.files]
         return
     for entry in entries.values():
         if entry.is_dir():

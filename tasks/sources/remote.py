@@ -21,7 +21,7 @@ from typing import NamedTuple
 from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.core.notes import noted
 from tasks.readers.containers import container_by_extension
-from tasks.sources.listed_names import check_extensions, saved_files
+from tasks.sources.listed_names import Saved, check_extensions, saved_files
 from tasks.sources.model import Part
 from tasks.sources.remote_blocks import open_holes
 from tasks.stores.bucket import open_store
@@ -58,6 +58,7 @@ class _Listing:
     def __init__(self, store: Reading, key: str):
         self.store, self.key = store, key.strip("/")
         self.url = store.url_of(self.key)
+        self.saved: dict[str, Saved] = {}  # by the start of their keys
 
     @cached_property
     def listed(self) -> dict[str, Facts]:
@@ -105,16 +106,15 @@ class _Listing:
             folder, _, name = key.rpartition("/")
             folders.setdefault(folder, []).append(name)
         groups: list[tuple[bytes, list[str]]] = []
-        saved: list[str] = []
         for folder, names in sorted(folders.items()):
             prefix = f"{folder}/" if folder else ""
-            if any(prefix.startswith(above) for above in saved):
+            if any(prefix.startswith(above) for above in self.saved):
                 continue
             read = partial(self._get_in, prefix)
-            files = saved_files(names, self.store.url_of(folder), read)
-            if files is not None:
-                saved.append(prefix)
-                groups.append((prefix.encode(), [prefix + file for file in files]))
+            saved = saved_files(names, self.store.url_of(folder), read)
+            if saved is not None:
+                self.saved[prefix] = saved
+                groups.append((prefix.encode(), [prefix + file for file in saved.files]))
             else:
                 groups += [((prefix + name).encode(), [prefix + name]) for name in names]
         return [key for _, keys in sorted(groups) for key in keys]
@@ -146,7 +146,7 @@ def find_remote(url: str, copies: Path, revision: str = "") -> list[Located]:
         return _find_in_dataset(split_dataset(url), copies, revision)
     where = split_url(url)
     listing = _Listing(open_store(f"{where.scheme}://{where.bucket}"), where.key)
-    return _copied(listing.store, listing.find(), copies)
+    return _copied(listing, copies)
 
 
 def with_copy(part: Part, copies: Path) -> Part:
@@ -190,7 +190,7 @@ def _find_in_dataset(dataset: Dataset, copies: Path, revision: str) -> list[Loca
             if container_by_extension(key) is None or PurePosixPath(key).name == "dataset_infos.json":
                 del listing.listed[key]
         _check_one_group(dataset, list(listing.listed))
-    found = _copied(hub, listing.find(), copies)
+    found = _copied(listing, copies)
     return [each._replace(revision=hub.commit) for each in found]
 
 
@@ -210,12 +210,12 @@ def _check_one_group(dataset: Dataset, keys: Sequence[str]) -> None:
         )
 
 
-def _copied(store: Reading, found: dict[str, Facts], copies: Path) -> list[Located]:
-    """Return copies of objects.
+def _copied(listing: _Listing, copies: Path) -> list[Located]:
+    """Return copies of the objects of a listing.
 
     If the root is in a bucket, several machines may share the work, so text files are read in blocks instead.
     """
-    objects = [Object(store, key, facts) for key, facts in found.items()]
+    objects = [Object(listing.store, key, facts) for key, facts in listing.find().items()]
     in_blocks = [each for each in objects if url_of(copies.parents[1]) and _is_text(each)]
     whole = [each for each in objects if each not in in_blocks]
     located = {
@@ -224,6 +224,8 @@ def _copied(store: Reading, found: dict[str, Facts], copies: Path) -> list[Locat
     }
     for each, copy in zip(whole, fetch_copies(whole, copies), strict=True):
         located[each.key] = Located(copy.path, each.url, "", copy.sha256)
+    for prefix, saved in listing.saved.items():
+        saved.check([located[prefix + file].path for file in saved.files])
     return [located[each.key] for each in objects]
 
 

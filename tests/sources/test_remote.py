@@ -25,6 +25,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import ROOT, luigi, packcorpus, process
+from support.containers import as_arrow
 from support.servers.remote import (
     SECRET,
     HubStandIn,
@@ -226,6 +227,11 @@ def test_a_saved_dataset_keeps_its_own_order_and_hidden_and_empty_objects_are_le
     expected = ["a.jsonl", "b/data-1.arrow", "b/data-0.arrow", "c/x.jsonl"]
     assert [each.name for each in found] == [bucket.url_of(f"all/{name}") for name in expected]
     assert [each.path.read_bytes() for each in found] == [objects[name] for name in expected]
+    bucket.put("all/b/dataset_info.json", b'{"splits": {"train": {"num_examples": 3}}}')
+    for number in (0, 1):
+        bucket.put(f"all/b/data-{number}.arrow", as_arrow([{"text": "a"}]))
+    with pytest.raises(DataError, match=r"all/b: has 2 rows, but its dataset_info\.json says 3"):
+        find_paths(bucket.url_of("all"), tmp_path, tmp_path / "copies")
 
 
 def test_credentials_in_a_url_are_refused_before_anything_shows_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from tasks.core.errors import DataError, Reject
-from tasks.core.printable import shown
+from tasks.core.printable import counted, shown
 from tasks.readers.container import Container, File, Record, RecordReader, Rows, Window, in_blocks
 from tasks.readers.csv_files.encoding import as_utf8
 from tasks.readers.lines import BOM, CHUNK, TOO_LONG, WINDOW, Read, end_of_line, line_blocks
@@ -33,11 +33,11 @@ class Csv(Container):
     def _rows(self, reader: RecordReader) -> Iterator[tuple[object, int]]:
         _raise_field_limit(reader.max_record_bytes)
         name = reader.file.name
-        damaged: list[int] = []
+        lines = _Lines()
         delimiter, encoding = reader.file.delimiter or self.delimiter, reader.file.encoding
         with reader.open_text() as file:
             read = as_utf8(file, encoding, name)
-            rows = csv.reader(_decoded(reader, read, damaged), delimiter=delimiter, strict=True)
+            rows = csv.reader(lines.decoded(reader, read), delimiter=delimiter, strict=True)
             header: list[str] = []
             while True:
                 try:
@@ -54,8 +54,8 @@ class Csv(Container):
                         twice = next(column for column in header if header.count(column) > 1)
                         raise DataError("bad_csv_file", f"{name}: line 1: two columns are named {shown(twice)}")
                 elif row:
-                    yield _record(header, row, damaged, encoding), sum(map(len, row))
-                damaged.clear()
+                    yield _record(header, row, lines, encoding), sum(map(len, row))
+                lines.damaged.clear()
 
     def window(self, file: File, max_record_bytes: int) -> Window | None:
         """Return a function that reads rows from the middle of the file.
@@ -111,22 +111,33 @@ def _raise_field_limit(size: int) -> None:
     csv.field_size_limit(max(csv.field_size_limit(), size))
 
 
-def _decoded(reader: RecordReader, read: Read, damaged: list[int]) -> Iterator[str]:
-    """Yield decoded lines with their line ends.
+class _Lines:
+    """The lines of a file as text.
 
-    If a line is not UTF-8, the offset of its first bad byte is added to `damaged`, and surrogates replace the bad
-    bytes. The line is still yielded, because it may be one of several lines of a record.
+    `damaged` has the offset of the first bad byte of each line of the current row that is not UTF-8. `unterminated`
+    means that the current line is the last one, and has no line end.
     """
-    for lines, unterminated in line_blocks(read, reader.max_record_bytes):
-        for line in lines:
-            if line == TOO_LONG:
-                raise DataError("too_long_line", f"{reader.file.name}: {reader.too_long()}")
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                damaged.append(error.start)
-                text = line.decode("utf-8", "surrogateescape")
-            yield text if unterminated else text + "\n"
+
+    def __init__(self) -> None:
+        self.damaged: list[int] = []
+        self.unterminated = False
+
+    def decoded(self, reader: RecordReader, read: Read) -> Iterator[str]:
+        """Yield lines with their line ends.
+
+        In a line that is not UTF-8, surrogates replace the bad bytes. The line is still yielded, because it may be one
+        of several lines of a record.
+        """
+        for lines, self.unterminated in line_blocks(read, reader.max_record_bytes):
+            for line in lines:
+                if line == TOO_LONG:
+                    raise DataError("too_long_line", f"{reader.file.name}: {reader.too_long()}")
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError as error:
+                    self.damaged.append(error.start)
+                    text = line.decode("utf-8", "surrogateescape")
+                yield text if self.unterminated else text + "\n"
 
 
 def _parse(header: list[str], row: bytes, delimiter: str) -> object:
@@ -134,16 +145,19 @@ def _parse(header: list[str], row: bytes, delimiter: str) -> object:
         cells = next(csv.reader(io.StringIO(row.decode(), newline=""), delimiter=delimiter, strict=True))
     except UnicodeDecodeError as error:
         return Reject("bad_utf8", f"a byte at offset {error.start} of the row is not UTF-8{_OTHER_ENCODING}")
-    return dict(zip(header, cells, strict=True))
+    return _record(header, cells, _Lines(), "")
 
 
-def _record(header: list[str], row: list[str], damaged: list[int], encoding: str) -> object:
-    if len(row) > len(header):
-        return Reject("bad_csv", f"the row has {len(row)} cells, the header has {len(header)}")
-    if damaged:
+def _record(header: list[str], row: list[str], lines: _Lines, encoding: str) -> object:
+    if len(row) > len(header) or (lines.unterminated and len(row) < len(header)):
+        cut = "; the last line ends early: truncated?" * (len(row) < len(header))
+        return Reject("bad_csv", f"the row has {counted(len(row), 'cell')}, the header has {len(header)}{cut}")
+    if lines.damaged:
         if encoding:
             return Reject("bad_utf8", f"the row is not {encoding}; set another encoding, or fix the row")
-        return Reject("bad_utf8", f"a byte at offset {damaged[0]} of its line is not UTF-8{_OTHER_ENCODING}")
+        return Reject("bad_utf8", f"a byte at offset {lines.damaged[0]} of its line is not UTF-8{_OTHER_ENCODING}")
+    if row == header:
+        return Reject("bad_csv", "the row repeats the header; remove it, or make a file of each if several were joined")
     row += [""] * (len(header) - len(row))
     return dict(zip(header, row, strict=True))
 
