@@ -26,7 +26,7 @@ from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.errors import Busy
 from tasks.core.notes import show_notes_with
 from tasks.core.printable import aligned, counted, duration, lengths_in_words, with_urls
-from tasks.core.process import peak_memory
+from tasks.core.process import of_memory, peak_memory
 from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
 from tasks.inspection.labels import unused_keys
 from tasks.packing.rejects import first_of_each
@@ -414,6 +414,8 @@ def _on_death(task: luigi.Task, message: str) -> None:
         name = type(task).__name__
         guard.report(
             Busy(
-                "killed", f"{name} was killed by signal {killed[1]}; if memory ran out, run again with fewer --workers"
+                "killed",
+                f"{name} was killed by signal {killed[1]}; if memory ran out{of_memory()}, run again with fewer "
+                "--workers",
             )
         )

@@ -6,6 +6,7 @@ Each refused value has its own message.
 from __future__ import annotations
 
 import copy
+import json
 import re
 import time
 from pathlib import Path
@@ -520,3 +521,30 @@ def test_options_of_a_template_are_json_with_sorted_keys() -> None:
     given: Any = {"b": [{"d": 1, "c": None}], "a": {"z": 1.5, "y": True}}
     config = Config(sources=[Source(path="x")], template_options=given)
     assert str(config.template_options) == "{'a': {'y': True, 'z': 1.5}, 'b': [{'c': None, 'd': 1}]}"
+
+
+@pytest.mark.parametrize("name", ["c.json", "c.yaml"])
+@pytest.mark.parametrize("indent", [None, 2, "\t"])
+def test_a_config_may_be_json_as_any_program_writes_it(name: str, indent: int | str | None, tmp_path: Path) -> None:
+    values = {"sources": ["x.jsonl"], "default_system": "be \U0001f600, \x7f, \x85, \u2028", "roles": {}}
+    (tmp_path / name).write_text(json.dumps(values, indent=indent, ensure_ascii=indent is None), encoding="utf-8")
+    assert load_config(tmp_path / name).default_system == values["default_system"]
+
+
+def test_an_escaped_emoji_of_a_yaml_file_is_one_character() -> None:
+    assert parse_settings(r'a: "\ud83d\ude00"', "c.yaml", {}) == {"a": "\U0001f600"}
+    assert parse_settings(r'a: "\ud83d"', "c.yaml", {}) == {"a": "\ud83d"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"name": "a",\n "name": "b"}', 'line 2, column 2: duplicate key "name"'),
+        ('{"name": "a",\n "seed": }{', "line 2"),
+        ('{"validation": NaN}', "validation: must be a number, found 'NaN'"),
+    ],
+)
+def test_an_error_in_a_json_config_is_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        load_config(tmp_path / "c.yaml")

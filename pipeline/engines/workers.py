@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from pipeline.engines.engine import ATTEMPTS, PATIENCE, lost
 from tasks.core.errors import PackError
+from tasks.core.process import of_memory
 from tasks.steps import Outcome, Step, attempt
 from tasks.stores.bucket import has_threads
 
@@ -131,7 +132,7 @@ class _Worker:
         code = self.process.exitcode
         if code is None or code >= 0:
             return f"it ended with exit code {code}"
-        return f"it was killed by signal {-code}; if memory ran out, run again with fewer workers"
+        return f"it was killed by signal {-code}; if memory ran out{of_memory()}, run again with fewer workers"
 
     def end(self, deadline: float) -> None:
         """Wait for the process until the deadline, then kill it."""

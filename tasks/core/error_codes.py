@@ -20,7 +20,7 @@ EXITS = {
     MISSING: "a named file does not exist",
     PART: "a library or a device is missing",
     BUG: "a bug in packcorpus",
-    STORAGE: "reading or writing failed",
+    STORAGE: "reading or writing failed, or a limit of the system was reached",
     BUSY: "another run is active, or this one was interrupted; run the same command again",
     DIFFERS: "a rebuilt corpus differs",
 }
@@ -468,6 +468,9 @@ _ALL = [
     Code("E704", "disk_failed", STORAGE, "The disk failed unexpectedly.",
          "a full disk, permissions, or a failing disk", "fix the cause, then run again"),
 
+    Code("E705", "system_limit", STORAGE, "A limit of the system was reached.",
+         "ulimit -v, ulimit -n, or a limit of the container is low, or too many workers share a machine",
+         "raise the limit, or run with fewer --workers"),
     Code("E711", "busy", BUSY, "Another process is writing the same output.",
          "another run, merge, export, or upload is active", "wait for it, then run again"),
     Code("E712", "killed", BUSY, "A worker was killed.",

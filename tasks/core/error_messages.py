@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from tasks.core.error_codes import CODES
 from tasks.core.errors import Bug, Interrupted, PackError, StorageError
 from tasks.core.printable import from_here, printable, with_urls
+from tasks.core.process import limit_reached
 
 # Set to 1, they act like --json and --debug, also for the luigi command, which lacks these options.
 JSON, DEBUG = "PACKCORPUS_JSON", "PACKCORPUS_DEBUG"
@@ -60,8 +61,11 @@ def format_error(error: PackError) -> str:
 def to_pack_error(error: Exception) -> PackError:
     """Return a PackError as is; convert any other exception to a PackError.
 
-    The message of an unexpected exception names its type, text, and place.
+    An error that a limit of the system caused becomes E705. The message of an unexpected exception names its type,
+    text, and place.
     """
+    if limit := limit_reached(error):
+        return limit
     if isinstance(error, PackError):
         return error
     if "KeyboardInterrupt" in str(error):  # libraries written in Rust convert it to their own errors

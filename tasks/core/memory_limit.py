@@ -12,17 +12,15 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pyarrow as pa
 
 from tasks.core.errors import DataError
+from tasks.core.process import STATM, may_allocate
 
 # A page, a repeated value, or a column of nulls takes a few bytes of a table and any number of bytes in memory. Reading
 # one batch may take this much in addition to four times the size of the file.
 TABLE = 640 << 20
-
-_STATM = Path("/proc/self/statm")
 
 
 @contextmanager
@@ -31,11 +29,11 @@ def bounded_memory(size: int) -> Iterator[None]:
 
     There is no limit if the system does not report memory use.
     """
-    if not _STATM.exists():
+    if not STATM.exists():
         yield
         return
     limits, pool = resource.getrlimit(resource.RLIMIT_DATA), pa.default_memory_pool()
-    has = int(_STATM.read_bytes().split()[5]) * resource.getpagesize()
+    has = int(STATM.read_bytes().split()[5]) * resource.getpagesize()
     bounds = [has + size, *(limit for limit in limits if limit != resource.RLIM_INFINITY)]
     # Arrow's own pool reserves a gigabyte of addresses at once, used or not.
     pa.set_memory_pool(pa.system_memory_pool())
@@ -51,12 +49,15 @@ def bounded_memory(size: int) -> Iterator[None]:
 def bounded_table(name: str, size: int, what: str) -> Iterator[None]:
     """Limit the memory for reading from a table of `size` bytes.
 
-    Raises DataError if `what` takes too much memory.
+    Raises DataError if `what` takes too much memory, and MemoryError if a stricter limit of the system ends it.
     """
+    is_enough = may_allocate(TABLE + 4 * size)
     try:
         with bounded_memory(TABLE + 4 * size):
             yield
     except MemoryError:
+        if not is_enough:
+            raise
         raise bomb(name, f"{what} takes over {(TABLE + 4 * size) >> 20:,} MiB of memory") from None
 
 

@@ -29,5 +29,18 @@ def end() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _check_memory() -> None:
+    """End the command if it may not load its modules."""
+    from tasks.core.error_messages import format_error
+    from tasks.core.process import too_little_memory
+
+    if error := too_little_memory():
+        print(format_error(error), file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if IS_COMMAND:
+    _check_memory()
+
 if IS_COMMAND and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _exit)

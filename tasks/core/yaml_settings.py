@@ -13,8 +13,9 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 import orjson
 import yaml
@@ -53,6 +54,12 @@ class _Loader(yaml.SafeLoader):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(None, None, "aliases are not supported; write the value out", event.start_mark)
         return super().compose_node(parent, index)
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        node = super().compose_scalar_node(anchor)
+        # PyYAML reads "\ud83d\ude00", as JSON writes an emoji, as two halves of a character.
+        node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
@@ -107,7 +114,7 @@ def parse_settings(
     `where` names it in messages.
     """
     try:
-        values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a stricter SafeLoader
+        values = _json_in(text) or yaml.load(text, Loader=_Loader)  # noqa: S506 - a stricter SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "is not YAML"
@@ -122,6 +129,31 @@ def parse_settings(
     return values
 
 
+def _json_in(text: str) -> Any:
+    """Return the values of a JSON text, or None.
+
+    YAML reads most of JSON, but not tabs between values, and some characters in strings. None stands for any other
+    text, and also for JSON with an error: YAML's message names its line.
+    """
+    if text.lstrip()[:1] != "{":
+        return None
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("duplicate key")
+    return found
+
+
 def check_removed(values: dict[str, Any], removed: Removed, where: str, text: str = "") -> None:
     """Raise UsageError if a setting was removed, with what to use instead.
 
@@ -130,7 +162,9 @@ def check_removed(values: dict[str, Any], removed: Removed, where: str, text: st
     named = {name: name if name in removed else f"{name}: {value}" for name, value in values.items()}
     found = {name: setting for name, setting in named.items() if setting in removed}
     if found:
-        root = yaml.compose(text, _Loader)
+        root = None
+        with suppress(yaml.YAMLError):  # for example JSON with tabs
+            root = yaml.compose(text, _Loader)
         lines = {key.value: f"line {key.start_mark.line + 1}: " for key, _ in root.value} if root else {}
         problems = [
             f"{where}: {lines.get(name, '')}{found[name]} was removed; {removed[found[name]]}" for name in found

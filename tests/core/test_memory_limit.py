@@ -43,7 +43,7 @@ def test_a_nested_limit_does_not_raise_the_outer_one() -> None:
 def test_there_is_no_limit_if_the_system_does_not_report_memory_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_limit, "_STATM", tmp_path / "statm")
+    monkeypatch.setattr(memory_limit, "STATM", tmp_path / "statm")
     before = state()
     with bounded_memory(MIB):
         assert state() == before

@@ -29,6 +29,7 @@ from typing import Any
 import orjson
 
 from tasks.core.errors import DataError, Reject
+from tasks.core.process import may_allocate
 from tasks.templates.jinja.engines import limits
 from tasks.templates.jinja.engines.child import run_in_child, serve
 from tasks.templates.jinja.engines.environment import prepare_compiler
@@ -220,6 +221,8 @@ class Renderer:
             raise Reject("template_failed", f"the template fails on the conversation: {value}")
         if kind == "long":
             raise Reject("too_long_text", f"the template writes more than {limits.MOST_CHARACTERS:,} characters")
+        if kind == "memory" and not may_allocate(limits.MEMORY):
+            raise MemoryError  # the limit of the system is stricter
         problem = {
             "invalid": f"not valid Jinja: {value}",
             "includes": f"{value}; a template must be a single file: insert the text of that file",

@@ -1,0 +1,129 @@
+"""A limit of the system is named in one message, whatever reports it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from support.commands import BIN
+
+from tasks.core.error_messages import to_pack_error
+from tasks.core.errors import DataError, PackError, StorageError
+from tasks.core.memory_limit import bomb, bounded_table
+from tasks.core.process import LEAST_MEMORY, may_allocate, of_memory
+
+RECORDS = '{"prompt": "a", "completion": "b"}\n' * 50
+
+
+def caught(raise_it: Callable[[], object]) -> PackError:
+    try:
+        raise_it()
+    except Exception as error:
+        return to_pack_error(error)
+    raise AssertionError("nothing was raised")
+
+
+def raising(error: Exception, cause: Exception | None = None, shown: bool = False) -> Callable[[], object]:
+    def raise_it() -> object:
+        if cause is None:
+            raise error
+        try:
+            raise cause
+        except Exception as first:
+            raise error from (first if shown else None)
+
+    return raise_it
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE), "a.jsonl"),
+        OSError("[Errno 24] Failed to open local file 'a'. Detail: [errno 24] Too many open files"),
+        ImportError("libarrow.so: cannot open shared object file: Too many open files"),
+    ],
+)
+def test_too_many_open_files(error: Exception) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    expected = (
+        f"too many files are open; the limit is {limit:,} files (ulimit -n); raise it, or run with fewer --workers"
+    )
+    for found in (
+        caught(raising(error)),
+        caught(raising(StorageError("cannot_write", "a: cannot be written"), error)),
+        caught(raising(DataError("bad_tokenizer", "not a tokenizer"), error, shown=True)),
+    ):
+        assert (found.code, str(found)) == ("E705", expected)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        pa.ArrowMemoryError("realloc of size 8388608 failed"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+        ValueError("Not enough memory to allocate buffer for parsing: line 1 column 1 (char 0)"),
+        RuntimeError("can't start new thread"),
+        ImportError("libarrow.so: failed to map segment from shared object"),
+    ],
+)
+def test_memory_that_ran_out(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = caught(raising(DataError("bad_tokenizer", "not a tokenizer"), error))
+    assert (found.code, str(found)) == ("E705", "memory ran out; run with fewer --workers")
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda number: (2 << 30, -1) if number == resource.RLIMIT_AS else (-1, -1)
+    )
+    advice = "the limit is 2,097,152 KiB (ulimit -v); raise it, or run with fewer --workers"
+    assert str(caught(raising(error))) == f"memory ran out; {advice}"
+    assert of_memory() == " (its limit is 2,097,152 KiB (ulimit -v))"
+
+
+def test_other_errors_stay() -> None:
+    other = DataError("empty_source", "a.jsonl: Too many open files")
+    assert caught(raising(other)) is other
+    assert caught(raising(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))).code == "E791"
+    assert caught(raising(bomb("a", "x"), MemoryError())).code == "E323"
+    assert caught(raising(FileNotFoundError(errno.ENOENT, "No such file", "a"))).code == "E704"
+
+
+def test_a_table_is_not_a_bomb_if_a_limit_of_the_system_is_stricter(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert may_allocate(1 << 60)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (16 << 30, hard))
+        assert may_allocate(1 << 30)
+        assert not may_allocate(17 << 30)
+        with pytest.raises(MemoryError), bounded_table("a", 1 << 40, "a batch"):
+            bytearray(15 << 30 | 1 << 40)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    with pytest.raises(DataError, match="a batch takes over 640 MiB"), bounded_table("a", 0, "a batch"):
+        bytearray(1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (resource.RLIMIT_AS, LEAST_MEMORY // 2, "the limit of memory is 524,288 KiB (ulimit -v); it must be at least"),
+        (resource.RLIMIT_NOFILE, 8, "too many files are open; the limit is 8 files (ulimit -n)"),
+    ],
+)
+def test_a_command_names_the_limit(kind: int, value: int, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(RECORDS)
+    (tmp_path / "c.yaml").write_text("sources: [a.jsonl]\nvocab_size: 300\n")
+    done = subprocess.run(
+        [BIN / "packcorpus", "pack", "c.yaml", "--on", "here"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(kind, (value, value)),
+        check=False,
+    )
+    assert done.returncode == 74, done.stderr
+    assert f"E705 error: {message}" in done.stderr
