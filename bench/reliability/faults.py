@@ -42,7 +42,7 @@ COMMAND = [str(Path(sys.executable).parent / "luigi"), "--module", "pipeline", "
 CONFIG = "name: chats\nsources: chats.jsonl\nsequence_length: 128\nvocab_size: 400\nvalidation: 0.1\npart_size: 24000\n"
 # The corpus, a corpus that differs only in its rows, one that differs only in its name, and one that shares nothing.
 CONFIGS = {"corpus": "", "longer": "sequence_length: 200\n", "twin": "name: twin\n", "other": "vocab_size: 390\n"}
-CALLS = ("openat", "write", "fsync", "rename", "mkdir", "flock", "fchmod")
+CALLS = ("openat", "write", "fsync", "rename", "mkdir", "flock")
 
 Done = subprocess.CompletedProcess[str]
 Strike = Callable[[Path], int]

@@ -118,7 +118,7 @@ def open_holes(path: Path, size: int) -> io.FileIO:
     Bytes that were never written are holes.
     """
     make_folder(path.parent)
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)
     if os.fstat(file.fileno()).st_size != size:
         os.ftruncate(file.fileno(), size)
     return file

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -83,7 +84,6 @@ def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter
                 arrived = os.fstat(handle).st_size
                 if arrived != writer.size:
                     raise OSError(f"{writer.size:,} bytes were written, but the file has {arrived:,}")
-                os.fchmod(handle, 0o644)
                 _sync(handle)
                 os.rename(temporary, path)
             sync_folder(path.parent)
@@ -230,6 +230,14 @@ def _sync(handle: int) -> None:
             fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
             return
     os.fsync(handle)
+
+
+def give_usual_mode(path: Path) -> None:
+    """Let a file that a library made for its owner alone be read by whom the umask allows."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        example = Path(folder) / "example"  # os.umask could only be read by changing it, also for other threads
+        example.touch()
+        path.chmod(example.stat().st_mode & 0o777)
 
 
 def write_bytes(path: Path, data: bytes) -> dict[str, Any]:

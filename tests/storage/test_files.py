@@ -27,8 +27,17 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.core.errors import StorageError
+from tasks.sources.remote_blocks import open_holes
 from tasks.storage import files
-from tasks.storage.files import atomic_file, copy_file, read_json, sha256_of, to_json, write_bytes
+from tasks.storage.files import (
+    atomic_file,
+    copy_file,
+    give_usual_mode,
+    read_json,
+    sha256_of,
+    to_json,
+    write_bytes,
+)
 
 
 class Stop(Exception):
@@ -81,11 +90,26 @@ def test_order_of_sync_and_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "rename", spy_rename)
     write_bytes(path, b"abc")
     assert seen == ["fsync file", "rename", "fsync folder"]
-    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077])
+def test_files_and_folders_have_the_mode_that_the_umask_allows(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        write_bytes(tmp_path / "new" / "a", b"abc")
+        (tmp_path / "private").touch(0o600)
+        give_usual_mode(tmp_path / "private")
+        open_holes(tmp_path / "holes", 10).close()
+    finally:
+        os.umask(before)
+    for name in ("new/a", "private", "holes"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o666 & ~mask, name
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o777 & ~mask
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["holes", "new", "private"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("call", ["fsync", "rename", "fchmod"])
+@pytest.mark.parametrize("call", ["fsync", "rename"])
 def test_a_failed_write_names_the_file_and_keeps_the_old_one(
     call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

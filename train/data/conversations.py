@@ -288,7 +288,7 @@ class PaddingTokenizer(PreTrainedTokenizerFast):
 
     def save_pretrained(self, save_directory: str | Path, **_: Any) -> tuple[str, ...]:
         Path(save_directory).mkdir(parents=True, exist_ok=True)
-        return tuple(str(shutil.copy(file, save_directory)) for file in self.files)
+        return tuple(str(shutil.copyfile(file, Path(save_directory) / file.name)) for file in self.files)
 
 
 def padding_tokenizer(corpus: Corpus) -> PaddingTokenizer:

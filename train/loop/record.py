@@ -6,7 +6,6 @@ model, log of the steps ─write_results─▶ adapter_model.safetensors, tokeni
 from __future__ import annotations
 
 import io
-import os
 import shutil
 from functools import cache
 from importlib import metadata
@@ -15,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from tasks.encoders.tokenizer_files import TokenizerFiles
-from tasks.storage.files import sha256_of, to_json, write_bytes
+from tasks.storage.files import give_usual_mode, sha256_of, to_json, write_bytes
 from train.measures.phases import PHASES
 
 # Colors of the phases in the picture: two for data, two for the model, and one for the optimizer.
@@ -78,10 +77,9 @@ def write_results(
     for adapter in model.peft_config.values():
         adapter.base_model_name_or_path = record["base_model"]
     model.save_pretrained(folder, safe_serialization=True)
-    os.umask(mask := os.umask(0))
-    (folder / "adapter_model.safetensors").chmod(0o666 & ~mask)  # PEFT makes it readable only by its owner
+    give_usual_mode(folder / "adapter_model.safetensors")
     for file in tokenizer.files if tokenizer else ():
-        shutil.copy(file, folder)
+        shutil.copyfile(file, folder / file.name)
     write_bytes(folder / "training.svg", picture(log, record["corpus"]["name"], record["result"]["kept_step"]))
     record = record | {"adapter_sha256": sha256_of(folder / "adapter_model.safetensors"), "log": log}
     write_bytes(folder / "training.json", to_json(record))

@@ -19,6 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tasks.core.errors import DataError
+from tasks.storage.files import give_usual_mode
 from train.merge.weights.adapter import Adapter, rounded
 from train.merge.weights.layout import Group, NotInvertible, groups_of
 from train.merge.weights.tensor_files import SHARD_BYTES, Place, Tensors, write_shards
@@ -178,6 +179,8 @@ def _write_whole(
             value.data = rounded(value.data, dtype, name)
     model.config.dtype = dtype
     model.save_pretrained(folder, max_shard_size=SHARD_BYTES)
+    for file in folder.glob("*.safetensors"):
+        give_usual_mode(file)
     (folder / "config.json").unlink()  # write_companions writes it
     (folder / "generation_config.json").unlink(missing_ok=True)
     return written
