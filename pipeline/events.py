@@ -25,7 +25,7 @@ from tasks.conversations.keys.loss_weights import loss_weight_hints
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.errors import Busy
 from tasks.core.notes import show_notes_with
-from tasks.core.printable import aligned, counted, duration, lengths_in_words, with_urls
+from tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
 from tasks.core.process import of_memory, peak_memory
 from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
 from tasks.inspection.labels import unused_keys
@@ -301,7 +301,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     if share > NOTEWORTHY:
         display.show(f"note: {100 * share:.1f} % of all tokens were in conversations that were rejected")
     remember_manifest(root, Path(path).name)
-    print(shown, flush=True)
+    print(printable(str(shown)), flush=True)
 
 
 def _overlong(manifest: Manifest) -> Iterator[str]:
@@ -384,7 +384,7 @@ def _on_present(task: luigi.Task) -> None:
         _finish(load_manifest(task.recipe.published), task.output().path, "already packed, nothing to do")
     elif kind in ("TrainAdapter", "DiagnoseTraining"):
         display.show(f"already {'trained' if kind == 'TrainAdapter' else 'diagnosed'}, nothing to do")
-        print(task.output().path, flush=True)
+        print(printable(task.output().path), flush=True)
     else:
         _reused(task.task_id, task.stage)
 

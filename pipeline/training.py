@@ -64,7 +64,7 @@ def record_of(words: tuple[str, ...]) -> Path:
             error = orjson.loads(done.stderr.strip().rpartition("\n")[2])["error"]
         except (ValueError, LookupError, TypeError):
             error = {"reason": "training_failed", "message": done.stderr.strip()}
-        raise TrainingFailed(error["reason"], error["message"], done.returncode)
+        raise TrainingFailed(error["reason"], error["message"].split("\n"), done.returncode)
     return Path(done.stdout.splitlines()[-1])
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, UsageError
+from tasks.core.printable import printable
 from train.machine import meeting
 from train.machine.signals import SignalGuard, reports
 
@@ -98,7 +99,7 @@ def _run(arguments: list[str], guard: SignalGuard) -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     if reports():
         action = f"resuming after step {done}" if (done := folder.steps_done()) else "starting training"
-        print(f"{action}; loading torch and the model", file=sys.stderr, flush=True)
+        print(printable(f"{action}; loading torch and the model"), file=sys.stderr, flush=True)
     ranks = 1 if "RANK" in os.environ else devices.ranks(config)  # under torchrun, WORLD_SIZE is the number of them
     if ranks > 1:
         from train.machine import launch

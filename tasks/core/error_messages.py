@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from tasks.core.error_codes import CODES
 from tasks.core.errors import Bug, Interrupted, PackError, StorageError
-from tasks.core.printable import from_here, printable, with_urls
+from tasks.core.printable import from_here, printable_lines, with_urls
 from tasks.core.process import limit_reached
 
 # Set to 1, they act like --json and --debug, also for the luigi command, which lacks these options.
@@ -32,7 +32,7 @@ def as_text(error: PackError) -> str:
     """
     code = CODES[error.reason]
     rank = f"rank {error.facts['rank']}: " if "rank" in error.facts else ""
-    message = rank + printable(from_here(with_urls(str(error))))
+    message = rank + printable_lines(from_here(with_urls(str(error))))
     if isinstance(error, Interrupted):
         return f"{code.code} {message}"
     return f"{code.code} error: {message}\n  cause: {code.cause}; fix: {code.fix}"

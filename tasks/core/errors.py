@@ -7,21 +7,24 @@ never see a traceback for something that they can fix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tasks.core.error_codes import BUG, BUSY, CODES, DATA, DIFFERS, MISSING, PART, STORAGE, USAGE
+from tasks.core.printable import one_line
 
 
 class _Coded(Exception):
     """An error with a stable `reason`, such as "bad_role", and its `code` (E207).
 
-    Users can act on its `message`.
+    Users can act on its `message`: one line, or a list of lines. Names of files and keys may contain line feeds and
+    control characters, so these are escaped.
     """
 
-    def __init__(self, reason: str, message: str):
+    def __init__(self, reason: str, message: str | Sequence[str]):
         super().__init__(reason, message)
         self.reason = reason
-        self.message = message
+        self.message = "\n".join(map(one_line, [message] if isinstance(message, str) else message))
 
     def __str__(self) -> str:
         return self.message
@@ -39,7 +42,7 @@ class PackError(_Coded):
 
     exit_code: int = DATA
 
-    def __init__(self, reason: str, message: str, **facts: Any):
+    def __init__(self, reason: str, message: str | Sequence[str], **facts: Any):
         super().__init__(reason, message)
         self.facts = facts
 

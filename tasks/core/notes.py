@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 
+from tasks.core.printable import printable
+
 FIRST_AFTER, EVERY = 3.0, 10.0  # seconds
 
 
 def _print(note: str) -> None:
-    print(note, file=sys.stderr, flush=True)
+    print(printable(note), file=sys.stderr, flush=True)
 
 
 _show: Callable[[str], None] = _print

@@ -47,14 +47,23 @@ def with_urls(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` with every unsafe character escaped; newlines stay.
+    """Return `text` as one line with every unsafe character escaped.
 
     A terminal would obey, hide, or reorder an unsafe character. Paths become URLs, as in `with_urls`.
     """
-    text = with_urls(text)
+    return one_line(with_urls(text))
+
+
+def printable_lines(text: str) -> str:
+    """Return `text` like `printable`, but keep its line feeds."""
+    return "\n".join(map(one_line, with_urls(text).split("\n")))
+
+
+def one_line(text: str) -> str:
+    """Return `text` with every unsafe character escaped, and its line feeds."""
     if text.isprintable() and MARKS.isdisjoint(text):
         return text
-    return "".join(char if is_plain(char) else escaped(char) for char in text)
+    return "".join(char if is_plain(char) and char != "\n" else escaped(char) for char in text)
 
 
 def from_here(text: str) -> str:

@@ -169,7 +169,7 @@ def check_removed(values: dict[str, Any], removed: Removed, where: str, text: st
         problems = [
             f"{where}: {lines.get(name, '')}{found[name]} was removed; {removed[found[name]]}" for name in found
         ]
-        raise UsageError("removed_setting", "\n".join(problems))
+        raise UsageError("removed_setting", problems)
 
 
 @functools.cache
@@ -199,7 +199,7 @@ def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Mo
         ]
         if len(lines) > SHOWN:
             lines[SHOWN:] = [f"  … and {len(lines) - SHOWN:,} more"]
-        raise UsageError("bad_setting", f"{where}: invalid config\n" + "\n".join(lines)) from None
+        raise UsageError("bad_setting", [f"{where}: invalid config", *lines]) from None
 
 
 def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:

@@ -142,7 +142,7 @@ def _values(manifest: Manifest) -> dict[str, Any]:
 
 def _code(text: str) -> str:
     """Format text as code within a table, so that no markup in it is interpreted."""
-    shown = printable(text).replace("\n", "\\n").replace("|", "\\|")
+    shown = printable(text).replace("|", "\\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     space = " " if shown[:1] == "`" or shown[-1:] == "`" else ""
     return f"{fence}{space}{shown}{space}{fence}"

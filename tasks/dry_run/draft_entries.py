@@ -16,7 +16,7 @@ from typing import Any
 from tasks.conversations.formats import guess_columns
 from tasks.conversations.keys.guess_roles import guess_roles
 from tasks.core.errors import DataError, PackError, Reject, UsageError
-from tasks.core.printable import printable
+from tasks.core.printable import printable_lines
 from tasks.dry_run.sample_tokens import count_unused_keys
 from tasks.readers.container import Record
 from tasks.readers.containers import container_by_extension
@@ -214,5 +214,5 @@ def guess_columns_of(path: Path) -> dict[str, str]:
 
 def one_line(text: str, strip: bool = True) -> str:
     """Make `text` safe for a comment by replacing everything that ends a line."""
-    line = printable(text).replace("\n", " ")
+    line = printable_lines(text).replace("\n", " ")
     return line.strip() if strip else line

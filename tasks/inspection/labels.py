@@ -98,7 +98,7 @@ def unused_keys(found: Mapping[str, Mapping[str, int]]) -> list[str]:
         keys = [f"{key} {count:,}" for key, count in often[:MOST_KEYS]]
         rest = len(counts) - MOST_KEYS
         line = f"{source.removeprefix(folder)}: {', '.join(keys)}{f', and {rest:,} more' if rest > 0 else ''}"
-        lines.append(printable(line).replace("\n", "\\n"))
+        lines.append(printable(line))
     rest = len(found) - MOST_SOURCES
     return lines + [f"and in {counted(rest, 'more source')}"] * (rest > 0)
 

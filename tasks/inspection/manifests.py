@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from tasks.core.printable import printable
 from tasks.core.suggest import suggest
 from tasks.stores.scratch import scratch_with, url_of
 
@@ -133,11 +134,11 @@ def latest_manifest(root: Path = HERE) -> Path | None:
     from tasks.storage.corpus_folder import last_manifest
 
     if last := last_manifest(root):
-        print(f"{last}: from the latest run", file=sys.stderr)
+        print(printable(f"{last}: from the latest run"), file=sys.stderr)
         return last
     found = _manifests(root)
     if found:
-        print(f"{found[-1]}: the newest of {len(found)}" if len(found) > 1 else f"{found[-1]}", file=sys.stderr)
+        print(printable(f"{found[-1]}{f': the newest of {len(found)}' * (len(found) > 1)}"), file=sys.stderr)
     return found[-1] if found else None
 
 
@@ -180,7 +181,7 @@ def by_name(text: str, root: Path = HERE) -> Path | None:
             return path
     if named := [path for path in found if path.stem.rpartition("-")[0] == text]:
         if len(named) > 1:
-            print(f"{named[-1]}: the newest of {len(named)} named {text}", file=sys.stderr)
+            print(printable(f"{named[-1]}: the newest of {len(named)} named {text}"), file=sys.stderr)
         return named[-1]
     keyed = [path for path in found if path.stem.rpartition("-")[2].startswith(text)]
     if len(text) < SHORTEST_KEY or not keyed:

@@ -254,7 +254,7 @@ def check_left(account: Account, read: int, rejected: dict[str, int], recipe: Re
     counts += [f"{account.packed:,} held out"] * (account.packed > 0)
     lines = [f"{config.name}: no conversation is left to pack: {', '.join(counts)}"]
     lines += first_of_each(rejects_file, rejected) if rejected else []
-    raise DataError("nothing_to_pack", "\n".join(lines))
+    raise DataError("nothing_to_pack", lines)
 
 
 @dataclass(slots=True)

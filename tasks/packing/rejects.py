@@ -57,11 +57,13 @@ def check_rejects(counts: dict[str, int], cut_off: int, read: int, recipe: Recip
     template = f"; the template is {recipe.config.template}" if refused else ""
     raise DataError(
         "too_many_rejects",
-        f"{rejected:,} of {read:,} conversations were rejected ({100 * rejected / read:.2f} %), max_rejects "
-        f"allows {100 * limit:.2f} %{template}\n"
-        + "\n".join(first_of_each(path, counts))
-        + f"\nall are listed in {path}\n"
-        + "\n".join(suggest_settings(counts, cut_off, read)),
+        [
+            f"{rejected:,} of {read:,} conversations were rejected ({100 * rejected / read:.2f} %), max_rejects "
+            f"allows {100 * limit:.2f} %{template}",
+            *first_of_each(path, counts),
+            f"all are listed in {path}",
+            *suggest_settings(counts, cut_off, read),
+        ],
         rejects=_first(path),
         all_rejects=str(path),
     )

@@ -136,7 +136,7 @@ def _compiled() -> Callable[..., str]:
 
 def _text(value: str) -> str:
     """Make text from a file printable, on one line, and short enough to read."""
-    shown = printable(value).replace("\n", "\\n")
+    shown = printable(value)
     half = LONGEST // 2
     return shown if len(shown) <= LONGEST else f"{shown[:half]} … {shown[-half:]}"
 

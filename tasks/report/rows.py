@@ -21,7 +21,7 @@ import orjson
 
 from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, Reject
-from tasks.core.printable import printable
+from tasks.core.printable import printable, printable_lines
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
 from tasks.inspection.lookup import turn_of
@@ -139,7 +139,7 @@ def _packed(manifest: Manifest, row: dict[str, Any], pieces: list[Piece], encode
     for number, piece in enumerate(pieces):
         own = slice(piece.start, piece.start + piece.length)
         runs = [
-            Run(printable(encoder.decode(run.ids)), run.trained, run.control)
+            Run(printable_lines(encoder.decode(run.ids)), run.trained, run.control)
             for run in runs_of(encoder, ids[own], labels[own])
         ]
         facts = [f"{piece.length:,} tokens", f"{piece.trained:,} trained", *["truncated"] * piece.truncated]
@@ -178,15 +178,15 @@ def _whole(manifest: Manifest, row: dict[str, Any], pieces: list[Piece]) -> Samp
     tokens, trained = sum(piece.length for piece in pieces), sum(piece.trained for piece in pieces)
     runs: list[Run] = []
     if row["messages"] is None:
-        runs.append(Run(printable(row["text"]), trained=True))
+        runs.append(Run(printable_lines(row["text"]), trained=True))
     else:
         if row["tools"]:
-            runs += [Run("tools", False, control=True), Run(f"\n{printable(row['tools'])}\n", False)]
+            runs += [Run("tools", False, control=True), Run(f"\n{printable_lines(row['tools'])}\n", False)]
         for message, is_trained in zip(row["messages"], _trained(manifest, row), strict=True):
             calls = orjson.dumps(message["tool_calls"]).decode() if message["tool_calls"] else ""
             content = "\n".join(filter(None, (message.get("reasoning_content"), message["content"], calls)))
             runs.append(Run(printable(message["role"]), False, control=True))
-            runs += [Run("\n", False), Run(printable(content), is_trained), Run("\n", False)]
+            runs += [Run("\n", False), Run(printable_lines(content), is_trained), Run("\n", False)]
     facts = [f"{tokens:,} tokens", f"{trained:,} trained"]
     excerpt = Excerpt(_place(manifest, pieces[0]), facts, 0, _grouped(runs))
     return Sample("", 0, "", tokens, trained, 0, 1, [excerpt])

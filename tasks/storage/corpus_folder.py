@@ -289,7 +289,7 @@ def raise_all(wrong: Sequence[PackError], folder: Path) -> None:
     repairable = any(error.reason != "foreign_file" for error in wrong)
     summary = f"{folder}: {len(wrong):,} files do not match the manifest{f'; {fix}' * repairable}"
     files = [{"code": error.code, "reason": error.reason, "message": str(error)} for error in wrong[:SHOWN]]
-    raise type(first)(first.reason, "\n".join([summary, *shown]), files=files)
+    raise type(first)(first.reason, [summary, *shown], files=files)
 
 
 @contextmanager

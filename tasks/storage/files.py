@@ -233,7 +233,7 @@ def _sync(handle: int) -> None:
 
 
 def give_usual_mode(path: Path) -> None:
-    """Let a file that a library made for its owner alone be read by whom the umask allows."""
+    """Give a file that a library made for its owner alone the mode of other files."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         example = Path(folder) / "example"  # os.umask could only be read by changing it, also for other threads
         example.touch()

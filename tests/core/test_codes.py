@@ -23,6 +23,7 @@ from tasks.core import errors
 from tasks.core.error_codes import CODES, EXITS, GROUPS, table
 from tasks.core.error_messages import as_json, as_text, to_pack_error
 from tasks.core.errors import Bug, DataError, Interrupted, PackError, Reject, UsageError
+from tasks.core.printable import one_line
 from train.machine.launch import RankFailed
 
 CLASSES: dict[str, Any] = {
@@ -122,9 +123,20 @@ def test_a_message_follows_its_code_and_is_one_line_of_json(reason: str, message
     assert all(char.isprintable() or char.isspace() for char in first)
     line = as_json(error)
     assert "\n" not in line
-    assert json.loads(line)["error"]["message"].encode(errors="replace") == message.encode(errors="replace")
+    assert json.loads(line)["error"]["message"] == one_line(message)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
-    assert (again.reason, str(again), again.facts) == (reason, message, error.facts)
+    assert (again.reason, str(again), again.facts) == (reason, one_line(message), error.facts)
+
+
+@pytest.mark.parametrize("error", [DataError, Reject])
+def test_a_name_cannot_add_a_line_and_a_list_of_lines_can(error: Any) -> None:
+    """Names of files, keys, and URLs are in messages, and may contain anything."""
+    found = error("bad_json", ["a\nE999 error: forged\x1b[2J\u202e", "  second\rline"])
+    expected = "a\\nE999 error: forged\\x1b[2J\\u202e\n  second\\rline"
+    assert str(found) == expected
+    again = pickle.loads(pickle.dumps(found))  # noqa: S301 - our own
+    assert str(again) == expected
+    assert str(error("bad_json", "a\nb")) == "a\\nb"
 
 
 def test_an_interrupt_is_not_reported_as_an_error() -> None:

@@ -96,3 +96,33 @@ def test_a_corpus_is_the_same_however_processes_start(tmp_path: Path) -> None:
         record = orjson.loads((folder / orjson.loads(manifest.read_bytes())["corpus"] / "run.json").read_bytes())
         assert record["conversations"] == 60, "figures of all processes arrive"
     assert found[0] == found[1] == found[2]
+
+
+def test_names_of_files_and_arguments_cannot_forge_lines_or_control_the_terminal(tmp_path: Path) -> None:
+    forged = "x\nE999 error: forged\x1b[2J\r\u202e"
+    write_chats(tmp_path / f"{forged}.jsonl", 30)
+    (tmp_path / f"{forged}.yaml").write_text(CONFIG.replace("chats.jsonl", "'*.jsonl'") + "templat: a\n")
+    (tmp_path / "corpus.yaml").write_text(CONFIG.replace("chats.jsonl", "'*.jsonl'"))
+    (tmp_path / forged).mkdir()
+    packcorpus = str(BIN / "packcorpus")
+    for words in (
+        ["init", "."],
+        ["check", "corpus.yaml", "--root", forged],
+        ["pack", "corpus.yaml", "--root", forged, "--on", "here"],
+        ["pack", f"{forged}.yaml", "--on", "here"],
+        ["pack", forged],
+        [forged],
+        ["pack", f"--{forged}"],
+        ["inspect", "--root", forged],
+        ["inspect", f"{forged}.jsonl"],
+        ["list", "--root", forged],
+        ["verify", "--root", forged],
+        ["report", "--root", forged],
+        ["diff", forged, forged],
+        ["export", "--to", "trl", "--root", forged],
+    ):
+        done = command(tmp_path, packcorpus, *words)
+        output = done.stdout + done.stderr
+        assert "forged" in output or words[0] == "init", words
+        assert not [line for line in output.splitlines() if line.startswith("E999")], output
+        assert not {"\x1b", "\r", "\u202e"} & set(output), words

@@ -282,7 +282,7 @@ def test_every_token_of_a_sampled_row_is_shown_with_its_label(made: dict[str, Pa
 
 def _decoded(encoder: Any, row: dict[str, np.ndarray], chosen: np.ndarray) -> str:
     """Decode the trained text run by run."""
-    from tasks.core.printable import printable
+    from tasks.core.printable import printable_lines
     from tasks.inspection.token_runs import runs_of
 
     filled = int(row["attention_mask"].sum())
@@ -291,7 +291,7 @@ def _decoded(encoder: Any, row: dict[str, np.ndarray], chosen: np.ndarray) -> st
     for first, last in zip(starts, [*starts[1:], filled], strict=True):
         for run in runs_of(encoder, row["input_ids"][first:last], row["labels"][first:last]):
             if run.trained:
-                found.append(printable(encoder.decode(run.ids)))
+                found.append(printable_lines(encoder.decode(run.ids)))
     assert sum(len(run) for run in found) or not chosen.any()
     return "".join(found)
 

@@ -32,7 +32,7 @@ from rich.console import Console
 
 from tasks.core.error_messages import format_error
 from tasks.core.errors import Interrupted, PackError, UsageError
-from tasks.core.printable import duration
+from tasks.core.printable import duration, printable
 from tasks.core.suggest import suggest
 from tasks.storage.files import to_json, write_bytes
 from train.config import DEFAULT, TrainingConfig
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
     results = results_of(diagnosis)
     print_results(diagnosis, results)
     write_results(diagnosis, results, result)
-    print(result)
+    print(printable(str(result)))
     return 0
 
 

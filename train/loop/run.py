@@ -19,7 +19,7 @@ import torch
 from transformers import PrinterCallback, TrainerState
 
 from tasks.core.errors import Interrupted, PartMissing
-from tasks.core.printable import counted
+from tasks.core.printable import counted, printable
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
 from train.evaluation.decisions import Decisions
@@ -122,7 +122,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     for one in measured:  # makes the next run faster or better
         say(console, f"advice: {one}", "yellow")
     if state.is_local_main_process:
-        print(folder.record)
+        print(printable(str(folder.record)))
 
 
 def _meet(config: TrainingConfig, folder: RunFolder) -> devices.Device | None:

@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 
 from tasks.core.errors import Busy, DataError, UsageError
+from tasks.core.printable import printable
 from tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
 from train.config import EARLIER, TrainingConfig
 from train.data.corpus import Corpus
@@ -117,7 +118,7 @@ class RunFolder:
     def report_finished(self) -> None:
         """Print the path of the record of a run that is already finished."""
         print("already trained, nothing to do", file=sys.stderr)
-        print(self.record)
+        print(printable(str(self.record)))
 
     def check(self) -> None:
         """Raise DataError or UsageError if the folder does not belong to this run."""

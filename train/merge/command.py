@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from tasks.core.printable import printable
 from train.machine import devices
 from train.merge.find_run import find_base, find_run
 from train.options import Parser
@@ -46,5 +47,5 @@ def main(arguments: list[str]) -> int:
     devices.check_libraries()
     from train.merge.merge_run import merge
 
-    print(merge(run, base, options.dtype, options.output, options.root))
+    print(printable(str(merge(run, base, options.dtype, options.output, options.root))))
     return 0

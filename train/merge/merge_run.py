@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tasks.core.errors import DataError, StorageError
-from tasks.core.printable import counted, in_bytes
+from tasks.core.printable import counted, in_bytes, printable
 from tasks.storage.files import sha256_of, write_bytes
 from train.machine import out_of_memory
 from train.machine.devices import free_disk, free_memory
@@ -67,7 +67,7 @@ def merge(run: Run, base: Base, wanted: str | None, output: Path | None, root: P
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 # -- before --------------------------------------------------------------------------------------------------------

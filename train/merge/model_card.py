@@ -52,7 +52,7 @@ def model_card(
         "generation ends at": ", ".join(f"`{token}`" for token in companions.stops) or "not known",
         "license of the corpus": ", ".join(map(_code, licenses or ())) or "not specified",
     }
-    cells = {name: printable(text).replace("\n", "\\n").replace("|", "\\|") for name, text in lines.items()}
+    cells = {name: printable(text).replace("|", "\\|") for name, text in lines.items()}
     table = "".join(f"| {name} | {text} |\n" for name, text in cells.items())
     settings = "".join(
         f"| `{name}` | {_code(str(config[name]))} |\n" for name in SETTINGS if config.get(name) is not None

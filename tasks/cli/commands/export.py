@@ -63,8 +63,10 @@ def push(
     from tasks.corpus.push import Push, push_corpus
 
     def progress(line: str) -> None:
+        from tasks.core.printable import printable
+
         if not json_output:
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
 
     def lines(done: Push) -> list[str]:
         from tasks.core.printable import counted, in_bytes

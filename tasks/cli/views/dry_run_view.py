@@ -14,7 +14,15 @@ from rich.text import Text
 from tasks.cli.views.console import grid, heading, indented, plain_table, print_remark, single
 from tasks.cli.views.corpus_view import SHOWN_SOURCES, print_content_tokens, print_facts, print_mixture, print_unused
 from tasks.cli.views.token_text import print_hanging, print_legend, print_title, text_of
-from tasks.core.printable import common_folder, counted, duration, in_bytes, lengths_in_words, printable
+from tasks.core.printable import (
+    common_folder,
+    counted,
+    duration,
+    in_bytes,
+    lengths_in_words,
+    printable,
+    printable_lines,
+)
 from tasks.corpus.mixture_table import mixture_table
 from tasks.inspection.dry_run import DryRun
 from tasks.inspection.labels import (
@@ -50,7 +58,7 @@ def show_dry_run(run: DryRun, console: Console) -> None:
         soft_wrap=True,
     )
     for failure in run.failures:
-        indented(console, single(Text(printable(failure), "bold yellow")))
+        indented(console, single(Text(printable_lines(failure), "bold yellow")))
     tokenizer = run.tokenizer
     name = "trained on the sample (a run trains it on all sources)" if tokenizer.trained_here else tokenizer.name
     facts = [

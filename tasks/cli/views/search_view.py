@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tasks.cli.views.token_text import HEADING_STYLE, print_hanging, styled, text_of
 from tasks.core.error_codes import CODES
-from tasks.core.printable import counted, printable
+from tasks.core.printable import counted, printable, printable_lines
 from tasks.inspection.lookup import turn_of
 from tasks.inspection.search import Excerpt, Rejects, SearchResult
 
@@ -40,7 +40,7 @@ def show_search(result: SearchResult, console: Console) -> None:
 def _line_of(excerpt: Excerpt, search: str) -> Text:
     """Return the tokens around a match on one line."""
     text = text_of(excerpt.spans)
-    text.highlight_words([printable(search)], "reverse")
+    text.highlight_words([printable_lines(search)], "reverse")
     line = Text(" ⏎ ", "dim").join(text.split("\n"))
     return Text.assemble("… " if excerpt.before else "", line, " …" if excerpt.after else "")
 

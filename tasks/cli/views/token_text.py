@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from tasks.core.printable import BOUNDARY, CONTROL, MARKS, TRAINED, escaped, is_plain, printable
+from tasks.core.printable import BOUNDARY, CONTROL, MARKS, TRAINED, escaped, is_plain, printable_lines
 from tasks.inspection.token_runs import Span
 
 TRAINED_STYLE, UNTRAINED_STYLE, ESCAPED_STYLE, HEADING_STYLE = "bold green", "dim", "magenta", "bold cyan"
@@ -41,7 +41,7 @@ def text_of(spans: Sequence[Span], as_ids: bool = False) -> Text:
         elif span.control:
             color = "green" if span.trained else "default"
             text.append(CONTROL[0], color)
-            text.append(printable(span.text), f"bold reverse {color}")
+            text.append(printable_lines(span.text), f"bold reverse {color}")
             text.append(CONTROL[1], color)
         elif span.tokens is not None:
             text.append_text(Text(BOUNDARY, BOUNDARY_STYLE).join(styled(token, style) for token in span.tokens))
@@ -91,7 +91,7 @@ def print_title(console: Console, number: str, origin: str, facts: Sequence[str]
 
 
 def styled(text: str, style: str) -> Text:
-    """Return text like `printable`, but with escaped characters in their own color."""
+    """Return text like `printable_lines`, with escaped characters in their own color."""
     if text.isprintable() and MARKS.isdisjoint(text):
         return Text(text, style)
     found = Text()

@@ -268,4 +268,4 @@ def _safe(key: str) -> str:
     """Return a key in a form that can be shown in one line."""
     if key.isidentifier() and len(key) <= LONGEST_KEY:
         return key
-    return printable(key[:LONGEST_KEY]).replace("\n", "\\n") + "…" * (len(key) > LONGEST_KEY)
+    return printable(key[:LONGEST_KEY]) + "…" * (len(key) > LONGEST_KEY)
