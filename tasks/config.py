@@ -71,6 +71,9 @@ REMOVED: Removed = {
 # a copy of a recorded config.
 WITHOUT_EFFECT = {"plan_group": ONE_PLAN}
 
+# How the folder of a tokenizer is loaded: like AutoTokenizer, or its tokenizer.json or .model file as it is.
+WAYS_TO_LOAD = ("transformers", "files")
+
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
 
 
@@ -84,6 +87,14 @@ def _or_paths(schema: dict[str, Any]) -> None:
     path = {"type": "string", "minLength": 1}
     entries["items"] = {"anyOf": [path, entries["items"]]}
     schema.update(anyOf=[path, {key: entries.pop(key) for key in ("type", "items", "minItems")}], **entries)
+
+
+def _or_loaded_as(schema: dict[str, Any]) -> None:
+    """Allow a path with a way to load it in the JSON Schema."""
+    path = {"type": "string", "minLength": 1}
+    properties = {"path": path, "as": {"enum": list(WAYS_TO_LOAD)}}
+    both = {"type": "object", "properties": properties, "required": ["path"], "additionalProperties": False}
+    schema["anyOf"].insert(1, both)
 
 
 class Config(BaseModel):
@@ -105,7 +116,9 @@ class Config(BaseModel):
         None,
         min_length=1,
         description="A SentencePiece model, or a tokenizer.json or folder of a Hugging Face tokenizer. "
-        "If absent, a SentencePiece model is trained on the sources.",
+        "If absent, a SentencePiece model is trained on the sources. A folder is loaded like AutoTokenizer of "
+        "Transformers loads it. {path: FOLDER, as: files} uses its tokenizer.json or .model file as it is.",
+        json_schema_extra=_or_loaded_as,
     )
     template: str = Field(
         "chatml",
@@ -261,12 +274,17 @@ class Config(BaseModel):
 
     # Lengths of rows, ascending; empty if there is only one. `sequence_length` is the longest length.
     _lengths: tuple[int, ...] = PrivateAttr(())
+    _tokenizer_as: str = PrivateAttr(WAYS_TO_LOAD[0])
 
     @model_validator(mode="wrap")
     @classmethod
-    def _take_lengths(cls, values: Any, check: ModelWrapValidatorHandler[Config]) -> Config:
-        """Accept several lengths of rows."""
+    def _take_other_forms(cls, values: Any, check: ModelWrapValidatorHandler[Config]) -> Config:
+        """Accept several lengths of rows, and a tokenizer with a way to load it."""
         lengths: tuple[int, ...] = ()
+        tokenizer = values.get("tokenizer") if isinstance(values, dict) else None
+        if isinstance(tokenizer, dict):
+            _check_tokenizer(tokenizer)
+            values = {**values, "tokenizer": tokenizer["path"]}
         given = values.get("sequence_length") if isinstance(values, dict) else None
         if isinstance(given, str) and "," in given:
             raise ValueError(f"sequence_length: several lengths are a list, such as [512, 1024], found {given!r}")
@@ -276,15 +294,19 @@ class Config(BaseModel):
         config = check(values)
         if len(lengths) > 1:
             config._lengths = lengths
+        if isinstance(tokenizer, dict):
+            config._tokenizer_as = tokenizer.get("as", WAYS_TO_LOAD[0])
         check_lengths(config._lengths, config.packing, config._set_among(ROWS_IF_SET))
         return config
 
     @model_serializer(mode="wrap")
-    def _write_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write several lengths of rows as a list in `sequence_length`."""
+    def _write_other_forms(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write several lengths of rows as a list, and the way to load a tokenizer unless it is the usual way."""
         values: dict[str, Any] = dump(self)
         if self._lengths and "sequence_length" in values:
             values["sequence_length"] = list(self._lengths)
+        if self._tokenizer_as != WAYS_TO_LOAD[0] and "tokenizer" in values:
+            values["tokenizer"] = {"path": values["tokenizer"], "as": self._tokenizer_as}
         return values
 
     @model_validator(mode="before")
@@ -365,6 +387,11 @@ class Config(BaseModel):
         return self._lengths or (self.sequence_length,)
 
     @property
+    def tokenizer_as(self) -> str:
+        """Return how the tokenizer is loaded, one of WAYS_TO_LOAD."""
+        return self._tokenizer_as
+
+    @property
     def multiples(self) -> int:
         """Return the capacity of a row in multiples of `align`."""
         return self.sequence_length // self.align
@@ -403,6 +430,14 @@ class Config(BaseModel):
     def weighs_conversations(self) -> bool:
         """Return whether all conversations have the same weight, before data weights."""
         return self.loss_weight in ("conversation", "both")
+
+
+def _check_tokenizer(given: dict[str, Any]) -> None:
+    """Raise ValueError if a tokenizer is not a path with a way to load it."""
+    is_known = {*given} <= {"path", "as"} and given.get("as", WAYS_TO_LOAD[0]) in WAYS_TO_LOAD
+    if not isinstance(given.get("path"), str) or not is_known:
+        ways = " | ".join(WAYS_TO_LOAD)
+        raise ValueError(f"tokenizer: expected a path, or {{path: FOLDER, as: {ways}}}, found {given!r}")
 
 
 def path_in(folder: Path, named: str) -> Path:

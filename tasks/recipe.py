@@ -26,7 +26,7 @@ from tasks.conversations.traces.tokens import TOKENIZER, TOKENS, other_tokenizer
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.suggest import suggest
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder, sha256_in
 from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
@@ -119,15 +119,15 @@ class Recipe:
     def tokenizer_files(self) -> TokenizerFiles:
         if self.tokenizer_key is not None:
             return find_tokenizer(self.layout.tokenizer(self.tokenizer_key))
-        return find_tokenizer(path_in(self.folder, str(self.config.tokenizer)))
+        return find_tokenizer(path_in(self.folder, str(self.config.tokenizer)), self.config.tokenizer_as)
 
     @cached_property
     def tokenizer_digest(self) -> str:
-        """Return the digest of the tokenizer's files.
+        """Return the digest of the tokenizer.
 
         If the run trains the tokenizer, return the digest of its training inputs instead.
         """
-        return f"trained:{self.tokenizer_key}" if self.tokenizer_key else self.tokenizer_files.sha256()
+        return f"trained:{self.tokenizer_key}" if self.tokenizer_key else self.tokenizer_files.digest()
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -141,7 +141,7 @@ class Recipe:
 
         `sha256` is the digest of the files in use. It must equal the digest that is part of the key.
         """
-        if self.tokenizer_key is None and sha256 != self.tokenizer_digest:
+        if self.tokenizer_key is None and sha256 != sha256_in(self.tokenizer_digest):
             raise _tokenizer_changed(self.tokenizer_files)
 
     # Template

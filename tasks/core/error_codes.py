@@ -264,6 +264,9 @@ _ALL = [
          "they hold too little text, or vocab_size does not fit", "change vocab_size, or name a tokenizer"),
     Code("E408", "random_tokenizer", DATA, "The tokenizer encodes at random.",
          "it has a setting for training a model, such as the dropout of merges", "remove that setting from its file"),
+    Code("E409", "unknown_loading", USAGE, "It is not known how AutoTokenizer loads the tokenizer.",
+         "its class, its own code, or a setting changes how Transformers builds it",
+         "if inference uses its file as it is, set `tokenizer: {path: FOLDER, as: files}`"),
 
     Code("E411", "template_missing", MISSING, "The template is neither built in nor a file.",
          "the name or the path is mistyped", "use a built-in template, or fix the path"),

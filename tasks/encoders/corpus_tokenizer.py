@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.core.errors import DataError
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import TokenizerFiles, open_encoder
+from tasks.encoders.tokenizer_files import TokenizerFiles, is_like_transformers, open_encoder
 from tasks.storage.corpus_folder import check_listed, find_listed
 from tasks.storage.manifest import Manifest
 
@@ -23,7 +23,7 @@ def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
     main = folder / manifest.tokenizer.path
     if main not in files:
         raise DataError("unreadable_file", f"{main}: the manifest does not list this tokenizer")
-    return TokenizerFiles(main, files)
+    return TokenizerFiles(main, files, like_transformers=is_like_transformers(manifest.tokenizer.digest))
 
 
 def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:

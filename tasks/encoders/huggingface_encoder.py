@@ -87,11 +87,13 @@ class HuggingFaceEncoder(Encoder):
         eos_token: str | None = None,
         pad_token: str | None = None,
         content_tokens: Sequence[str] = (),
+        spec: dict[str, Any] | None = None,
     ):
+        """Load a tokenizer.json, or `spec`, a tokenizer.json in memory that was made from the file at `path`."""
         from tokenizers import Tokenizer
 
         try:
-            spec = orjson.loads(path.read_bytes())
+            spec = orjson.loads(path.read_bytes()) if spec is None else spec
             whole = Tokenizer.from_str(orjson.dumps(spec).decode())
         except Exception as error:  # the library raises bare Exceptions
             raise DataError("bad_tokenizer", f"{path}: not a valid tokenizer.json: {error}") from None
@@ -159,8 +161,9 @@ class HuggingFaceEncoder(Encoder):
         self.underline_is_space = not self._byte_level and (b"Metaspace" in described or "▁".encode() in described)
         self._prefixing = None
         if self.leading_space != "none":
-            # The library puts no space before an added token.
-            self.has_space += tuple(token["content"] for token in matched if not token.get("normalized"))
+            # The library puts no space before an added token, unless the normalizer adds it before it is matched.
+            early = b'"Prepend"' in with_prefix.encode()
+            self.has_space += tuple(t["content"] for t in matched if not (early and t.get("normalized")))
         if self.leading_space == "each" and matched:
             self._prefixing = Tokenizer.from_str(with_prefix)
             self.space_follows = tuple(sorted(kept))

@@ -21,6 +21,7 @@ import orjson
 from tasks.core.errors import DataError
 from tasks.core.printable import shown
 from tasks.encoders.encoder import token_name
+from tasks.encoders.sentencepiece_encoder import read_model
 from tasks.encoders.tokenizer_files import TokenizerFiles
 
 # Parts of a tokenizer by their names in messages: tables with an entry per token, or single values.
@@ -35,12 +36,10 @@ def differences(corpus: TokenizerFiles, model: TokenizerFiles, compare_eos: bool
     Returns [] if the tokenizers are equal. The names of BOS and EOS are compared if the settings of both tokenizers
     have them. Raises DataError with the name of the file if a tokenizer cannot be read.
     """
-    if corpus.main.suffix != model.main.suffix:
-        kinds = {".model": "a SentencePiece model", ".json": "a tokenizer.json"}
-        made, used = kinds[corpus.main.suffix], kinds[model.main.suffix]
+    if _is_json(corpus) != _is_json(model):
+        made, used = ("a tokenizer.json" if _is_json(each) else "a SentencePiece model" for each in (corpus, model))
         return [f"the corpus has {made}, but the model has {used}, and a conversion may change tokens"]
-    read = _read_json if corpus.main.suffix == ".json" else _read_sentencepiece
-    ours, theirs = read(corpus.main), read(model.main)
+    ours, theirs = _read(corpus), _read(model)
     found = [_named(name, ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]]
     mine, yours = corpus.settings(), model.settings()
     for key in ("bos_token", "eos_token") if compare_eos else ("bos_token",):
@@ -50,15 +49,28 @@ def differences(corpus: TokenizerFiles, model: TokenizerFiles, compare_eos: bool
     return found
 
 
-def _read_json(path: Path) -> Parts:
-    """Return the parts of a tokenizer.json.
+def _is_json(files: TokenizerFiles) -> bool:
+    """Return whether the tokenizer encodes as a tokenizer.json; AutoTokenizer also converts a .model file to one."""
+    return files.like_transformers or files.main.suffix == ".json"
 
-    The library reads the file, so the version that wrote the file does not matter.
+
+def _read(files: TokenizerFiles) -> Parts:
+    if not _is_json(files):
+        return _read_sentencepiece(files.main)
+    if files.like_transformers:
+        return _read_json(files.main, orjson.dumps(files.loaded().spec))
+    return _read_json(files.main, files.main.read_bytes())
+
+
+def _read_json(path: Path, text: bytes) -> Parts:
+    """Return the parts of a tokenizer.json, which was read from the file at `path`.
+
+    The library reads the text, so the version that wrote the file does not matter.
     """
     from tokenizers import Tokenizer
 
     try:
-        spec = orjson.loads(Tokenizer.from_str(path.read_text(encoding="utf-8")).to_str())
+        spec = orjson.loads(Tokenizer.from_str(text.decode()).to_str())
     except Exception as error:  # the library raises bare Exceptions
         raise DataError("bad_tokenizer", f"{path}: not a valid tokenizer.json: {error}") from None
     model = spec["model"]
@@ -78,13 +90,9 @@ def _read_json(path: Path) -> Parts:
 
 def _read_sentencepiece(path: Path) -> Parts:
     """Return the parts of a SentencePiece model."""
-    from google.protobuf.message import DecodeError
     from sentencepiece import sentencepiece_model_pb2 as proto
 
-    try:
-        read = proto.ModelProto.FromString(path.read_bytes())
-    except DecodeError as error:
-        raise DataError("bad_tokenizer", f"{path}: not a SentencePiece model, or truncated: {error}") from None
+    read = read_model(path)
     pieces = [(piece.piece, piece.score, piece.type) for piece in read.pieces]
     trainer, normalizer = read.trainer_spec, read.normalizer_spec
     settings = ("model_type", "byte_fallback", "treat_whitespace_as_suffix", "unk_piece", "bos_piece", "eos_piece")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,28 @@ from tasks.encoders.added_tokens import content_tokens_of
 from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, special_id
 from tasks.encoders.texts import Texts
 from tasks.storage.arrow import offsets_of
+
+
+def read_model(path: Path) -> Any:
+    """Read a SentencePiece model.
+
+    Raises DataError if the file is damaged.
+    """
+    # Imported here, so that a run with another kind of tokenizer does not load this library.
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
+    model = proto.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise DataError("bad_tokenizer", f"{path}: not a SentencePiece model, or truncated: {error}") from None
+    # A file that ends between two fields is valid protobuf. The trainer always writes these fields in this order.
+    # Without the last field, defaults would apply, which remove spaces.
+    for field in ("pieces", "trainer_spec", "normalizer_spec"):
+        if not (model.pieces if field == "pieces" else model.HasField(field)):
+            raise DataError("bad_tokenizer", f"{path}: has no {field}: not a SentencePiece model, or truncated")
+    return model
 
 
 class SentencePieceEncoder(Encoder):
@@ -29,21 +52,10 @@ class SentencePieceEncoder(Encoder):
         pad_token: str | None = None,
         content_tokens: Sequence[str] = (),
     ):
-        # Imported here, so that a run with another kind of tokenizer does not load this library.
-        from google.protobuf.message import DecodeError
         from sentencepiece import SentencePieceProcessor
         from sentencepiece import sentencepiece_model_pb2 as proto
 
-        model = proto.ModelProto()
-        try:
-            model.ParseFromString(path.read_bytes())
-        except DecodeError as error:
-            raise DataError("bad_tokenizer", f"{path}: not a SentencePiece model, or truncated: {error}") from None
-        # A file that ends between two fields is valid protobuf. The trainer always writes these fields in this order.
-        # Without the last field, defaults would apply, which remove spaces.
-        for field in ("pieces", "trainer_spec", "normalizer_spec"):
-            if not (model.pieces if field == "pieces" else model.HasField(field)):
-                raise DataError("bad_tokenizer", f"{path}: has no {field}: not a SentencePiece model, or truncated")
+        model = read_model(path)
         # Use lists: there are tens of thousands of pieces, and access through protobuf is ten times slower.
         types = proto.ModelProto.SentencePiece
         control, by_user, byte = types.CONTROL, types.USER_DEFINED, types.BYTE

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from tasks.core.errors import DataError, InputMissing, UsageError
+from tasks.encoders.as_transformers.added import Settings
+from tasks.encoders.as_transformers.classes import VERSION
+from tasks.encoders.as_transformers.load import Loaded, find_class, load
 from tasks.encoders.encoder import Encoder, token_name
 from tasks.encoders.huggingface_encoder import HuggingFaceEncoder
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
@@ -20,6 +24,9 @@ from tasks.storage.files import sha256_of
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
+
+# Begins the digest of a tokenizer that AutoTokenizer loads unlike its file.
+_LIKE = "transformers-"
 
 # The folder of a tokenizer with further chat templates, as files NAME.jinja.
 MORE_TEMPLATES = "additional_chat_templates"
@@ -33,15 +40,33 @@ class TokenizerFiles:
     """The files of a tokenizer.
 
     `main` is a .model file or a tokenizer.json. `files` are all files, including `main`. `templates` are further chat
-    templates, which do not change how the tokenizer encodes.
+    templates, which do not change how the tokenizer encodes. If `like_transformers`, the tokenizer is loaded like
+    AutoTokenizer loads it.
     """
 
     main: Path
     files: tuple[Path, ...]
     templates: tuple[Path, ...] = ()
+    like_transformers: bool = False
 
     def sha256(self) -> str:
         return joined_sha256((file.name, sha256_of(file)) for file in self.files)
+
+    def digest(self) -> str:
+        """Return what decides how the tokenizer encodes: its files and, if it differs from them, how it is loaded."""
+        sha256 = self.sha256()
+        return f"{_LIKE}{VERSION}:{sha256}" if self.like_transformers and _differs(self, sha256) else sha256
+
+    def loaded(self) -> Loaded:
+        """Load the tokenizer like AutoTokenizer.
+
+        Raises UsageError if its class has no rule, and DataError if a file is damaged.
+        """
+        return load(self.main, self._deciding())
+
+    def _deciding(self) -> Settings:
+        names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+        return Settings(*map(self._loaded, names))
 
     def digests(self) -> frozenset[str]:
         """Return the digests that name this tokenizer.
@@ -104,6 +129,12 @@ class TokenizerFiles:
         return {}
 
 
+@lru_cache(maxsize=16)
+def _differs(files: TokenizerFiles, sha256: str) -> bool:
+    """Return whether AutoTokenizer loads files with this checksum unlike the main file."""
+    return files.loaded().differs
+
+
 def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
@@ -120,8 +151,21 @@ def joined_sha256(files: Iterable[tuple[str, str]]) -> str:
     return named[0][1] if len(named) == 1 else hashlib.sha256(orjson.dumps(named)).hexdigest()
 
 
-def find_tokenizer(path: Path) -> TokenizerFiles:
+def sha256_in(digest: str) -> str:
+    """Return the checksum of the files in the digest of a tokenizer."""
+    return digest.rpartition(":")[2]
+
+
+def is_like_transformers(digest: str) -> bool:
+    """Return whether a tokenizer with this digest is loaded like AutoTokenizer, and unlike its file."""
+    return digest.startswith(_LIKE)
+
+
+def find_tokenizer(path: Path, load_as: str = "transformers") -> TokenizerFiles:
     """Find the files of the tokenizer at `path`.
+
+    With `load_as` "files", a folder is not loaded like AutoTokenizer. A single file, and a .model file without
+    tokenizer_config.json, never are.
 
     Raises InputMissing if there is no tokenizer, DataError if the file is empty, and UsageError if the file has an
     unknown extension.
@@ -133,7 +177,8 @@ def find_tokenizer(path: Path) -> TokenizerFiles:
         for name in ("tokenizer.json", only):
             if path / name in files:
                 kept = tuple(f for f in files if f.suffix != ".model" or f.name == name)
-                return TokenizerFiles(path / name, kept, tuple(sorted(path.glob(f"{MORE_TEMPLATES}/*.jinja"))))
+                found = TokenizerFiles(path / name, kept, tuple(sorted(path.glob(f"{MORE_TEMPLATES}/*.jinja"))))
+                return found if load_as == "files" else _like_transformers(found)
         several = f"; specify one of {', '.join(models)}" if models else ""
         raise InputMissing("tokenizer_missing", f"{path}: contains no tokenizer.json or tokenizer.model{several}")
     if not os.path.isfile(path):
@@ -151,6 +196,20 @@ def find_tokenizer(path: Path) -> TokenizerFiles:
     return TokenizerFiles(path, (path,))
 
 
+def _like_transformers(files: TokenizerFiles) -> TokenizerFiles:
+    """Return the files that AutoTokenizer loads, with the files that decide how."""
+    folder, main = files.main.parent, files.main
+    config = files._loaded("tokenizer_config.json")
+    if main.suffix == ".model" and (main.name != "tokenizer.model" or not config):
+        return files
+    more = [folder / name for name in ("added_tokens.json", "config.json") if (folder / name).is_file()]
+    whole = replace(files, files=(*files.files, *more), like_transformers=True)
+    decide = {"added_tokens.json": "added_tokens_decoder" not in config}
+    settings = whole._deciding()
+    decide["config.json"] = find_class(main, settings) != find_class(main, settings._replace(model={}))
+    return replace(whole, files=tuple(file for file in whole.files if decide.get(file.name, True)))
+
+
 def open_encoder(
     files: TokenizerFiles,
     eos_token: str | None = None,
@@ -162,10 +221,14 @@ def open_encoder(
     `content_tokens` changes which added tokens a text may become. Raises DataError or UsageError with the name of the
     file.
     """
-    settings = files.settings()
+    settings, named = files.settings(), files.named_tokens()
+    spec = None
     encoder: Encoder
-    if files.main.suffix == ".json":
-        encoder = HuggingFaceEncoder(files.main, settings, eos_token, pad_token, content_tokens)
+    if files.like_transformers:
+        spec, named, _ = files.loaded()
+        settings |= named
+    if files.main.suffix == ".json" or spec:
+        encoder = HuggingFaceEncoder(files.main, settings, eos_token, pad_token, content_tokens, spec)
     else:
         encoder = SentencePieceEncoder(
             files.main,
@@ -174,5 +237,5 @@ def open_encoder(
             content_tokens,
         )
     encoder.digests = files.digests
-    encoder.named_tokens = files.named_tokens()
+    encoder.named_tokens = named
     return encoder

@@ -243,7 +243,7 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
     yield "trained_truncated", manifest.ledger.tokens.trained_truncated is not None, config.get("overlong") == "turns"
     yield "trained_here", tokenizer.trained_here, config.get("tokenizer") is None
     if not tokenizer.trained_here:
-        yield "the tokenizer's digest", tokenizer.digest, tokenizer.sha256
+        yield "the tokenizer's digest", tokenizer.digest.rpartition(":")[2], tokenizer.sha256
 
 
 def repair_hint(path: Path) -> str:

@@ -209,7 +209,7 @@ class _Origins:
         """
         try:
             config, folder = config_for(self.manifest, self.folder, self.config_file)
-            found = find_tokenizer(path_in(folder, config.tokenizer)) if config.tokenizer else None
+            found = find_tokenizer(path_in(folder, config.tokenizer), config.tokenizer_as) if config.tokenizer else None
             files = [*found.files, *found.templates] if found else []
             return files if name == "tokenizer" else [path_in(folder, config.template), *files]
         except PackError:

@@ -54,7 +54,7 @@ def opened(kind: str, spec: dict[str, Any], content_tokens: Sequence[str] = ()) 
         (Path(name) / "tokenizer.json").write_text(json.dumps(spec))
         config = (kind_path(kind) / "tokenizer_config.json").read_bytes()
         (Path(name) / "tokenizer_config.json").write_bytes(config)
-        return open_encoder(find_tokenizer(Path(name)), content_tokens=content_tokens)
+        return open_encoder(find_tokenizer(Path(name), "files"), content_tokens=content_tokens)
 
 
 def without_special(spec: dict[str, Any]) -> Any:

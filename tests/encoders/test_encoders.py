@@ -358,7 +358,7 @@ def test_a_folder_with_one_model_of_another_name_is_that_model(tmp_path: Path) -
 def test_a_folder_with_a_sentencepiece_model_is_read_with_its_settings(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(kind_path("sp_bpe_chatml").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|im_end|>"}}')
-    encoder = open_encoder(find_tokenizer(tmp_path))
+    encoder = open_encoder(find_tokenizer(tmp_path, "files"))
     assert isinstance(encoder, SentencePieceEncoder)
     assert encoder.eos_id == encoder.controls["<|im_end|>"]
 

@@ -31,7 +31,8 @@ class Tokenizer(Facts):
     trained_here: bool = Field(description="True if the run trained it on the sources.")
     digest: str = Field(
         description='Digest of the tokenizer in the corpus key: sha256 or, if the run trained it, "trained:" and the '
-        "key of its training."
+        'key of its training. "transformers-VERSION:" before sha256 means that it is loaded like AutoTokenizer of that '
+        "version, which is unlike its file."
     )
 
 
