@@ -22,8 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.core.errors import PartMissing, UsageError
+from tasks.core.errors import PackError, PartMissing, UsageError
 from tasks.core.printable import counted
+from tasks.storage.corpus_folder import checked_folder
+from tasks.storage.manifest import load_manifest
 from train.machine import devices
 from train.measures.advice import advise
 
@@ -33,6 +35,8 @@ GIB = 1 << 30
 LITTLE_MEMORY = 4 * GIB
 # An 8B model has 16 GB. Two checkpoints of its adapter are kept, each 0.5 GB.
 LITTLE_DISK = 20 * GIB
+
+CORPORA = 3  # newest corpora whose tokenizers are compared with AutoTokenizer
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -70,6 +74,7 @@ def examine() -> list[Finding]:
     if devices.version_of("torch"):
         try:
             findings += [*_gpus(), _quantization(), _attention(), _state_kernels(), _compile(), _several_gpus()]
+            findings += _tokenizers()
         except (ImportError, OSError) as error:  # an installed package that lacks a shared library
             text = str(error).splitlines()[0]
             findings.append(Finding("problem", "libraries", f"cannot be loaded: {text}", f"reinstall: {INSTALL}"))
@@ -224,6 +229,32 @@ def _several_gpus() -> Finding:
     return Finding(
         "problem", "processes", f"{count} GPUs, but torch has no NCCL", f"{devices.CUDA_BUILDS}; or use one: --gpus 1"
     )
+
+
+# -- corpora -----------------------------------------------------------------------------------------------------------
+
+
+def _tokenizers() -> Iterator[Finding]:
+    """Yield a finding for the tokenizer of each of the newest corpora of this folder.
+
+    A corpus whose files are missing is left out, and so is one that uses the file of its tokenizer as it is.
+    """
+    from train.model.same_ids import compare_rows, is_as_it_is
+
+    for path in sorted(Path("manifests").glob("*.json"), key=lambda path: path.stat().st_mtime)[-CORPORA:]:
+        try:
+            manifest = load_manifest(path)
+            folder = checked_folder(manifest, path)
+            if is_as_it_is(manifest, folder):
+                continue
+            found = compare_rows(manifest, folder, folder / "tokenizer")
+        except PackError:
+            continue
+        name = f"{manifest.name} {manifest.key[:12]}"
+        if problem := found.difference or found.failure:
+            yield Finding("warning", "tokenizer", f"{name}: {problem}", "pack the corpus again with this version")
+        elif found.texts:
+            yield Finding("ok", "tokenizer", f"{name}: {found.texts} texts have the tokens of AutoTokenizer")
 
 
 # -- memory and disk ---------------------------------------------------------------------------------------------------

@@ -29,7 +29,14 @@ from tasks.core.errors import Reject
 from tasks.dry_run.expected_mixture import Shares, entries_of, shares
 from tasks.dry_run.model import Example, Packed, Prediction, Rejects, SampleTokens, Source
 from tasks.dry_run.resources import estimate_costs
-from tasks.dry_run.sample_tokens import encodes_equally, fast_encoder, thinned, tokenize_sample, train_on_sample
+from tasks.dry_run.sample_tokens import (
+    encodes_equally,
+    fast_encoder,
+    thinned,
+    tokenize_sample,
+    train_on_sample,
+    unlike_transformers,
+)
 from tasks.dry_run.warnings import find_failures, find_warnings
 from tasks.encoders.encoder import Encoder
 from tasks.packing import bin_packing, several_lengths
@@ -70,6 +77,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         recipe, encoder, samples = _sample(Recipe(config, folder, layout, tuple(files), ()), budget, Path(scratch))
         check_first_conversations(recipe)
         sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]
+        unlike = unlike_transformers(recipe, samples)
         whole = all(sample.whole for sample in samples) and len(samples) == len(files)
         selection = _select(sampled, recipe, whole)
         packed, dropped = _pack(selection), _dropped(selection)
@@ -97,6 +105,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         cut_off=cut_off,
         noticed=noticed_in([each.counts for each in sampled]),
         unused_keys={each.sample.file.name: each.unused_keys for each in sampled if each.unused_keys},
+        unlike_transformers=unlike,
         weighs_alike=_weighs_alike(selection),
         packed=float(chosen @ weights),
         too_long=float(group.most(is_too_long) @ weights),

@@ -126,6 +126,7 @@ class Prediction(Packed, Costs):
     cut_off: Rejects  # the part of `rejects` that the overlong policy left without a trained token
     noticed: dict[str, Any]
     unused_keys: dict[str, dict[str, int]]  # of the sample, by source
+    unlike_transformers: str  # the first difference from the tokens of AutoTokenizer; "" if there is none
     weighs_alike: bool  # loss_weight reads weights from the data, and all weights of the sample are 1
     packed: float  # conversations
     too_long: float  # conversations longer than a row

@@ -17,6 +17,7 @@ from tasks.config import Config
 from tasks.conversations.model import full_text
 from tasks.core.errors import Reject
 from tasks.dry_run.model import SampleTokens
+from tasks.encoders.as_transformers.compare import compare, is_installed
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
@@ -84,12 +85,30 @@ def encodes_equally(fast: Encoder, reference: Encoder, recipe: Recipe, samples: 
 
     A run compares more texts.
     """
+    texts = _some_texts(recipe, samples)
+    return difference(fast, reference, [*HARD, *hard_tokens(reference), *texts]) is None
+
+
+def unlike_transformers(recipe: Recipe, samples: list[Sample]) -> str:
+    """Return how the tokens differ from those of AutoTokenizer, or "".
+
+    Nothing is compared if Transformers is not installed, or if the tokenizer is not loaded like AutoTokenizer.
+    """
+    files = recipe.tokenizer_files
+    if not files.like_transformers or not is_installed():
+        return ""
+    found = compare(recipe.encoder, files.main.parent, _some_texts(recipe, samples))
+    return found.difference or found.failure
+
+
+def _some_texts(recipe: Recipe, samples: list[Sample]) -> list[str]:
+    """Return about PROOF texts of the samples, as the template writes them."""
     texts: list[str] = []
     for sample in samples:
         some = sample.records[:: max(1, len(sample.records) // 50)]
         own = texts_of((record.value for record in some), sample.file, recipe)  # errors are left to `tokenize_sample`
         texts += [text[:LONGEST] for text in own[: max(4, PROOF // len(samples))]]
-    return difference(fast, reference, [*HARD, *hard_tokens(reference), *texts]) is None
+    return texts
 
 
 def thinned(sample: Sample, every: int) -> Sample:

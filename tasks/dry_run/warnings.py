@@ -61,6 +61,10 @@ def find_warnings(found: Prediction) -> list[str]:
         warnings.append("duplicates: drop: duplicates are only found within the sample; the run may drop more")
     warnings += found.recipe.notes
     warnings += [*flag_hints(found.unused_keys), *loss_weight_hints(found.unused_keys)]
+    if found.unlike_transformers:
+        warnings.append(
+            f"tokenizer: {found.unlike_transformers}; inference may read other tokens than the model learned"
+        )
     warnings += _weighs_alike(found)
     warnings += _overlong(found)
     warnings += _unbalanced(found)

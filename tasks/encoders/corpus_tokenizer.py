@@ -26,6 +26,12 @@ def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
     return TokenizerFiles(main, files, like_transformers=is_like_transformers(manifest.tokenizer.digest))
 
 
+def load_as_of(manifest: Manifest) -> str:
+    """Return how the config of a corpus loads a tokenizer, as in find_tokenizer."""
+    named = manifest.config.get("tokenizer")
+    return str(named["as"]) if isinstance(named, dict) else "transformers"
+
+
 def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
     """Open the tokenizer in a corpus folder.
 

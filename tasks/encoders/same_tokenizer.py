@@ -37,7 +37,7 @@ def differences(corpus: TokenizerFiles, model: TokenizerFiles, compare_eos: bool
     have them. Raises DataError with the name of the file if a tokenizer cannot be read.
     """
     if _is_json(corpus) != _is_json(model):
-        made, used = ("a tokenizer.json" if _is_json(each) else "a SentencePiece model" for each in (corpus, model))
+        made, used = map(_kind, (corpus, model))
         return [f"the corpus has {made}, but the model has {used}, and a conversion may change tokens"]
     ours, theirs = _read(corpus), _read(model)
     found = [_named(name, ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]]
@@ -52,6 +52,12 @@ def differences(corpus: TokenizerFiles, model: TokenizerFiles, compare_eos: bool
 def _is_json(files: TokenizerFiles) -> bool:
     """Return whether the tokenizer encodes as a tokenizer.json; AutoTokenizer also converts a .model file to one."""
     return files.like_transformers or files.main.suffix == ".json"
+
+
+def _kind(files: TokenizerFiles) -> str:
+    if files.main.suffix == ".json":
+        return "a tokenizer.json"
+    return "a SentencePiece model" + " that AutoTokenizer converts" * files.like_transformers
 
 
 def _read(files: TokenizerFiles) -> Parts:

@@ -25,6 +25,9 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
 
+# Further files of a tokenizer's folder, which decide how AutoTokenizer loads some tokenizers.
+DECIDING = ("added_tokens.json", "config.json")
+
 # Begins the digest of a tokenizer that AutoTokenizer loads unlike its file.
 _LIKE = "transformers-"
 
@@ -202,7 +205,7 @@ def _like_transformers(files: TokenizerFiles) -> TokenizerFiles:
     config = files._loaded("tokenizer_config.json")
     if main.suffix == ".model" and (main.name != "tokenizer.model" or not config):
         return files
-    more = [folder / name for name in ("added_tokens.json", "config.json") if (folder / name).is_file()]
+    more = [folder / name for name in DECIDING if (folder / name).is_file()]
     whole = replace(files, files=(*files.files, *more), like_transformers=True)
     decide = {"added_tokens.json": "added_tokens_decoder" not in config}
     settings = whole._deciding()

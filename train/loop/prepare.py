@@ -34,6 +34,7 @@ from train.machine.meeting import require_same
 from train.machine.ranks import gather, main_first, together
 from train.model import attention_trial, base_model, flops, isolation, options, qlora
 from train.model.attention import autocast, backend_to_load, batch_of, require_available, use_attention
+from train.model.same_ids import check_rows
 from train.model.sharding import check_ranks, is_sharded, shard
 
 
@@ -126,6 +127,9 @@ def prepare(
         base_model.check_model(base, base_model.read_config(base), feed.max_id, corpus.sequence_length)
         if corpus.manifest and tokenizer and (config.base_model or config.tokenizer):
             notes.append(base_model.check_tokenizer(corpus.manifest, tokenizer, config, base))
+            path = base_model.tokenizer_path(config, base)
+            if path.is_dir() and base_model.has_tokenizer(path):
+                notes.append(check_rows(corpus.manifest, corpus.folder, path))
         return base
 
     base = main_first(state.is_local_main_process, find_base)

@@ -79,7 +79,8 @@ def write_results(
     model.save_pretrained(folder, safe_serialization=True)
     give_usual_mode(folder / "adapter_model.safetensors")
     for file in tokenizer.files if tokenizer else ():
-        shutil.copyfile(file, folder / file.name)
+        if file.name != "config.json":  # of a model, which an adapter is not
+            shutil.copyfile(file, folder / file.name)
     write_bytes(folder / "training.svg", picture(log, record["corpus"]["name"], record["result"]["kept_step"]))
     record = record | {"adapter_sha256": sha256_of(folder / "adapter_model.safetensors"), "log": log}
     write_bytes(folder / "training.json", to_json(record))

@@ -29,7 +29,8 @@ from train.merge.weights.adapter import FILE, FIX, Adapter, described
 from train.merge.weights.tensor_files import Tensors, tensors_of_model
 from train.merge.weights.ties import find_ties
 from train.merge.weights.write import PRECISIONS, main_precision, write_weights
-from train.model.base_model import silence_libraries, unreadable
+from train.model import same_ids
+from train.model.base_model import has_tokenizer, silence_libraries, unreadable
 
 VERSION = 1
 NAMES = {dtype: name for name, dtype in PRECISIONS.items()}
@@ -132,6 +133,8 @@ def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, roo
     in_config = str(PRECISIONS[dtype]).removeprefix("torch.")
     companions = write_companions(folder, base, run, facts, in_config, ties.settings)
     _say(f"chat template: {companions.template}")
+    if facts and facts.corpus and has_tokenizer(folder):
+        _say(same_ids.described(same_ids.compare_rows(facts.manifest, facts.corpus.folder, folder)))
     merged_as = f"{described(adapter)}; {apart}" if apart else described(adapter)
     card = model_card(run, base, facts, companions, dtype, merged_as, bool(written.whole), zero)
     write_bytes(folder / CARD, card)

@@ -23,8 +23,15 @@ from safetensors.torch import save
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from tasks.core.errors import DataError, InputMissing
+from tasks.encoders.corpus_tokenizer import load_as_of
 from tasks.encoders.same_tokenizer import differences
-from tasks.encoders.tokenizer_files import TOKENIZER_FILES, TokenizerFiles, find_tokenizer
+from tasks.encoders.tokenizer_files import (
+    DECIDING,
+    TOKENIZER_FILES,
+    TokenizerFiles,
+    find_tokenizer,
+    is_like_transformers,
+)
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest
 from train.config import TrainingConfig
@@ -202,16 +209,17 @@ def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: Training
     base model's own tokenizer. Returns a note for the user. Raises DataError if a text could become other tokens or if
     a tokenizer cannot be read, InputMissing or UsageError if `tokenizer` does not exist.
     """
-    wanted, kind = manifest.tokenizer.sha256, manifest.tokenizer.kind
-    place = config.tokenizer or base
-    path = Path(config.tokenizer) if config.tokenizer else base if isinstance(base, Path) else _of_hub(base)
+    wanted = manifest.tokenizer.sha256
+    place, path = config.tokenizer or base, tokenizer_path(config, base)
     if not config.tokenizer and not has_tokenizer(path):
         return f"tokenizer: {place} has none, so it was not compared with the corpus's"
-    found = _tokenizers(path, kind) or [find_tokenizer(path)]  # a tokenizer of another kind is rejected below
-    if wanted in [files.sha256() for files in found]:
+    load_as = load_as_of(manifest)
+    found = _tokenizers(path, corpus, load_as)
+    if found and corpus.digest() in [files.digest() for files in found]:
         return f"tokenizer: {wanted[:12]}, the same in {place} and in the corpus"
+    other = found[0] if found else find_tokenizer(path, load_as)  # one of another kind differs
     # An EOS that the corpus's config names replaces the EOS of the files.
-    if differs := differences(corpus, found[0], compare_eos=not manifest.config.get("eos_token")):
+    if differs := differences(corpus, other, compare_eos=not manifest.config.get("eos_token")):
         raise DataError(
             "other_tokenizer",
             f"the corpus was made with the tokenizer {wanted[:12]}, but {place} has a different tokenizer: "
@@ -219,6 +227,14 @@ def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: Training
             "is actually used with",
         )
     return f"tokenizer: {wanted[:12]}, the same in {place} and in the corpus, although their files differ"
+
+
+def tokenizer_path(config: TrainingConfig, base: Path | str) -> Path:
+    """Return the path of the config's `tokenizer`, or else the folder of the base model.
+
+    Raises InputMissing if a model cannot be downloaded from the Hub.
+    """
+    return Path(config.tokenizer) if config.tokenizer else base if isinstance(base, Path) else _of_hub(base)
 
 
 def _of_hub(name: str) -> Path:
@@ -229,7 +245,7 @@ def _of_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(TOKENIZER_FILES)))
+        return Path(snapshot_download(name, allow_patterns=[*TOKENIZER_FILES, *DECIDING]))
     except Exception as error:  # network, name, or access token: each library raises its own class
         raise unreadable(name, error) from None
 
@@ -238,18 +254,19 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZER_FILES[:2])
 
 
-def _tokenizers(path: Path, kind: str) -> list[TokenizerFiles]:
+def _tokenizers(path: Path, corpus: TokenizerFiles, load_as: str) -> list[TokenizerFiles]:
     """Return the sets of files at `path` that a corpus may have used.
 
     A set is the main file alone, or the files of the folder. A folder often contains both kinds of tokenizer, and each
-    kind counts with its own files.
+    kind counts with its own files. The main file alone does not count if AutoTokenizer loads the folder unlike it.
     """
-    files = find_tokenizer(path)
-    suffix = ".model" if kind == "sentencepiece" else ".json"
+    files, suffix = find_tokenizer(path, load_as), corpus.main.suffix
     if path.is_file():
         return [files] if files.main.suffix == suffix else []
     main = files.main if files.main.suffix == suffix else path / f"tokenizer{suffix}"
     if not main.is_file():
         return []
+    if files.main == main and is_like_transformers(files.digest()):
+        return [files]
     alone = TokenizerFiles(main, (main,))
     return [files, alone] if files.main == main else [alone]
