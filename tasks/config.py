@@ -301,7 +301,7 @@ class Config(BaseModel):
 
     @model_serializer(mode="wrap")
     def _write_other_forms(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write several lengths of rows as a list, and the way to load a tokenizer unless it is the usual way."""
+        """Write several lengths, and an unusual way to load a tokenizer."""
         values: dict[str, Any] = dump(self)
         if self._lengths and "sequence_length" in values:
             values["sequence_length"] = list(self._lengths)

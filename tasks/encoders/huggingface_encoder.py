@@ -89,7 +89,7 @@ class HuggingFaceEncoder(Encoder):
         content_tokens: Sequence[str] = (),
         spec: dict[str, Any] | None = None,
     ):
-        """Load a tokenizer.json, or `spec`, a tokenizer.json in memory that was made from the file at `path`."""
+        """Load a tokenizer.json, or `spec`, which was made from the file at `path`."""
         from tokenizers import Tokenizer
 
         try:

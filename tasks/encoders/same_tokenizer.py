@@ -50,7 +50,7 @@ def differences(corpus: TokenizerFiles, model: TokenizerFiles, compare_eos: bool
 
 
 def _is_json(files: TokenizerFiles) -> bool:
-    """Return whether the tokenizer encodes as a tokenizer.json; AutoTokenizer also converts a .model file to one."""
+    """Return whether a tokenizer is, or becomes, a tokenizer.json."""
     return files.like_transformers or files.main.suffix == ".json"
 
 

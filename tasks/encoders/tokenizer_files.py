@@ -56,7 +56,10 @@ class TokenizerFiles:
         return joined_sha256((file.name, sha256_of(file)) for file in self.files)
 
     def digest(self) -> str:
-        """Return what decides how the tokenizer encodes: its files and, if it differs from them, how it is loaded."""
+        """Return the digest of everything that decides how the tokenizer encodes.
+
+        Raises UsageError if its class has no rule.
+        """
         sha256 = self.sha256()
         return f"{_LIKE}{VERSION}:{sha256}" if self.like_transformers and _differs(self, sha256) else sha256
 
@@ -134,8 +137,11 @@ class TokenizerFiles:
 
 @lru_cache(maxsize=16)
 def _differs(files: TokenizerFiles, sha256: str) -> bool:
-    """Return whether AutoTokenizer loads files with this checksum unlike the main file."""
-    return files.loaded().differs
+    """Return whether AutoTokenizer encodes unlike the main file."""
+    try:
+        return files.loaded().differs
+    except DataError:  # open_encoder reports a damaged file
+        return False
 
 
 def _text(file: Path) -> str:
@@ -160,7 +166,7 @@ def sha256_in(digest: str) -> str:
 
 
 def is_like_transformers(digest: str) -> bool:
-    """Return whether a tokenizer with this digest is loaded like AutoTokenizer, and unlike its file."""
+    """Return whether the digest is of a tokenizer that AutoTokenizer changes."""
     return digest.startswith(_LIKE)
 
 

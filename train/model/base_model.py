@@ -230,7 +230,7 @@ def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: Training
 
 
 def tokenizer_path(config: TrainingConfig, base: Path | str) -> Path:
-    """Return the path of the config's `tokenizer`, or else the folder of the base model.
+    """Return the config's `tokenizer`, or else the folder of the base model.
 
     Raises InputMissing if a model cannot be downloaded from the Hub.
     """

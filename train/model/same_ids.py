@@ -1,4 +1,4 @@
-"""Compare the tokenizer of a corpus with the AutoTokenizer that inference uses, on texts of its rows."""
+"""Compare the tokenizer of a corpus with AutoTokenizer, on texts of its rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = 64  # rows to take texts from
 
 
 def compare_rows(manifest: Manifest, corpus: Path, tokenizer: Path) -> Comparison:
-    """Compare the tokens of a corpus folder with AutoTokenizer of the tokenizer in a folder.
+    """Compare the tokenizer of a corpus folder with AutoTokenizer of a folder.
 
     Nothing is compared if the corpus has no tokens. Raises the errors of find_tokenizer_files and open_shard.
     """

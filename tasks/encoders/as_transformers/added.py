@@ -22,7 +22,10 @@ NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 
 class Settings(NamedTuple):
-    """The files that decide how AutoTokenizer loads a tokenizer, as values; {} if a file does not exist."""
+    """The files that decide how AutoTokenizer loads a tokenizer, as values.
+
+    A file that does not exist is {}.
+    """
 
     config: Config  # tokenizer_config.json
     special_map: Config  # special_tokens_map.json
@@ -35,12 +38,14 @@ class Wanted:
     """The tokens that a class adds.
 
     `tokens` are added tokens of the tokenizers library. `names` maps names of special tokens to their strings, and
-    `special` are all special tokens: those with names, and then the others.
+    `special` are all special tokens: those with names, and then the others. `by_id` are the tokens whose ids the files
+    give.
     """
 
     tokens: list[Any]
     names: dict[str, str]
     special: list[Any]
+    by_id: dict[int, Any]
 
 
 def wanted(
@@ -96,7 +101,7 @@ def wanted(
             tokens.append(token)
     names = {name: str(token) for name, token in named.items()}
     special = set(names.values())
-    return Wanted([_flagged(token, special) for token in tokens], names, [*named.values(), *extra])
+    return Wanted([_flagged(token, special) for token in tokens], names, [*named.values(), *extra], by_id)
 
 
 def _add_special_map(config: Config, own: Config, special_map: Config) -> None:
@@ -151,7 +156,7 @@ def _is_own_name(name: str) -> bool:
 
 
 def _token(value: Any) -> Any:
-    """Return a token in a setting as a string or added token; other values are unchanged."""
+    """Return a token in a setting as a string or added token."""
     from tokenizers import AddedToken
 
     if isinstance(value, dict) and value.get("__type") == "AddedToken":

@@ -28,7 +28,10 @@ _AROUND = 4  # tokens to show on each side of the first difference
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Number of equal texts, the first difference, and why AutoTokenizer cannot be used; "" if there is none."""
+    """The result of a comparison: equal texts, and the first difference.
+
+    `failure` is why AutoTokenizer cannot be used. Both strings may be empty.
+    """
 
     texts: int = 0
     difference: str = ""

@@ -13,11 +13,14 @@ from tasks.encoders.added_tokens import is_blank
 from tasks.encoders.as_transformers.added import Config, Settings, wanted, with_added
 from tasks.encoders.as_transformers.classes import AS_IS, VERSION, class_of
 from tasks.encoders.as_transformers.rebuild import OPTIONS, REBUILT, Spec, rebuilt
-from tasks.encoders.as_transformers.sentencepiece_model import converted
+from tasks.encoders.as_transformers.sentencepiece_model import converted, rename_pieces
 
 
 class Loaded(NamedTuple):
-    """A tokenizer.json, the names of its special tokens, and whether it encodes unlike the file."""
+    """A tokenizer.json in memory.
+
+    `names` maps names of special tokens to their strings. `differs` is whether it encodes unlike the file.
+    """
 
     spec: Spec
     names: dict[str, str]
@@ -42,7 +45,7 @@ def load(main: Path, settings: Settings) -> Loaded:
         if main.suffix == ".json":
             spec = orjson.loads(main.read_bytes())
         else:
-            spec, pieces, named = converted(main, rule, settings.config)
+            spec, pieces, named = converted(main, rule)
             defaults = defaults | named
         is_bpe = isinstance(spec["model"].get("vocab"), dict) and "merges" in spec["model"]
         before = _deciding(spec)
@@ -54,6 +57,11 @@ def load(main: Path, settings: Settings) -> Loaded:
         raise _refused(main, f"the tokenizer has the class {name}, which is for BPE, but its model is not BPE")
     try:
         found = wanted(spec, rule, settings, defaults, pieces)
+        if pieces is not None and rule is None and found.by_id:
+            if not is_bpe:
+                raise _refused(main, "AutoTokenizer cannot add tokens to a Unigram model")
+            if not rename_pieces(spec["model"], found.by_id):
+                raise _refused(main, "AutoTokenizer cannot replace pieces of the model by added tokens")
         built = rebuilt(spec, rule, settings.config | found.names) if rule else dict(spec)
         built["added_tokens"] = with_added(built, rule, found)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -98,6 +106,8 @@ def _unmatched(spec: Spec) -> str:
     strips = any(is_blank(token["content"]) for token in spec["added_tokens"])
     for token in spec["added_tokens"]:
         name = f"the added token {shown(token['content'])}"
+        if spec.get("normalizer") and token["normalized"] and (token["lstrip"] or token["rstrip"]):
+            return f"{name} is normalized and absorbs white space"
         if early and token["normalized"]:
             return f"{name} is normalized, so it is matched only after a space"
         if spaced and token["single_word"]:
@@ -116,9 +126,9 @@ def _refused(main: Path, why: str) -> UsageError:
 
 
 def _deciding(spec: Spec) -> list[Any]:
-    """Return the parts of a tokenizer.json that decide how it encodes, except vocabulary and merges.
+    """Return the parts of a tokenizer.json that decide how it encodes.
 
-    The library writes equal parts in the same way.
+    Vocabulary and merges are left out, because no class changes them. The library writes equal parts in the same way.
     """
     from tokenizers import Tokenizer
 
@@ -142,7 +152,7 @@ def _without_offsets(node: Any) -> Any:
 
 
 def _post_processor(spec: Spec, config: Config, names: dict[str, str]) -> Spec:
-    """Return the post-processor that adds the BOS and EOS that tokenizer_config.json asks for."""
+    """Return a post-processor that adds BOS and EOS as the settings say."""
     numbers = {token["content"]: token["id"] for token in spec["added_tokens"]}
     bos, eos = (names.get(f"{name}_token") if config.get(f"add_{name}_token") else None for name in ("bos", "eos"))
     text: list[Spec] = [{"Sequence": {"id": "A", "type_id": 0}}]

@@ -1,4 +1,6 @@
-"""Rebuild a tokenizer from its vocabulary and merges, as some classes of Transformers do.
+"""Rebuild a tokenizer from its vocabulary and merges.
+
+Some classes of Transformers do so.
 
 These classes ignore the normalizer, the pre-tokenizer, and the options of the model in tokenizer.json. They have their
 own, which depend on a few settings of tokenizer_config.json.
@@ -38,7 +40,7 @@ class Rebuilt:
 
     `names` are special tokens that have a name in the class even if no file names them; None stands for no token.
     `parts` returns normalizer, pre-tokenizer, decoder, and options of the model, from tokenizer_config.json with the
-    names of the special tokens. `adds_again` tells how the class adds its special tokens once more: "flagged" as new
+    names of the special tokens. `adds_again` is how the class adds its special tokens once more: "flagged" as new
     special tokens, or "special" with their own flags.
     """
 
@@ -74,7 +76,10 @@ def _sequence(*steps: Spec) -> Spec:
 
 
 def _bytes(normalizer: Spec | None, *before: Spec, use_regex: bool = True) -> Any:
-    """Return the parts of a byte-level tokenizer whose pre-tokenizer has the steps `before`."""
+    """Return the parts of a byte-level tokenizer.
+
+    Its pre-tokenizer begins with the steps `before`.
+    """
 
     def parts(config: Mapping[str, Any]) -> tuple[Spec | None, Spec, Spec, Spec]:
         last = _byte_level(config, use_regex)

@@ -14,10 +14,8 @@ from tasks.encoders.as_transformers.rebuild import DECODED, OPTIONS, SPACE_TO_UN
 from tasks.encoders.sentencepiece_encoder import read_model
 
 
-def converted(
-    path: Path, rule: Rebuilt | None, config: Mapping[str, Any]
-) -> tuple[Spec, list[Any], dict[str, str | None]]:
-    """Return a tokenizer.json, the added tokens of a model, and the names of its special tokens.
+def converted(path: Path, rule: Rebuilt | None) -> tuple[Spec, list[Any], dict[str, str | None]]:
+    """Return a tokenizer.json, added tokens, and the names of special tokens.
 
     A class with a rule uses only the vocabulary and the merges. Raises DataError if the file is damaged.
     """
@@ -68,17 +66,20 @@ def converted(
         for cut in range(1, len(piece))
         if piece[:cut] in numbers and piece[cut:] in numbers
     ]
-    if rule is None:
-        _rename_pieces(numbers, config.get("added_tokens_decoder") or {})
     options = {"unk_token": trainer.unk_piece, "fuse_unk": True, "byte_fallback": trainer.byte_fallback}
     return spec | {"model": {"type": "BPE", **OPTIONS, **options, "vocab": numbers, "merges": merges}}, added, names
 
 
-def _rename_pieces(numbers: dict[str, int], decoder: Mapping[str, Any]) -> None:
-    """Rename pieces to the added tokens with their ids."""
+def rename_pieces(model: Spec, by_id: Mapping[int, Any]) -> bool:
+    """Rename pieces of a BPE model to the added tokens with their ids.
+
+    Returns whether the model is still valid: no merge needs a piece that was renamed.
+    """
+    numbers = model["vocab"]
     pieces = {number: piece for piece, number in numbers.items()}
-    for number, token in decoder.items():
-        piece, content = pieces.get(int(number)), token["content"]
+    for number, token in by_id.items():
+        piece, content = pieces.get(number), token.content
         if piece and piece != content and content not in numbers:
             numbers[content] = numbers.pop(piece)
-            pieces[int(number)] = content
+            pieces[number] = content
+    return all(one in numbers and other in numbers and one + other in numbers for one, other in model["merges"])
