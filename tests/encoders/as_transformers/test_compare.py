@@ -1,0 +1,97 @@
+"""The comparison with the installed AutoTokenizer names the first difference."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.tokenizer_kinds import CHATML_JINJA, SENTENCES, kind_path
+
+from tasks.dry_run.dry_run import predict
+from tasks.encoders.as_transformers import compare as compare_module
+from tasks.encoders.as_transformers.compare import Comparison, compare, texts_in
+from tasks.encoders.corpus_tokenizer import open_tokenizer
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from tasks.recipe import Recipe
+from tasks.storage.corpus_folder import checked_folder
+from tasks.storage.manifest import load_manifest
+from tasks.verification.verify import verify
+
+TEXTS = [*SENTENCES, " a", "", "The", "a </s> b <|im_end|>", "<think>"]
+
+
+def folder(place: Path, kind: str = "hf_byte_level", **values: object) -> Path:
+    shutil.copytree(kind_path(kind), place)
+    file = place / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | values))
+    return place
+
+
+@pytest.mark.parametrize("kind", ["hf_byte_level", "hf_metaspace", "hf_legacy", "hf_unigram"])
+def test_equal_tokenizers(kind: str) -> None:
+    encoder = open_encoder(find_tokenizer(kind_path(kind)))
+    found = compare(encoder, kind_path(kind), TEXTS)
+    assert not found.difference
+    assert not found.failure
+    assert found.texts > 30
+
+
+def test_the_first_different_text_is_named(tmp_path: Path) -> None:
+    place = folder(tmp_path / "hf", tokenizer_class="GPT2Tokenizer", add_prefix_space=True)
+    found = compare(open_encoder(find_tokenizer(place, "files")), place, ["\n", "The train"])
+    assert found.texts == 0
+    assert found.difference.startswith('"\\n" becomes "Ċ" here, but "Ġ Ċ" with AutoTokenizer of Transformers 5')
+    assert not compare(open_encoder(find_tokenizer(place)), place, TEXTS).difference
+
+
+def test_a_token_with_another_id_is_named(tmp_path: Path) -> None:
+    place = folder(tmp_path / "hf")
+    encoder = open_encoder(find_tokenizer(place))
+    spec = json.loads((place / "tokenizer.json").read_bytes())
+    spec["added_tokens"][0]["content"], spec["added_tokens"][1]["content"] = "<|new|>", "<|begin_of_text|>"
+    spec["post_processor"] = None
+    (place / "tokenizer.json").write_text(json.dumps(spec))
+    assert 'the token "<|begin_of_text|>" has the id' in compare(encoder, place, TEXTS).difference
+
+
+def test_a_folder_that_auto_tokenizer_cannot_load(tmp_path: Path) -> None:
+    found = compare(open_encoder(find_tokenizer(kind_path("hf_byte_level"))), tmp_path, TEXTS)
+    assert "cannot load" in found.failure
+
+
+def made(place: Path, tokenizer: object) -> Recipe:
+    (place / "own.jinja").write_text(CHATML_JINJA)
+    return make_recipe(place, conversations(20), tokenizer=tokenizer, template="own.jinja")
+
+
+def test_a_corpus_keeps_how_its_tokenizer_is_loaded(tmp_path: Path) -> None:
+    """The copy in the corpus encodes like the original, and `as: files` makes another corpus."""
+    folder(tmp_path / "hf", tokenizer_class="GPT2Tokenizer", add_prefix_space=True)
+    keys = set()
+    for tokenizer in ("hf", {"path": "hf", "as": "transformers"}, {"path": "hf", "as": "files"}):
+        recipe = made(tmp_path, tokenizer)
+        path = pack_corpus(recipe)
+        manifest = load_manifest(path)
+        keys.add(manifest.key)
+        copy = checked_folder(manifest, path)
+        assert manifest.tokenizer.digest == recipe.tokenizer_digest
+        assert open_tokenizer(manifest, copy).model() == recipe.encoder.model()
+        verify(path)
+        rows = [[*recipe.encoder.encode(["The train leaves"]).ids.tolist(), recipe.encoder.eos_id]]
+        found = compare(recipe.encoder, copy / "tokenizer", texts_in(recipe.encoder, rows))
+        assert bool(found.difference) == (tokenizer == {"path": "hf", "as": "files"})
+    assert len(keys) == 2
+
+
+def test_check_warns_of_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder(tmp_path / "hf", tokenizer_class="GPT2Tokenizer")
+    recipe = made(tmp_path, "hf")
+    assert not predict(recipe.config, recipe.folder, tmp_path).unlike_transformers
+    monkeypatch.setattr("tasks.dry_run.sample_tokens.compare", lambda *given: Comparison(3, "a becomes b"))
+    found = predict(recipe.config, recipe.folder, tmp_path)
+    assert any(warning.startswith("tokenizer: a becomes b") for warning in found.warnings)
+    monkeypatch.setattr(compare_module, "find_spec", lambda name: None)
+    assert not predict(recipe.config, recipe.folder, tmp_path).warnings
