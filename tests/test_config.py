@@ -174,6 +174,22 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         assert config.sources[0].columns == {"instruction": "frage"}
 
 
+def test_a_tokenizer_with_a_way_to_load_it(tmp_path: Path) -> None:
+    def config(line: str) -> Config:
+        return load(tmp_path, f"sources: x.jsonl\n{line}\n")
+
+    plain, files = config("tokenizer: hf"), config("tokenizer: {path: hf, as: files}")
+    assert (plain.tokenizer_as, files.tokenizer, files.tokenizer_as) == ("transformers", "hf", "files")
+    assert files.settings()["tokenizer"] == {"path": "hf", "as": "files"}
+    assert Config.model_validate(files.model_dump()).tokenizer_as == copy.deepcopy(files).tokenizer_as == "files"
+    for usual in ("tokenizer: {path: hf, as: transformers}", "tokenizer: {path: hf}"):
+        assert config(usual).settings() == plain.settings()
+    for line in ("{path: hf, as: file}", "{as: files}", "{path: 5}", "{path: hf, way: files}", "{}"):
+        with pytest.raises(UsageError) as error:
+            config(f"tokenizer: {line}")
+        assert "tokenizer: expected a path, or {path: FOLDER, as: transformers | files}" in str(error.value)
+
+
 def test_several_lengths(tmp_path: Path) -> None:
     def config(line: str) -> Config:
         return load(tmp_path, f"sources: x.jsonl\n{line}\n")

@@ -1,4 +1,4 @@
-"""The tables of classes are those of Transformers, and the class is the one that AutoTokenizer chooses."""
+"""The class of a tokenizer is the one that AutoTokenizer chooses."""
 
 from __future__ import annotations
 

@@ -68,7 +68,10 @@ def made(place: Path, tokenizer: object) -> Recipe:
 
 
 def test_a_corpus_keeps_how_its_tokenizer_is_loaded(tmp_path: Path) -> None:
-    """The copy in the corpus encodes like the original, and `as: files` makes another corpus."""
+    """The copy in the corpus encodes like the original.
+
+    `as: files` makes another corpus.
+    """
     folder(tmp_path / "hf", tokenizer_class="GPT2Tokenizer", add_prefix_space=True)
     keys = set()
     for tokenizer in ("hf", {"path": "hf", "as": "transformers"}, {"path": "hf", "as": "files"}):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.auto_tokenizers import CHANGES, TEXTS, added, ids_in_a_row, write_folder, write_json
+from support.differential.auto_tokenizers import CHANGES, TEXTS, added, ids_in_a_row, write_folder, write_json
 from support.profiles import examples
 from support.tokenizer_kinds import BUILT
 from transformers import AutoTokenizer

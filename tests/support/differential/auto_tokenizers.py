@@ -1,4 +1,4 @@
-"""Folders of tokenizers that AutoTokenizer loads, and the ids of a text as a row would have them."""
+"""Folders of tokenizers that AutoTokenizer loads, and the ids of a row."""
 
 from __future__ import annotations
 
