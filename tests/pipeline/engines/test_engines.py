@@ -28,7 +28,6 @@ from pipeline import graph
 from pipeline.engines.engine import Engine, lost, open_engine, workers_of
 from pipeline.engines.here import Here
 from pipeline.engines.workers import Workers, start_method
-from tasks.core import memory_limit, process
 from tasks.core.errors import DataError, StorageError, UsageError
 from tasks.recipe import Recipe, resolve
 from tasks.stages import Plan, TokenizePart
@@ -218,8 +217,8 @@ def test_a_system_without_calls_of_linux_makes_the_same_corpus(tmp_path: Path, m
 
     monkeypatch.setattr("builtins.open", lambda path, *rest, **more: opened(without(path), *rest, **more))
     monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(without(path)))
-    for module in (memory_limit, process):
-        monkeypatch.setattr(module, "STATM", tmp_path / "statm")
+    for name in ("memory_limit", "process"):
+        monkeypatch.setattr(f"tasks.core.{name}.STATM", tmp_path / "statm")
     monkeypatch.setattr(sys, "platform", "darwin")
     for module, name in ((os, "posix_fadvise"), (os, "preadv"), (os, "sched_getaffinity"), (mmap, "MADV_DONTNEED")):
         monkeypatch.delattr(module, name)
