@@ -7,11 +7,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from tasks.conversations.model import Conversation, Message
+
+# Names under which templates read reasoning, besides `reasoning_content`. The template of gpt-oss reads `thinking`, and
+# that of Gemma 4 reads `reasoning`, too.
+FIELDS = ("thinking", "reasoning")
 
 INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
@@ -62,8 +67,11 @@ def separated(conversation: Conversation) -> Conversation | None:
     return replace(conversation, messages=tuple(messages))
 
 
-def with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, Any]:
-    """Return an OpenAI message with its reasoning in the form that a template reads."""
+def with_reasoning(message: dict[str, Any], form: ReasoningForm, fields: Sequence[str] = ()) -> dict[str, Any]:
+    """Return an OpenAI message with its reasoning in the form that a template reads.
+
+    The reasoning is also in these fields, which are some of FIELDS.
+    """
     content = message.get("content") or ""
     found = INLINE.match(content)
     if form is ReasoningForm.FIELD and found and not message.get("reasoning_content"):
@@ -72,5 +80,4 @@ def with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, An
     if form is ReasoningForm.INLINE and reasoning:
         message = {key: value for key, value in message.items() if key != "reasoning_content"}
         return {**message, "content": f"<think>\n{reasoning.strip()}\n</think>\n\n{content}"}
-    # Most templates read `reasoning_content`. The template of gpt-oss reads `thinking`.
-    return {"thinking": reasoning, **message} if reasoning else message
+    return {**dict.fromkeys(fields, reasoning), **message} if reasoning else message

@@ -20,7 +20,7 @@ from tasks.conversations.openai import as_openai, in_parts
 from tasks.core.errors import Reject
 from tasks.templates.jinja.engines.renderer import Renderer
 from tasks.templates.jinja.engines.requests import Job
-from tasks.templates.reasoning import ReasoningForm, is_ambiguous, with_reasoning
+from tasks.templates.reasoning import FIELDS, ReasoningForm, is_ambiguous, with_reasoning
 
 # Templates that search the content for reasoning split it at the end marker, or test for this marker.
 _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""")
@@ -39,6 +39,7 @@ class ExpectedForms:
     def __init__(self, source: str, renderer: Renderer, options: Mapping[str, Any] | None = None):
         self._source, self._renderer, self._options = source, renderer, options
         self._reads_lists: dict[str, bool] = {}
+        self._fields = tuple(field for field in FIELDS if re.search(rf"\b{field}\b", source))
 
     def expected(self, message: Message) -> dict[str, Any]:
         """Return a message in OpenAI's form, as the template reads it.
@@ -48,7 +49,7 @@ class ExpectedForms:
         found = as_openai(message)
         if message.role == "assistant":
             if not self._separates(message):
-                found = with_reasoning(found, self.reasoning)
+                found = self._in_form(found, self.reasoning)
             if message.tool_calls and self.calls is not None:
                 null_content, text_arguments = self.calls
                 if null_content and not found["content"]:
@@ -59,6 +60,9 @@ class ExpectedForms:
         if message.parts and found["content"] == "\n".join(message.parts) and self.reads_lists(message.role):
             found["content"] = [*message.parts]
         return found
+
+    def _in_form(self, answer: dict[str, Any], form: ReasoningForm) -> dict[str, Any]:
+        return with_reasoning(answer, form, self._fields)
 
     def reads_lists(self, role: str) -> bool:
         """Return whether the template writes the parts of a content that is a list.
@@ -99,7 +103,7 @@ class ExpectedForms:
         for form in (ReasoningForm.FIELD, ReasoningForm.INLINE):
             if form is ReasoningForm.INLINE and not _READS_INLINE.search(self._source):
                 continue  # it would write the reasoning like any other content
-            answer = with_reasoning({"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}, form)
+            answer = self._in_form({"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}, form)
             if "r-e-a-s-o-n" in self._trial(answer):
                 return form
         return None
@@ -124,7 +128,7 @@ class ExpectedForms:
         """Return whether the template reads reasoning in the content as in the field."""
         answer = {"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}
         field, inline = (
-            self._trial(with_reasoning(answer, form)) for form in (ReasoningForm.FIELD, ReasoningForm.INLINE)
+            self._trial(self._in_form(answer, form)) for form in (ReasoningForm.FIELD, ReasoningForm.INLINE)
         )
         return field == inline
 
@@ -152,7 +156,7 @@ class ExpectedForms:
         Some templates write reasoning only in such turns.
         """
         return "r-e-a-s-o-n" in self._trial(
-            with_reasoning({**self._call(), "reasoning_content": "r-e-a-s-o-n"}, ReasoningForm.FIELD)
+            self._in_form({**self._call(), "reasoning_content": "r-e-a-s-o-n"}, ReasoningForm.FIELD)
         )
 
     def _call(self) -> dict[str, Any]:

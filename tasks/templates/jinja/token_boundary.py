@@ -13,8 +13,8 @@ import numpy as np
 
 from tasks.encoders.encoder import Encoder
 
-# Number of characters after a boundary that matter, if there is no control token among them.
-_HEAD = 32
+# Numbers of characters before and after a boundary that matter, if there is no control token among them.
+_TAIL, _HEAD = 32, 32
 
 # The maximum number of boundaries that are remembered.
 _MOST_KNOWN = 1 << 14
@@ -30,7 +30,7 @@ class TokenBoundary:
     def tail(self, before: str) -> str:
         """Return the last characters of a text after its last control token."""
         ends = self._encoder.control_pattern.finditer(before, max(0, len(before) - 64))
-        return before[max((match.end() for match in ends), default=0) :][-32:]
+        return before[max((match.end() for match in ends), default=0) :][-_TAIL:]
 
     def splits(self, tail: str, after: str) -> bool:
         """Return whether no token crosses from `tail`, the end of a text, into `after`."""
@@ -38,7 +38,7 @@ class TokenBoundary:
 
     def splits_all(self, pairs: Iterable[tuple[str, str]]) -> bool:
         """Return whether no token crosses from a tail into the text after it, in any pair."""
-        keys = [key for tail, after in pairs if (key := self._key(tail, after))]
+        keys = [key for tail, after in pairs for key in self._keys(tail, after)]
         if new := [key for key in dict.fromkeys(keys) if key not in self._known]:
             if len(self._known) + len(new) > _MOST_KNOWN:
                 new = list(dict.fromkeys(keys))
@@ -49,20 +49,21 @@ class TokenBoundary:
                 self._known[key] = np.array_equal(encoded.ids[start:middle], encoded.ids[middle:end])
         return all(self._known[key] for key in keys)
 
-    def _key(self, tail: str, after: str) -> tuple[str, str] | None:
+    def _keys(self, tail: str, after: str) -> list[tuple[str, str]]:
         """Return the tail and the relevant start of the text after it.
 
-        Return None if no token can cross the boundary.
+        The list is empty if no token can cross the boundary. A short tail may be encoded with a leading space.
         """
-        if not tail or not after or self._encoder.leading_space != "none":
-            return None
+        if not tail or not after:
+            return []
         match = self._encoder.control_pattern.search(after, 0, 64)
         head = after[: match.start() if match else _HEAD]
         if not head:
-            return None
+            return []
         if tail.endswith("\n") and not head[0].isspace() and self._newlines_end_tokens:
             head = head[0]
-        return tail, head
+        may_lead = self._encoder.leading_space != "none" and len(tail) < _TAIL
+        return [(tail, head), (self._encoder.with_leading_space(tail), head)] if may_lead else [(tail, head)]
 
     def is_complete(self, after: str) -> bool:
         """Return whether further text after this text cannot change the result."""

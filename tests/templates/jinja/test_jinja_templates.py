@@ -46,6 +46,7 @@ from support.tokenizer_kinds import (
 )
 
 from tasks.conversations.formats import read_record
+from tasks.conversations.model import Conversation, Message
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
@@ -568,3 +569,15 @@ def test_arguments_nested_too_deeply_are_rejected() -> None:
 def test_a_template_that_is_no_jinja_is_named() -> None:
     with pytest.raises(DataError, match=r"test\.jinja: not valid Jinja: .*endfor"):
         jinja("{% for message in messages %}", "hf_byte_level")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_has_every_name_that_templates_read(name: str) -> None:
+    source = (
+        f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{% if m.{name} %}}[{{{{ m.{name} }}}}]{{% endif %}}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    template = JinjaTemplate("t.jinja", source, open_kind("hf_byte_level"), "assistant", "2026-01-01")
+    conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4", reasoning="Two and two.")))
+    [sample] = template.samples(conversation, [False, True])
+    assert "".join(span.text for span in sample.spans if span.trained).startswith("[Two and two.]4")

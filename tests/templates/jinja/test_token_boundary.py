@@ -8,15 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tokenizer_kinds import open_kind
 
+from tasks.conversations.model import Conversation, Message
 from tasks.encoders.encoder import Encoder
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.jinja.token_boundary import TokenBoundary
 
 TEXTS = st.lists(st.sampled_from(["\n", " ", "a", "the", "\n\n", "</think>", ".", "é"]), max_size=4).map("".join)
+KINDS = ["hf_byte_level", "hf_metaspace", "hf_legacy", "hf_unigram", "sp_bpe_chatml"]
+VICUNA = (
+    "{% for m in messages %}{{ 'USER: ' if m.role == 'user' else 'ASSISTANT: ' }}{{ m.content }}"
+    "{{ ' ' if m.role == 'user' else '</s>' }}{% endfor %}{% if add_generation_prompt %}ASSISTANT: {% endif %}"
+)
 
 
-@pytest.fixture(scope="module")
-def encoder() -> Encoder:
-    return open_kind("hf_byte_level")
+@pytest.fixture(scope="module", params=KINDS)
+def encoder(request: pytest.FixtureRequest) -> Encoder:
+    return open_kind(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +36,18 @@ def test_no_token_reaches_over_any_of_the_boundaries(
     encoder: Encoder, boundary: TokenBoundary, pairs: list[tuple[str, str]]
 ) -> None:
     def splits(tail: str, after: str) -> bool:
-        whole, *parts = (encoder.encode([text]).ids for text in (tail + after, tail, after))
-        return not tail or not after or np.array_equal(whole, np.concatenate(parts))
+        tails = [tail] if encoder.leading_space == "none" else [tail, encoder.with_leading_space(tail)]
+        found = [[encoder.encode([text]).ids for text in (each + after, each, after)] for each in tails]
+        return not tail or not after or all(np.array_equal(whole, np.concatenate(parts)) for whole, *parts in found)
 
     assert boundary.splits_all(pairs) == all(splits(*pair) for pair in pairs)
     assert [boundary.splits(*pair) for pair in pairs] == [splits(*pair) for pair in pairs]
+
+
+def test_a_space_before_answers_gives_each_turn_a_sample_if_words_begin_with_it(encoder: Encoder) -> None:
+    """The prompt ends with a space, and later prompts have one token for it and the word after it."""
+    template = JinjaTemplate("t.jinja", VICUNA, encoder, "assistant", "2026-01-01")
+    said = ["hello", "friend of mine", "again", "the answer"]
+    messages = tuple(Message(("user", "assistant")[n % 2], text) for n, text in enumerate(said))
+    samples = template.samples(Conversation(messages), [False, True, False, True])
+    assert [sample.turn for sample in samples] == [1, 3]

@@ -19,6 +19,7 @@ from typing import Any
 from tasks.core.printable import shown
 from tasks.templates.jinja.turns.flagged import NotLocated, Range
 from tasks.templates.jinja.turns.marks import places_of
+from tasks.templates.reasoning import FIELDS
 
 Render = Callable[[list[Any], bool], str]  # messages, generation prompt
 
@@ -166,7 +167,7 @@ class _Turn:
         shows how.
         """
         close = "[/THINK]" if opened["mistral"] else "<|END_THINKING|>" if opened["cohere"] else f"</{opened['tag']}>"
-        field = {"reasoning_content": _OTHER, "thinking": _OTHER}
+        field = dict.fromkeys(("reasoning_content", *FIELDS), _OTHER)
         inline = {"content": f"{opened[0].strip()}\n{_OTHER}\n{close}\n\n{self._content}"}
         for more in (field, inline):
             try:

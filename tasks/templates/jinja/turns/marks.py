@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from tasks.templates.jinja.turns.flagged import Range
-from tasks.templates.reasoning import INLINE
+from tasks.templates.reasoning import FIELDS, INLINE
 
 Section = Literal["reasoning", "content", "calls"]
 
@@ -107,7 +107,7 @@ def marked_messages(messages: Sequence[Any], mark: str, which: Collection[int]) 
     for k, message in enumerate(messages):
         if k in which:
             message = dict(message)
-            for key in ("reasoning_content", "thinking"):
+            for key in ("reasoning_content", *FIELDS):
                 if isinstance(message.get(key), str):
                     message[key] = marked(k, "reasoning", message[key])
             content = message.get("content")
