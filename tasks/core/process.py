@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,17 +107,30 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-@contextmanager
-def suppress_stderr() -> Iterator[None]:
-    """Discard everything that the process writes to stderr.
+_PANIC = re.compile(
+    rb"(?:^\n)?^thread '[^\n]*panicked at [^\n]*\n[^\n]*(?:\n|$)(?:note: [^\n]*RUST_BACKTRACE[^\n]*(?:\n|$))?",
+    re.MULTILINE,
+)
 
-    This includes native code, because Rust reports errors there even if they are handled.
+
+@contextmanager
+def hold_panics() -> Iterator[None]:
+    """Leave out the reports of native panics, which Rust writes in any case.
+
+    Everything else that the process writes to stderr arrives when the block ends.
     """
-    before = os.dup(2)
     try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
+        before = os.dup(2)
+    except OSError:  # it is closed
         yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
+        return
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            held.seek(0)
+            if text := _PANIC.sub(b"", held.read()):
+                os.write(before, text)
+            os.close(before)

@@ -14,9 +14,10 @@ import orjson
 
 from tasks.core.errors import DataError
 from tasks.core.printable import shown
-from tasks.core.process import suppress_stderr
+from tasks.core.process import hold_panics
 from tasks.encoders.added_tokens import content_tokens_of
 from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, Unencodable, special_id, token_name
+from tasks.encoders.growth import check_growth
 from tasks.encoders.texts import Texts
 from tasks.storage.arrow import offsets_of
 
@@ -94,7 +95,11 @@ class HuggingFaceEncoder(Encoder):
 
         try:
             spec = orjson.loads(path.read_bytes()) if spec is None else spec
+            check_growth(spec, path)
+            spec |= {"truncation": None, "padding": None}  # the padding of an empty text may take all memory
             whole = Tokenizer.from_str(orjson.dumps(spec).decode())
+        except DataError:
+            raise
         except Exception as error:  # the library raises bare Exceptions
             raise DataError("bad_tokenizer", f"{path}: not a valid tokenizer.json: {error}") from None
         if dropout := (spec.get("model") or {}).get("dropout"):
@@ -151,7 +156,7 @@ class HuggingFaceEncoder(Encoder):
         )
         kept = {token["content"] for token in matched}
         spec["added_tokens"] = _only(kept, spec.get("added_tokens") or [], whole.get_vocab(with_added_tokens=False))
-        spec["post_processor"] = spec["truncation"] = spec["padding"] = None
+        spec["post_processor"] = None
         with_prefix = orjson.dumps(spec).decode()
         self.leading_space, self.has_space = _disable_prefix(spec)
         self._tokenizer = Tokenizer.from_str(orjson.dumps(spec).decode())
@@ -189,9 +194,10 @@ class HuggingFaceEncoder(Encoder):
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         try:
-            found = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-            if self._prefixing is not None:
-                found = [self._prefixed(self._prefixing, *each) for each in zip(texts, found, strict=True)]
+            with hold_panics():
+                found = [each.ids for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+                if self._prefixing is not None:
+                    found = [self._prefixed(self._prefixing, *each) for each in zip(texts, found, strict=True)]
             return found
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # a type from Rust, which cannot be imported
@@ -200,12 +206,11 @@ class HuggingFaceEncoder(Encoder):
         if len(texts) == 1:
             raise Unencodable({texts[0]: f"{problem}; remove the record, or fix the patterns in the tokenizer.json"})
         problems: dict[str, str] = {}
-        with suppress_stderr():
-            for half in (texts[: len(texts) // 2], texts[len(texts) // 2 :]):
-                try:
-                    self._ids(half)
-                except Unencodable as failed:
-                    problems |= failed.problems
+        for half in (texts[: len(texts) // 2], texts[len(texts) // 2 :]):
+            try:
+                self._ids(half)
+            except Unencodable as failed:
+                problems |= failed.problems
         raise Unencodable(problems)
 
     def _prefixed(self, prefixing: Any, text: str, ids: list[int]) -> list[int]:

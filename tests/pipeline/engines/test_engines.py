@@ -189,11 +189,11 @@ def test_every_step_may_be_taken_twice_at_the_same_moment(tmp_path: Path) -> Non
                     step.work(SILENT)  # even if the other process has just finished it
 
             both = [fork.Process(target=take) for _ in range(2)]
-            for process in both:
-                process.start()
-            for process in both:
-                process.join()
-            assert [process.exitcode for process in both] == [0, 0]
+            for child in both:
+                child.start()
+            for child in both:
+                child.join()
+            assert [child.exitcode for child in both] == [0, 0]
             yield from super().map(steps)
 
     expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", SETTINGS["plain"])))
