@@ -330,7 +330,8 @@ def _restore(where: Path, file: Listed, origins: _Origins) -> str:
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
             # A token file or plan may be damaged, too.
             reason = DataError("cannot_mend", f"{name} cannot be used: {error}")
-    raise type(reason)(reason.reason, f"{where}: cannot be restored: {reason}; the file was not changed")
+    lines = f"{where}: cannot be restored: {reason}; the file was not changed"
+    raise type(reason)(reason.reason, lines.split("\n"))
 
 
 def _publish(content: Content, where: Path, folder: Path, file: Listed) -> bool:
