@@ -112,6 +112,7 @@ def ids_of(sample: Prepared, encoder: Encoder) -> tuple[np.ndarray, np.ndarray]:
     texts = iter(np.split(encoded.ids, encoded.offsets[1:-1]) if len(sample.texts) else [])
     parts = [next(texts) if token < 0 else np.array([token]) for token in sample.shape.tokens.tolist()]
     flags = [np.full(len(part), flag) for part, flag in zip(parts, sample.shape.trained.tolist(), strict=True)]
+    flags[-1] &= not sample.shape.separator  # which is not part of a turn
     return np.concatenate(parts), np.concatenate(flags)
 
 

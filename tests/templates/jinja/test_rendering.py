@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 from support.commands import ROOT
+from support.tokenizer_kinds import open_kind
 
 from tasks.core.errors import DataError, PackError, Reject
+from tasks.templates.jinja.breaker import Breaker
 from tasks.templates.jinja.engines import limits
 from tasks.templates.jinja.engines.environment import prepare_compiler
 from tasks.templates.jinja.engines.limits import MEMORY
@@ -252,3 +254,29 @@ def test_the_cpu_of_a_child_without_a_parent_is_bounded() -> None:
     soft, _ = resource.prlimit(renderer._child, resource.RLIMIT_CPU)
     assert 0 < soft < 60
     assert resource.prlimit(renderer._child, resource.RLIMIT_FSIZE) == (0, 0)
+
+
+SORTS = (
+    "{% for k, v in tools[0].function.parameters.properties | dictsort %}{{ k }} {% endfor %}"
+    "{% for k, v in tools[0].function.parameters.properties | dictsort(by='value') %}{{ k }} {% endfor %}"
+    "{{ tools[0].function.parameters.required | sort | join(' ') }} {{ messages | length }}"
+)
+
+
+def test_private_characters_do_not_change_the_order_of_keys() -> None:
+    """Private characters, which break fragments of control strings, sort after letters."""
+    encoder = open_kind("hf_byte_level")
+    breaker = Breaker(encoder, SORTS)
+    names = ["start", "starts", "im", "image", "End", "ends", "en", "s", "st", "a"]
+    properties = {name: name for name in names}
+    function = {"name": "f", "parameters": {"properties": properties, "required": names}}
+    tools, messages = [{"type": "function", "function": function}], [{"role": "user", "content": "a"}]
+    broken = breaker.broken(messages, tools)
+    assert broken.tools != tools
+    renderer = Renderer("t", SORTS, {}, datetime(2026, 1, 1))
+    expected = renderer.render(Job(messages, tools, False, [], "others")).text
+    assert (
+        renderer.render(Job(broken.messages, broken.tools, False, [], "others")).text.replace(broken.breaker, "")
+        == expected
+    )
+    assert expected.startswith("a en End ends im image s st start starts ")

@@ -45,7 +45,7 @@ def test_no_token_reaches_over_any_of_the_boundaries(
 
 
 def test_a_space_before_answers_gives_each_turn_a_sample_if_words_begin_with_it(encoder: Encoder) -> None:
-    """The prompt ends with a space, and later prompts have one token for it and the word after it."""
+    """Later prompts have one token for the last space of a prompt and the next word."""
     template = JinjaTemplate("t.jinja", VICUNA, encoder, "assistant", "2026-01-01")
     said = ["hello", "friend of mine", "again", "the answer"]
     messages = tuple(Message(("user", "assistant")[n % 2], text) for n, text in enumerate(said))

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cache, wraps
 from typing import Any, NoReturn
 
-from jinja2 import Environment, Template, nodes, pass_eval_context
+from jinja2 import Environment, Template, nodes, pass_environment, pass_eval_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
+from jinja2.filters import do_dictsort, do_sort, ignore_case, make_multi_attrgetter
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -116,6 +118,46 @@ def to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+# Private characters break control strings in texts (see `breaker`), and must not decide the order of texts.
+_PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
+
+
+def _own(value: Any) -> Any:
+    """Return a text without private characters, and any other value as it is."""
+    return _PRIVATE.sub("", value) if isinstance(value, str) and not str.isascii(value) else value
+
+
+def dictsort(value: Any, case_sensitive: bool = False, by: Any = "key", reverse: bool = False) -> list[Any]:
+    """Sort like Jinja's filter, without regard to private characters."""
+    found = do_dictsort(value, case_sensitive, by, reverse)
+    place = 0 if by == "key" else 1
+    if all(_own(pair[place]) is pair[place] for pair in found):
+        return found
+    pairs = [*value.items()]
+    owns = {number: _own(pair[place]) for number, pair in enumerate(pairs)}
+    return [pairs[number] for number, _ in do_dictsort(owns, case_sensitive, "value", reverse)]
+
+
+@pass_environment
+def _sort(
+    environment: Environment,
+    value: Any,
+    reverse: bool = False,
+    case_sensitive: bool = False,
+    attribute: Any = None,
+) -> list[Any]:
+    """Sort like Jinja's filter, without regard to private characters."""
+    values = [*value]
+    found = do_sort(environment, values, reverse, case_sensitive, attribute)
+    keys = [*map(make_multi_attrgetter(environment, attribute), values)]
+    if all(_own(part) is part for key in keys for part in key):
+        return found
+    owns = {number: [*map(_own, key)] for number, key in enumerate(keys)}
+    if not case_sensitive:
+        owns = {number: [*map(ignore_case, key)] for number, key in owns.items()}
+    return [values[number] for number in sorted(owns, key=owns.__getitem__, reverse=reverse)]
+
+
 def _seeded(draw: Any) -> Callable[..., Any]:
     """Make a function that draws random numbers depend on its arguments alone."""
 
@@ -133,6 +175,7 @@ def chat_environment(today: datetime) -> Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension]
     )
     environment.filters["tojson"] = to_json
+    environment.filters |= {"dictsort": dictsort, "sort": _sort}
     environment.filters["random"] = _seeded(environment.filters["random"])
     environment.globals["lipsum"] = _seeded(environment.globals["lipsum"])
     environment.globals |= {

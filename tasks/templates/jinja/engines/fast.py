@@ -14,10 +14,9 @@ from operator import is_
 from typing import Any
 
 import minijinja
-from jinja2.filters import do_dictsort
 
 from tasks.templates.jinja.engines import limits
-from tasks.templates.jinja.engines.environment import Range, to_json
+from tasks.templates.jinja.engines.environment import Range, dictsort, to_json
 
 # Fuel is used up by instructions and by text that is created. Rendering takes about one unit per character and ten per
 # statement, and 10 million units take two seconds at most.
@@ -76,7 +75,7 @@ class FastTemplate:
         environment.add_global("raise_exception", _refuse)
         environment.add_global("strftime_now", today.strftime)
         environment.add_filter("tojson", self._to_json)
-        environment.add_filter("dictsort", do_dictsort)  # minijinja sorts "ß" as "ss"
+        environment.add_filter("dictsort", dictsort)  # minijinja sorts "ß" as "ss"
         for name in _FILTERS:
             environment.add_filter(name, _refuse)
         for name in _TESTS:
