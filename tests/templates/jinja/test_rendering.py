@@ -264,7 +264,7 @@ SORTS = (
 
 
 def test_private_characters_do_not_change_the_order_of_keys() -> None:
-    """Private characters, which break fragments of control strings, sort after letters."""
+    """Private characters, which break parts of control strings, sort after letters."""
     encoder = open_kind("hf_byte_level")
     breaker = Breaker(encoder, SORTS)
     names = ["start", "starts", "im", "image", "End", "ends", "en", "s", "st", "a"]
