@@ -43,11 +43,17 @@ class TokenBoundary:
             if len(self._known) + len(new) > _MOST_KNOWN:
                 new = list(dict.fromkeys(keys))
                 self._known = {}
-            encoded = self._encoder.encode([text for tail, head in new for text in (tail + head, tail, head)])
+            encoded = self._encoder.encode(
+                [text for tail, head in new for text in (tail + head, tail, self._alone(tail, head))]
+            )
             for number, key in enumerate(new):
                 start, middle, _, end = encoded.offsets[3 * number : 3 * number + 4]
                 self._known[key] = np.array_equal(encoded.ids[start:middle], encoded.ids[middle:end])
         return all(self._known[key] for key in keys)
+
+    def _alone(self, tail: str, head: str) -> str:
+        """Return the text after a tail as it is encoded alone."""
+        return self._encoder.with_leading_space(head) if tail.endswith(self._encoder.space_follows) else head
 
     def _keys(self, tail: str, after: str) -> list[tuple[str, str]]:
         """Return the tail and the relevant start of the text after it.
