@@ -89,6 +89,7 @@ class Failing(Marked):
     def do(self) -> None:
         if self.fails:
             raise DataError("empty_source", f"{self.place}: is bad", line=3)
+        time.sleep(0.1)  # the error of another process arrives in the meantime
 
 
 @dataclass(frozen=True)
