@@ -26,12 +26,12 @@ from tasks.conversations.traces.tokens import TOKENIZER, TOKENS, other_tokenizer
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.suggest import suggest
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder, sha256_in
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder
 from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
 from tasks.storage.files import has_artifact
-from tasks.storage.keys import VERSIONS, corpus_key, key_of
+from tasks.storage.keys import VERSIONS, corpus_key, key_of, sha256_in
 from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
 from tasks.storage.splits import kind_of, length_in, split_names
 from tasks.stores.scratch import scratch_of, url_of

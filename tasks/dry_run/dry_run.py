@@ -16,8 +16,9 @@ counted only within the sample.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tasks.dry_run.resources import estimate_costs
 from tasks.dry_run.sample_tokens import (
     encodes_equally,
     fast_encoder,
+    some_texts,
     thinned,
     tokenize_sample,
     train_on_sample,
@@ -74,10 +76,12 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
     cache = DigestCache(layout.digests(), only_read=True)
     files = find_files(config.sources, folder, layout, cache=cache)
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
-        recipe, encoder, samples = _sample(Recipe(config, folder, layout, tuple(files), ()), budget, Path(scratch))
+        recipe, encoder, samples, texts = _sample(
+            Recipe(config, folder, layout, tuple(files), ()), budget, Path(scratch)
+        )
         check_first_conversations(recipe)
         sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]
-        unlike = unlike_transformers(recipe, samples)
+        unlike = unlike_transformers(recipe, texts)
         whole = all(sample.whole for sample in samples) and len(samples) == len(files)
         selection = _select(sampled, recipe, whole)
         packed, dropped = _pack(selection), _dropped(selection)
@@ -119,9 +123,12 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
     return replace(found, failures=find_failures(found), warnings=find_warnings(found))
 
 
-def _sample(recipe: Recipe, budget: int, scratch: Path) -> tuple[Recipe, Encoder, list[Sample]]:
+def _sample(
+    recipe: Recipe, budget: int, scratch: Path
+) -> tuple[Recipe, Encoder, list[Sample], Callable[[], list[str]]]:
     """Choose the encoder, and sample the sources.
 
+    The last value returns some texts of the samples, which are rendered once.
     Samples are smaller for a slow encoder or template. If the config names no tokenizer, one is trained on the samples.
     """
     config, files = recipe.config, recipe.files
@@ -133,12 +140,13 @@ def _sample(recipe: Recipe, budget: int, scratch: Path) -> tuple[Recipe, Encoder
     budget //= 1 if encoder is not reference else SLOWER
     if config.tokenizer is not None or encoder is not reference:
         samples = sample_files(files, budget, config.max_record_bytes)
-    if encoder is not reference and not encodes_equally(encoder, reference, recipe, samples):
+    texts = cache(lambda: some_texts(recipe, samples))
+    if encoder is not reference and not encodes_equally(encoder, reference, texts()):
         encoder, samples = reference, [thinned(sample, SLOWER) for sample in samples]
     if recipe.template.engines:
         every = -(-sum(len(sample.records) for sample in samples) // JINJA_RECORDS)
         samples = [thinned(sample, every) for sample in samples]
-    return recipe, encoder, samples
+    return recipe, encoder, samples, texts
 
 
 # -- which conversations are packed ------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
@@ -80,28 +80,27 @@ def fast_encoder(reference: Encoder, config: Config) -> Encoder:
         return reference
 
 
-def encodes_equally(fast: Encoder, reference: Encoder, recipe: Recipe, samples: list[Sample]) -> bool:
+def encodes_equally(fast: Encoder, reference: Encoder, texts: list[str]) -> bool:
     """Return whether gigatoken and the reference encode texts of the sample equally.
 
     A run compares more texts.
     """
-    texts = _some_texts(recipe, samples)
     return difference(fast, reference, [*HARD, *hard_tokens(reference), *texts]) is None
 
 
-def unlike_transformers(recipe: Recipe, samples: list[Sample]) -> str:
-    """Return how the tokens differ from those of AutoTokenizer, or "".
+def unlike_transformers(recipe: Recipe, texts: Callable[[], list[str]]) -> str:
+    """Return how the tokens of some texts differ from those of AutoTokenizer, or "".
 
     Nothing is compared if Transformers is not installed, or if the tokenizer is not loaded like AutoTokenizer.
     """
     files = recipe.tokenizer_files
     if not files.like_transformers or not is_installed():
         return ""
-    found = compare(recipe.encoder, files.main.parent, _some_texts(recipe, samples))
+    found = compare(recipe.encoder, files.main.parent, texts())
     return found.difference or found.failure
 
 
-def _some_texts(recipe: Recipe, samples: list[Sample]) -> list[str]:
+def some_texts(recipe: Recipe, samples: list[Sample]) -> list[str]:
     """Return about PROOF texts of the samples, as the template writes them."""
     texts: list[str] = []
     for sample in samples:

@@ -160,11 +160,6 @@ def joined_sha256(files: Iterable[tuple[str, str]]) -> str:
     return named[0][1] if len(named) == 1 else hashlib.sha256(orjson.dumps(named)).hexdigest()
 
 
-def sha256_in(digest: str) -> str:
-    """Return the checksum of the files in the digest of a tokenizer."""
-    return digest.rpartition(":")[2]
-
-
 def is_like_transformers(digest: str) -> bool:
     """Return whether the digest is of a tokenizer that AutoTokenizer changes."""
     return digest.startswith(_LIKE)

@@ -70,6 +70,11 @@ def key_of(stage: str, content: dict[str, Any], version: int = 0) -> str:
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
+def sha256_in(digest: str) -> str:
+    """Return the checksum of the files in the digest of a tokenizer."""
+    return digest.rpartition(":")[2]
+
+
 def corpus_key(
     settings: dict[str, Any],
     sources: list[list[Any]],

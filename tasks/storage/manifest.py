@@ -27,7 +27,7 @@ from tasks.storage.facts.model import SHA256, Facts
 from tasks.storage.facts.outputs import FileFacts, PackingMetadata, Shard, Split, WeightSums
 from tasks.storage.facts.row_shape import RowShape, shape_of
 from tasks.storage.files import read_json, to_json
-from tasks.storage.keys import KEY_NAMES, corpus_key, format_version_of
+from tasks.storage.keys import KEY_NAMES, corpus_key, format_version_of, sha256_in
 from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
 from tasks.storage.splits import kind_of, length_in
 
@@ -243,7 +243,7 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
     yield "trained_truncated", manifest.ledger.tokens.trained_truncated is not None, config.get("overlong") == "turns"
     yield "trained_here", tokenizer.trained_here, config.get("tokenizer") is None
     if not tokenizer.trained_here:
-        yield "the tokenizer's digest", tokenizer.digest.rpartition(":")[2], tokenizer.sha256
+        yield "the tokenizer's digest", sha256_in(tokenizer.digest), tokenizer.sha256
 
 
 def repair_hint(path: Path) -> str:

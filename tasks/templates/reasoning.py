@@ -14,10 +14,6 @@ from typing import Any
 
 from tasks.conversations.model import Conversation, Message
 
-# Names under which templates read reasoning, besides `reasoning_content`. The template of gpt-oss reads `thinking`, and
-# that of Gemma 4 reads `reasoning`, too.
-FIELDS = ("thinking", "reasoning")
-
 INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
@@ -70,7 +66,7 @@ def separated(conversation: Conversation) -> Conversation | None:
 def with_reasoning(message: dict[str, Any], form: ReasoningForm, fields: Sequence[str] = ()) -> dict[str, Any]:
     """Return an OpenAI message with its reasoning in the form that a template reads.
 
-    The reasoning is also in these fields, which are some of FIELDS.
+    The reasoning is also in these fields, which are some of REASONING_KEYS.
     """
     content = message.get("content") or ""
     found = INLINE.match(content)

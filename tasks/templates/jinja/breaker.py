@@ -23,9 +23,9 @@ from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.strings import Unchanged
 
-# Unicode's three private use areas.
 _PRIVATE_CHARACTER = "\ue000"
-_PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+# Unicode's three private use areas.
+PRIVATE_AREAS = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 # The end of a string in JSON that another text could complete to an escaped private character. White space after it is
 # ignored, because templates may strip it. In the source of a template, any backslash counts that does not start a usual
@@ -89,7 +89,7 @@ class Breaker:
         character.
         """
         continues = self._writes_backslash or ("\\" in text and _CUT_ESCAPE.search(text) is not None)
-        for private in (chr(code) for code in chain(*_PRIVATE)):
+        for private in (chr(code) for code in chain(*PRIVATE_AREAS)):
             form = escaped(private)
             if private in text or private in self._private or escaped(form) in text or form in self._source:
                 continue

@@ -15,12 +15,13 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
+from tasks.conversations.dialects.reasoning import REASONING_KEYS
 from tasks.conversations.model import Message
 from tasks.conversations.openai import as_openai, in_parts
 from tasks.core.errors import Reject
 from tasks.templates.jinja.engines.renderer import Renderer
 from tasks.templates.jinja.engines.requests import Job
-from tasks.templates.reasoning import FIELDS, ReasoningForm, is_ambiguous, with_reasoning
+from tasks.templates.reasoning import ReasoningForm, is_ambiguous, with_reasoning
 
 # Templates that search the content for reasoning split it at the end marker, or test for this marker.
 _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""")
@@ -39,7 +40,8 @@ class ExpectedForms:
     def __init__(self, source: str, renderer: Renderer, options: Mapping[str, Any] | None = None):
         self._source, self._renderer, self._options = source, renderer, options
         self._reads_lists: dict[str, bool] = {}
-        self._fields = tuple(field for field in FIELDS if re.search(rf"\b{field}\b", source))
+        # Most templates read `reasoning_content`. That of gpt-oss reads `thinking`, and Gemma 4 also `reasoning`.
+        self._fields = tuple(key for key in REASONING_KEYS[1:] if re.search(rf"\b{key}\b", source))
 
     def expected(self, message: Message) -> dict[str, Any]:
         """Return a message in OpenAI's form, as the template reads it.

@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from tasks.conversations.dialects.reasoning import REASONING_KEYS
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
 from tasks.templates.jinja.engines import limits
@@ -26,7 +27,6 @@ from tasks.templates.jinja.engines.fast import FastTemplate, Unsure, is_sure
 from tasks.templates.jinja.engines.renderer import Renderer, work_of
 from tasks.templates.jinja.engines.rendering import rendered
 from tasks.templates.jinja.engines.requests import Engine, Job, Rendering
-from tasks.templates.reasoning import FIELDS
 
 # One in so many conversations is rendered by both engines. The digest of its messages decides, so the choice does not
 # depend on parts or workers.
@@ -41,7 +41,7 @@ _CALL = {"id": "call00001", "type": "function", "function": {"name": "c", "argum
 _QUESTION = {"role": "user", "content": " a\n\xa0b\n"}  # a template that writes it in a list is found
 _ANSWERS: list[list[dict[str, Any]]] = [
     [{"role": "assistant", "content": "b"}],
-    [{"role": "assistant", "content": "b", "reasoning_content": "r"} | dict.fromkeys(FIELDS, "r"), _QUESTION],
+    [{"role": "assistant", "content": "b"} | dict.fromkeys(REASONING_KEYS, "r"), _QUESTION],
     [{"role": "assistant", "content": "", "tool_calls": [_CALL]}, {"role": "tool", "content": "{}", "name": "c"}],
 ]
 # Conversations that both engines render before any other.

@@ -14,16 +14,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any, NoReturn
 
 from jinja2 import Environment, Template, nodes, pass_environment, pass_eval_context
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.exceptions import FilterArgumentError, SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.filters import do_dictsort, do_sort, ignore_case, make_multi_attrgetter
+from jinja2.filters import ignore_case, make_multi_attrgetter
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from tasks.templates.jinja.breaker import PRIVATE_AREAS
 
 Range = tuple[int, int]
 
@@ -118,24 +120,23 @@ def to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-# Private characters break control strings in texts (see `breaker`), and must not decide the order of texts.
-_PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
+# Private characters break control strings in texts, and must not decide the order of texts.
+_PRIVATE = re.compile("[" + "".join(f"{chr(area[0])}-{chr(area[-1])}" for area in PRIVATE_AREAS) + "]")
 
 
-def _own(value: Any) -> Any:
-    """Return a text without private characters, and any other value as it is."""
-    return _PRIVATE.sub("", value) if isinstance(value, str) and not str.isascii(value) else value
+def _sort_key(value: Any, case_sensitive: bool) -> Any:
+    """Return what Jinja sorts a value by, without private characters."""
+    if isinstance(value, str) and not str.isascii(value):
+        value = _PRIVATE.sub("", value)
+    return value if case_sensitive else ignore_case(value)
 
 
-def dictsort(value: Any, case_sensitive: bool = False, by: Any = "key", reverse: bool = False) -> list[Any]:
+def dictsort(value: Any, case_sensitive: bool = False, by: str = "key", reverse: bool = False) -> list[Any]:
     """Sort like Jinja's filter, without regard to private characters."""
-    found = do_dictsort(value, case_sensitive, by, reverse)
+    if by not in ("key", "value"):
+        raise FilterArgumentError(f'dictsort: expected "key" or "value", found {by!r}')
     place = 0 if by == "key" else 1
-    if all(_own(pair[place]) is pair[place] for pair in found):
-        return found
-    pairs = [*value.items()]
-    owns = {number: _own(pair[place]) for number, pair in enumerate(pairs)}
-    return [pairs[number] for number, _ in do_dictsort(owns, case_sensitive, "value", reverse)]
+    return sorted(value.items(), key=lambda pair: _sort_key(pair[place], case_sensitive), reverse=reverse)
 
 
 @pass_environment
@@ -147,15 +148,8 @@ def _sort(
     attribute: Any = None,
 ) -> list[Any]:
     """Sort like Jinja's filter, without regard to private characters."""
-    values = [*value]
-    found = do_sort(environment, values, reverse, case_sensitive, attribute)
-    keys = [*map(make_multi_attrgetter(environment, attribute), values)]
-    if all(_own(part) is part for key in keys for part in key):
-        return found
-    owns = {number: [*map(_own, key)] for number, key in enumerate(keys)}
-    if not case_sensitive:
-        owns = {number: [*map(ignore_case, key)] for number, key in owns.items()}
-    return [values[number] for number in sorted(owns, key=owns.__getitem__, reverse=reverse)]
+    own = partial(_sort_key, case_sensitive=case_sensitive)
+    return sorted(value, key=make_multi_attrgetter(environment, attribute, postprocess=own), reverse=reverse)
 
 
 def _seeded(draw: Any) -> Callable[..., Any]:

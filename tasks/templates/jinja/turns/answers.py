@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from tasks.conversations.dialects.reasoning import REASONING_KEYS
 from tasks.core.printable import shown
 from tasks.templates.jinja.turns.flagged import NotLocated, Range
 from tasks.templates.jinja.turns.marks import places_of
-from tasks.templates.reasoning import FIELDS
 
 Render = Callable[[list[Any], bool], str]  # messages, generation prompt
 
@@ -167,7 +167,7 @@ class _Turn:
         shows how.
         """
         close = "[/THINK]" if opened["mistral"] else "<|END_THINKING|>" if opened["cohere"] else f"</{opened['tag']}>"
-        field = dict.fromkeys(("reasoning_content", *FIELDS), _OTHER)
+        field = dict.fromkeys(REASONING_KEYS, _OTHER)
         inline = {"content": f"{opened[0].strip()}\n{_OTHER}\n{close}\n\n{self._content}"}
         for more in (field, inline):
             try:

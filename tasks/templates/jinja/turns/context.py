@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from tasks.conversations.dialects.reasoning import REASONING_KEYS
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
 from tasks.templates.jinja.turns.locate import is_written
 from tasks.templates.jinja.turns.marks import new_mark
 from tasks.templates.placeholders import GAP
-from tasks.templates.reasoning import FIELDS
 
 # Returns the samples of messages and tools as text, or an empty list if the template refuses them.
 Render = Callable[[Sequence[Any], Any], list[str]]
@@ -135,7 +135,7 @@ def _has_long_texts_in_order(text: str, messages: Sequence[Any]) -> bool:
 def _has_reasoning(message: Any) -> bool:
     content = message["content"] or ""
     texts = [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
-    return any(message.get(key) for key in ("reasoning_content", *FIELDS)) or any(map(_REASONING.match, texts))
+    return any(message.get(key) for key in REASONING_KEYS) or any(map(_REASONING.match, texts))
 
 
 def _texts(messages: Sequence[Any]) -> Iterator[_Text]:

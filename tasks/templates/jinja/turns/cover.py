@@ -24,9 +24,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from tasks.conversations.dialects.reasoning import REASONING_KEYS
 from tasks.templates.jinja.turns.flagged import Range
 from tasks.templates.jinja.turns.marks import places_of
-from tasks.templates.reasoning import FIELDS
 
 # Each of so few turns is rendered.
 FEW = 3
@@ -202,4 +202,4 @@ def _contents_of(message: Any) -> list[str]:
 
 
 def _texts_of(message: Any) -> list[str]:
-    return [*_contents_of(message), *(message.get(key) or "" for key in ("reasoning_content", *FIELDS))]
+    return [*_contents_of(message), *(message.get(key) or "" for key in REASONING_KEYS)]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import count, islice
 from typing import Any
 
-from tasks.templates.reasoning import FIELDS
+from tasks.conversations.dialects.reasoning import REASONING_KEYS
 
 Range = tuple[int, int]
 
@@ -77,7 +77,7 @@ def _with(message: Any, mark: str) -> Any:
         found["content"] = (
             content[:middle] + mark + content[middle:] if is_text else [*content, {"type": "text", "text": mark}]
         )
-    found |= {key: mark for key in ("reasoning_content", *FIELDS) if message.get(key)}
+    found |= {key: mark for key in REASONING_KEYS if message.get(key)}
     if message.get("tool_calls"):
         calls = message["tool_calls"]
         found["tool_calls"] = [{**call, "function": {**call["function"], "name": mark}} for call in calls]

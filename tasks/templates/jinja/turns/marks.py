@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from typing import Any, Literal, NamedTuple
 
+from tasks.conversations.dialects.reasoning import REASONING_KEYS
 from tasks.templates.jinja.turns.flagged import Range
-from tasks.templates.reasoning import FIELDS, INLINE
+from tasks.templates.reasoning import INLINE
 
 Section = Literal["reasoning", "content", "calls"]
 
@@ -107,7 +108,7 @@ def marked_messages(messages: Sequence[Any], mark: str, which: Collection[int]) 
     for k, message in enumerate(messages):
         if k in which:
             message = dict(message)
-            for key in ("reasoning_content", *FIELDS):
+            for key in REASONING_KEYS:
                 if isinstance(message.get(key), str):
                     message[key] = marked(k, "reasoning", message[key])
             content = message.get("content")
