@@ -27,7 +27,7 @@ from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.suggest import suggest
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder
-from tasks.sources.digests.digest_cache import DigestCache
+from tasks.sources.digests import DigestCache
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
 from tasks.storage.files import has_artifact

@@ -22,7 +22,7 @@ from tasks.readers.container import Record
 from tasks.readers.containers import container_by_extension
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
-from tasks.sources.sampling.sample_files import sample_files
+from tasks.sources.sample_files import sample_files
 from tasks.sources.source_files import find_files
 from tasks.storage.paths import Layout
 

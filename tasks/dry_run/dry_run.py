@@ -47,10 +47,9 @@ from tasks.packing.ledger import apart, left_out, repeated_prompt_tokens
 from tasks.packing.pieces import Pieces
 from tasks.packing.plan import select_pieces
 from tasks.recipe import Recipe
-from tasks.sources.digests.digest_cache import DigestCache
+from tasks.sources.digests import DigestCache
 from tasks.sources.model import Part
-from tasks.sources.sampling.sample import Sample
-from tasks.sources.sampling.sample_files import sample_files
+from tasks.sources.sample_files import Sample, sample_files
 from tasks.sources.source_files import find_files
 from tasks.storage.facts.inputs import MixtureFacts
 from tasks.storage.paths import Layout

@@ -12,7 +12,7 @@ from tasks.config import Config
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
-from tasks.sources.sampling.sample import Sample
+from tasks.sources.sample_files import Sample
 from tasks.storage.facts.inputs import MixtureFacts
 from tasks.storage.splits import kind_of, length_in
 

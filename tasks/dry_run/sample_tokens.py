@@ -24,7 +24,7 @@ from tasks.encoders.gigatoken_model import Unsupported
 from tasks.readers.containers import container_named
 from tasks.readers.tables import wanted
 from tasks.recipe import Recipe
-from tasks.sources.sampling.sample import Sample
+from tasks.sources.sample_files import Sample
 from tasks.storage.schemas import tokens_schema
 from tasks.tokenization.engine_check import HARD, LONGEST, difference, hard_tokens
 from tasks.tokenization.prepare import Preparer, texts_of, unused_keys_of

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tasks.readers.byte_search import contains
+from tasks.readers.strict_json import contains
 
 SEPARATOR = "\0"
 UNDERLINE = "▁"

@@ -16,7 +16,7 @@ from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.dry_run.draft_entries import guess_columns_of
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import container_named
-from tasks.sources.digests.digest_cache import DigestCache
+from tasks.sources.digests import DigestCache
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.source_files import identify_file

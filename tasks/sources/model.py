@@ -29,8 +29,7 @@ from tasks.conversations.traces.session import SESSION, without_media
 from tasks.conversations.traces.tokens import TOKENS
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.core.yaml_settings import defaults_of
-from tasks.readers.csv_files.delimiter import check_delimiter, name_of
-from tasks.readers.csv_files.encoding import check_encoding
+from tasks.readers.csv_file import check_delimiter, check_encoding, name_of
 from tasks.readers.hashed_blocks import BlockDigests, open_checked
 from tasks.sources.remote_blocks import open_blocks
 from tasks.stores.store import Facts

@@ -26,9 +26,8 @@ from tasks.sources.model import Part
 from tasks.sources.remote_blocks import open_holes
 from tasks.stores.bucket import open_store
 from tasks.stores.copies import Object, fetch_copies, place_of_copy
-from tasks.stores.receive import changed
 from tasks.stores.scratch import url_of
-from tasks.stores.store import Facts, Reading
+from tasks.stores.store import Facts, Reading, changed
 from tasks.stores.urls import Dataset, split_dataset, split_url
 
 SHOWN = 8  # maximum number of groups of files that a message lists

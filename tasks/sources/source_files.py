@@ -15,14 +15,13 @@ from tasks.core.notes import noted
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
 from tasks.readers.containers import EXTENSIONS, container_by_extension
-from tasks.sources.digests.digest_cache import DigestCache
-from tasks.sources.explain import as_yaml
-from tasks.sources.identify import identify
+from tasks.sources.digests import DigestCache
+from tasks.sources.identify import as_yaml, identify
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.remote import Located
 from tasks.storage.paths import Layout
-from tasks.stores.threads import run_all
+from tasks.stores.store import run_all
 
 AT_ONCE = 8  # objects whose starts are read concurrently
 

@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.errors import Bug, InputMissing, PackError, PartMissing, StorageError
-from tasks.stores.receive import CHUNK, changed, cut_off, receive
-from tasks.stores.store import Facts, Progress
-from tasks.stores.threads import interruptible
+from tasks.stores.store import CHUNK, Facts, Progress, changed, cut_off, interruptible, receive
 from tasks.stores.urls import split_url
 
 RETRIES = 8  # of a request, in about 20 seconds including pauses

@@ -30,7 +30,7 @@ from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
 from tasks.encoders.texts import UNDERLINE
 from tasks.recipe import Recipe
-from tasks.sources.sampling.sample_files import sample_files
+from tasks.sources.sample_files import sample_files
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
 from tasks.stores.mirror import mirror_of

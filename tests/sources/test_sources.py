@@ -40,13 +40,13 @@ from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
 from tasks.readers import json_array, lines, strict_json
-from tasks.readers.arrow_values.written import Time
+from tasks.readers.arrow_values import Time
 from tasks.readers.compression import BOMB_BYTES
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import CONTAINERS, container_by_extension, container_named
 from tasks.readers.lines import CHUNK
+from tasks.sources import digests
 from tasks.sources import parts as parts_module
-from tasks.sources.digests import hash_files
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.parts import PartReader, find_parts, place_of
 
@@ -305,7 +305,7 @@ def test_one_unreadable_file_stops_the_hashing_of_the_others(tmp_path: Path, mon
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n' * 2000)
     monkeypatch.setattr(lines.hashlib, "sha256", Slow)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(hash_files, "HASH_CHUNK", 1)
+    monkeypatch.setattr(digests, "HASH_CHUNK", 1)
     with pytest.raises(StorageError, match=r"a\.jsonl: cannot be read: Input/output error"):
         find_parts([Source(path="*.jsonl", format="text")], tmp_path, 1 << 20)
     assert len(read) < 14 * 2000, "b was read to its end"
@@ -373,7 +373,7 @@ def test_parts_across_the_chunks_of_hashing(tmp_path: Path, monkeypatch: pytest.
     path = write(tmp_path / "a.jsonl", data)
     expected = parts_of(path, 10_000)
     assert len(expected[1]) == len(data) // 10_000 + 1
-    monkeypatch.setattr(hash_files, "HASH_CHUNK", 777)
+    monkeypatch.setattr(digests, "HASH_CHUNK", 777)
     assert find_parts([Source(path="a.jsonl")], tmp_path, 10_000) == [expected]
 
 

@@ -24,7 +24,7 @@ from support.servers.remote import SECRET, failing_store, faulty_s3, needs_remot
 
 from tasks.core.error_messages import as_text
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.stores import receive as receiving
+from tasks.stores import store as receiving
 from tasks.stores.scratch import root_of
 from tasks.stores.store import Facts
 

@@ -17,8 +17,8 @@ from tasks.cli.views.token_text import HEADING_STYLE, print_hanging, print_title
 from tasks.core.printable import counted, in_bytes, printable
 from tasks.inspection.kinds import ShardFigures
 from tasks.inspection.sources import ConfigOverview, SourceInfo, SourceOverview, SourceRecords
-from tasks.readers.csv_files.delimiter import name_of
-from tasks.sources.explain import as_yaml
+from tasks.readers.csv_file import name_of
+from tasks.sources.identify import as_yaml
 
 SHOWN_REJECTS = 3
 

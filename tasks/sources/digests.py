@@ -1,4 +1,4 @@
-"""Keep the digests of source files, so that later runs do not hash them again.
+"""Hash source files and their parts once, for all runs and processes.
 
     data/digests/NAME.json   path, size, times, inode ─▶ SHA-256, ranges of parts, digests of blocks
                              URL, size, ETag of an object that is read in blocks (remote_blocks.py) ─▶ the same facts
@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,8 +30,9 @@ from tasks.conversations.formats import FORMAT_NAMES
 from tasks.core.errors import StorageError
 from tasks.readers.container import Range
 from tasks.readers.containers import container_named
-from tasks.readers.hashed_blocks import BlockDigests
+from tasks.readers.hashed_blocks import BLOCK, BlockDigests, HashedBlocks
 from tasks.sources.model import Source, SourceFile
+from tasks.sources.remote_blocks import fetch_all
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
 from tasks.stores.mirror import Mirror, mirror_of
@@ -195,3 +196,36 @@ def _state_of(file: SourceFile) -> list[Any]:
         return list(file.facts)
     stat = file.path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+HASH_CHUNK = 1 << 20  # bytes hashed at once
+
+
+def hash_file(
+    file: SourceFile,
+    part_size: int,
+    cache: DigestCache | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Hashed:
+    """Hash a file and its parts, and write an entry of `cache`.
+
+    `part_size` is in bytes. The blocks of an object in
+    a bucket are kept at its path. `check` is called before each read and can end the work by raising an error. Raises
+    DataError if the file changes meanwhile or cannot be split, OSError if it cannot be read, and the errors of stores.
+    """
+    started = cache.start(file) if cache else []
+    hashed = HashedBlocks(min(BLOCK, HASH_CHUNK))
+    read = fetch_all(file.path, file.name, file.facts, check) if file.identity else _chunks(file.path, check)
+    container = container_named(file.container)
+    found = Hashed(*container.split(file, part_size, hashed.passing(read)), hashed.digests)
+    file.check_unchanged()
+    if cache:
+        cache.keep(file, part_size, started, found)
+    return found
+
+
+def _chunks(path: Path, check: Callable[[], None]) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while data := file.read(HASH_CHUNK):
+            check()
+            yield data

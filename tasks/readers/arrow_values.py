@@ -10,6 +10,7 @@ date, time, decimal    a `Written`, which has the text of the value
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -17,8 +18,34 @@ import pyarrow as pa
 
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
-from tasks.readers.arrow_values.written import Date, Decimal, Time
 from tasks.readers.strict_json import parse_record
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A value that JSON has no type for, and its text."""
+
+    text: str
+
+
+class Date(Written): ...
+
+
+class Time(Written): ...
+
+
+class Decimal(Written): ...
+
+
+def text_of_written(value: object) -> str:
+    """Return the text of a `Written`, for an encoder of JSON.
+
+    Raises TypeError for any other value.
+    """
+    if isinstance(value, Written):
+        return value.text
+    raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
+
 
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
 _OTHER_LISTS = (pa.types.is_fixed_size_list, pa.types.is_list_view, pa.types.is_large_list_view)
