@@ -174,8 +174,8 @@ def stream_sample(file: SourceFile, budget: int, max_record_bytes: int, stream: 
     reader = RecordReader(container, file, max_record_bytes=max_record_bytes)
     for run in container.runs(reader):
         if cost > stream:
-            # The last chunk that was read may not be decompressed yet.
-            reach = min(_ALMOST, max(reader.position() - CHUNK, CHUNK / 2) / file.bytes)
+            # Half of the last chunk is decompressed but not counted yet, on average, which is CHUNK / 4 of a file or less.
+            reach = min(_ALMOST, max(reader.position() - CHUNK / 4, CHUNK / 4) / file.bytes)
             break
         runs.add(run)
         count += run.number
