@@ -174,7 +174,7 @@ def stream_sample(file: SourceFile, budget: int, max_record_bytes: int, stream: 
     reader = RecordReader(container, file, max_record_bytes=max_record_bytes)
     for run in container.runs(reader):
         if cost > stream:
-            # Half of the last chunk is decompressed but not counted yet, on average, which is CHUNK / 4 of a file or less.
+            # On average, half of the last chunk is not counted yet: CHUNK / 4 of the file, or less.
             reach = min(_ALMOST, max(reader.position() - CHUNK / 4, CHUNK / 4) / file.bytes)
             break
         runs.add(run)
