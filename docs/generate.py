@@ -353,6 +353,9 @@ def formats_page() -> str:
         "|---|---|",
         *(f"| {role} | {', '.join(f'`{name}`' for name in names)} |" for role, names in role_names().items()),
         "",
+        "A developer message keeps its role only in a [Jinja template that knows it]"
+        "(../guides/jinja-templates.md#the-role-developer). Everything else treats it as a system message.",
+        "",
         f"A turn whose role is {call_roles()} holds calls of the assistant.",
         "[Agent data](../guides/agent-data.md) shows the forms that calls, results, reasoning, and lists may have.",
         "",

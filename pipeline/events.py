@@ -36,6 +36,7 @@ from tasks.steps import Outcome, Progress
 from tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
 from tasks.storage.files import read_receipt
 from tasks.storage.manifest import Manifest, load_manifest
+from tasks.templates.names import explain_undefined
 from tasks.templates.sections import explain_empty_blocks, sections_of_config
 from tasks.tokenization.engine_check import Verdict
 
@@ -287,7 +288,8 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
 
         noun, meaning = NOTICED["empty_prompts"]
         display.show(f"{counted(empty, noun)} {meaning}")
-    for line in explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config)):
+    empty_blocks = explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config))
+    for line in (*explain_undefined(manifest.undefined_names), *empty_blocks):
         display.show(f"note: {line}")
     if unused := unused_keys(manifest.unused_keys):
         display.show("unused keys, with their counts:")

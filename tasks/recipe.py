@@ -37,6 +37,7 @@ from tasks.storage.splits import kind_of, length_in, split_names
 from tasks.stores.scratch import scratch_of, url_of
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
+from tasks.templates.names import knows_developer
 from tasks.templates.sections import Sections
 from tasks.templates.spans import Template, TrainOn, Turns
 
@@ -213,6 +214,15 @@ class Recipe:
         return _jinja_once(name, sources, self.encoder, train_on, date, turns, options, self._adjust, config.sections)
 
     @property
+    def undefined(self) -> dict[str, dict[str, int]]:
+        """Return in how many places each Jinja template reads names that nothing defines.
+
+        The keys are the names of its file in the corpus.
+        """
+        names = zip(self.template_sources, self.template.undefined, strict=False)
+        return {file: dict(undefined) for file, undefined in names if undefined}
+
+    @property
     def _adjust(self) -> Adjust:
         return Adjust(self.config.reasoning == "drop", self.config.default_system)
 
@@ -274,12 +284,13 @@ class Recipe:
 
     @cached_property
     def _jinja_version(self) -> list[int]:
-        """Return the version of the code for Jinja templates and `reasoning: drop`.
+        """Return the versions of the code for Jinja templates.
 
-        It is a list, which is empty if neither is used.
+        The first is also for `reasoning: drop`. The second is for templates that know the role developer.
         """
         needs = bool(self.template_sources) or self.config.reasoning == "drop"
-        return [VERSIONS["jinja"]] if needs else []
+        knows = any(map(knows_developer, self.template_sources.values()))
+        return [VERSIONS["jinja"]] * needs + [VERSIONS["developer"]] * knows
 
     # Shards
 

@@ -52,7 +52,7 @@ def build_manifest(
     ledger = Ledger.model_validate(plan["ledger"])
     lengths = [recipe.length_of_shard(number) * config.packing for number in range(len(shards))]
     _check_shards(ledger, plan["rows_of_shards"], shards, lengths)
-    shape = shape_of(settings)
+    shape, undefined = shape_of(settings), recipe.undefined
     values: dict[str, Any] = {
         "format_version": format_version_of(settings),
         "name": config.name,
@@ -92,7 +92,7 @@ def build_manifest(
         ],
         "mixture": plan["mixture"],
         "ledger": ledger.model_dump(),
-        "noticed": plan["noticed"],
+        "noticed": plan["noticed"] | ({"undefined_names": undefined} if undefined else {}),
         "packing_metadata": plan["packing_metadata"],
         "splits": splits,
         **({"loss_weight": _weight_sums(recipe, plan, shards)} if config.loss_weight != "none" else {}),

@@ -9,6 +9,7 @@ from tasks.dry_run.model import Prediction, about, train_rows
 from tasks.encoders.added_tokens import is_blank
 from tasks.packing.pieces import MOST_CONVERSATIONS
 from tasks.packing.rejects import suggest_settings
+from tasks.templates.names import explain_undefined
 from tasks.templates.sections import explain_empty_blocks
 
 # If a larger share of the tokens repeats a prompt, a warning explains the reason.
@@ -59,7 +60,7 @@ def find_warnings(found: Prediction) -> list[str]:
         warnings.append(limited)
     if found.config.duplicates == "drop" and not found.whole:
         warnings.append("duplicates: drop: duplicates are only found within the sample; the run may drop more")
-    warnings += found.recipe.notes
+    warnings += [*found.recipe.notes, *explain_undefined(found.recipe.undefined)]
     warnings += [*flag_hints(found.unused_keys), *loss_weight_hints(found.unused_keys)]
     if found.unlike_transformers:
         warnings.append(

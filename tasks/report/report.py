@@ -50,6 +50,7 @@ from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 from tasks.stores.urls import refuse_url
+from tasks.templates.names import explain_undefined
 from tasks.templates.sections import explain_sections, sections_of_config
 
 MOST_BYTES = 500_000
@@ -193,6 +194,7 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         ],
         "content_tokens": content_tokens(manifest.content_tokens),
         "unused_keys": unused_keys(manifest.unused_keys),
+        "undefined": explain_undefined(manifest.undefined_names),
         "sources": manifest.sources[:SHOWN],
         "more_sources": len(manifest.sources) - SHOWN,
         "shards": [(name, shard) for name, split in manifest.splits.items() for shard in split.shards][:SHOWN],

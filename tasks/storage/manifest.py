@@ -56,7 +56,8 @@ class Manifest(Facts):
         description="Counts of unusual things that were handled. `reasoned_answers`: trained answers with reasoning. "
         "`empty_reasoning`: trained answers for which the template writes an empty block of reasoning. "
         "`content_tokens`: how often conversations contain each added token that content may become, by role. "
-        "`unused_keys`: how often each unused key of the records occurred, by source. A count is absent if it is 0, "
+        "`unused_keys`: how often each unused key of the records occurred, by source. `undefined_names`: in how many "
+        "places a template reads each name that nothing defines, by file. A count is absent if it is 0, "
         "or if an earlier version did not record it."
     )
     packing_metadata: PackingMetadata
@@ -124,6 +125,12 @@ class Manifest(Facts):
     def unused_keys(self) -> dict[str, dict[str, int]]:
         """Return how often each unused key occurred, for each source that has any."""
         found = self.noticed.get("unused_keys", {})
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def undefined_names(self) -> dict[str, dict[str, int]]:
+        """Return in how many places each template reads names that nothing defines."""
+        found = self.noticed.get("undefined_names", {})
         return found if isinstance(found, dict) else {}
 
     @property

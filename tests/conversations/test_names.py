@@ -86,7 +86,7 @@ def test_lines_rows_and_records_read_with_care_have_the_same_roles(
     if found != "bad_role":
         known = ROLE_NAMES | dict(file.roles)
         expected = [known[name.lower()] for name in roles]
-        assert [message.role for message in file.conversation(record).messages] == expected
+        assert [message.given_role for message in file.conversation(record).messages] == expected
     else:
         assert not own
 

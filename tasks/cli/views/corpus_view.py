@@ -36,6 +36,7 @@ from tasks.inspection.waiting import waiting_line
 from tasks.storage.facts.inputs import MixtureFacts, SourceFacts
 from tasks.storage.manifest import Manifest
 from tasks.storage.splits import kind_of
+from tasks.templates.names import explain_undefined
 from tasks.templates.sections import explain_sections, sections_of_config
 
 SHOWN_SOURCES = 30
@@ -296,7 +297,8 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
 
 def _print_noticed(manifest: Manifest, console: Console) -> None:
     noticed = {name: count for name, count in manifest.noticed_counts.items() if count}
-    if not noticed and not manifest.content_tokens and not manifest.unused_keys:
+    undefined = explain_undefined(manifest.undefined_names)
+    if not noticed and not manifest.content_tokens and not manifest.unused_keys and not undefined:
         return
     heading(console, "Noticed")
     table = grid(True, False, False)
@@ -304,6 +306,8 @@ def _print_noticed(manifest: Manifest, console: Console) -> None:
         noun, meaning = NOTICED.get(name, ("", printable(name)))
         table.add_row(f"{count:,}", noun if count == 1 or not noun else f"{noun}s", meaning)
     indented(console, table)
+    for line in undefined:
+        console.print(Text(f"  {line}", "dim"), soft_wrap=True)
     print_content_tokens(manifest.content_tokens, console)
     print_unused(manifest.unused_keys, console)
 

@@ -30,6 +30,7 @@ import orjson
 from tasks.conversations.model import Conversation, options_json
 from tasks.conversations.openai import in_parts
 from tasks.core.errors import DataError, PackError, Reject, UsageError
+from tasks.encoders.as_transformers.added import NAMES as SPECIAL_TOKENS
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import GIVEN_TO_TEMPLATES, NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
@@ -130,12 +131,17 @@ class JinjaTemplate(Template):
         ends = encoder.control_pattern.pattern
         constants = special | dict(options or {})
         self._renderer = Renderer(name, source, constants, date, ends)
+        given = {*constants, *GIVEN_TO_TEMPLATES, "documents", *SPECIAL_TOKENS}
+        self.undefined = ({name: n for name, n in self._renderer.names_read.items() if name not in given},)
         self.engines = Engines(self._renderer, source, constants, date, ends)
         self._source = source
         self._readings: dict[str, _Reading] = {}  # by options of conversations as JSON
         self.sections = sections
         self._cuts = Cuts(name, encoder, self._boundary, sections)
         self._context = Context(name)
+
+    def knows_developer(self, conversation: Conversation) -> bool:
+        return self._reading(conversation).forms.knows_developer
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation that is one sample.
@@ -338,7 +344,10 @@ class JinjaTemplate(Template):
         alike = (
             job.method,
             len(conversation.tools),
-            *((m.role, not m.content, not m.reasoning, len(m.tool_calls), len(m.parts)) for m in conversation.messages),
+            *(
+                (m.given_role, not m.content, not m.reasoning, len(m.tool_calls), len(m.parts))
+                for m in conversation.messages
+            ),
             options_json(conversation),
             *job.turns,
             *(~k for k in job.last),
@@ -401,7 +410,7 @@ class JinjaTemplate(Template):
         """
         if any(message.parts for message in conversation.messages):
             forms = self._reading(conversation).forms
-            if any(message.parts and forms.reads_lists(message.role) for message in conversation.messages):
+            if any(message.parts and forms.reads_lists(forms.role_of(message)) for message in conversation.messages):
                 return None
             messages = tuple(replace(message, parts=()) for message in conversation.messages)
             conversation = replace(conversation, messages=messages)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from tasks.conversations.dialects.reasoning import REASONING_KEYS
+from tasks.conversations.model import DEVELOPER
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
 from tasks.templates.jinja.turns.locate import is_written
@@ -100,7 +101,8 @@ class Context:
                 "template that writes tools, or set `ignore: [tools]` if the tools are not needed",
             )
         role = messages[found.k]["role"]
-        drop = f", or set `drop_roles: [{role}]` if they are not needed" if role in ("system", "tool") else ""
+        left_out = {"system": "system", DEVELOPER: "system", "tool": "tool"}.get(role)
+        drop = f", or set `drop_roles: [{left_out}]` if they are not needed" if left_out else ""
         return Reject(
             "message_not_written",
             f"{found.place} ({role}) has {text}, but the template {self._name} does not write it; use a template that "
