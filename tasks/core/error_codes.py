@@ -267,6 +267,9 @@ _ALL = [
     Code("E409", "unknown_loading", USAGE, "It is not known how AutoTokenizer loads the tokenizer.",
          "its class, its own code, or a setting changes how Transformers builds it",
          "if inference uses its file as it is, set `tokenizer: {path: FOLDER, as: files}`"),
+    Code("E410", "slow_tokenizer", DATA, "The tokenizer takes far too long for a text.",
+         "a pattern in its file tries each way to match the text",
+         "fix the pattern, remove the conversation, or use another tokenizer"),
 
     Code("E411", "template_missing", MISSING, "The template is neither built in nor a file.",
          "the name or the path is mistyped", "use a built-in template, or fix the path"),
