@@ -464,6 +464,8 @@ _ALL = [
          "for example train and test, or several configurations", "name the files to pack"),
     Code("E695", "copy_damaged", STORAGE, "The local copy of a remote source is damaged.",
          "a failing disk, or someone edited it", "delete the copy, then run again"),
+    Code("E696", "bad_key", DATA, "An object has a key that cannot be read.",
+         "a part of the key, between two slashes, is empty, `.`, or `..`", "rename the object, or name the others"),
 
     Code("E701", "cannot_read", STORAGE, "A file cannot be read.",
          "permissions, or a failing disk", "fix the cause, then run again"),
