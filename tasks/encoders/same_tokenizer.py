@@ -22,7 +22,7 @@ from tasks.core.printable import shown
 from tasks.encoders.encoder import token_name
 from tasks.encoders.native import read_spec, tokenizer_of
 from tasks.encoders.sentencepiece_encoder import read_model
-from tasks.encoders.tokenizer_files import TokenizerFiles
+from tasks.encoders.tokenizer_files import TokenizerFiles, forget_loaded
 
 # Parts of a tokenizer by their names in messages: tables with an entry per token, or single values.
 Parts = dict[str, Any]
@@ -63,7 +63,12 @@ def _kind(files: TokenizerFiles) -> str:
 def _read(files: TokenizerFiles) -> Parts:
     if not _is_json(files):
         return _read_sentencepiece(files.main)
-    return _read_json(files.main, files.loaded().spec if files.like_transformers else read_spec(files.main))
+    if not files.like_transformers:
+        return _read_json(files.main, read_spec(files.main))
+    try:
+        return _read_json(files.main, files.loaded().spec)
+    finally:
+        forget_loaded()
 
 
 def _read_json(path: Path, spec: Mapping[str, Any]) -> Parts:

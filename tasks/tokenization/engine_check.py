@@ -29,6 +29,7 @@ from tasks.encoders.encoder import Encoded, Encoder, TooSlow, Unencodable
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
 from tasks.encoders.texts import UNDERLINE
+from tasks.encoders.tokenizer_files import forget_loaded
 from tasks.recipe import Recipe
 from tasks.sources.sampling.sample_files import sample_files
 from tasks.storage.files import read_receipt, write_receipt
@@ -177,6 +178,7 @@ def release_encoders() -> None:
     An encoder takes about 40 MB.
     """
     _gigatoken.cache_clear()
+    forget_loaded()
     forget_frames()
 
 

@@ -14,6 +14,8 @@ from support.tokenizer_kinds import BUILT
 from transformers import AutoTokenizer
 
 from tasks.core.errors import UsageError
+from tasks.encoders import tokenizer_files
+from tasks.encoders.as_transformers.load import load
 from tasks.encoders.as_transformers.rebuild import REBUILT
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
@@ -118,6 +120,24 @@ def test_files_that_decide_are_part_of_the_digest(
     decides.write_text(decides.read_text() + " ")
     assert find_tokenizer(place).digest() != before
     assert find_tokenizer(place, "files").digest() == find_tokenizer(place, "files").sha256()
+
+
+def test_a_tokenizer_is_built_once_for_its_digest_and_its_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = write_folder(tmp_path / "folder", "hf_byte_level", "nothing", "PreTrainedTokenizerFast")
+    loads: list[Path] = []
+    monkeypatch.setattr(tokenizer_files, "load", lambda main, settings: loads.append(main) or load(main, settings))
+    files = find_tokenizer(place)
+    files.digest()
+    first = open_encoder(files)
+    assert len(loads) == 1
+    assert open_encoder(files).model() == first.model()
+    assert len(loads) == 2, "the first encoder has changed it"
+    files.loaded()
+    (place / "tokenizer.json").write_bytes((place / "tokenizer.json").read_bytes() + b" ")
+    open_encoder(files)
+    assert len(loads) == 4, "the file has changed"
 
 
 @pytest.mark.parametrize(
