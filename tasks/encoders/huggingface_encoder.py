@@ -196,10 +196,12 @@ class HuggingFaceEncoder(Encoder):
                 f"{self._path}: takes {error} for a text of {len(text):,} characters that begins with "
                 f"{shown(text[:40])}; fix the patterns in the {self._path.name}, or remove the record",
             ) from None
-        except Panic as error:
+        except Exception as error:  # the library raises bare Exceptions, such as for an unknown token that is missing
+            if type(error) not in (Panic, Exception):
+                raise
             problem = f"the tokenizer fails on the text that begins with {shown(texts[0][:40])} ({error})"
         if len(texts) == 1:
-            raise Unencodable({texts[0]: f"{problem}; remove the record, or fix the patterns in the tokenizer.json"})
+            raise Unencodable({texts[0]: f"{problem}; remove the record, or fix the {self._path.name}"})
         problems: dict[str, str] = {}
         for half in (texts[: len(texts) // 2], texts[len(texts) // 2 :]):
             try:
@@ -223,7 +225,7 @@ class HuggingFaceEncoder(Encoder):
                 starts.append(time.monotonic())
                 self._ids_at_once([text])
 
-        with suppress(TimeoutError, Panic):
+        with suppress(Exception):
             run_native(encode_singly)
         return texts[int(np.argmax(np.diff([*starts, time.monotonic()])))]
 
