@@ -267,6 +267,9 @@ _ALL = [
     Code("E409", "unknown_loading", USAGE, "It is not known how AutoTokenizer loads the tokenizer.",
          "its class, its own code, or a setting changes how Transformers builds it",
          "if inference uses its file as it is, set `tokenizer: {path: FOLDER, as: files}`"),
+    Code("E410", "slow_tokenizer", DATA, "The tokenizer takes far too long for a text.",
+         "a pattern in its file tries each way to match the text",
+         "fix the pattern, remove the conversation, or use another tokenizer"),
 
     Code("E411", "template_missing", MISSING, "The template is neither built in nor a file.",
          "the name or the path is mistyped", "use a built-in template, or fix the path"),
@@ -461,6 +464,8 @@ _ALL = [
          "for example train and test, or several configurations", "name the files to pack"),
     Code("E695", "copy_damaged", STORAGE, "The local copy of a remote source is damaged.",
          "a failing disk, or someone edited it", "delete the copy, then run again"),
+    Code("E696", "bad_key", DATA, "An object has a key that cannot be read.",
+         "a part of the key, between two slashes, is empty, `.`, or `..`", "rename the object, or name the others"),
 
     Code("E701", "cannot_read", STORAGE, "A file cannot be read.",
          "permissions, or a failing disk", "fix the cause, then run again"),

@@ -129,7 +129,11 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
     preparer = Preparer(file, recipe.template, encoder, config.train_on, config.packing, weighted)
     texts = [np.empty(0, np.int64)]
     start = time.process_time()
-    batch, out = Batch(encoder, receipt), pa.BufferOutputStream()
+
+    def place_of(number: int) -> str:
+        return sample.records[number].place
+
+    batch, out = Batch(encoder, receipt, place_of), pa.BufferOutputStream()
     with pa.ipc.new_file(out, schema) as writer:
 
         def flush() -> None:
@@ -147,10 +151,10 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
             elif isinstance(found, Reject):
                 rejects.append((number, found))
             else:
-                raise type(found)(found.reason, f"{sample.records[number].place}: {found}")
+                raise type(found)(found.reason, f"{place_of(number)}: {found}")
             if batch.is_full:
                 flush()
-                batch = Batch(encoder, receipt)
+                batch = Batch(encoder, receipt, place_of)
         flush()
     seconds = time.process_time() - start
     receipt |= preparer.left_out

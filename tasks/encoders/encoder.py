@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tasks.core.errors import Reject, UsageError
+from tasks.core.errors import DataError, Reject, UsageError
 from tasks.core.printable import shown
 from tasks.encoders.added_tokens import is_blank
 from tasks.encoders.string_search import Needles
@@ -73,6 +73,17 @@ class Unencodable(Reject):
     def __init__(self, problems: Mapping[str, str]):
         super().__init__("unwritable_text", next(iter(problems.values())))
         self.problems = problems
+
+
+class TooSlow(DataError):
+    """A text takes the tokenizer far too long.
+
+    It stops the run, because the thread that encodes the text cannot be stopped.
+    """
+
+    def __init__(self, text: str, message: str):
+        super().__init__("slow_tokenizer", message)
+        self.text = text
 
 
 class Encoder(ABC):

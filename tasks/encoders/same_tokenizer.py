@@ -18,11 +18,11 @@ from typing import Any
 
 import orjson
 
-from tasks.core.errors import DataError
 from tasks.core.printable import shown
 from tasks.encoders.encoder import token_name
+from tasks.encoders.native import read_spec, tokenizer_of
 from tasks.encoders.sentencepiece_encoder import read_model
-from tasks.encoders.tokenizer_files import TokenizerFiles
+from tasks.encoders.tokenizer_files import TokenizerFiles, forget_loaded
 
 # Parts of a tokenizer by their names in messages: tables with an entry per token, or single values.
 Parts = dict[str, Any]
@@ -63,22 +63,20 @@ def _kind(files: TokenizerFiles) -> str:
 def _read(files: TokenizerFiles) -> Parts:
     if not _is_json(files):
         return _read_sentencepiece(files.main)
-    if files.like_transformers:
-        return _read_json(files.main, orjson.dumps(files.loaded().spec))
-    return _read_json(files.main, files.main.read_bytes())
+    if not files.like_transformers:
+        return _read_json(files.main, read_spec(files.main))
+    try:
+        return _read_json(files.main, files.loaded().spec)
+    finally:
+        forget_loaded()
 
 
-def _read_json(path: Path, text: bytes) -> Parts:
+def _read_json(path: Path, spec: Mapping[str, Any]) -> Parts:
     """Return the parts of a tokenizer.json, which was read from the file at `path`.
 
-    The library reads the text, so the version that wrote the file does not matter.
+    The library reads and writes it, so the version that wrote the file does not matter.
     """
-    from tokenizers import Tokenizer
-
-    try:
-        spec = orjson.loads(Tokenizer.from_str(text.decode()).to_str())
-    except Exception as error:  # the library raises bare Exceptions
-        raise DataError("bad_tokenizer", f"{path}: not a valid tokenizer.json: {error}") from None
+    spec = orjson.loads(tokenizer_of(spec, path).to_str())
     model = spec["model"]
     vocabulary = model.pop("vocab")
     # The vocabulary of a Unigram model is a list of pieces with scores.

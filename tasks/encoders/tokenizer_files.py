@@ -66,9 +66,11 @@ class TokenizerFiles:
     def loaded(self) -> Loaded:
         """Load the tokenizer like AutoTokenizer.
 
-        Raises UsageError if its class has no rule, and DataError if a file is damaged.
+        The result is kept for the next call, because its digest needs it, too, until `forget_loaded`. Raises UsageError
+        if its class has no rule, and DataError if a file is damaged.
         """
-        return load(self.main, self._deciding())
+        stats = [file.stat() for file in self.files]
+        return _load_once(self, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
 
     def _deciding(self) -> Settings:
         names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
@@ -133,6 +135,16 @@ class TokenizerFiles:
                     raise DataError("bad_tokenizer", f"{file}: not valid JSON: {error}") from None
                 return loaded if isinstance(loaded, dict) else {}
         return {}
+
+
+@lru_cache(maxsize=1)
+def _load_once(files: TokenizerFiles, _: tuple[tuple[int, int], ...]) -> Loaded:
+    return load(files.main, files._deciding())
+
+
+def forget_loaded() -> None:
+    """Free the memory of the tokenizer that was loaded last."""
+    _load_once.cache_clear()
 
 
 @lru_cache(maxsize=16)
@@ -230,6 +242,7 @@ def open_encoder(
     encoder: Encoder
     if files.like_transformers:
         spec, named, _ = files.loaded()
+        forget_loaded()  # the encoder changes it
         settings |= named
     if files.main.suffix == ".json" or spec:
         encoder = HuggingFaceEncoder(files.main, settings, eos_token, pad_token, content_tokens, spec)

@@ -53,14 +53,14 @@ def find_files(
     found: dict[tuple[int, int], SourceFile] = {}
     for entry, source in enumerate(sources):
         with _reading(source):
-            for path, name, revision, arrived, identity in located[entry]:
+            for path, name, revision, arrived, identity, note in located[entry]:
                 if not (arrived or identity) and any(map(path.resolve().is_relative_to, outputs)):
                     raise UsageError(
                         "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {source.path}"
                     )
                 stat = path.stat()
                 file = objects.get((entry, name)) or identify(path, name, source, stat, identity)
-                file = replace(file, entry=entry, revision=revision, arrived=arrived)
+                file = replace(file, entry=entry, revision=revision, arrived=arrived, note=note)
                 first = found.setdefault((stat.st_dev, stat.st_ino), file)
                 ways = _how(first, sources[first.entry]), _how(file, source)
                 if ways[0] != ways[1]:

@@ -52,6 +52,7 @@ def tokenize_part(
     schema = tokens_schema(config.packing, weighted)
     preparer = Preparer(part.file, template, encoder, config.train_on, config.packing, weighted)
     unused = unused_keys_of(part.file, weighted)
+    place = partial(place_of, part)
     reader = PartReader(part, config.max_record_bytes, preparer.decode)
     with atomic_file(token_file, "xxh3") as out, _rare_collections():
         with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:
@@ -62,19 +63,19 @@ def tokenize_part(
                 rejects.extend([number, reject.reason, reject.message] for number, reject in batch.rejects)
                 on_batch(receipt["accepted"] + len(rejects), len(rejects), receipt["tokens"], reader.share)
 
-            batch = Batch(encoder, receipt)
+            batch = Batch(encoder, receipt, place)
             for numbers, records in reader.blocks():
-                unused.add(numbers, records, partial(place_of, part))
+                unused.add(numbers, records, place)
                 for number, found in zip(numbers, preparer.prepare_all(records), strict=False):
                     if isinstance(found, list):  # first, because it is nearly always true
                         batch.add(number, found)
                     elif isinstance(found, Reject):
                         rejects.append([number, found.reason, found.message])
                     else:
-                        raise type(found)(found.reason, f"{place_of(part, number)}: {found}")
+                        raise type(found)(found.reason, f"{place(number)}: {found}")
                     if batch.is_full:
                         flush(batch)
-                        batch = Batch(encoder, receipt)
+                        batch = Batch(encoder, receipt, place)
             flush(batch)
         for name, count in reader.unread.items():
             unused.add_column(name, count)

@@ -47,8 +47,9 @@ from tasks.readers.containers import CONTAINERS, container_by_extension, contain
 from tasks.readers.lines import CHUNK
 from tasks.sources import digests
 from tasks.sources import parts as parts_module
-from tasks.sources.model import Part, Source, SourceFile
+from tasks.sources.model import Part, Source, SourceFile, found_layouts
 from tasks.sources.parts import PartReader, find_parts, place_of
+from tasks.sources.source_files import find_files
 
 CORPORA = Path(__file__).parents[3] / "shared" / "corpora"
 ALPACA = [
@@ -892,6 +893,21 @@ def test_bad_settings(tmp_path: Path) -> None:
         parts_of(tmp_path / "a.jsonl", part_size=0)
 
 
+def test_a_data_set_that_was_filtered_before_it_was_saved_is_whole(tmp_path: Path) -> None:
+    """The library keeps the number of rows from before the filter."""
+    from datasets import load_dataset
+
+    write(tmp_path / "a.jsonl", b"\n".join(orjson.dumps({"text": str(number)}) for number in range(9)))
+    loaded = load_dataset(
+        "json", data_files=str(tmp_path / "a.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    loaded.select([2, 3, 5, 7]).save_to_disk(str(tmp_path / "saved"), num_shards=2)
+    found = find_files([Source(path="saved")], tmp_path)
+    assert [file.path.name for file in found] == ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    [note] = found_layouts(found, [Source(path="saved")])
+    assert note.startswith("saved: all 4 rows are read; its dataset_info.json says 9")
+
+
 def test_a_saved_data_set(tmp_path: Path) -> None:
     def save(folder: Path, order: list[str]) -> None:
         for index, name in enumerate(order):
@@ -911,16 +927,16 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     info = b'{"splits": {"train": {"num_examples": %d}, "test": {"num_examples": 9}}}'
     state = {"_data_files": [{"filename": "data-1.arrow"}, {"filename": "data-0.arrow"}], "_split": "train"}
     write(tmp_path / "saved/train/state.json", orjson.dumps(state))
-    for rows in (1, 2):  # concatenate_datasets keeps the number of one of them
+    for rows, notes in (
+        (1, []),  # concatenate_datasets keeps the number of one of them
+        (2, []),
+        (3, ["saved/train: all 2 rows are read; its dataset_info.json says 3, which is the number before filter, "
+             "select, or train_test_split"]),
+    ):  # fmt: skip
         write(tmp_path / "saved/train/dataset_info.json", info % rows)
-        assert len(names_of(tmp_path, "saved/train")) == 2
-    write(tmp_path / "saved/train/dataset_info.json", info % 3)
-    with pytest.raises(
-        DataError,
-        match=r"saved/train: has 2 rows, but its dataset_info\.json says 3: .*: saved/train/data-\*\.arrow",
-    ):
-        names_of(tmp_path, "saved/train")
-    assert len(names_of(tmp_path, "saved/train/data-*.arrow")) == 2
+        files = find_files([Source(path="saved/train")], tmp_path)
+        assert [file.name for file in files] == ["saved/train/data-1.arrow", "saved/train/data-0.arrow"]
+        assert found_layouts(files, [Source(path="saved/train")]) == notes
     whole = (tmp_path / "saved/train/data-0.arrow").read_bytes()
     write(tmp_path / "saved/train/data-0.arrow", whole[:-8])
     with pytest.raises(DataError, match=r"saved/train/data-0\.arrow: the Arrow stream has no end marker"):

@@ -510,7 +510,7 @@ def test_texts_may_contain_the_separator_of_texts_and_samples_may_have_no_text(s
     encoder = open_kind("sp_bpe_chatml")
     end = Span("<|im_end|>", encoder.controls["<|im_end|>"], True, "assistant")
     conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
-    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0))
+    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
     for number, texts in enumerate(samples):
         spans = [end, *(span for text in texts for span in (Span(text, TEXT, True, "assistant"), end))]
         prepared = prepare_spans(conversation, Sample(spans), encoder)
@@ -530,7 +530,7 @@ def test_texts_are_rejected_in_two_stages() -> None:
     reference = open_kind("sp_bpe_chatml")
     encoder = GigatokenEncoder(reference)
     conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
-    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0))
+    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
     texts = ["a\0§", "§<|im_end|>", "ok", "§\0"]
     for number, text in enumerate(texts):
         batch.add(number, [prepare_spans(conversation, Sample([Span(text, TEXT, True, "assistant")]), encoder)])

@@ -145,7 +145,10 @@ _OTHER_VERSIONS = "different versions of packcorpus, tokenizers, or transformers
 def _batches(
     path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, templates: Sequence[Template]
 ) -> Iterator[Batch]:
-    batch = Batch(encoder, dict.fromkeys(COUNTS, 0))
+    def new_batch() -> Batch:
+        return Batch(encoder, dict.fromkeys(COUNTS, 0), lambda number: f"{path}: row {number}")
+
+    batch = new_batch()
     number = 0
     for found in rows.to_batches(max_chunksize=1024):
         for row in found.to_pylist():
@@ -159,7 +162,7 @@ def _batches(
             number += 1
             if batch.is_full:
                 yield batch
-                batch = Batch(encoder, dict.fromkeys(COUNTS, 0))
+                batch = new_batch()
     if batch.records:
         yield batch
 

@@ -14,6 +14,7 @@ from tasks.encoders.as_transformers.added import Config, Settings, wanted, with_
 from tasks.encoders.as_transformers.classes import AS_IS, VERSION, class_of
 from tasks.encoders.as_transformers.rebuild import OPTIONS, REBUILT, Spec, rebuilt
 from tasks.encoders.as_transformers.sentencepiece_model import converted, rename_pieces
+from tasks.encoders.native import read_spec, tokenizer_of
 
 
 class Loaded(NamedTuple):
@@ -43,15 +44,15 @@ def load(main: Path, settings: Settings) -> Loaded:
     pieces = None
     try:
         if main.suffix == ".json":
-            spec = orjson.loads(main.read_bytes())
+            spec = read_spec(main)
         else:
             spec, pieces, named = converted(main, rule)
             defaults = defaults | named
         is_bpe = isinstance(spec["model"].get("vocab"), dict) and "merges" in spec["model"]
-        before = _deciding(spec)
+        before = _deciding(spec, main)
     except PackError:
         raise
-    except Exception as error:  # damaged files raise many types, and the library raises bare Exceptions
+    except Exception as error:  # damaged files raise many types
         raise DataError("bad_tokenizer", f"{main}: not a valid tokenizer.json: {error}") from None
     if rule and not is_bpe:
         raise _refused(main, f"the tokenizer has the class {name}, which is for BPE, but its model is not BPE")
@@ -70,7 +71,7 @@ def load(main: Path, settings: Settings) -> Loaded:
         built["post_processor"] = _post_processor(built, settings.config, found.names)
     if problem := _unmatched(built):
         raise _refused(main, problem)
-    differs = pieces is not None or _deciding(built) != before
+    differs = pieces is not None or _deciding(built, main) != before
     return Loaded(built if differs else spec, found.names, differs)
 
 
@@ -125,18 +126,16 @@ def _refused(main: Path, why: str) -> UsageError:
     )
 
 
-def _deciding(spec: Spec) -> list[Any]:
+def _deciding(spec: Spec, path: Path) -> list[Any]:
     """Return the parts of a tokenizer.json that decide how it encodes.
 
     Vocabulary and merges are left out, because no class changes them. The library writes equal parts in the same way.
     """
-    from tokenizers import Tokenizer
-
     options = {name: spec["model"].get(name, default) for name, default in OPTIONS.items()}
     options = {name: value if value or name == "unk_token" else None for name, value in options.items()}
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     steps = {name: spec.get(name) for name in ("normalizer", "pre_tokenizer")}
-    same = orjson.loads(Tokenizer.from_str(orjson.dumps(steps | {"model": empty}).decode()).to_str())
+    same = orjson.loads(tokenizer_of(steps | {"model": empty}, path).to_str())
     added = sorted(spec.get("added_tokens") or [], key=lambda token: int(token["id"]))
     processor = spec.get("post_processor") or {}
     begins = processor if processor.get("special_tokens") or processor.get("cls") else None

@@ -14,8 +14,10 @@ from support.tokenizer_kinds import BUILT
 from transformers import AutoTokenizer
 
 from tasks.core.errors import UsageError
+from tasks.encoders import tokenizer_files
+from tasks.encoders.as_transformers.load import load
 from tasks.encoders.as_transformers.rebuild import REBUILT
-from tasks.encoders.encoder import Encoder
+from tasks.encoders.encoder import Encoder, Unencodable
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 
 CLASSES = ("PreTrainedTokenizerFast", *REBUILT)
@@ -45,7 +47,7 @@ def opened(place: Path) -> tuple[Encoder, Any] | None:
 @pytest.mark.parametrize("class_name", CLASSES)
 def test_every_class(kind: str, class_name: str, tmp_path: Path) -> None:
     if (kind, class_name) == ("hf_byte_level", "GemmaTokenizer"):
-        pytest.skip("the library needs an unknown token in the vocabulary")
+        pytest.skip("its texts need an unknown token, see the test below")
     equal = 0
     for change in CHANGES:
         place = write_folder(tmp_path / "folder", kind, change, class_name)
@@ -118,6 +120,38 @@ def test_files_that_decide_are_part_of_the_digest(
     decides.write_text(decides.read_text() + " ")
     assert find_tokenizer(place).digest() != before
     assert find_tokenizer(place, "files").digest() == find_tokenizer(place, "files").sha256()
+
+
+def test_a_text_that_needs_an_unknown_token_that_the_file_lacks_is_named(tmp_path: Path) -> None:
+    """Its class adds <unk>, which the model cannot use."""
+    found = opened(write_folder(tmp_path / "folder", "hf_byte_level", "nothing", "GemmaTokenizer"))
+    assert found
+    encoder, auto = found
+    known_text, other = "train", "漢 train"
+    assert encoder.encode([known_text]).ids.tolist() == auto(known_text, add_special_tokens=False)["input_ids"]
+    with pytest.raises(Exception, match="Unk token `<unk>` not found"):
+        auto(other)
+    with pytest.raises(Unencodable, match=r'"漢 train" \(Unk token `<unk>` not found.*; remove the record') as caught:
+        encoder.encode([known_text, other])
+    assert [*caught.value.problems] == [other]
+
+
+def test_a_tokenizer_is_built_once_for_its_digest_and_its_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = write_folder(tmp_path / "folder", "hf_byte_level", "nothing", "PreTrainedTokenizerFast")
+    loads: list[Path] = []
+    monkeypatch.setattr(tokenizer_files, "load", lambda main, settings: loads.append(main) or load(main, settings))
+    files = find_tokenizer(place)
+    files.digest()
+    first = open_encoder(files)
+    assert len(loads) == 1
+    assert open_encoder(files).model() == first.model()
+    assert len(loads) == 2, "the first encoder has changed it"
+    files.loaded()
+    (place / "tokenizer.json").write_bytes((place / "tokenizer.json").read_bytes() + b" ")
+    open_encoder(files)
+    assert len(loads) == 4, "the file has changed"
 
 
 @pytest.mark.parametrize(
