@@ -62,9 +62,9 @@ def rank(manifest: Path, steps: int, folder: Path) -> None:
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
     from tasks.core.seeded_order import shuffle
-    from train.data.balanced_rows import balance_of, line_of_rows
     from train.data.corpus import open_corpus
     from train.data.dataset import PackedDataset
+    from train.data.steps import balance_of, line_of_rows
 
     torch.set_num_threads(1)
     me, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,7 @@ class Corpus:
         return length_in(split, self.sequence_length) if len(self.lengths) > 1 else self.sequence_length
 
     def rows(self, split: str) -> int:
-        """Return the number of rows of a split.
-
-        If rows have several lengths, `train` counts the rows of all lengths, and `train-512` counts one length.
-        """
+        """Return the number of rows of a split; `train` counts all lengths."""
         own = [name for name in self.splits if split in (name, kind_of(name))]
         return sum(shard.rows for name in own for shard in self.splits[name])
 
@@ -178,11 +176,14 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
 
 
 def _check_key(folder: Path, manifest: Manifest) -> None:
-    """Raise DataError if manifest.json and the shards belong to different corpora.
-
-    Without this check, the first listed file would be reported as damaged.
-    """
-    keys = {_key_of(path) for path in folder.glob("*.arrow") if SHARD_NAME.fullmatch(path.name)}
+    """Raise DataError if manifest.json and the shards belong to different corpora."""
+    # Without this check, the first listed file would be reported as damaged.
+    keys = set()
+    for path in folder.glob("*.arrow"):
+        with suppress(OSError, pa.ArrowException):  # a later check reports unreadable shards
+            if SHARD_NAME.fullmatch(path.name):
+                metadata = pa.ipc.open_stream(pa.memory_map(str(path))).schema.metadata or {}
+                keys.add(metadata.get(b"manifest_key", b"").decode(errors="replace"))
     [key] = keys if len(keys) == 1 else {None}
     if key is None or not KEY.fullmatch(key) or key == manifest.key:
         return
@@ -197,18 +198,6 @@ def _check_key(folder: Path, manifest: Manifest) -> None:
         f"{folder / 'manifest.json'}: is the manifest of a different corpus, {manifest.name} {manifest.key[:12]}; the "
         f"shards in this folder belong to {key[:12]}; {fix}",
     )
-
-
-def _key_of(shard: Path) -> str | None:
-    """Return the corpus key of a shard; None if the shard is unreadable.
-
-    A later check reports unreadable shards.
-    """
-    try:
-        with pa.memory_map(str(shard)) as file:
-            return (pa.ipc.open_stream(file).schema.metadata or {}).get(b"manifest_key", b"").decode(errors="replace")
-    except (OSError, pa.ArrowException):
-        return None
 
 
 # -- without a manifest ----------------------------------------------------------------------------------------------
@@ -268,10 +257,7 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
 
 
 def _find_shards(folder: Path) -> list[tuple[str, Path]]:
-    """Return (split, path) of every shard, in order.
-
-    Raises DataError or InputMissing if a split is incomplete.
-    """
+    """Return (split, path) of every shard, in order."""
     found: dict[str, dict[int, Path]] = {}
     totals: dict[str, int] = {}
     for path in sorted(folder.glob("*.arrow")):
@@ -288,8 +274,7 @@ def _find_shards(folder: Path) -> list[tuple[str, Path]]:
         if missing := set(range(totals[split])) ^ paths.keys():
             name = f"{split}-{min(missing):05d}-of-{totals[split]:05d}.arrow"
             raise InputMissing(
-                "file_missing",
-                f"{folder}: {name} is missing or out of range; training needs the complete corpus",
+                "file_missing", f"{folder}: {name} is missing or out of range; training needs the complete corpus"
             )
     return [(split, paths[number]) for split, paths in found.items() for number in sorted(paths)]
 
@@ -343,10 +328,8 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
 
 
 def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool, shape: RowShape) -> None:
-    """Raise DataError unless columns are lists of integers and position_ids exist.
-
-    With `allow_unisolated`, position_ids may be missing, except in rows without padding.
-    """
+    """Raise DataError unless columns are lists of integers and position_ids exist."""
+    # With `allow_unisolated`, position_ids may be missing, except in rows without padding.
     required = LISTS if shape.padding == "none" else REQUIRED
     if shape.padding == "none" and "position_ids" not in schema.names:
         raise DataError("not_trainable", f"{path}: rows without padding have no position_ids; pack them again")

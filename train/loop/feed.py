@@ -22,11 +22,21 @@ from torch.utils.data import ConcatDataset, Subset
 from tasks.core.printable import counted
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 from train.config import TrainingConfig
-from train.data.balanced_rows import balance_of, balanced_steps
 from train.data.corpus import Corpus
 from train.data.dataset import PackedDataset
-from train.data.mixed_rows import Mix, mixed_steps
-from train.data.step_rows import Order, Shares, StepRows, empty_conversation, empty_row, first_row, shuffled_steps
+from train.data.steps import (
+    Mix,
+    Order,
+    Shares,
+    StepRows,
+    balance_of,
+    balanced_steps,
+    empty_conversation,
+    empty_row,
+    first_row,
+    mixed_steps,
+    shuffled_steps,
+)
 from train.loop.run_folder import WITHOUT_VALIDATION
 from train.loop.trainer import packed_trainer
 from train.model.attention import Collator
@@ -116,14 +126,12 @@ class PackedFeed:
         rows = StepRows(self.order(shares.rows_per_step), shares, empty_row, spread=self.spread)
         trainer = packed_trainer(model, given, collator, rows, self.validation)
         if not (trainer.model_accepts_loss_kwargs or self.train.corpus.weighted):
+            # The model computes the mean loss of each pass, which would be NaN without a trained token.
             rows.filler = first_row
         return trainer
 
     def positions(self) -> torch.Tensor:
-        """Return the position_ids of typical rows, one after another, int[1, tokens].
-
-        A row without position_ids has 0 … L - 1.
-        """
+        """Return the position_ids of typical rows, one after another, int[1, tokens]."""
         rows = [self.train[row] for row in range(min(64, len(self.train)))]
         return torch.cat([row.get("position_ids", torch.arange(len(row["input_ids"]))) for row in rows])[None]
 
@@ -167,7 +175,7 @@ class ConversationFeed:
         return DataCollatorForLanguageModeling(pad_token_id=self._padding.pad_token_id)
 
     def trainer(self, model: Any, given: dict[str, Any], collator: Any, rows_per_step: int | None = None) -> Any:
-        from train.loop.sft_trainer import conversation_trainer
+        from train.loop.trainer import conversation_trainer
 
         trainer = conversation_trainer(model, given, collator, self.train, self.validation, self._padding)
         shares = Shares.of(given, rows_per_step)
@@ -183,10 +191,7 @@ Feed = PackedFeed | ConversationFeed
 
 
 def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
-    """Open the rows and check the digests of shards.
-
-    Raises DataError or InputMissing, which name the file.
-    """
+    """Open the rows and check the digests of shards."""
     feed: Feed = PackedFeed(corpus, config) if corpus.packed else ConversationFeed(corpus, config)
     if os.environ.get(WITHOUT_VALIDATION):
         feed.validation = None

@@ -23,7 +23,8 @@ from safetensors.torch import save
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from tasks.core.errors import DataError, InputMissing
-from tasks.encoders.corpus_tokenizer import load_as_of
+from tasks.encoders.as_transformers.compare import Comparison, compare, texts_in
+from tasks.encoders.corpus_tokenizer import find_tokenizer_files, load_as_of, open_found
 from tasks.encoders.same_tokenizer import differences
 from tasks.encoders.tokenizer_files import (
     DECIDING,
@@ -34,6 +35,7 @@ from tasks.encoders.tokenizer_files import (
 )
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest
+from tasks.storage.shards import open_shard
 from train.config import TrainingConfig
 
 PARAMETERS = 23_000_000
@@ -89,11 +91,8 @@ def small_llama(vocab_size: int, sequence_length: int) -> LlamaConfig:
 
 
 def build_small_llama(vocab_size: int, sequence_length: int, seed: int, folder: Path) -> Path:
-    """Write the small Llama to `folder`/llama-23m-<digest>, unless it exists.
-
-    The digest covers the config and the seed. config.json is written last and marks the model as complete. Equal
-    arguments yield equal bytes.
-    """
+    """Write the small Llama to `folder`/llama-23m-<digest>, unless it exists."""
+    # config.json is written last and marks the model as complete. Equal arguments yield equal bytes.
     config = small_llama(vocab_size, sequence_length)
     described = orjson.dumps([orjson.loads(config.to_json_string()), seed], option=orjson.OPT_SORT_KEYS)
     with torch.device("meta"):
@@ -111,11 +110,7 @@ def build_small_llama(vocab_size: int, sequence_length: int, seed: int, folder: 
 
 
 def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, folder: Path) -> Path | str:
-    """Return the base model's folder, or its Hugging Face name.
-
-    If the config names no model, a small Llama is built in `folder`. Raises InputMissing if the path does not exist,
-    DataError if it contains no model.
-    """
+    """Return the base model's folder, or its Hugging Face name."""
     named = config.base_model
     if named is None:
         return build_small_llama(vocab_size, sequence_length, config.seed, folder)
@@ -136,10 +131,7 @@ def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, fo
 
 
 def commit_of(base: Path | str) -> str | None:
-    """Return the commit of a model on the Hub; None for a local folder.
-
-    It is the commit in the local cache, which was loaded last.
-    """
+    """Return the commit of a model on the Hub in the cache; None for a folder."""
     from huggingface_hub import try_to_load_from_cache
 
     found = None if isinstance(base, Path) else try_to_load_from_cache(base, "config.json")
@@ -173,10 +165,8 @@ def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
 
 
 def positions(config: Any) -> int | None:
-    """Return the length of the longest row that a model accepts; None if unlimited.
-
-    With rope scaling, a config may contain the length before scaling.
-    """
+    """Return the length of the longest row that a model accepts; None if unlimited."""
+    # With rope scaling, a config may contain the length before scaling.
     longest = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     if longest and rope.get("factor"):
@@ -203,12 +193,7 @@ def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int
 
 
 def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: TrainingConfig, base: Path | str) -> str:
-    """Check that the model will be used with the tokenizer that made the rows.
-
-    `corpus` are the files of the corpus's tokenizer. They are compared with the config's `tokenizer`, or else with the
-    base model's own tokenizer. Returns a note for the user. Raises DataError if a text could become other tokens or if
-    a tokenizer cannot be read, InputMissing or UsageError if `tokenizer` does not exist.
-    """
+    """Check that the model's tokenizer is the one that made the rows; return a note."""
     wanted = manifest.tokenizer.sha256
     place, path = config.tokenizer or base, tokenizer_path(config, base)
     if not config.tokenizer and not has_tokenizer(path):
@@ -230,24 +215,15 @@ def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: Training
 
 
 def tokenizer_path(config: TrainingConfig, base: Path | str) -> Path:
-    """Return the config's `tokenizer`, or else the folder of the base model.
-
-    Raises InputMissing if a model cannot be downloaded from the Hub.
-    """
-    return Path(config.tokenizer) if config.tokenizer else base if isinstance(base, Path) else _of_hub(base)
-
-
-def _of_hub(name: str) -> Path:
-    """Download the tokenizer of a model on the Hub.
-
-    Raises InputMissing.
-    """
+    """Return the config's `tokenizer`, or else the folder of the base model."""
+    if config.tokenizer or isinstance(base, Path):
+        return Path(config.tokenizer or base)
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[*TOKENIZER_FILES, *DECIDING]))
+        return Path(snapshot_download(base, allow_patterns=[*TOKENIZER_FILES, *DECIDING]))
     except Exception as error:  # network, name, or access token: each library raises its own class
-        raise unreadable(name, error) from None
+        raise unreadable(base, error) from None
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -270,3 +246,39 @@ def _tokenizers(path: Path, corpus: TokenizerFiles, load_as: str) -> list[Tokeni
         return [files]
     alone = TokenizerFiles(main, (main,))
     return [files, alone] if files.main == main else [alone]
+
+
+ROWS = 64  # rows to take texts from
+
+
+def compare_rows(manifest: Manifest, corpus: Path, tokenizer: Path) -> Comparison:
+    """Compare the tokenizer of a corpus folder with AutoTokenizer of a folder."""
+    shard = next((shard for split in manifest.splits.values() for shard in split.shards if shard.rows), None)
+    if shard is None or not manifest.packing_metadata.enabled:
+        return Comparison()
+    encoder = open_found(manifest, find_tokenizer_files(manifest, corpus))
+    with open_shard(manifest, corpus, shard) as batches:
+        rows = next(iter(batches)).column("input_ids").slice(0, ROWS).to_pylist()
+    return compare(encoder, tokenizer, texts_in(encoder, rows))
+
+
+def check_rows(manifest: Manifest, corpus: Path, tokenizer: Path) -> str:
+    """Return a note about the comparison; raises DataError if a text differs."""
+    found = compare_rows(manifest, corpus, tokenizer)
+    if found.difference and not is_as_it_is(manifest, corpus):
+        raise DataError(
+            "other_tokenizer",
+            f"{found.difference} ({tokenizer}); pack the corpus with that tokenizer or, if inference uses its file as "
+            "it is, with `tokenizer: {path: FOLDER, as: files}`",
+        )
+    return described_comparison(found)
+
+
+def is_as_it_is(manifest: Manifest, corpus: Path) -> bool:
+    """Return whether a corpus uses the file of its tokenizer as it is."""
+    return load_as_of(manifest) == "files" or len(find_tokenizer_files(manifest, corpus).files) == 1
+
+
+def described_comparison(found: Comparison) -> str:
+    problem = found.difference or found.failure
+    return f"tokenizer: {problem}" if problem else f"tokenizer: {found.texts:,} texts have the tokens of AutoTokenizer"

@@ -21,9 +21,7 @@ from support.profiles import examples
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from tasks.row_settings import Balance
-from train.data.balanced_rows import balanced_steps
-from train.data.mixed_rows import mixed_steps
-from train.data.step_rows import Order, Shares, StepRows, shuffled_steps
+from train.data.steps import Order, Shares, StepRows, balanced_steps, mixed_steps, shuffled_steps
 
 LENGTHS = (32, 64)
 FILLER = "filler"

@@ -13,7 +13,6 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from tasks.core.errors import PackError
 from train.config import TrainingConfig
 from train.data.corpus import Corpus, open_corpus
-from train.evaluation.requirements import check_evaluation
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +27,10 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Corpus]:
     }
 
 
+def check(config: TrainingConfig, corpus: Corpus) -> None:
+    config.check_evaluation(corpus.name, corpus.rows("validation"))
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -39,9 +42,9 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Corpus]:
 )
 def test_a_validation_split_is_required(corpora: dict[bool, Corpus], settings: dict[str, Any], named: str) -> None:
     config = TrainingConfig(**settings)
-    check_evaluation(config, corpora[True])
+    check(config, corpora[True])
     with pytest.raises(PackError, match=f"^{named} requires a validation split.*`validation: 0.05`") as caught:
-        check_evaluation(config, corpora[False])
+        check(config, corpora[False])
     assert (caught.value.code, caught.value.exit_code) == ("E646", 65)
 
 
@@ -50,13 +53,13 @@ def test_what_compares_evaluations_requires_several(
     corpora: dict[bool, Corpus], settings: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(PackError, match=f"^{named}.*such as eval_every: 50") as caught:
-        check_evaluation(TrainingConfig(**settings), corpora[True])
+        check(TrainingConfig(**settings), corpora[True])
     assert (caught.value.code, caught.value.exit_code) == ("E647", 64)
 
 
 def test_the_defaults_require_nothing(corpora: dict[bool, Corpus]) -> None:
     for corpus in corpora.values():
-        check_evaluation(TrainingConfig(), corpus)
+        check(TrainingConfig(), corpus)
 
 
 def test_the_check_is_made_before_torch_is_loaded(corpora: dict[bool, Corpus], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from support.training.tiny_training import tiny_model
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from train.__main__ import main
-from train.machine import alarm
+from train.machine import ranks
 
 FAILS_IN = {
     # The place, the error, and its text in the output.
@@ -63,8 +63,8 @@ def rank(place: str, given: list[str]) -> None:
     patch = pytest.MonkeyPatch()
     # The first rank never fails, so the waits can be short.
     for name, seconds in {"ALIKE": 0.5, "LOOK_EVERY": 0.1, "GRACE": 0.1}.items():
-        patch.setattr(alarm, name, seconds)
-    patch.setattr(alarm, "FAREWELL", 1000.0)  # gloo, unlike NCCL, would notice that this rank has ended
+        patch.setattr(ranks, name, seconds)
+    patch.setattr(ranks, "FAREWELL", 1000.0)  # gloo, unlike NCCL, would notice that this rank has ended
     plain = LlamaMLP.forward
 
     def fails(self: Any, x: torch.Tensor) -> torch.Tensor:

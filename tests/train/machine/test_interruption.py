@@ -13,8 +13,8 @@ import torch
 from support.commands import in_fork_with_torch
 
 from tasks.core.errors import Interrupted
-from train.machine.interruption import Interruption
-from train.machine.signals import SignalGuard
+from train.loop.callbacks import Interruption
+from train.machine.process import SignalGuard
 
 
 @pytest.fixture(autouse=True)
@@ -72,14 +72,14 @@ def test_a_signal_ends_a_process_that_waits_within_a_library(tmp_path: Path) -> 
 import os, signal, sys, threading, time
 from datetime import timedelta
 from torch.distributed import TCPStore
-from train.machine import signals
+from train.machine import process
 
-class Guard(signals.SignalGuard):
+class Guard(process.SignalGuard):
     def end_at_once(self, number, frame):
         os.write(1, b"main" if threading.current_thread() is threading.main_thread() else b"other")
         super().end_at_once(number, frame)
 
-signals.GRACE = 0.5
+process.GRACE = 0.5
 Guard().install()
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()

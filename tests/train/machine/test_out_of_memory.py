@@ -1,21 +1,14 @@
-"""A failed allocation is recognized, and the process is replaced.
-
-A process that is a rank ends instead.
-"""
+"""A failed allocation is recognized, and the process is replaced."""
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 
 import pytest
 import torch
 from support.commands import ROOT, process
 
-from train.machine import out_of_memory
-from train.machine.out_of_memory import RESTART, described, is_shortage, may_be_shortage, watching
-from train.machine.signals import LAUNCHED
+from train.machine.process import described, is_shortage, may_be_shortage
 
 ILLEGAL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered.\nSearch for it in the docs")
 
@@ -52,7 +45,7 @@ print(os.getpid(), files, {signal.SIGINT, signal.SIGTERM} <= signal.pthread_sigm
 """
 RESTARTS = """
 import os, sys
-from train.machine.out_of_memory import restart
+from train.machine.process import restart
 os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
 real = os.execv
 os.execv = lambda path, words: (print(os.getpid(), words[1:], flush=True), real(path, [path, "-c", sys.argv[1]]))
@@ -71,40 +64,3 @@ def test_the_process_is_replaced_by_the_same_command() -> None:
     assert before == f"{pid} ['-P', '-m', 'train', '--manifest', 'x']"
     assert after == f"{pid} [0, 1, 2] True"
     assert done.stderr == "why\n"
-
-
-class Ended(Exception):
-    pass
-
-
-def test_a_rank_ends_at_once_for_its_launcher(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def leave(code: int) -> None:
-        raise Ended(code)
-
-    monkeypatch.setenv(LAUNCHED, "1")
-    monkeypatch.setattr(os, "_exit", leave)
-    with pytest.raises(Ended, match=str(RESTART)):
-        out_of_memory.restart(["--manifest", "x"], "why")
-    assert capfd.readouterr().err == "", "the launcher reports it, once"
-
-
-@pytest.mark.parametrize("launched", [True, False])
-def test_a_rank_that_waits_for_another_ends_with_it(monkeypatch: pytest.MonkeyPatch, launched: bool) -> None:
-    codes: list[int] = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    monkeypatch.setattr(out_of_memory, "LOOK_EVERY", 0.01)
-    if launched:
-        monkeypatch.setenv(LAUNCHED, "1")
-    reduced = False
-    with watching(lambda: reduced):
-        time.sleep(0.1)
-        assert codes == []
-        reduced = True
-        time.sleep(0.2)
-        assert set(codes) == ({RESTART} if launched else set())
-    time.sleep(0.05)
-    ended = len(codes)
-    time.sleep(0.1)
-    assert len(codes) == ended, "it still looks"

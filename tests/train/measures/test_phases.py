@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from support.training.tiny_training import packed_rows, tiny_model
 from transformers import TrainingArguments, default_data_collator
 
+from train import measures
 from train.config import TrainingConfig
-from train.loop.trainer import PackedTrainer, arguments, one_gpu
-from train.machine import clock
-from train.measures.phases import PHASES, Phases
+from train.loop.trainer import Measured, arguments, one_gpu
+from train.measures import PHASES, Phases
 
 
 @given(st.lists(st.sampled_from(("", *PHASES)), max_size=12))
 def test_phases_add_up_to_the_time_between_the_first_and_the_last_mark(entered: list[str]) -> None:
     ticks = count()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock.time, "perf_counter", lambda: float(next(ticks)))
+        patch.setattr(measures.time, "perf_counter", lambda: float(next(ticks)))
         measured = Phases(torch.device("cpu"))
         for phase in entered:
             measured.enter(phase)
@@ -68,7 +68,7 @@ def test_events_of_a_gpu_are_read_in_seconds_once_the_last_is_reached(monkeypatc
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_phases_of_a_step_are_its_time(accumulation: int, tmp_path: Any) -> None:
     given_ = arguments(TrainingConfig(max_steps=6, save_every=100), str(tmp_path), 1, accumulation, "cpu", False)
-    trainer = PackedTrainer(
+    trainer = Measured(
         model=tiny_model(),
         args=one_gpu(TrainingArguments(**given_)),
         data_collator=default_data_collator,

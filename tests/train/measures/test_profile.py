@@ -19,8 +19,8 @@ from transformers import TrainingArguments, default_data_collator
 
 from train.config import TrainingConfig
 from train.loop import trainer
-from train.loop.trainer import PackedTrainer, arguments, one_gpu
-from train.measures.profile import TRACE, UNTRACED, Profile
+from train.loop.callbacks import TRACE, UNTRACED, Profile
+from train.loop.trainer import Measured, arguments, one_gpu
 
 
 def trained(folder: Path, *callbacks: Any, steps: int = 5) -> dict[str, torch.Tensor]:
@@ -30,9 +30,9 @@ def trained(folder: Path, *callbacks: Any, steps: int = 5) -> dict[str, torch.Te
     }
 
 
-def train(folder: Path, *callbacks: Any, steps: int) -> PackedTrainer:
+def train(folder: Path, *callbacks: Any, steps: int) -> Measured:
     given = arguments(TrainingConfig(max_steps=steps, save_every=100), str(folder), 1, 1, "cpu", False)
-    found = PackedTrainer(
+    found = Measured(
         model=tiny_model(),
         args=one_gpu(TrainingArguments(**given)),
         data_collator=default_data_collator,

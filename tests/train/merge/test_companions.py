@@ -21,7 +21,7 @@ from support.training.finished_runs import finished_run, merged
 from transformers import AutoTokenizer, GenerationConfig
 
 from tasks.encoders.tokenizer_files import find_tokenizer
-from train.merge.corpus_facts import find_facts
+from train.merge.other_files import find_facts
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

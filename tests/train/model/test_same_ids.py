@@ -16,8 +16,8 @@ from tasks.encoders.as_transformers.compare import Comparison
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import Manifest, load_manifest
 from train import doctor
-from train.model import same_ids
-from train.model.same_ids import check_rows, compare_rows
+from train.model import base_model
+from train.model.base_model import check_rows, compare_rows
 
 
 def changed(place: Path, **values: Any) -> Path:
@@ -61,7 +61,7 @@ def test_doctor_compares_the_newest_corpora(tmp_path: Path, monkeypatch: pytest.
     assert (finding.level, finding.topic) == ("ok", "tokenizer")
     assert finding.found.startswith(f"small {manifest.key[:12]}: ")
     # A later release of Transformers may follow other rules.
-    monkeypatch.setattr(same_ids, "compare_rows", lambda *given: Comparison(difference="a becomes b"))
+    monkeypatch.setattr(base_model, "compare_rows", lambda *given: Comparison(difference="a becomes b"))
     [finding] = doctor._tokenizers()
     assert finding.level == "warning"
     assert finding.found.endswith("a becomes b")

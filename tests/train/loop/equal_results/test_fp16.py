@@ -22,8 +22,8 @@ from transformers import PrinterCallback
 
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
-from train.data.step_rows import Shares, StepRows, empty_row, shuffled_steps
-from train.evaluation.history import outcome
+from train.data.steps import Shares, StepRows, empty_row, shuffled_steps
+from train.evaluation import outcome
 from train.loop import trainer
 from train.loop.display import describe, show_result
 from train.loop.record import summary

@@ -14,7 +14,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
-from train.model.adapters.adapter import add_adapter, left_out, target_experts, target_layers
+from train.model.adapter import add_adapter, left_out, target_experts, target_layers
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 

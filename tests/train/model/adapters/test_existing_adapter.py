@@ -20,7 +20,7 @@ from transformers import Trainer, TrainingArguments
 
 from tasks.core.errors import DataError, UsageError
 from train.config import TrainingConfig
-from train.model.adapters.adapter import add_adapter
+from train.model.adapter import add_adapter
 from train.model.attention import Collator
 from train.model.digests import adapter_digest
 from train.model.flops import flops_per_token

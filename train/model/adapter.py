@@ -2,9 +2,14 @@
 
     decoder ─target_layers─▶ names of its linear layers ──┐
             └target_experts─▶ names of weights of experts ┴─add_adapter─▶ PeftModel
+    folder of an adapter ─read_adapter─▶ LoraConfig, checked against the settings ─load_weights─▶ fp32 weights
 
 Nothing outside the decoder is adapted: neither the head nor, in a multimodal model, the towers for images and sound.
 For new tokens, embeddings and head can be trained as a whole (`modules_to_save`).
+
+A run may start from the adapter of an earlier run or of another tool, which determines rank, alpha, variant, targets,
+and whole modules. A setting that differs from its default must agree with it. The settings determine the dropout,
+because the weights do not depend on it.
 """
 
 from __future__ import annotations
@@ -14,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftConfig, get_peft_model, set_peft_model_state_dict
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers.pytorch_utils import Conv1D
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
+from tasks.core.printable import counted
 from tasks.core.suggest import suggest
 from train.config import TrainingConfig
-from train.model.adapters.existing_adapter import load_weights, read_adapter
+from train.model.digests import adapter_files, folder_digest
 
 # Names of the attention projections in the model families of transformers. Some combine q, k, and v in one layer.
 ATTENTION = (
@@ -30,15 +38,25 @@ ATTENTION = (
 
 
 def add_adapter(model: Any, config: TrainingConfig, base: Path | str = "") -> Any:
-    """Add a LoRA adapter and freeze everything else.
-
-    The adapter is the one in `config.adapter`, which must have been trained on `base`, or a new one, initialized from
-    `config.seed`. Raises DataError if the model lacks a layer that the config names or cannot have the adapter,
-    UsageError if the settings contradict an existing adapter.
-    """
+    """Add `config.adapter` or a new LoRA adapter, and freeze everything else."""
     layers = target_layers(model, config.lora_targets)
     if not config.adapter:
-        return _with_adapter(model, _new_adapter(model, config, layers), config)
+        experts = target_experts(model) if config.lora_targets == "all" else []
+        whole = whole_modules(model, config.modules_to_save or [])
+        lora = LoraConfig(
+            r=config.lora_r,
+            lora_alpha=config.lora_alpha,
+            # An adapter for the weights of experts is added to these weights, so there are no activations to drop.
+            lora_dropout=0.0 if experts else config.lora_dropout,
+            use_rslora=config.lora_variant == "rslora",
+            use_dora=config.lora_variant == "dora",
+            target_modules=_not_experts(model, layers, config.lora_targets),
+            target_parameters=experts or None,
+            modules_to_save=whole or None,
+            ensure_weight_tying=bool(whole) and is_tied(model),
+            task_type="CAUSAL_LM",
+        )
+        return _with_adapter(model, lora, config)
     folder = Path(config.adapter)
     lora = read_adapter(folder, config, base)
     if lora.modules_to_save and lora.ensure_weight_tying:
@@ -46,25 +64,6 @@ def add_adapter(model: Any, config: TrainingConfig, base: Path | str = "") -> An
     model = _with_adapter(model, lora, config)
     load_weights(model, folder, config, layers)
     return model
-
-
-def _new_adapter(model: Any, config: TrainingConfig, layers: list[str]) -> LoraConfig:
-    experts = target_experts(model) if config.lora_targets == "all" else []
-    layers = _not_experts(model, layers, config.lora_targets)
-    whole = whole_modules(model, config.modules_to_save or [])
-    return LoraConfig(
-        r=config.lora_r,
-        lora_alpha=config.lora_alpha,
-        # An adapter for the weights of experts is added to these weights, so there are no activations to drop.
-        lora_dropout=0.0 if experts else config.lora_dropout,
-        use_rslora=config.lora_variant == "rslora",
-        use_dora=config.lora_variant == "dora",
-        target_modules=layers,
-        target_parameters=experts or None,
-        modules_to_save=whole or None,
-        ensure_weight_tying=bool(whole) and is_tied(model),
-        task_type="CAUSAL_LM",
-    )
 
 
 def _not_experts(model: Any, layers: list[str], wanted: str | list[str]) -> list[str]:
@@ -75,7 +74,15 @@ def _not_experts(model: Any, layers: list[str], wanted: str | list[str]) -> list
     layers and shared experts, and adapt the stacked experts instead, with twice the rank. Raises DataError if the
     config names such a layer.
     """
-    taken = [name for name in sorted({layer.rpartition(".")[2] for layer in layers}) if _is_taken(model, name)]
+    taken = []
+    for name in sorted({layer.rpartition(".")[2] for layer in layers}):
+        probe = LoraConfig(target_modules=[name])
+        try:
+            convert_peft_config_for_transformers(probe, model, None)
+        except ValueError:  # PEFT converts gate_proj only together with up_proj
+            taken.append(name)
+        else:
+            taken += [name] * (name not in (probe.target_modules or ()))
     if wanted != "all" and taken:
         raise DataError(
             "no_such_layers",
@@ -83,15 +90,6 @@ def _not_experts(model: Any, layers: list[str], wanted: str | list[str]) -> list
             f"{model.config.model_type} model, and would adapt those; leave {'it' if len(taken) == 1 else 'them'} out",
         )
     return [layer for layer in layers if layer.rpartition(".")[2] not in taken]
-
-
-def _is_taken(model: Any, name: str) -> bool:
-    probe = LoraConfig(target_modules=[name])
-    try:
-        convert_peft_config_for_transformers(probe, model, None)
-    except ValueError:  # PEFT converts gate_proj only together with up_proj
-        return True
-    return name not in (probe.target_modules or ())
 
 
 def left_out(model: Any) -> list[str]:
@@ -137,10 +135,7 @@ def is_tied(model: Any) -> bool:
 
 
 def whole_modules(model: Any, wanted: Sequence[str]) -> list[str]:
-    """Return the names of modules to train as a whole: embeddings, head, or both.
-
-    If the two share their weights, one name means both. Raises DataError for any other name.
-    """
+    """Return the names of modules to train as a whole; tied ones have one name."""
     names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
     known = [names[module] for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module]
     for name in wanted:
@@ -156,10 +151,7 @@ def whole_modules(model: Any, wanted: Sequence[str]) -> list[str]:
 
 
 def target_layers(model: Any, wanted: str | Sequence[str]) -> list[str]:
-    """Return the full names of the linear layers to adapt.
-
-    `wanted` is "all", "attention", or a list of names. Raises DataError if no layer has a wanted name.
-    """
+    """Return the full names of the linear layers: all, attention, or by name."""
     found = _linear_layers(model)
     if wanted == "all":
         return found
@@ -184,19 +176,10 @@ def target_layers(model: Any, wanted: str | Sequence[str]) -> list[str]:
 
 
 def target_experts(model: Any) -> list[str]:
-    """Return the names of weights that hold all experts of a layer.
-
-    These weights are parameters, not linear layers.
-    """
-    return sorted(
-        {
-            f"experts.{weight}"
-            for name, module in model.get_decoder().named_modules()
-            if name.rpartition(".")[2] == "experts"
-            for weight, values in module.named_parameters(recurse=False)
-            if values.ndim == 3
-        }
-    )
+    """Return the names of parameters that hold all experts of a layer."""
+    experts = [module for name, module in model.get_decoder().named_modules() if name.rpartition(".")[2] == "experts"]
+    parameters = (pair for module in experts for pair in module.named_parameters(recurse=False))
+    return sorted({f"experts.{name}" for name, values in parameters if values.ndim == 3})
 
 
 def _linear_layers(model: Any) -> list[str]:
@@ -223,10 +206,83 @@ def keep_random(device: torch.device) -> Any:
 
 
 def set_random(device: torch.device, seed: int) -> None:
-    """Seed the random numbers of the CPU and, if `device` is a GPU, of all GPUs.
-
-    torch.manual_seed also formats the stack, once for each kind of device that is not in use.
-    """
+    """Seed the random numbers of the CPU and, if `device` is a GPU, of all GPUs."""
+    # torch.manual_seed also formats the stack, once for each kind of device that is not in use.
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(seed)
+
+
+def read_adapter(folder: Path, config: TrainingConfig, base: Path | str) -> LoraConfig:
+    """Read the settings of an adapter, and check them against those of the run."""
+    _, path = adapter_files(folder)
+    try:
+        lora = PeftConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _unreadable(path, error) from None
+    if not isinstance(lora, LoraConfig):
+        kind = getattr(lora.peft_type, "value", lora.peft_type)
+        raise DataError("bad_adapter", f"{path}: is an adapter of type {kind}, and only LORA can be trained here")
+    if recorded := lora.base_model_name_or_path:
+        there, here = Path(recorded), Path(base)
+        if there.is_dir() and here.is_dir():
+            same = there.resolve() == here.resolve() or folder_digest(there) == folder_digest(here)
+        else:  # a folder may be a copy of the model that the other name refers to; shapes are compared later
+            same = there.is_dir() or here.is_dir() or there.is_absolute() or recorded == str(base)
+        if not same:
+            text = f"{path}: was trained on {recorded}, which is not {base}; set base_model to that model"
+            raise DataError("bad_adapter", text)
+    whole: list[str] | None = sorted({name.rpartition(".")[2] for name in lora.modules_to_save or ()})
+    wanted = config.modules_to_save
+    # If embeddings and head have the same weights, one name means both.
+    if whole and wanted and (lora.ensure_weight_tying or whole == sorted(set(wanted))):
+        whole = wanted
+    for name, theirs in {
+        "lora_r": lora.r,
+        "lora_alpha": lora.lora_alpha,
+        "lora_variant": "dora" if lora.use_dora else "rslora" if lora.use_rslora else "lora",
+        "modules_to_save": whole or None,
+    }.items():
+        ours, default = getattr(config, name), TrainingConfig.model_fields[name].default
+        if ours not in (default, theirs):
+            text = f"{name} is {ours}, but {path} has {theirs}; leave {name} out, or start a new adapter"
+            raise UsageError("other_adapter", text)
+    lora.inference_mode = False
+    lora.lora_dropout = 0.0 if lora.target_parameters else config.lora_dropout
+    return lora
+
+
+def load_weights(model: Any, folder: Path, config: TrainingConfig, targets: list[str]) -> None:
+    """Load the weights of an adapter into a model with an adapter of the same kind."""
+    # `targets` are the layers that `config.lora_targets` names.
+    path, _ = adapter_files(folder)
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, error) from None
+    adapted = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+    adapted = {name.removeprefix("base_model.model.") for name in adapted}
+    if config.lora_targets != "all" and adapted != set(targets):
+        theirs = sorted({name.rpartition(".")[2] for name in adapted})
+        raise UsageError(
+            "other_adapter",
+            f"lora_targets is {config.lora_targets}, but the layers of {path} are {', '.join(theirs)}; "
+            "leave lora_targets out, or start a new adapter",
+        )
+    try:
+        result = set_peft_model_state_dict(model, weights)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise _unreadable(path, error) from None
+    trained = {name for name, values in model.named_parameters() if values.requires_grad}
+    strange, absent = sorted(result.unexpected_keys), sorted(trained & set(result.missing_keys))
+    if strange or absent:
+        what = f"has weights that the model lacks, such as {strange[0]}" if strange else f"lacks {absent[0]}"
+        raise DataError(
+            "bad_adapter",
+            f"{path}: {what} ({counted(len(strange) + len(absent), 'such weight')}); it was trained on another model",
+        )
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    reason = " ".join(str(error).split())[:300].rstrip(".")
+    return DataError("bad_adapter", f"{path}: does not fit the model or cannot be read ({reason})")

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
@@ -18,11 +19,18 @@ from typing import Any
 
 import orjson
 
+from tasks.config import Config
 from tasks.core.error_messages import JSON
+from tasks.core.errors import UsageError
+from tasks.recipe import recipe_of
+from tasks.stages import Publish, run_all
+from tasks.storage.manifest import load_manifest
+from tasks.verification.rebuild import config_for, revisions_of
+from train.data.corpus import Corpus
 from train.diagnose.compare import Outcome, spread_of
 from train.diagnose.factors import Trial, option
 from train.loop.run_folder import WITHOUT_VALIDATION
-from train.measures.phases import PHASES
+from train.measures import PHASES
 
 # Number of steps at the start that are not timed, because they allocate memory and choose kernels.
 UNTIMED = 1
@@ -41,24 +49,15 @@ class Runner:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def command(self, trial: Trial, manifest: Path) -> list[str]:
-        """Return the words of a trial's command.
-
-        The settings of the trial override the settings of the diagnosis.
-        """
-        changes = [word for name, value in trial.settings.items() for word in option(name, value)]
-        return [sys.executable, "-P", "-m", "train", "--manifest", str(manifest), *self._words, *changes]
-
     def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
-        """Run a trial, and return its outcome and its record.
-
-        The trial is stopped after `limit` seconds.
-        """
+        """Run a trial for at most `limit` seconds; return its outcome and record."""
         output = self._folder / "run"
+        words = [sys.executable, "-P", "-m", "train", "--manifest", str(manifest), *self._words]
+        words += [word for name, value in trial.settings.items() for word in option(name, value)]  # override the others
         shutil.rmtree(output, ignore_errors=True)
         started = time.monotonic()
         self._process = Popen(  # noqa: S603 - this Python, and words that no shell sees
-            [*self.command(trial, manifest), "--output", str(output)],
+            [*words, "--output", str(output)],
             stdout=DEVNULL,
             stderr=PIPE,
             text=True,
@@ -98,8 +97,7 @@ def failure(code: int, errors: str) -> str:
     if code < 0:
         name = signal.Signals(-code).name
         return f"killed by {name}" + ", which the system sends when memory runs out" * (name == "SIGKILL")
-    error = reported(errors)
-    if error:
+    if error := reported(errors):
         return f"{error['code']}: {error['message']}"
     return errors.strip().rpartition("\n")[2][:300] or f"exit code {code}"
 
@@ -137,3 +135,34 @@ def outcome_of(trial: Trial, record: dict[str, Any], seconds: float) -> Outcome:
         rows_per_step=rows,
         seconds=seconds,
     )
+
+
+# Folders that packing reads and never changes. They do not depend on the length of the rows.
+REUSED = ("tokens", "tokenizers", "engines", "remote")
+
+
+def lost(corpus: Corpus, manifest: Path) -> str:
+    """Return a text about conversations that a replanned corpus lacks; "" if none."""
+    assert corpus.manifest
+    before, now = (one.ledger.conversations for one in (corpus.manifest, load_manifest(manifest)))
+    return f"without {before.packed - now.packed} of {before.packed} conversations" * (now.packed < before.packed)
+
+
+def replan(corpus: Corpus, changes: Mapping[str, Any], root: Path, folder: Path) -> Path:
+    """Return the manifest of a corpus with changed settings, made below `folder`."""
+    if corpus.manifest is None:
+        raise UsageError("config_unknown", f"{corpus.folder}: has no manifest, so it cannot be packed again")
+    config, sources = config_for(corpus.manifest, corpus.folder, None)
+    if len(config.row_lengths) > 1:  # a trial has rows of one length
+        one = {"sequence_length": config.sequence_length, "mix": "tokens"}
+        config = Config.model_validate(config.model_dump() | one)
+    for name in REUSED:
+        known, link = root / "data" / name, folder / "data" / name
+        if known.is_dir() and not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(known.resolve(), target_is_directory=True)
+    revisions = revisions_of(corpus.manifest)
+    # Shorter rows may lose conversations, which the trial reports.
+    recipe = recipe_of(config.model_copy(update={"max_rejects": 1.0, **changes}), sources, folder, revisions)
+    run_all(Publish(recipe))
+    return recipe.published
