@@ -12,9 +12,9 @@ from typing import Any
 from tasks.config import Config
 from tasks.core.errors import UsageError
 from tasks.recipe import recipe_of
-from tasks.stages import Publish, run_all
 from tasks.storage.manifest import load_manifest
 from tasks.verification.rebuild import config_for, revisions_of
+from tasks.work import Publish, run_all
 from train.data.corpus import Corpus
 
 # Folders that packing reads and never changes. They do not depend on the length of the rows.
