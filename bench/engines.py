@@ -2,7 +2,7 @@
 
     python bench/engines.py CONFIG [--times 40] [--rounds 3] [--only here ray-2] [--part-size 524288]
 
-    here, workers:2, luigi          luigi --module pipeline PackCorpus --workers 2 --on …, in a new root each time
+    here, workers:2                 luigi --module pipeline PackCorpus --workers 2 --on …, in a new root each time
     ray-1, ray-2                    one and two nodes of one CPU each, on this machine, new for each run
                                     CPU seconds include the command and all processes of the nodes
 
@@ -36,7 +36,7 @@ from enlarge import enlarge
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-ENGINES = {"here": 0, "workers:2": 0, "luigi": 0, "ray-1": 1, "ray-2": 2}  # nodes of Ray
+ENGINES = {"here": 0, "workers:2": 0, "ray-1": 1, "ray-2": 2}  # nodes of Ray
 EVERY = 0.2  # seconds between two readings of the CPU time of the nodes
 LISTED = 2.0  # seconds between two lists of their processes; a list reads all processes of the machine
 STARTED = 60.0  # seconds for a node to start

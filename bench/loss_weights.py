@@ -19,8 +19,8 @@ from statistics import median
 
 from tasks.config import load_config
 from tasks.recipe import recipe_of
-from tasks.stages import Plan, Publish, TokenizePart, WriteShard
 from tasks.storage.manifest import load_manifest
+from tasks.work import Plan, Publish, TokenizePart, WriteShard
 
 MODES = ("none", "data", "conversation", "both")
 
@@ -30,9 +30,9 @@ def measure(config: Path, mode: str, root: Path) -> dict[str, float]:
     settings = load_config(config).model_copy(update={"loss_weight": mode})
     recipe = recipe_of(settings, config.parent, root)
     stages = {
-        "tokenize": [TokenizePart(recipe, part) for part in range(len(recipe.parts))],
+        "tokenize": TokenizePart.all_of(recipe),
         "plan": [Plan(recipe)],
-        "shards": [WriteShard(recipe, shard) for shard in range(len(recipe.shard_names))],
+        "shards": WriteShard.all_of(recipe),
         "publish": [Publish(recipe)],
     }
     assert recipe.encoder, "loaded before the clock starts"

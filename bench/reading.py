@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from planning import recipe_of, write_part
 
 from tasks.recipe import resolve
-from tasks.stages import Publish, run_all
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.manifest import load_manifest
 from tasks.tokenization.train_tokenizer import train_tokenizer
+from tasks.work import Publish, run_all
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY = 1000  # all ids in the token files are smaller

@@ -258,7 +258,7 @@ def luigi_options(task: str) -> str:
         option = f"--{name.replace('_', '-')}{value}"
         lines.append(f"  {option:<26}{parameter.description or ''}")
     lines += [
-        f"  {'--workers N':<26}Number of tasks that run in parallel. [default: 2]",
+        f"  {'--workers N':<26}Worker processes. [default: 2]",
         f"  {'--quiet':<26}Print errors only.",
         f"  {'--json':<26}Print progress and errors as JSON lines.",
     ]

@@ -1,4 +1,4 @@
-"""Run the stages in order: the Luigi graph.
+"""Run the work of a corpus in order: the Luigi graph.
 
     luigi --module pipeline PackCorpus --config corpus.yaml
     luigi --module pipeline TrainAdapter --config corpus.yaml
@@ -7,10 +7,10 @@
 Importing this package registers the tasks. No other package imports luigi.
 """
 
-from tasks.core import startup  # before everything else
+from tasks.core import startup  # noqa: F401 - before everything else
 
 # isort: split
-from pipeline import settings
+from pipeline import patches
 from pipeline.graph import (
     DiagnoseTraining,
     PackCorpus,
@@ -22,7 +22,6 @@ from pipeline.graph import (
     WriteShard,
     WriteShards,
 )
-from pipeline.run_guard import guard
 
 __all__ = [
     "DiagnoseTraining",
@@ -36,6 +35,4 @@ __all__ = [
     "WriteShards",
 ]
 
-settings.apply()
-guard.install()
-startup.end()
+patches.install()

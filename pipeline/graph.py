@@ -1,65 +1,57 @@
-"""The Luigi graph: each task runs a stage of tasks/stages.py.
+"""The Luigi graph: each task does all work of one kind.
 
 source files
- └ TokenizePart × N     N depends on the bytes of the sources and the config, never on the number of workers
-    └ PlanPacking × 1   lengths only
-       └ WriteShard × S S depends on the bytes of the sources
-          └ PackCorpus  the manifest: the commit
+ └ TokenizeParts         N parts: N depends on the bytes of the sources and the config, never on the number of workers
+    └ PlanPacking        lengths only
+       └ WriteShards     S shards: S depends on the bytes of the sources
+          └ PackCorpus   the manifest: the commit
              ├ TrainAdapter       in a separate process
              └ DiagnoseTraining   in a separate process: short runs, one setting changed at a time
-TrainTokenizer          before TokenizePart, if the config names no tokenizer
+TrainTokenizer           before TokenizeParts, if the config names no tokenizer
+TokenizePart, WriteShard one part or one shard, if you run it by name
 
-The stage decides inputs, outputs, completeness, and work. This is the graph of --on luigi. With an engine (--on
-workers, the default; --on ray://…), TokenizeParts and WriteShards each stand for all tasks of their kind. Such a task
-hands the steps of these tasks to the engine.
+tasks/work.py decides inputs, outputs, completeness, and work. Luigi orders the tasks and runs them in this process.
+Parts and shards go to an engine (--on), which owns all processes.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import luigi
 
-from pipeline import events, settings, training
-from pipeline.engines.engine import is_remote, open_engine
-from pipeline.engines.on_ray import join, leave
-from pipeline.progress import counters
-from pipeline.progress.time_left import sizes_of
-from pipeline.run_guard import guard
-from tasks import stages
+from pipeline import messages, training
+from pipeline.engines import Here, is_remote, join, leave, open_engine, workers_of
+from pipeline.patches import reporting
+from pipeline.progress import Count, run, text_sizes
+from tasks import work
 from tasks.config import load_config
+from tasks.core.errors import UsageError
 from tasks.recipe import Recipe, resolve
-from tasks.steps import unreadable
+from tasks.sources.model import Part
 from tasks.stores.scratch import root_of, url_of
+from tasks.work import Work
 
 # A child that is forked after the tokenizers library has used its threads hangs forever.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 @lru_cache(maxsize=32)
-def _recipe(config: str, root: str, sequence_length: str, check_sources: bool) -> Recipe:
-    """Return the recipe that all tasks of a run share.
-
-    It holds the digests, keys, and encoder of the run.
-    """
+def _recipe(number: int, config: str, root: str, sequence_length: str, check_sources: bool) -> Recipe:
+    """Return the recipe of run `number`, with its digests, keys, and encoder."""
     if sequence_length:
-        base = _recipe(config, root, "", check_sources)
+        base = _recipe(number, config, root, "", check_sources)
         return replace(base, config=load_config(Path(config), sequence_length))
     return resolve(Path(config), root_of(root), check_sources)
 
 
-@lru_cache(maxsize=4)
-def _part_sizes(recipe: Recipe) -> list[float]:
-    return sizes_of(recipe.parts)
-
-
-class _Step(luigi.Task):
-    """A task of one corpus.
+class _Task(luigi.Task):
+    """A task of one corpus, which does work of one kind.
 
     `config` and `root` are relative to the working directory.
     """
@@ -74,7 +66,7 @@ class _Step(luigi.Task):
         significant=False,
         config_path={"section": "packcorpus", "name": "on"},
         description="Engine that processes parts and shards: workers (--workers processes), workers:N, here (one "
-        "process), luigi (one task each), ray://auto, or ray://HOST:PORT. The corpus is the same with every engine.",
+        "process), ray://auto, or ray://HOST:PORT. The corpus is the same with every engine.",
     )
     check_sources = luigi.BoolParameter(
         default=False,
@@ -82,241 +74,162 @@ class _Step(luigi.Task):
         description="Hash every source again, even if its size and times have not changed since an earlier run.",
     )
     sequence_length = ""
+    kind: type[Work]
 
     @property
     def recipe(self) -> Recipe:
-        return _recipe(self.config, self.root, self.sequence_length or "", self.check_sources)
+        return _recipe(run.number, self.config, self.root, self.sequence_length or "", self.check_sources)
 
     @property
-    def stage(self) -> stages.Stage:
-        raise NotImplementedError
+    def works(self) -> Sequence[Work]:
+        """Return the work of this task.
+
+        It is made of the current sources, because Luigi keeps a task for later runs.
+        """
+        return self.kind.all_of(self.recipe)
+
+    @property
+    def counts(self) -> list[Count]:
+        """Return the figures of the work of this task, in the same order."""
+        return run.counts(self.kind.stage, self.task_id, lambda: [Count() for _ in self.works])
 
     def requires(self) -> list[luigi.Task]:
-        required = self.stage.requires()
-        if self.on == "luigi":
-            return [self._task_of(stage) for stage in required]
-        kinds = dict.fromkeys(type(stage).__name__ for stage in required)
-        single = [self._task_of(stage) for stage in required if type(stage).__name__ not in TOGETHER]
-        return single + [self.clone(TOGETHER[kind]) for kind in kinds if kind in TOGETHER]
-
-    def _task_of(self, stage: stages.Stage) -> luigi.Task:
-        numbers = {name: value for name, value in vars(stage).items() if name != "recipe"}
-        return self.clone(TASKS[type(stage)], **numbers)
+        with reporting():
+            return [self.clone(TASKS[kind]) for kind in self.kind.needs if kind.all_of(self.recipe)]
 
     def output(self) -> luigi.LocalTarget:
-        return luigi.LocalTarget(self.stage.outputs()[-1])
+        return luigi.LocalTarget(self.works[-1].outputs()[-1])
 
     def complete(self) -> bool:
-        self.keep_here()
-        return self.stage.is_done()
-
-    def keep_here(self) -> None:
-        """Run the tasks in this process if a fork could not do their work.
-
-        A fork has neither the connection to a cluster nor the threads of a bucket.
-        """
-        if is_remote(self.on) or url_of(root_of(self.root)):
-            guard.keep_tasks_here()
+        with reporting():
+            workers_of(self.on, run.workers)  # raises UsageError if there is no such engine
+            works = self.works
+            for count, step in zip(self.counts, works, strict=True):
+                count.is_done = step.is_done()
+                count.is_reused = count.is_done and not count.started
+                if isinstance(step, work.TokenizePart):
+                    count.size = _sizes(self.recipe)[step.part]
+                    count.tokens_found = step.receipt()["bytes"] / 4 if count.is_reused else 0.0
+            return all(count.is_done for count in self.counts)
 
     def run(self) -> None:
-        with events.stage(self):
-            receipt = self.work()
-            # Luigi could check this, too (check_complete_on_run), but would print a traceback.
-            if not self.is_written():
-                raise unreadable(Path(self.output().path))
-            events.finished(self, receipt)
+        with reporting():
+            works, counts = self.works, self.counts
+            left = [number for number, count in enumerate(counts) if not count.is_done]
+            left.sort(key=lambda number: counts[number].size, reverse=True)  # or one worker would be busy last
+            with open_engine(self.on, run.workers) if self.kind.are_steps else Here() as engine:
+                if not self.kind.are_steps:
+                    counts[0].started = time.time()
+                for index, outcome in engine.map([works[number].decided() for number in left]):
+                    counts[left[index]].take(outcome)
+                    if self.kind.are_steps:
+                        messages.status(self)
+            if self.kind.are_steps and url_of(self.recipe.layout.root) and not all(step.is_done() for step in works):
+                work.refresh(self.recipe)  # other machines, with their own scratch folders, have worked
+            messages.finished(self)
 
-    def work(self) -> dict[str, Any]:
-        return self.stage.run(events.TaskProgress(self))
 
-    def is_written(self) -> bool:
-        """Return whether the work has written its outputs."""
-        return self.complete()
+@lru_cache(maxsize=4)
+def _sizes(recipe: Recipe) -> dict[Part, float]:
+    return dict(zip(recipe.parts, text_sizes(recipe.parts), strict=True))
 
 
-class _Sized(_Step):
+def _only(works: Sequence[Work], option: str, number: int) -> Sequence[Work]:
+    if not 0 <= number < len(works):
+        raise UsageError("bad_command_line", f"--{option} {number}: expected a number from 0 to {len(works) - 1}")
+    return [works[number]]
+
+
+class _Sized(_Task):
     """A task that depends on the sequence length."""
 
     # Text, so that an invalid number is reported like an error in the config.
     sequence_length = luigi.OptionalParameter(default="", description="Overrides the config's sequence_length.")
 
 
-class TrainTokenizer(_Step):
-    @property
-    def stage(self) -> stages.Stage:
-        return stages.TrainTokenizer(self.recipe)
+class TrainTokenizer(_Task):
+    kind = work.TrainTokenizer
 
 
-class TokenizePart(_Step):
+class TokenizeParts(_Task):
+    kind = work.TokenizePart
+
+
+class TokenizePart(TokenizeParts):
     part = luigi.IntParameter(description="Number of the part, in source order.")
 
     @property
-    def stage(self) -> stages.Stage:
-        return stages.TokenizePart(self.recipe, self.part)
-
-    @property
-    def size(self) -> int:
-        """Return the approximate size of the part in bytes of plain text."""
-        return round(_part_sizes(self.recipe)[self.part])
-
-    @property
-    def priority(self) -> int:
-        """Return the priority: the largest part starts first.
-
-        Otherwise, one worker could still be busy with it after the other workers have ended.
-        """
-        return self.size
+    def works(self) -> Sequence[Work]:
+        return _only(super().works, "part", self.part)
 
 
 class PlanPacking(_Sized):
-    @property
-    def stage(self) -> stages.Stage:
-        return stages.Plan(self.recipe)
+    kind = work.Plan
 
 
-class WriteShard(_Sized):
+class WriteShards(_Sized):
+    kind = work.WriteShard
+
+
+class WriteShard(WriteShards):
     shard = luigi.IntParameter(description="Number of the shard, over all splits.")
 
     @property
-    def stage(self) -> stages.Stage:
-        return stages.WriteShard(self.recipe, self.shard)
-
-
-class _Together(_Step):
-    """All stages of one kind, `of`, whose steps an engine runs."""
-
-    of = ""
-
-    @property
-    def members(self) -> Sequence[stages.TokenizePart | stages.WriteShard]:
-        """Return the stages of the current recipe.
-
-        They are not stored, because Luigi keeps this task for later runs, perhaps with other sources.
-        """
-        raise NotImplementedError
-
-    @property
-    def stage(self) -> stages.Stage:
-        return self.members[-1]
-
-    def complete(self) -> bool:
-        self.keep_here()
-        return all(stage.is_done() for stage in self.members)
-
-    def size_of(self, number: int) -> float:
-        return 0.0
-
-    def is_written(self) -> bool:
-        return True  # the engine has checked each stage
-
-    def work(self) -> dict[str, Any]:
-        members = self.members
-        left = [number for number in range(len(members)) if not counters.of_task(f"{self.of} {number}", "reused")]
-        left.sort(key=self.size_of, reverse=True)  # largest first, like TokenizePart.priority
-        with open_engine(self.on, settings.workers()) as engine:
-            for index, outcome in engine.map([members[number].step() for number in left]):
-                events.taken(self, left[index], outcome)
-        if left:
-            events.status_of_steps(self)
-        if url_of(self.recipe.layout.root) and not self.complete():
-            stages.refresh(self.recipe)  # other machines, with their own scratch folders, ran the steps
-        return {}
-
-
-class TokenizeParts(_Together):
-    """TokenizePart for all parts."""
-
-    of = "TokenizePart"
-
-    @property
-    def members(self) -> list[stages.TokenizePart]:
-        return [stages.TokenizePart(self.recipe, part) for part in range(len(self.recipe.parts))]
-
-    def size_of(self, number: int) -> float:
-        return _part_sizes(self.recipe)[number]
-
-
-class WriteShards(_Sized, _Together):
-    """WriteShard for all shards."""
-
-    of = "WriteShard"
-
-    @property
-    def members(self) -> list[stages.WriteShard]:
-        return [stages.WriteShard(self.recipe, shard) for shard in range(len(self.recipe.shard_names))]
+    def works(self) -> Sequence[Work]:
+        return _only(super().works, "shard", self.shard)
 
 
 class PackCorpus(_Sized):
-    _prepared = -1  # the number of the run
+    kind = work.Publish
 
     @property
-    def stage(self) -> stages.Stage:
-        return stages.Publish(self.recipe)
+    def works(self) -> Sequence[Work]:
+        return [work.Publish(self.recipe, run.record)]
 
     def requires(self) -> list[luigi.Task]:
-        with guard.reporting():
-            stages.claim(self.recipe)
-            is_first = self._prepared != guard.run
-            if is_first:  # once, before the workers are forked
-                self.stage.prepare()
-                self._prepared = guard.run
-            events.announce(self.recipe)  # starts the process of a template, before a cluster's threads exist here
-            required = super().requires()
-            if is_first and is_remote(self.on) and not all(task.complete() for task in required):
-                join(self.on)  # its workers start while the run does other work
-            events.proven(stages.open_encoder(self.recipe))
-            return required
+        required: list[luigi.Task] = super().requires()
+        with reporting():
+            if run.first(f"prepared {self.task_id}"):  # Luigi asks several times
+                work.claim(self.recipe)
+                self.works[0].prepare()
+                messages.announce(self.recipe)  # starts the process of a template, before a cluster's threads exist
+                if is_remote(self.on) and not all(task.complete() for task in required):
+                    join(self.on)  # its workers start while the run does other work
+                messages.proven(work.open_encoder(self.recipe))
+        return required
 
-    def work(self) -> dict[str, Any]:
+    def run(self) -> None:
         leave()  # the following tasks, perhaps hours of training, need no engine
-        return super().work()
-
-    def complete(self) -> bool:
-        # Luigi calls this several times in a run. At the first call, the sources may have changed since an earlier run.
-        # A fork for a task must not read them again, because it cannot use a store that its parent has used.
-        if events.begin():
-            _recipe.cache_clear()
-        with guard.reporting():
-            settings.check_workers(self.on)
-            return super().complete()
+        super().run()
 
 
-TASKS = {
-    stages.TrainTokenizer: TrainTokenizer,
-    stages.TokenizePart: TokenizePart,
-    stages.Plan: PlanPacking,
-    stages.WriteShard: WriteShard,
-    stages.Publish: PackCorpus,
+TASKS: dict[type[Work], type[_Task]] = {
+    task.kind: task for task in (TrainTokenizer, TokenizeParts, PlanPacking, WriteShards, PackCorpus)
 }
-TOGETHER = {task.of: task for task in (TokenizeParts, WriteShards)}
 
 
 class _Training(_Sized):
-    """A command of `train`, run in a separate process.
-
-    CUDA fails in a forked child, and torchrun stays possible.
-    """
+    """A command of `train`, run in a separate process: torchrun stays possible."""
 
     verb = ""
     training = luigi.OptionalParameter(default="", description="Training config; default: train/qlora.yaml.")
     options = luigi.OptionalParameter(default="", description="Settings that override it, such as '--max-steps 10'.")
 
     resources = {"gpu": 1}  # noqa: RUF012 - like in luigi.Task
-    may_be_killed = False  # it waits until the training has saved its checkpoint
 
     def requires(self) -> list[luigi.Task]:
         return [self.clone(PackCorpus)]
 
     def output(self) -> luigi.LocalTarget:
-        with guard.reporting():
+        with reporting():
             return luigi.LocalTarget(training.record_of(self._command))
 
     def complete(self) -> bool:
         return self.requires()[0].complete() and self.output().exists()
 
-    def work(self) -> dict[str, Any]:
-        training.train(self._command)
-        return {}
+    def run(self) -> None:
+        with reporting():
+            training.train(self._command)
 
     @property
     def _command(self) -> tuple[str, ...]:

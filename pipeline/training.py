@@ -6,7 +6,6 @@ manifest ─command─▶ python -P -m train --manifest … ─train─▶ data/
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shlex
 import signal
@@ -18,7 +17,7 @@ from types import FrameType
 
 import orjson
 
-from pipeline.progress import counters
+from pipeline.patches import ReportedInterrupt
 from tasks.core.error_codes import EXITS
 from tasks.core.error_messages import JSON
 from tasks.core.errors import Interrupted, PackError
@@ -71,8 +70,8 @@ def record_of(words: tuple[str, ...]) -> Path:
 def train(words: tuple[str, ...]) -> None:
     """Run the training, and forward signals to it.
 
-    After a signal, the training saves a checkpoint before it ends. Raises KeyboardInterrupt, or SystemExit in a worker,
-    if the training was stopped by a signal. Raises TrainingFailed if it failed.
+    After a signal, the training saves a checkpoint before it ends. Raises KeyboardInterrupt if the training was stopped
+    by a signal. Raises TrainingFailed if it failed.
     """
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
@@ -97,10 +96,7 @@ def train(words: tuple[str, ...]) -> None:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if received and (code == Interrupted.exit_code or (code and code not in EXITS)):
-        if code == Interrupted.exit_code:
-            counters.put(exit_code=code)  # the training has reported the interrupt; it is not reported again
-        # In a worker, KeyboardInterrupt would print a traceback.
-        raise SystemExit(Interrupted.exit_code) if multiprocessing.parent_process() else KeyboardInterrupt
+        raise ReportedInterrupt if code == Interrupted.exit_code else KeyboardInterrupt
     if code:
         # With one of our exit codes, the training has already reported its error.
         message = "" if code in EXITS else f"the training ended with exit code {code} and printed no error"

@@ -14,9 +14,10 @@ import hashlib
 import json
 import math
 import os
+import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from tasks.storage.files import has_artifact
 from tasks.storage.keys import VERSIONS, corpus_key, key_of, sha256_in
 from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
 from tasks.storage.splits import kind_of, length_in, split_names
-from tasks.stores.scratch import scratch_of, url_of
+from tasks.stores.scratch import root_of, sent_root
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
 from tasks.templates.names import knows_developer
@@ -59,8 +60,8 @@ MOST_SHARDS_OF_EPOCHS = 768  # limit for all epochs together
 class Recipe:
     """Everything that the graph of a run is built from.
 
-    `files` are in the order of the config, and `parts` are in the order of the files. `trained` is the key of the
-    tokenizer that the run trains, if there are no files to compute the key from.
+    `files` are in the order of the config, and `parts` are in the order of the files. Another process receives neither,
+    but everything that was derived from them.
     """
 
     config: Config
@@ -68,25 +69,17 @@ class Recipe:
     layout: Layout
     files: tuple[SourceFile, ...]
     parts: tuple[Part, ...]
-    trained: str | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out cached values, because another process opens its own encoder."""
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {"url": url_of(self.layout.root)}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self._sent,)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Use the scratch folder of this machine if the root is in a bucket."""
-        if url := state.pop("url"):
-            state["layout"] = Layout(scratch_of(url))
-        vars(self).update(state)
-
-    def without_sources(self) -> Recipe:
-        """Return a copy without sources that can still turn records into tokens.
-
-        The copy is sent to other processes. It takes a few KB for any number of sources.
-        """
+    @cached_property
+    def _sent(self) -> bytes:
+        """Return the recipe for other processes: a few KB for any number of sources."""
         config = self.config.model_copy(update={"sources": []})
-        return Recipe(config, self.folder.absolute(), Layout(self.layout.root.absolute()), (), (), self.tokenizer_key)
+        derived = {name: getattr(self, name) for name in ("tokenizer_key", "texts_key", "corpus_key", "plan_key")}
+        derived |= {"shards": self.shards, "special": self.special}
+        return pickle.dumps((config, self.folder.absolute(), sent_root(self.layout.root), derived))
 
     # Tokenizer
 
@@ -96,8 +89,8 @@ class Recipe:
 
         Return None if the config names a tokenizer.
         """
-        if self.config.tokenizer is not None or self.trained:
-            return self.trained
+        if self.config.tokenizer is not None:
+            return None
         import sentencepiece
 
         content = {
@@ -136,6 +129,11 @@ class Recipe:
         sha256 = files.sha256()
         self.check_tokenizer(sha256)
         return _open_once(files, sha256, config.eos_token, config.pad_token, tuple(config.content_tokens))
+
+    @cached_property
+    def special(self) -> tuple[int, int] | None:
+        """Return the ids of EOS and padding, or None if rows hold text."""
+        return (self.encoder.eos_id, self.encoder.pad_id) if self.config.packing else None
 
     def check_tokenizer(self, sha256: str) -> None:
         """Raise DataError if the tokenizer's files have changed during the run.
@@ -348,9 +346,13 @@ class Recipe:
     def published(self) -> Path:
         return self.layout.published(self.config.name, self.corpus_key)
 
-    @cached_property
+    @property
     def plan_folder(self) -> Path:
-        """Return the folder of the plan.
+        return self.layout.plan_folder(self.plan_key)
+
+    @cached_property
+    def plan_key(self) -> str:
+        """Return the key of the plan.
 
         A plan refers to rows of token files and names of sources, so its key depends on both.
         """
@@ -360,7 +362,16 @@ class Recipe:
             "sources": [file.name for file in self.files],
             "tokens": self.token_keys,
         }
-        return self.layout.plan_folder(key_of("plan", content))
+        return key_of("plan", content)
+
+
+@lru_cache(maxsize=4)
+def _received(sent: bytes) -> Recipe:
+    """Return the recipe that all steps of a corpus share, to load its encoder once."""
+    config, folder, root, derived = pickle.loads(sent)  # noqa: S301 - our own
+    recipe = Recipe(config, folder, Layout(root_of(root)), (), ())
+    vars(recipe).update(derived)
+    return recipe
 
 
 @lru_cache(maxsize=4)

@@ -83,7 +83,7 @@ FIRST = (
 )  # fmt: skip
 
 # Then tests that fork their process, which grows: a fork takes 9 ms at first and 30 ms at the end.
-FORKING = ("templates/jinja", "pipeline/test_counters.py", "pipeline/engines")
+FORKING = ("templates/jinja", "pipeline/test_engines.py", "pipeline/test_on_ray.py", "pipeline/test_workers.py")
 
 # What a machine may lack: a word in the reason of a skipped test, and how to get it.
 NEEDS = {

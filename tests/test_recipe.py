@@ -30,7 +30,6 @@ from tasks.encoders.texts import Texts
 from tasks.recipe import Recipe, resolve
 from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
-from tasks.stages import Plan, run_all
 from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import TOKENS_SCHEMA
@@ -38,6 +37,7 @@ from tasks.templates import built_in
 from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.spans import Template, trained_turns
 from tasks.tokenization.tokenize_part import tokenize_part
+from tasks.work import Plan, run_all
 
 LINES = [
     json.dumps({"messages": [{"role": "user", "content": f"{i} " * 200}, {"role": "assistant", "content": "b"}]})

@@ -19,17 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.config import load_config
 from tasks.recipe import recipe_of
-from tasks.stages import Plan, Publish, run_all
-from tasks.steps import Progress
 from tasks.storage.manifest import load_manifest
 from tasks.verification.verify import verify
-
-
-class OneSecond(Progress):
-    """Progress of a run whose time is measured here, not by the run."""
-
-    def run_record(self) -> dict[str, Any]:
-        return {"seconds": 1.0}
+from tasks.work import Plan, Publish, run_all
 
 
 def measure(config_file: Path, root: Path, settings: dict[str, Any]) -> str:
@@ -42,7 +34,7 @@ def measure(config_file: Path, root: Path, settings: dict[str, Any]) -> str:
     clock = [time.process_time()]
     run_all(Plan(recipe))
     clock.append(time.process_time())
-    run_all(Publish(recipe), OneSecond())
+    run_all(Publish(recipe, lambda: {"seconds": 1.0}))
     clock.append(time.process_time())
     manifest = load_manifest(recipe.published)
     verify(recipe.published)

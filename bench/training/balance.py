@@ -46,7 +46,7 @@ def write_joined(source: Path, path: Path, length: int) -> None:
 
 def pack(folder: Path, length: int, **settings: Any) -> Path:
     from tasks.recipe import resolve
-    from tasks.stages import Publish, run_all
+    from tasks.work import Publish, run_all
 
     config = {"sources": [{"path": "joined.jsonl"}], "sequence_length": length, "vocab_size": 2000, **settings}
     (folder / "corpus.yaml").write_text(yaml.safe_dump(config))

@@ -14,10 +14,9 @@ from tasks.core.printable import with_urls
 from tasks.core.suggest import suggest
 from tasks.recipe import resolve
 from tasks.sources.shares import WHOLE, Share
-from tasks.stages import run_alone
+from tasks.work import KINDS, run_stage
 
-STAGES = ("prepare", "tokenize", "plan", "write", "publish")
-SHARED = ("tokenize", "write")  # the stages that are divided into shares
+STAGES = {kind.stage: kind for kind in KINDS}
 
 
 def run_part(config: Path, root: Path, stage: str, share: str, sequence_length: str) -> dict[str, Any]:
@@ -28,8 +27,8 @@ def run_part(config: Path, root: Path, stage: str, share: str, sequence_length: 
     own = _check(stage, share)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a machine runs several shares in parallel instead
     recipe = replace(resolve(config, root), config=load_config(config, sequence_length))
-    steps, done = run_alone(recipe, stage, own)
-    every = {"tokenize": len(recipe.parts), "write": len(recipe.shard_names)}.get(stage, steps)
+    steps, done = run_stage(recipe, STAGES[stage], own)
+    every = len(STAGES[stage].all_of(recipe))
     found = {"stage": stage, "share": share or None, "steps": steps, "all": every, "found_done": done}
     if stage == "publish":
         found["manifest"] = with_urls(str(recipe.published))
@@ -43,7 +42,7 @@ def _check(stage: str, share: str) -> Share:
         raise UsageError("bad_command_line", f"--stage {stage}: expected {', '.join(STAGES)}{suggest(stage, STAGES)}")
     if not share:
         return WHOLE
-    if stage not in SHARED:
+    if not STAGES[stage].are_steps:
         raise UsageError("bad_command_line", f"--share {share}: --stage {stage} has no shares; run it once, without")
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", share)
     number, of = map(int, found.groups()) if found else (0, 0)

@@ -481,8 +481,6 @@ _ALL = [
          "raise the limit, or run with fewer --workers"),
     Code("E711", "busy", BUSY, "Another process is writing the same output.",
          "another run, merge, export, or upload is active", "wait for it, then run again"),
-    Code("E712", "killed", BUSY, "A worker was killed.",
-         "memory ran out, or someone killed it", "run again with fewer --workers"),
     Code("E713", "interrupted", BUSY, "The run was interrupted.",
          "Ctrl-C or SIGTERM", "run the same command again to resume"),
     Code("E714", "worker_lost", BUSY, "The workers of one part or shard were lost repeatedly.",

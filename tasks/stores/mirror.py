@@ -38,7 +38,7 @@ class Mirror:
         """Return whether the root has a file as its receipt says; see `has_artifact`."""
         return has_artifact(file, receipt, checksum=checksum, refused=refused)
 
-    def is_stored(self, file: Path, receipt: Path, refused: Collection[str] = ()) -> bool:
+    def is_stored(self, file: Path, receipt: Path, *, refused: Collection[str] = ()) -> bool:
         """Return whether the root has a file as its receipt describes it at this moment.
 
         Unlike `has`, this asks the bucket: other processes may have written the file since the last refresh.
@@ -156,7 +156,7 @@ class Remote(Mirror):
             return has_artifact(file, receipt, checksum=checksum, refused=refused)
         return receipt.is_file() and bool(found := _values(receipt)) and not is_refused(found, refused)
 
-    def is_stored(self, file: Path, receipt: Path, refused: Collection[str] = ()) -> bool:
+    def is_stored(self, file: Path, receipt: Path, *, refused: Collection[str] = ()) -> bool:
         if not self.adopt(receipt):
             return False
         found, data = _values(receipt), self.store.head(self.key(file))

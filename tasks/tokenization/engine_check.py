@@ -45,6 +45,7 @@ MOST_FILES = 16  # maximum number of files to read
 MOST_TOKENS = 100  # maximum number of content tokens, and of control strings, to compare
 LONGEST = 2048  # characters; a longer text is cut to as many characters from a random place
 MINIJINJA = "minijinja"
+FAST = {GigatokenEncoder.engine, MINIJINJA}
 THREADS = 4  # threads that encode with the reference
 
 # Texts on which encoders are known to differ, from each other or between releases.
@@ -75,6 +76,11 @@ class Verdict:
     reason: str | None = None
     uses_minijinja: bool = True
     rendering_differs: str | None = None
+
+    @property
+    def refused(self) -> set[str]:
+        """Return the fast engines that were not chosen."""
+        return FAST - {self.engine, MINIJINJA if self.uses_minijinja else ""}
 
 
 def encoder_of(recipe: Recipe) -> Encoder:
@@ -133,11 +139,9 @@ def refused(recipe: Recipe) -> set[str]:
     references, or if the recorded verdict does not choose the engine.
     """
     if recipe.config.engine == "reference":
-        return {GigatokenEncoder.engine, MINIJINJA}
+        return FAST
     verdict = known_verdict(recipe) if recipe.has_tokenizer else None
-    if verdict is None:
-        return set()
-    return {GigatokenEncoder.engine, MINIJINJA} - {verdict.engine, MINIJINJA if verdict.uses_minijinja else ""}
+    return verdict.refused if verdict else set()
 
 
 def refuse_minijinja(recipe: Recipe, differs: str) -> None:

@@ -16,12 +16,12 @@ from tasks.config import Config, check_recorded, config_of, load_config
 from tasks.core.errors import DataError, InputMissing, NotReproducible, PackError, UsageError
 from tasks.corpus.dataset_card import CARD
 from tasks.recipe import Recipe, recipe_of
-from tasks.stages import Publish, run_all
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import read_json
 from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.row_statistics import ROWS, has_statistics
+from tasks.work import Publish, run_all
 
 # Files whose wording may change between versions. keys.VERSIONS["texts"] is the version of the wording.
 TEXTS = ("rejects.jsonl", CARD)

@@ -33,13 +33,13 @@ from tasks.corpus.publish import COPIED, files_beside, write_planned_shard
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.tokenizer_files import find_tokenizer
 from tasks.recipe import Recipe
-from tasks.stages import Plan, run_all
 from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, published_copy, raise_all
 from tasks.storage.facts.outputs import FileFacts, Shard
 from tasks.storage.files import CHUNK, acquire_lock, atomic_file, has_artifact, read_receipt, sha256_of, write_bytes
 from tasks.storage.manifest import Manifest, load_manifest, without_repair_hint
 from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
 from tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
+from tasks.work import Plan, run_all
 
 Content = Path | bytes
 Listed = Shard | FileFacts

@@ -111,7 +111,7 @@ def test_a_table_is_not_a_bomb_if_a_limit_of_the_system_is_stricter(monkeypatch:
     ("kind", "value", "message"),
     [
         (resource.RLIMIT_AS, LEAST_MEMORY // 2, "the limit of memory is 524,288 KiB (ulimit -v); it must be at least"),
-        (resource.RLIMIT_NOFILE, 8, "too many files are open; the limit is 8 files (ulimit -n)"),
+        (resource.RLIMIT_NOFILE, 6, "too many files are open; the limit is 6 files (ulimit -n)"),
     ],
 )
 def test_a_command_names_the_limit(kind: int, value: int, message: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tasks.config import Config, load_config
 from tasks.core.errors import DataError, PackError, UsageError
 from tasks.dry_run.config_draft import Draft, write_draft
 from tasks.recipe import resolve
-from tasks.stages import Plan, run_all
+from tasks.work import Plan, run_all
 
 
 def write(path: Path, records: list[Any]) -> Path:

@@ -27,9 +27,9 @@ from tasks.dry_run.dry_run import predict, scaled
 from tasks.dry_run.model import Prediction, steps
 from tasks.inspection.dry_run import step_warnings, summarize
 from tasks.recipe import recipe_of
-from tasks.stages import Plan, run_all
 from tasks.storage.files import read_json
 from tasks.storage.manifest import Manifest, load_manifest
+from tasks.work import Plan, run_all
 
 
 def predicted(config: Path, **options: Any) -> Prediction:

@@ -18,22 +18,23 @@ from support.commands import packcorpus
 from support.servers.remote import SECRET, environment, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, pack_corpus, write_project
 
-from pipeline.engines.workers import start_method
+from pipeline.engines import start_method
 from pipeline.graph import PackCorpus
 from tasks.core.error_messages import as_text
 from tasks.core.errors import Busy, PackError, StorageError
 from tasks.recipe import Recipe, resolve
 from tasks.sources.shares import WHOLE, Share
-from tasks.stages import Plan, Publish, TokenizePart, refresh, run_alone
 from tasks.storage.files import atomic_file, locked
 from tasks.stores import mirror
 from tasks.stores.bucket import Bucket, open_bucket, open_store
 from tasks.stores.mirror import Remote, mirror_of
 from tasks.stores.scratch import local_path_of, root_of, url_of
+from tasks.work import KINDS, Plan, Publish, TokenizePart, refresh, run_stage
 
 needs_remote()
 
 RECORDS = conversations(60)
+STAGES = {kind.stage: kind for kind in KINDS}
 SETTINGS: dict[str, Any] = {"part_size": 3000, "tokenizer": None, "vocab_size": 400, "epochs": 2}
 
 
@@ -119,7 +120,7 @@ def test_a_stage_that_is_started_too_early_says_what_is_missing(
 
     def start(stage: str, share: Share = WHOLE) -> None:
         own_scratch(monkeypatch, tmp_path / f"machine-{next(machines)}")
-        run_alone(recipe_of(tmp_path, root), stage, share)
+        run_stage(recipe_of(tmp_path, root), STAGES[stage], share)
 
     def too_early(stage: str, share: Share, message: str) -> None:
         before = [key for key, _ in store.list()]
@@ -164,9 +165,9 @@ def test_a_stage_makes_again_what_the_bucket_has_lost(
                 store.delete(key)
         own_scratch(monkeypatch, tmp_path / lost)
         with pytest.raises(Busy, match=f"--stage {stage} first"):
-            run_alone(recipe_of(tmp_path, root), "write")
+            run_stage(recipe_of(tmp_path, root), STAGES["write"])
         for each in (stage, "write"):
-            run_alone(recipe_of(tmp_path, root), each)
+            run_stage(recipe_of(tmp_path, root), STAGES[each])
         assert tree_of(root) == expected
 
 
@@ -176,10 +177,9 @@ def test_workers_of_a_process_that_has_used_a_bucket_are_new_processes(tmp_path:
     assert start_method().get_start_method() == "spawn"
 
 
-@pytest.mark.parametrize("on", ["workers", "luigi"])
-def test_a_run_with_several_workers(tmp_path: Path, root: str, expected: Tree, on: str) -> None:
+def test_a_run_with_several_workers(tmp_path: Path, root: str, expected: Tree) -> None:
     config = write_project(tmp_path / "project", RECORDS, **SETTINGS)
-    run = PackCorpus(config=str(config), root=root, on=on)
+    run = PackCorpus(config=str(config), root=root)
     assert luigi.build([run], workers=2, local_scheduler=True, log_level="CRITICAL")
     assert tree_of(root) == expected
 

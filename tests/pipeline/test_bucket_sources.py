@@ -30,12 +30,12 @@ from tasks.recipe import Recipe, resolve
 from tasks.sources import digests, remote, remote_blocks
 from tasks.sources.parts import PartReader
 from tasks.sources.shares import Share
-from tasks.stages import run_alone
 from tasks.storage.files import HashingWriter, read_receipt, write_receipt
 from tasks.storage.paths import Layout
 from tasks.stores import mirror
 from tasks.stores.bucket import Bucket, open_bucket, open_store
 from tasks.stores.scratch import root_of
+from tasks.work import TokenizePart, run_stage
 
 needs_remote()
 
@@ -123,7 +123,7 @@ def test_three_machines_read_each_source_once(
         own_scratch(monkeypatch, tmp_path / f"machine-{number}")
         before = Counter(read)
         recipe = recipe_of(tmp_path / "project", sources, root)
-        run_alone(recipe, "tokenize", Share(number, 3))
+        run_stage(recipe, TokenizePart, Share(number, 3))
         own[number] = sum((read - before)[name] for name in FILES)
     assert own[1] == size, "what shows the format is not read again to be hashed"
     for number in (2, 3):
@@ -294,7 +294,7 @@ def test_a_store_that_fails_ends_the_run_and_the_next_one_completes_it(
 ) -> None:
     root = f"s3://{new_bucket()}/root"
     if what == ".arrow":  # another machine has made all token files
-        run_alone(recipe_of(tmp_path / "project", sources, root), "tokenize")
+        run_stage(recipe_of(tmp_path / "project", sources, root), TokenizePart)
         own_scratch(monkeypatch, tmp_path / "another")
 
     def run() -> None:
@@ -359,7 +359,7 @@ def test_a_full_scratch_disk_ends_the_run(
     root = f"s3://{new_bucket()}/root"
     kept, _, others = kept.partition(" of ")
     if others:
-        run_alone(recipe_of(tmp_path / "project", sources, root), "tokenize")
+        run_stage(recipe_of(tmp_path / "project", sources, root), TokenizePart)
         own_scratch(monkeypatch, tmp_path / "another")
     write = HashingWriter.write
 

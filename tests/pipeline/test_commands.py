@@ -70,8 +70,8 @@ def test_errors_and_environment_are_those_of_a_process(tmp_path: Path) -> None:
 STARTED = """
 import multiprocessing, sys
 multiprocessing.set_start_method("METHOD")
-from pipeline.engines import workers
-workers.start_method = multiprocessing.get_context
+from pipeline import engines
+engines.start_method = multiprocessing.get_context
 from luigi.cmdline import luigi_run
 luigi_run(sys.argv[1:])
 """
@@ -79,7 +79,7 @@ luigi_run(sys.argv[1:])
 
 def test_a_corpus_is_the_same_however_processes_start(tmp_path: Path) -> None:
     found = []
-    for method, on in (("fork", "workers"), ("spawn", "workers"), ("forkserver", "luigi")):
+    for method, on in (("fork", "workers"), ("spawn", "workers"), ("forkserver", "here")):
         folder = tmp_path / method
         folder.mkdir()
         write_chats(folder / "chats.jsonl", 60)

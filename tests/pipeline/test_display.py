@@ -29,11 +29,10 @@ from support.tokenizer_kinds import kind_path
 sys.path.insert(0, str(ROOT / "docs"))
 from screenshots import on_terminal
 
-from pipeline import events
-from pipeline.progress import counters, display
-from pipeline.progress.state import Stage, State
-from tasks.steps import Outcome
+from pipeline import display, messages
+from pipeline.progress import Count, Stage, State, run
 from tasks.storage.manifest import load_manifest
+from tasks.work import Outcome, WriteShard
 
 CONFIG = "name: chats\nsources: [chats.jsonl]\nsequence_length: 128\nvocab_size: 400\npart_size: 20000\n"
 HOSTILE = "\x1b[31m[bold]a[/bold]\x07<b>&\u202e"
@@ -123,8 +122,7 @@ def test_a_frame_that_cannot_be_drawn_does_not_stop_the_display(monkeypatch: pyt
     tries: list[int] = []
     monkeypatch.setitem(display.EVERY, "lines", 0.0)
     monkeypatch.setattr(display, "state", lambda *_: tries.append(1) or [][1])
-    counters.put(finished=0)
-    drawing = display._Drawing("a", "lines", 1)
+    drawing = display._Drawing("a", "lines")
     drawing.start()
     deadline = time.monotonic() + 300
     while len(tries) < 3:
@@ -239,7 +237,7 @@ def test_samples_and_conversations_that_are_too_long_are_reported(
     share_cut = f"{100 * ledger.tokens.truncated / ledger.tokens.encoded:.2g}"
     facts = {"cut": ledger.tokens.truncated, "cut_share": share_cut, "trained": ledger.tokens.trained_truncated}
     facts |= {"dropped": ledger.tokens.dropped, "pieces": ledger.pieces.packed, "gone": ledger.pieces.dropped}
-    assert list(events._overlong(manifest)) == [line.format(share=share, **facts) for line in lines]
+    assert list(messages._overlong(manifest)) == [line.format(share=share, **facts) for line in lines]
 
 
 def test_a_note_is_called_one_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,11 +305,8 @@ def ask(port: int, what: str, **data: str) -> Any:
         return json.load(answer)["response"]
 
 
-@pytest.mark.parametrize("on", ["luigi", "workers"])
-def test_luigid_shows_the_progress_of_a_task_and_the_path_of_the_manifest(
-    folder: Path, scheduler: int, on: str
-) -> None:
-    words = ["--on", on, "--scheduler-host", "127.0.0.1", "--scheduler-port", str(scheduler)]
+def test_luigid_shows_the_progress_of_a_task_and_the_path_of_the_manifest(folder: Path, scheduler: int) -> None:
+    words = ["--scheduler-host", "127.0.0.1", "--scheduler-port", str(scheduler)]
     done = luigi(folder, "--config", "corpus.yaml", *words)
     assert done.returncode == 0, done.stderr
     tasks = ask(scheduler, "task_list", status="DONE", upstream_status="")
@@ -319,9 +314,8 @@ def test_luigid_shows_the_progress_of_a_task_and_the_path_of_the_manifest(
         task["name"]: ask(scheduler, "get_task_status_message", task_id=name)["statusMessage"]
         for name, task in tasks.items()
     }
-    tokenizing, writing = ("TokenizePart", "WriteShard") if on == "luigi" else ("TokenizeParts", "WriteShards")
-    assert set(statuses) == {"TrainTokenizer", tokenizing, "PlanPacking", writing, "PackCorpus"}
-    assert re.match(r"\d+ conversations, 0\.\d\d M tokens", statuses[tokenizing])
+    assert set(statuses) == {"TrainTokenizer", "TokenizeParts", "PlanPacking", "WriteShards", "PackCorpus"}
+    assert re.match(r"\d+ conversations, 0\.\d\d M tokens", statuses["TokenizeParts"])
     assert statuses["PlanPacking"].startswith("planned ")
     manifest = folder / done.stdout.strip()
     [end] = [task for task in tasks.values() if task["name"] == "PackCorpus"]
@@ -352,30 +346,25 @@ def test_invalid_luigi_options_are_reported_in_one_message(folder: Path, words: 
 def test_the_last_status_of_steps_is_sent_whenever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other statuses are sent only every few seconds: each sums over all steps."""
     sent: list[Any] = []
+    counts = [Count() for _ in range(5)]
     task: Any = SimpleNamespace(
-        of="WriteShard", set_status_message=sent.append, set_progress_percentage=sent.append, task_id="WriteShards"
+        kind=WriteShard, counts=counts, set_status_message=sent.append, set_progress_percentage=sent.append
     )
-    monkeypatch.setattr(events._sent, "status_at", 0.0)
-    counters.begin()
-    for number in range(5):
-        counters.register(f"WriteShard {number}", "WriteShard")
-        counters.restart(f"WriteShard {number}")  # another test may have used its row
-    for number in range(5):
-        events.taken(task, number, Outcome(seconds=1.0))
-    assert sent == ["wrote 1 shard", 20]
-    events.status_of_steps(task)
-    assert sent[2:] == ["wrote 5 shards", 100]
+    monkeypatch.setattr(run, "status_at", 0.0)
+    for count in counts:
+        count.take(Outcome(seconds=1.0))
+        messages.status(task)
+    assert sent == ["wrote 1 shard", 20, "wrote 5 shards", 100]
 
 
 def test_a_plan_of_several_lengths_is_compared_by_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages: list[str] = []
-    monkeypatch.setattr(display, "show", lambda message, **_: messages.append(message))
-    monkeypatch.setattr(events, "_status", lambda *_: None)
+    shown: list[str] = []
+    monkeypatch.setattr(display, "show", lambda message, **_: shown.append(message))
     packing = {"enabled": True, "packing_efficiency": 99.5, "rows": 3, "lower_bound_rows": 2}
-    task: Any = SimpleNamespace(task_id="PlanPacking")
-    events.planned(task, {"packing_metadata": packing})
-    events.planned(task, {"packing_metadata": packing | {"places": 2048, "lower_bound_places": 1536}})
-    assert messages == [
+    task: Any = SimpleNamespace()
+    messages.planned(task, {"packing_metadata": packing})
+    messages.planned(task, {"packing_metadata": packing | {"places": 2048, "lower_bound_places": 1536}})
+    assert shown == [
         "planned 3 rows, 99.50 % full; no plan can use fewer than 2 rows",
         "planned 3 rows with 2,048 places, 99.50 % full; no plan can use fewer than 1,536 places",
     ]

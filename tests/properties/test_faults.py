@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from support.commands import ROOT, luigi, write_chats
 
+from tasks.verification.verify import verify
+
 _spec = importlib.util.spec_from_file_location("faults", ROOT / "bench" / "reliability" / "faults.py")
 assert _spec is not None
 assert _spec.loader is not None
@@ -89,7 +91,7 @@ def test_two_runs_that_share_their_sources(project: faults.Project) -> None:
     assert faults.survive(faults.Case("two runs", "", both, faults.two_at_once(both, "corpus", "longer")))
 
 
-def test_a_worker_that_is_killed_is_spoken_of(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
     """The kernel kills a worker if memory runs out."""
     write_chats(tmp_path / "chats.jsonl", 20_000)
     (tmp_path / "corpus.yaml").write_text(faults.CONFIG)
@@ -97,12 +99,10 @@ def test_a_worker_that_is_killed_is_spoken_of(tmp_path: Path) -> None:
     deadline = time.monotonic() + 300
     children: list[int] = []
     while not children:
-        assert time.monotonic() < deadline, "no task begins"
+        assert time.monotonic() < deadline, "no worker starts"
         time.sleep(0.005)
         children = [int(child) for child in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
     os.kill(children[0], signal.SIGKILL)
     done = faults.finish(run)
-    assert done.returncode == 75, done.stderr
-    assert "error: TrainTokenizer was killed by signal 9; if memory ran out" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list(tmp_path.glob("manifests/*"))
+    assert done.returncode == 0, done.stderr
+    verify(tmp_path / done.stdout.strip())

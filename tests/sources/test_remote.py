@@ -9,7 +9,6 @@ import glob
 import gzip
 import os
 import re
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from support.commands import ROOT, luigi, packcorpus, process
+from support.commands import luigi, packcorpus
 from support.containers import as_arrow
 from support.servers.remote import (
     SECRET,
@@ -592,27 +591,3 @@ def test_a_file_of_the_hub_with_another_checksum_is_an_error(
         find_paths("hf://datasets/owner/name/a.parquet", tmp_path, tmp_path / "copies")
     assert caught.value.reason == "object_cut"
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-@pytest.mark.slow
-def test_a_task_that_looks_for_the_corpus_in_a_fork_needs_no_store(bucket: Bucket, tmp_path: Path) -> None:
-    """A task that looks for the corpus in a fork does not need a store.
-
-    TrainAdapter does this after training. A fork cannot use a store that its parent has used.
-    """
-    bucket.put("a.jsonl", CHATS)
-    write_project(tmp_path, [], sources=[bucket.url_of("a.jsonl")])
-    script = """
-import sys
-from pathlib import Path
-import luigi
-import pipeline
-from pipeline import training
-training.command = lambda *_: ("x",)
-training.record_of = lambda _: "record"
-training.train = lambda _: Path("record").write_text("x")
-luigi.run(["TrainAdapter", "--config", "corpus.yaml", "--workers", "2", "--local-scheduler"])
-"""
-    done = process(tmp_path, sys.executable, "-c", script, PYTHONPATH=str(ROOT), **environment(s3()))
-    assert (tmp_path / "record").exists(), done.stderr
-    assert "error" not in done.stderr

@@ -14,15 +14,14 @@ import pytest
 from support.small_corpus import pack_corpus
 from support.steps import pack_on
 
-from pipeline.engines.here import Here
-from pipeline.engines.workers import Workers
+from pipeline.engines import Here, Workers
+from tasks import recipe as recipe_module
 from tasks.recipe import Recipe
 from tasks.sources.shares import WHOLE, Share
-from tasks.stages import refresh, run_alone
-from tasks.steps import Outcome, Step, _recipe_of, run
 from tasks.storage.paths import Layout
 from tasks.stores.bucket import open_store
 from tasks.stores.scratch import SCRATCH, root_of, url_of
+from tasks.work import KINDS, Outcome, Work, attempt, refresh, run_stage
 
 Tree = dict[str, bytes]
 
@@ -71,18 +70,18 @@ def on_other_machines(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
     """Run each step in a process with its own scratch folder, as Ray does."""
 
     class Elsewhere(Here):
-        def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
+        def map(self, steps: Sequence[Work]) -> Iterator[tuple[int, Outcome]]:
             for index, step in enumerate(steps):
                 sent = pickle.dumps(step)
                 assert len(sent) < 4096
                 with pytest.MonkeyPatch.context() as patch:
                     own_scratch(patch, recipe.layout.root.parent / f"machine-{index}")
-                    _recipe_of.cache_clear()  # another process
+                    recipe_module._received.cache_clear()  # another process
                     arrived = pickle.loads(sent)  # noqa: S301 - our own
-                    assert not arrived.is_done()
+                    assert not arrived.is_stored()
                     yield from ((index, outcome) for _, outcome in super().map([arrived]))
-                    assert arrived.is_done()
-                    run(arrived)
+                    assert arrived.is_stored()
+                    assert not attempt(arrived).error
 
     pack_on(Elsewhere(), recipe)
 
@@ -90,12 +89,12 @@ def on_other_machines(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
 def in_shares(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
     """Pack as `packcorpus part` does, with three machines for a stage that has shares."""
     url = url_of(recipe.layout.root)
-    for stage in ("prepare", "tokenize", "plan", "write", "publish"):
-        for number in (3, 1, 2) if stage in ("tokenize", "write") else (1,):
+    for kind in KINDS:
+        for number in (3, 1, 2) if kind.are_steps else (1,):
             elsewhere()
-            own = Share(number, 3) if stage in ("tokenize", "write") else WHOLE
-            steps, done = run_alone(replace(recipe, layout=Layout(root_of(url))), stage, own)
-            assert (steps > 0 or stage in ("prepare", "write"), done) == (True, 0)
+            own = Share(number, 3) if kind.are_steps else WHOLE
+            steps, done = run_stage(replace(recipe, layout=Layout(root_of(url))), kind, own)
+            assert (steps > 0 or kind.stage in ("prepare", "write"), done) == (True, 0)
 
 
 WAYS = [by_stages, here, in_processes, on_other_machines, in_shares]

@@ -22,12 +22,11 @@ from support.tokenizer_kinds import kind_path
 
 from tasks import recipe as recipe_module
 from tasks.recipe import Recipe, resolve
-from tasks.stages import Publish, run_all
-from tasks.steps import Progress
 from tasks.storage import files
 from tasks.storage.files import digest_of
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.tokenization.token_batch import NOTICED
+from tasks.work import Publish, run_all
 
 EOS, PAD = 2, 0
 
@@ -68,16 +67,14 @@ def make_recipe(folder: Path, records: Sequence[Mapping[str, Any]], **settings: 
     return resolve(write_project(folder, records, **settings), folder)
 
 
-class OneSecond(Progress):
-    """Progress of a run that took one second."""
-
-    def run_record(self) -> dict[str, Any]:
-        return {"seconds": 1.0}
+def one_second() -> dict[str, Any]:
+    """Return the record of a run that took one second."""
+    return {"seconds": 1.0}
 
 
 def pack_corpus(recipe: Recipe) -> Path:
-    """Run every stage as Luigi would, and return the published manifest."""
-    run_all(Publish(recipe), OneSecond(), check_content=True)
+    """Do all work as Luigi would, and return the published manifest."""
+    run_all(Publish(recipe, one_second), check_content=True)
     return recipe.published
 
 

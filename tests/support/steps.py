@@ -1,7 +1,4 @@
-"""Steps for tests of engines.
-
-They are the steps of a corpus, and steps that fail or lose their worker.
-"""
+"""Steps for tests of engines: of a corpus, failing, or losing their worker."""
 
 from __future__ import annotations
 
@@ -13,43 +10,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.small_corpus import OneSecond
+from support.small_corpus import one_second
 
-from pipeline.engines.engine import Engine
+from pipeline.engines import Engine
 from tasks.core.errors import DataError
 from tasks.recipe import Recipe
-from tasks.stages import Plan, Publish, TokenizePart, TrainTokenizer, WriteShard
-from tasks.steps import Progress, Step
 from tasks.storage.files import atomic_file, has_artifact, write_receipt
+from tasks.work import Plan, Publish, TokenizePart, TrainTokenizer, Work, WriteShard
 
 
-def steps_of(recipe: Recipe) -> list[Step]:
+def steps_of(recipe: Recipe) -> list[Work]:
     """Return all steps of a corpus, in order."""
-    found = [stage for of in (Plan(recipe), Publish(recipe)) for stage in of.requires()]
-    return [stage.step() for stage in dict.fromkeys(found) if isinstance(stage, (TokenizePart, WriteShard))]
+    return [work.decided() for kind in (TokenizePart, WriteShard) for work in kind.all_of(recipe)]
 
 
 def pack_on(engine: Engine, recipe: Recipe) -> Path:
-    """Run every stage with an engine, and return the published manifest.
-
-    The order is the order of the Luigi tasks.
-    """
-    for stage in Plan(recipe).requires():
-        if isinstance(stage, TrainTokenizer):
-            stage.run()
-    for of in (Plan(recipe), Publish(recipe)):
-        steps = [stage.step() for stage in of.requires() if isinstance(stage, (TokenizePart, WriteShard))]
+    """Do all work with an engine, and return the published manifest."""
+    for training in TrainTokenizer.all_of(recipe):
+        training.run()
+    for kind, then in ((TokenizePart, Plan(recipe)), (WriteShard, Publish(recipe, one_second))):
+        steps = [work.decided() for work in kind.all_of(recipe)]
         assert sorted(index for index, _ in engine.map(steps)) == list(range(len(steps)))
-        of.run(OneSecond())
+        then.run()
     return recipe.published
 
 
 @dataclass(frozen=True)
-class Marked(Step):
+class Marked(Work):
     """A step that writes its number, and one line to FOLDER/NUMBER for each attempt."""
 
-    folder: Path
+    recipe: Path  # its folder
     number: int
+
+    are_steps = True
+
+    @property
+    def folder(self) -> Path:
+        return self.recipe
 
     @property
     def place(self) -> str:
@@ -63,10 +60,10 @@ class Marked(Step):
     def outputs(self) -> tuple[Path, Path]:
         return self.folder / f"{self.number}.out", self.folder / f"{self.number}.json"
 
-    def is_done(self) -> bool:
+    def is_done(self, check_content: bool = False) -> bool:
         return has_artifact(*self.outputs())
 
-    def work(self, progress: Progress) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         with (self.folder / str(self.number)).open("ab") as file:
             file.write(b"x")
         self.do()
@@ -113,6 +110,15 @@ class Slow(Marked):
 
 
 @dataclass(frozen=True)
+class Deaf(Slow):
+    """A step that blocks signals, like a step that waits for a lock in C."""
+
+    def do(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+        super().do()
+
+
+@dataclass(frozen=True)
 class Meeting(Marked):
     """A step that waits until `count` steps of its folder have begun."""
 
@@ -131,7 +137,7 @@ class Writing(Marked):
 
     seconds: float
 
-    def work(self, progress: Progress) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         with (self.folder / str(self.number)).open("ab") as file:
             file.write(b"x")
         with atomic_file(self.outputs()[0]) as out:

@@ -21,8 +21,8 @@ from tasks.core.errors import DataError
 from tasks.dry_run.config_draft import write_draft
 from tasks.dry_run.dry_run import predict
 from tasks.recipe import Recipe, resolve
-from tasks.stages import Plan, TokenizePart
 from tasks.storage.manifest import load_manifest
+from tasks.work import Plan, TokenizePart
 
 USER = {"role": "user", "content": "2+2?"}
 GOOD = {"messages": [USER, {"role": "assistant", "content": "4"}]}
@@ -111,8 +111,8 @@ def test_first_conversations(tmp_path: Path, records: Sequence[Any], expected: s
         assert f"\nthe most frequent reason is {reason}; fix: " in found[1]
     folder = tmp_path / "before"
     tolerant = make_recipe(folder, records, part_size=part_size, max_rejects=1.0)
-    for part in reversed(range(len(tolerant.parts))):
-        TokenizePart(tolerant, part).run()
+    for part in reversed(TokenizePart.all_of(tolerant)):
+        part.run()
     recipe = make_recipe(folder, records, part_size=part_size)
     with pytest.raises(DataError) as caught:
         Plan(recipe).run()
@@ -152,7 +152,7 @@ def test_check_forecasts_the_error(tmp_path: Path, engine: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on", ["workers:2", "here", "luigi"])
+@pytest.mark.parametrize("on", ["workers:2", "here"])
 def test_every_engine_stops_with_the_same_message(tmp_path: Path, on: str) -> None:
     write_project(tmp_path, [*[REASONED] * 100, *[GOOD] * 300], part_size=2048)
     done = command(tmp_path, str(BIN / "packcorpus"), "pack", "corpus.yaml", "--on", on)

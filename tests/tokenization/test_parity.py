@@ -21,14 +21,14 @@ from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import hostile, kind_path, open_kind, records
 
-from pipeline import events
+from pipeline import messages
+from pipeline.progress import run
 from tasks.core.errors import UsageError
 from tasks.encoders.encoder import Encoded, Encoder, Unencodable
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.texts import Texts
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.recipe import Recipe
-from tasks.stages import TokenizePart
 from tasks.storage.manifest import load_manifest
 from tasks.tokenization import engine_check
 from tasks.tokenization.engine_check import (
@@ -42,6 +42,7 @@ from tasks.tokenization.engine_check import (
     verdict_of,
 )
 from tasks.tokenization.tokenize_part import tokenize_part
+from tasks.work import TokenizePart
 
 JINJA = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
 
@@ -294,7 +295,7 @@ def test_after_one_difference_the_reference_encodes_everything(
     assert "odd one" in encoder_facts(recipe)["differs"]
     assert manifest == load_manifest(plain)
     for _ in range(2):
-        events.proven(verdict_of(recipe))
+        messages.proven(verdict_of(recipe))
     said = capsys.readouterr().err
     assert said.count("note: sentencepiece encodes all texts, because gigatoken encodes ") == 1
     assert "odd one" in said
@@ -323,7 +324,7 @@ def test_a_part_tokenized_by_gigatoken_is_not_done_if_the_reference_is_requested
         recipe = make_recipe(tmp_path, conversations(5), engine=engine)
         if engine == "auto":
             pack_corpus(recipe)
-        assert TokenizePart(recipe, 0).is_done() is done, engine
+        assert TokenizePart.all_of(recipe)[0].is_done() is done, engine
 
 
 def test_the_reference_needs_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +346,7 @@ def test_a_tokenizer_that_gigatoken_cannot_read_silently_uses_the_reference(
     assert facts["engine"] == engine
     assert facts["reason"]
     assert facts["texts"] == 0
-    events.proven(verdict_of(recipe))
+    messages.proven(verdict_of(recipe))
     assert capsys.readouterr().err == ""
     asked = make_recipe(tmp_path, conversations(5), tokenizer=str(kind_path(kind)), engine="gigatoken")
     with pytest.raises(UsageError, match=r"engine: gigatoken cannot replace .*: (.* is not BPE|not every byte)"):
@@ -354,9 +355,9 @@ def test_a_tokenizer_that_gigatoken_cannot_read_silently_uses_the_reference(
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    events._sent.notes.clear()
+    run.begin(1)
     yield
-    events._sent.notes.clear()
+    run.begin(1)
 
 
 def test_the_hard_texts_reveal_digits_that_are_split_off_first(tmp_path: Path) -> None:

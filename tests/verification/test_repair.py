@@ -27,7 +27,6 @@ from support.tokenizer_kinds import CHATML_JINJA, kind_path
 from tasks import recipe as recipe_module
 from tasks.core.errors import Busy, DataError, InputMissing, NotReproducible, PackError, StorageError, UsageError
 from tasks.recipe import resolve
-from tasks.stages import Publish
 from tasks.storage import corpus_folder
 from tasks.storage.facts.outputs import FileFacts
 from tasks.storage.files import read_json, read_receipt, sha256_of, to_json, write_receipt
@@ -37,6 +36,7 @@ from tasks.verification import repair as repair_module
 from tasks.verification.rebuild import rebuild
 from tasks.verification.repair import _publish, repair
 from tasks.verification.verify import verify
+from tasks.work import Publish
 
 BAD = {"messages": [{"role": "assistent", "content": "x"}]}
 

@@ -23,9 +23,9 @@ from tasks.config import Config
 from tasks.core.error_messages import JSON
 from tasks.core.errors import UsageError
 from tasks.recipe import recipe_of
-from tasks.stages import Publish, run_all
 from tasks.storage.manifest import load_manifest
 from tasks.verification.rebuild import config_for, revisions_of
+from tasks.work import Publish, run_all
 from train.data.corpus import Corpus
 from train.diagnose.compare import Outcome, spread_of
 from train.diagnose.factors import Trial, option

@@ -23,7 +23,7 @@ def pack(
         str,
         option(
             "ENGINE",
-            "The engine that does the work: here, workers, workers:N, luigi, ray://auto, or ray://HOST:PORT. "
+            "The engine that does the work: here, workers, workers:N, ray://auto, or ray://HOST:PORT. "
             "Default: workers.",
         ),
     ] = "",

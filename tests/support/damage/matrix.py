@@ -33,12 +33,12 @@ from tasks.inspection.diff import compare
 from tasks.inspection.lookup import pieces_in_row
 from tasks.recipe import resolve
 from tasks.report.report import write_report
-from tasks.stages import Publish, run_all
 from tasks.storage.files import to_json
 from tasks.storage.manifest import REPAIR, load_manifest, manifest_digest
 from tasks.verification.rebuild import rebuild
 from tasks.verification.repair import repair
 from tasks.verification.verify import verify
+from tasks.work import Publish, run_all
 from train.data.conversations import sft_dataset
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset

@@ -23,9 +23,8 @@ from support.servers.remote import needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from support.steps import Canceled, DiskFull, Dying, Failing, Meeting, Slow, pack_on
 
-from pipeline.engines import engine as engines
-from pipeline.engines import on_ray
-from pipeline.engines.on_ray import OnRay, leave
+from pipeline import engines
+from pipeline.engines import OnRay, leave
 from tasks.core.errors import Busy, DataError, InputMissing, StorageError
 from tasks.recipe import resolve
 from tasks.stores.bucket import open_store
@@ -127,7 +126,7 @@ def test_steps_that_end_soon_are_not_canceled(
     """Ray ends this process if a step completes while it is canceled."""
     canceled: list[object] = []
     monkeypatch.setattr(ray, "cancel", canceled.append)
-    monkeypatch.setattr(on_ray, "FINISHING", 60.0)  # on a busy machine, short steps take long
+    monkeypatch.setattr(engines, "FINISHING", 60.0)  # on a busy machine, short steps take long
     steps = [Slow(tmp_path, number, 0.02) for number in range(8)]
     engine = OnRay("ray://auto").__enter__()
     next(engine.map(steps))
@@ -140,9 +139,8 @@ def test_a_step_that_loses_every_worker_is_named(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has fewer attempts here, because each takes a new worker of Ray."""
-    assert engines.ATTEMPTS == on_ray.ATTEMPTS == 4
-    for module in (engines, on_ray):
-        monkeypatch.setattr(module, "ATTEMPTS", 2)
+    assert engines.ATTEMPTS == 4
+    monkeypatch.setattr(engines, "ATTEMPTS", 2)
     steps = [Dying(tmp_path, number, deaths=99 if number == 1 else 0) for number in range(3)]
     with (
         OnRay("ray://auto") as engine,
@@ -179,7 +177,7 @@ for config in ("strict.yaml", "corpus.yaml"):
     connections.clear()
     run = pipeline.PackCorpus(config=config, on="ray://auto")
     done = luigi.build([run], workers=2, local_scheduler=True, log_level="CRITICAL")
-    left = not ray.is_initialized() and "Guard" in str(signal.getsignal(signal.SIGTERM))
+    left = not ray.is_initialized() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     print(f"done: {done}, {len(connections)} connections, {len(forks)} forks, left: {left}")
 """
 

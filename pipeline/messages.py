@@ -1,44 +1,30 @@
-"""Events of a run, from Luigi and the stages: count, print, and forward to luigid.
-
-Luigi's events, stage, TaskProgress, finished ─┬─▶ counters ─▶ display, run.json
-                                               ├─▶ messages, each printed once
-                                               └─▶ luigid: status, share done, link to the manifest
-"""
+"""What a run says: messages for a person, and the status of its tasks for luigid."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import luigi
-import luigi.interface
 
-from pipeline.engines.engine import workers_of
-from pipeline.progress import counters, display
-from pipeline.run_guard import guard
-from pipeline.settings import workers
+from pipeline import display
+from pipeline.progress import run
 from tasks.conversations.keys.loss_weights import loss_weight_hints
 from tasks.conversations.keys.training_flags import flag_hints
-from tasks.core.errors import Busy
-from tasks.core.notes import show_notes_with
 from tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
-from tasks.core.process import of_memory, peak_memory
 from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
 from tasks.inspection.labels import unused_keys
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
-from tasks.stages import Stage, TokenizePart
-from tasks.steps import Outcome, Progress
 from tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
-from tasks.storage.files import read_receipt
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.templates.names import explain_undefined
 from tasks.templates.sections import explain_empty_blocks, sections_of_config
-from tasks.tokenization.engine_check import Verdict
+from tasks.tokenization.engine_check import Verdict, verdict_of
+from tasks.work import Plan, Publish, TokenizePart, TrainTokenizer
 
 # Share of all tokens that may be lost to rejects before a note is printed.
 NOTEWORTHY = 0.05
@@ -46,62 +32,8 @@ NOTEWORTHY = 0.05
 STATUS_EVERY = 2.0
 
 
-class _Sent:
-    """Reports already made in this run."""
-
-    def __init__(self) -> None:
-        self.run = -1
-        self.notes: set[str] = set()
-        self.status_at = 0.0
-
-    def first(self, note: str) -> bool:
-        """Return whether `note` is new, and remember it."""
-        is_new = note not in self.notes
-        self.notes.add(note)
-        return is_new
-
-
-_sent = _Sent()
-
-
-def begin() -> bool:
-    """Start a run and forget an earlier run; return False if this run has started."""
-    if _sent.run == guard.run:
-        return False
-    _sent.run = guard.run
-    display.stop()
-    display.begin()
-    show_notes_with(display.show)
-    guard.begin()
-    counters.begin()
-    _sent.notes.clear()
-    return True
-
-
-# Reports of tasks
-
-
-@contextmanager
-def stage(task: luigi.Task) -> Iterator[None]:
-    """Time a task, and report a PackError as one message."""
-    counters.restart(task.task_id)
-    start, cpu = time.perf_counter(), time.process_time()
-    counters.put(task.task_id, cpu_before=cpu)
-    with guard.reporting():
-        yield
-    counters.put(
-        task.task_id,
-        seconds=time.perf_counter() - start,
-        cpu=time.process_time() - cpu,
-        peak=peak_memory(),
-        done=1,
-    )
-
-
 def announce(recipe: Recipe) -> None:
-    """Print the sources, parts, rows, and shards of the run, and notes."""
-    if not _sent.first("announced"):
-        return
+    """Print what the run reads and makes, and notes, and start the display."""
     config = recipe.config
     size = sum(file.bytes for file in recipe.files)
     files, parts = counted(len(recipe.files), "file"), counted(len(recipe.parts), "part")
@@ -112,6 +44,8 @@ def announce(recipe: Recipe) -> None:
         display.show(f"note: written as text, because the tokenizer lacks these tokens: {markers}")
     for line in recipe.notes:
         display.show(f"note: {line}")
+    run.copies = recipe.copies
+    display.start(config.name)
 
 
 def proven(verdict: Verdict | None) -> None:
@@ -122,127 +56,64 @@ def proven(verdict: Verdict | None) -> None:
     if verdict and verdict.rendering_differs:
         notes.append(f"Jinja2 renders all conversations, because minijinja writes {verdict.rendering_differs}")
     for note in notes:
-        if _sent.first(note):
+        if run.first(note):
             display.show(f"note: {note}")
 
 
-class TaskProgress(Progress):
-    """Progress of a stage while its task runs, for the counters and luigid.
-
-    Parts report this way only with --on luigi. A step that an engine runs reports when it has ended (`taken`).
-    """
-
-    def __init__(self, task: luigi.Task):
-        self._task = task
-
-    def tokenized(self, conversations: int, rejected: int, tokens: int, share: float) -> None:
-        name = self._task.task_id
-        counters.put(name, conversations=conversations, rejected=rejected, tokens=tokens, share=share)
-        counters.put(name, cpu=time.process_time() - counters.of_task(name, "cpu_before"))
-        counters.put(name, seconds_at_share=time.time() - counters.of_task(name, "started"))
-        _status(self._task, _tokens_so_far(conversations, rejected, tokens), share)
-
-    def run_record(self) -> dict[str, Any]:
-        return counters.run_record()
+def status(task: luigi.Task) -> None:
+    """Report to luigid how much of a task is done, at most every few seconds."""
+    done = [count.outcome for count in task.counts if count.is_done]
+    share = len(done) / len(task.counts)
+    if share < 1 and time.monotonic() - run.status_at < STATUS_EVERY:  # the sums take as long as a small part
+        return
+    message = f"wrote {counted(len(done), 'shard')}"
+    if task.kind is TokenizePart:
+        tokens, rejected = sum(part.tokens for part in done), sum(part.rejected for part in done)
+        message = f"{counted(sum(part.conversations for part in done), 'conversation')}, {tokens / 1e6:,.2f} M tokens"
+        message += f", {rejected:,} rejected" * bool(rejected)
+    _send(task, message, share)
 
 
-def _tokens_so_far(conversations: float, rejected: float, tokens: float) -> str:
-    lost = f", {int(rejected):,} rejected" if rejected else ""
-    return f"{counted(int(conversations), 'conversation')}, {tokens / 1e6:,.2f} M tokens{lost}"
+def _send(task: luigi.Task, message: str, share: float = 1.0) -> None:
+    """Report a status to luigid; a failure to do so does not fail the run."""
+    run.status_at = time.monotonic()
+    with suppress(Exception):
+        task.set_status_message(message)
+        task.set_progress_percentage(round(100 * share))
 
 
-def taken(task: luigi.Task, number: int, outcome: Outcome) -> None:
-    """Count a step that an engine has run.
-
-    `task` stands for all steps of its kind.
-    """
-    kind = task.of
-    counters.put(
-        f"{kind} {number}",
-        started=time.time() - outcome.seconds,
-        seconds=outcome.seconds,
-        cpu=outcome.cpu,
-        peak=outcome.peak,
-        conversations=outcome.conversations,
-        rejected=outcome.rejected,
-        tokens=outcome.tokens,
-        share=1,
-        done=1,
-    )
-    if _is_due(task):  # with many parts, the sums take as long as a small part
-        status_of_steps(task)
-
-
-def status_of_steps(task: luigi.Task) -> None:
-    """Report how many steps of a kind an engine has run.
-
-    `task` stands for all steps of its kind.
-    """
-    kind = task.of
-    share = float(counters.each(kind, "done").mean())
-    if kind == "TokenizePart":
-        _status(
-            task, _tokens_so_far(*(counters.total(n, kind) for n in ("conversations", "rejected", "tokens"))), share
-        )
-    else:
-        _status(task, f"wrote {counted(int(counters.total('done', kind)), 'shard')}", share)
-
-
-def finished(task: luigi.Task, receipt: dict[str, Any]) -> None:
-    """Report that a task is done."""
-    kind = type(task).__name__
-    if kind == "TrainTokenizer":
-        proven(Verdict(**receipt))
-    if kind == "PlanPacking":
-        planned(task, receipt)
-    elif kind == "PackCorpus":
-        published(task, Path(task.output().path))
-    elif kind in ("TrainTokenizer", "WriteShard"):
-        _status(task, f"wrote {task.output().path}", 1.0)
+def finished(task: luigi.Task) -> None:
+    """Report that the work of a task is done."""
+    if task.kind is TrainTokenizer:
+        _send(task, f"wrote {task.output().path}")
+        proven(verdict_of(task.recipe))
+    elif task.kind is Plan:
+        planned(task, task.works[0].receipt())
+    elif task.kind is Publish:
+        manifest = Path(task.output().path)
+        _send(task, f"the manifest is {manifest}")
+        report = default_report_path(Path(task.recipe.corpus_folder))
+        with suppress(Exception):  # the link on luigid's page
+            task.set_tracking_url((report if report.is_file() else manifest).resolve().as_uri())
+        display.stop()
+        reused = [part.is_reused for part in run.of("tokenize")]
+        if 0 < sum(reused) < len(reused):  # after sources were appended to, or after an interruption
+            display.show(f"reused {sum(reused):,} of {len(reused):,} parts from earlier runs")
+        _finish(load_manifest(task.recipe.published), task.output().path, f"packed in {duration(run.elapsed)}")
 
 
 def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
     packing = receipt["packing_metadata"]
     if not packing["enabled"]:
         return
-    full = packing["packing_efficiency"]
-    counters.put(task.task_id, fill=full, rows=packing["rows"])
+    run.fill, run.rows = packing["packing_efficiency"], packing["rows"]
     rows, needed = counted(packing["rows"], "row"), counted(packing["lower_bound_rows"], "row")
     if "lower_bound_places" in packing:
         rows += f" with {packing['places']:,} places"
         needed = f"{packing['lower_bound_places']:,} places"
-    message = f"planned {rows}, {full:.2f} % full; no plan can use fewer than {needed}"
-    display.show(
-        message, planned={"rows": packing["rows"], "fill": full, "lower_bound_rows": packing["lower_bound_rows"]}
-    )
-    _status(task, message, 1.0)
-
-
-def published(task: luigi.Task, manifest: Path) -> None:
-    """Link the task on luigid's page to the report, or to the manifest."""
-    _status(task, f"the manifest is {manifest}", 1.0)
-    report = default_report_path(Path(task.recipe.corpus_folder))
-    with suppress(Exception):
-        task.set_tracking_url((report if report.is_file() else manifest).resolve().as_uri())
-
-
-def _status(task: luigi.Task, message: str, share: float) -> None:
-    """Send a status to Luigi's scheduler, at most every few seconds.
-
-    A status that cannot be sent does not fail the run.
-    """
-    if not _is_due(task, share):
-        return
-    _sent.status_at = time.monotonic()
-    with suppress(Exception):
-        task.set_status_message(message)
-        task.set_progress_percentage(round(100 * share))
-
-
-def _is_due(task: luigi.Task, share: float = 0.0) -> bool:
-    """Return whether a task can send a status, and is done or has waited long enough."""
-    can_send = getattr(task, "set_status_message", None) is not None
-    return can_send and (share >= 1 or time.monotonic() - _sent.status_at >= STATUS_EVERY)
+    message = f"planned {rows}, {run.fill:.2f} % full; no plan can use fewer than {needed}"
+    display.show(message, planned={"rows": run.rows, "fill": run.fill, "lower_bound_rows": packing["lower_bound_rows"]})
+    _send(task, message)
 
 
 def _finish(manifest: Manifest, path: str, news: str) -> None:
@@ -359,26 +230,6 @@ def _print_mixture(manifest: Manifest, folder: Path) -> None:
             display.show(limited)
 
 
-# Luigi's events
-
-
-@luigi.Task.event_handler(luigi.Event.DEPENDENCY_DISCOVERED)
-def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
-    kind, of = type(dependency).__name__, getattr(dependency, "of", "")
-    if (of or kind) in counters.STAGES and _sent.first("display started"):
-        counters.put(copies=dependency.recipe.copies)
-        display.start(dependency.recipe.config.name, workers_of(dependency.on, workers()))
-    if of:
-        for number, part in enumerate(dependency.members):
-            name = f"{of} {number}"
-            if counters.register(name, of):
-                counters.put(name, size=dependency.size_of(number))
-                if part.is_done():
-                    _reused(name, part)
-    elif kind in counters.STAGES and counters.register(dependency.task_id, kind) and kind == "TokenizePart":
-        counters.put(dependency.task_id, size=dependency.size)
-
-
 @luigi.Task.event_handler(luigi.Event.DEPENDENCY_PRESENT)
 def _on_present(task: luigi.Task) -> None:
     kind = type(task).__name__
@@ -387,37 +238,3 @@ def _on_present(task: luigi.Task) -> None:
     elif kind in ("TrainAdapter", "DiagnoseTraining"):
         display.show(f"already {'trained' if kind == 'TrainAdapter' else 'diagnosed'}, nothing to do")
         print(printable(task.output().path), flush=True)
-    else:
-        _reused(task.task_id, task.stage)
-
-
-def _reused(name: str, stage: Stage) -> None:
-    counters.put(name, reused=1, done=1)
-    if isinstance(stage, TokenizePart):
-        counters.put(name, tokens_found=read_receipt(stage.outputs()[1])["bytes"] / 4)
-
-
-@luigi.Task.event_handler(luigi.Event.SUCCESS)
-def _on_success(task: luigi.Task) -> None:
-    if type(task).__name__ == "PackCorpus":
-        display.stop()
-        news = f"packed in {duration(counters.elapsed())}"
-        reused = counters.each("TokenizePart", "reused")
-        if 0 < reused.sum() < len(reused):  # after sources were appended to, or after an interruption
-            display.show(f"reused {int(reused.sum()):,} of {len(reused):,} parts from earlier runs")
-        _finish(load_manifest(task.recipe.published), task.output().path, news)
-
-
-@luigi.Task.event_handler(luigi.Event.PROCESS_FAILURE)
-def _on_death(task: luigi.Task, message: str) -> None:
-    """Report a child that was killed; Luigi prints nothing."""
-    killed = re.search(r"exit code -(\d+)", message)
-    if killed:
-        name = type(task).__name__
-        guard.report(
-            Busy(
-                "killed",
-                f"{name} was killed by signal {killed[1]}; if memory ran out{of_memory()}, run again with fewer "
-                "--workers",
-            )
-        )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.commands import ROOT
-from support.steps import Dying, Marked, Slow
+from support.steps import Deaf, Dying, Marked, Slow
 
-from pipeline.engines.workers import Workers
+from pipeline.engines import Workers
 from tasks.core.errors import Busy
 
 
@@ -60,12 +60,13 @@ def test_workers_stay_for_all_steps_and_leave_with_the_block(tmp_path: Path) -> 
     assert not any(map(is_alive, processes))
 
 
-def test_an_interrupt_does_not_wait_for_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Slow, Deaf])
+def test_an_interrupt_does_not_wait_for_steps(tmp_path: Path, kind: type[Slow]) -> None:
     started = time.monotonic()
 
     def interrupted() -> None:
         with Workers(2) as engine:
-            for _ in engine.map([Marked(tmp_path, 0), Slow(tmp_path, 1, 60)]):
+            for _ in engine.map([Marked(tmp_path, 0), kind(tmp_path, 1, 60)]):
                 while not (tmp_path / "1.pid").exists():
                     time.sleep(0.01)
                 raise KeyboardInterrupt
@@ -80,7 +81,7 @@ def test_workers_leave_when_their_parent_was_killed(tmp_path: Path) -> None:
     """Each worker finishes its step, and starts no other step."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from support.steps import Slow; from pipeline.engines.workers import Workers\n"
+        "from support.steps import Slow; from pipeline.engines import Workers\n"
         "folder = Path(sys.argv[1])\n"
         "with Workers(2) as engine: list(engine.map([Slow(folder, number, 1.0) for number in range(9)]))"
     )

@@ -1,4 +1,4 @@
-"""A stage is done only if its outputs are complete.
+"""Work is done only if its outputs are complete.
 
 It writes the same bytes in any process, and one run at a time makes a corpus.
 """
@@ -19,22 +19,13 @@ from support.commands import corpus_bytes
 from support.damage.kinds import flip
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks import stages
+from tasks import work as work_module
 from tasks.core.errors import Busy
 from tasks.recipe import Recipe
-from tasks.stages import (
-    Plan,
-    Publish,
-    Stage,
-    TokenizePart,
-    TrainTokenizer,
-    WriteShard,
-    claim,
-    run_all,
-)
 from tasks.storage.files import digest_of, has_artifact, has_listed, to_json, write_receipt
 from tasks.storage.paths import Layout
 from tasks.verification.verify import verify
+from tasks.work import KINDS, Plan, Publish, TokenizePart, Work, WriteShard, claim, run_all
 
 WRONG: list[Any] = [{}, [], None, 5, "bytes", {"bytes": "4"}, {"bytes": 3}, {"bytes": None}]
 
@@ -97,7 +88,7 @@ def test_a_manifest_that_a_killed_run_published_is_synced_before_it_counts_as_do
     recipe = make_recipe(tmp_path, conversations(3))
     pack_corpus(recipe)
     synced: list[Path] = []
-    monkeypatch.setattr(stages, "sync_folder", synced.append)
+    monkeypatch.setattr(work_module, "sync_folder", synced.append)
     assert Publish(recipe).is_done()
     assert synced == [recipe.published.parent]
 
@@ -105,12 +96,9 @@ def test_a_manifest_that_a_killed_run_published_is_synced_before_it_counts_as_do
 # -- the graph --------------------------------------------------------------------------------------------------------
 
 
-def all_stages(target: Stage) -> list[Stage]:
-    """Return `target` and all stages that it requires, requirements first."""
-    found: dict[Stage, None] = {}
-    for required in target.requires():
-        found |= dict.fromkeys(all_stages(required))
-    return [*found, target] if target not in found else [*found]
+def all_work(recipe: Recipe) -> list[Work]:
+    """Return all work of a corpus, requirements first."""
+    return [work for kind in KINDS for work in kind.all_of(recipe)]
 
 
 @pytest.fixture
@@ -118,23 +106,23 @@ def trained(tmp_path: Path) -> Recipe:
     return make_recipe(tmp_path, conversations(60), tokenizer=None, vocab_size=320, part_size=4096, validation=0.2)
 
 
-def test_each_stage_is_done_once_it_has_run_and_not_before(trained: Recipe) -> None:
-    order = all_stages(Publish(trained))
+def test_work_is_done_once_it_has_run_and_not_before(trained: Recipe) -> None:
+    order = all_work(trained)
     kinds = [type(stage) for stage in order]
-    assert kinds == sorted(kinds, key=[TrainTokenizer, TokenizePart, Plan, WriteShard, Publish].index)
     assert kinds.count(TokenizePart) == len(trained.parts) > 1
     assert kinds.count(WriteShard) == len(trained.shard_names) > 1
     for number, stage in enumerate(order):
         assert not any(later.is_done() for later in order[number:]), stage
+        assert {type(required) for required in stage.requires()} <= {*kinds[:number]}
         stage.run()
         assert all(earlier.is_done() for earlier in order[: number + 1]), stage
         assert all(path.is_file() for path in stage.outputs())
     verify(trained.published)
 
 
-def test_a_stage_is_not_done_if_an_output_is_missing_or_has_other_content(trained: Recipe) -> None:
+def test_work_is_not_done_if_an_output_is_missing_or_has_other_content(trained: Recipe) -> None:
     pack_corpus(trained)
-    for stage in all_stages(Publish(trained)):
+    for stage in all_work(trained):
         for path in stage.outputs():
             content = path.read_bytes()
             path.unlink()
@@ -144,7 +132,7 @@ def test_a_stage_is_not_done_if_an_output_is_missing_or_has_other_content(traine
         # A plan is never trusted by content, and the key of a tokenizer determines its content.
         assert stage.is_done(check_content=True) is not isinstance(stage, Plan)
     for stage, path in (
-        (TokenizePart(trained, 1), TokenizePart(trained, 1).outputs()[0]),
+        (TokenizePart.all_of(trained)[1], TokenizePart.all_of(trained)[1].outputs()[0]),
         (WriteShard(trained, 0), WriteShard(trained, 0).outputs()[0]),
         (Publish(trained), WriteShard(trained, 0).outputs()[0]),
     ):
@@ -164,14 +152,18 @@ def test_a_lost_tokenizer_is_trained_again_though_its_tokens_are_kept(trained: R
 
 
 @pytest.mark.slow
-def test_stages_run_in_other_processes_and_write_the_same_bytes(trained: Recipe, tmp_path: Path) -> None:
-    """Stages are small values, and an open tokenizer stays in its process."""
+def test_steps_run_in_other_processes_and_write_the_same_bytes(trained: Recipe, tmp_path: Path) -> None:
+    """Steps are small values, and an open tokenizer stays in its process."""
     before = corpus_bytes(pack_corpus(trained))
     assert trained.encoder is not None
     here = replace(trained, layout=Layout(tmp_path / "elsewhere"))
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
-        for stage in all_stages(Publish(here)):
-            assert len(ForkingPickler.dumps(stage)) < 4096
-            other.submit(stage.run).result()
-            assert stage.is_done()
+        for step in all_work(here):
+            if not step.are_steps:
+                step.run()
+                continue
+            step = step.decided()
+            assert len(ForkingPickler.dumps(step)) < 4096
+            other.submit(step.run).result()
+            assert step.is_done()
     assert corpus_bytes(here.published) == before
