@@ -13,9 +13,9 @@ import luigi.parameter
 from luigi.parameter import ParameterException
 from luigi.task_register import Register, TaskClassException
 
-from tasks.core.error_messages import to_pack_error
 from tasks.core.errors import PackError, UsageError
-from tasks.core.suggest import suggest
+from tasks.core.messages import to_pack_error
+from tasks.core.printable import suggest
 
 HELP = "see luigi --module pipeline PackCorpus --help"
 

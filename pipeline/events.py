@@ -24,7 +24,7 @@ from pipeline.settings import workers
 from tasks.conversations.keys.loss_weights import loss_weight_hints
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.errors import Busy
-from tasks.core.notes import show_notes_with
+from tasks.core.messages import show_notes_with
 from tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
 from tasks.core.process import of_memory, peak_memory
 from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table

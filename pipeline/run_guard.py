@@ -41,8 +41,8 @@ from luigi.worker import TaskProcess, Worker
 from pipeline.command_line_errors import as_pack_error, with_pack_errors
 from pipeline.engines.on_ray import leave
 from pipeline.progress import counters, display
-from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, PackError, StorageError
+from tasks.core.messages import DEBUG, format_error, is_on, to_pack_error
 
 STOP = (signal.SIGINT, signal.SIGTERM)
 # Seconds until a signal that was lost is sent again.

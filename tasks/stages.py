@@ -32,7 +32,6 @@ from tasks.steps import (
     fetch_plan,
     shard_receipt,
 )
-from tasks.storage.facts.row_shape import shape_of
 from tasks.storage.files import (
     acquire_lock,
     digest_of,
@@ -234,8 +233,8 @@ class WriteShard(Stage):
         special = (recipe.encoder.eos_id, recipe.encoder.pad_id) if config.packing else None
         layout, length = recipe.layout, recipe.length_of_shard(self.shard)
         plan, shard = layout.name_of(recipe.plan_folder), layout.name_of(self.outputs()[0])
-        root, shape = sent_root(layout.root), shape_of(recipe.settings())
-        return Pack(root, plan, shard, self.shard, length, special, recipe.corpus_key, shape)
+        root = sent_root(layout.root)
+        return Pack(root, plan, shard, self.shard, config.rows, length, special, recipe.corpus_key)
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         return self.step().work(progress)

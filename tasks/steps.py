@@ -18,17 +18,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.core.error_messages import to_pack_error
 from tasks.core.errors import DataError, PackError, StorageError
+from tasks.core.messages import to_pack_error
 from tasks.core.process import peak_memory
 from tasks.corpus.publish import write_planned_shard
 from tasks.packing.plan import dropped
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.sources.remote import with_copy
-from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import has_artifact, read_receipt, write_receipt
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout, RowLayout
 from tasks.stores.mirror import Mirror, mirror_of
 from tasks.stores.scratch import root_of
 from tasks.tokenization.engine_check import encoder_named
@@ -162,10 +161,10 @@ class Pack(Step):
     plan: str
     file: str
     shard: int
+    rows: RowLayout
     length: int
     special: tuple[int, int] | None
     corpus_key: str
-    shape: RowShape | None
 
     @property
     def place(self) -> str:
@@ -190,10 +189,10 @@ class Pack(Step):
                 plan_folder,
                 files,
                 self.special,
+                self.rows,
                 self.length,
                 self.corpus_key,
                 fetch=lambda file: mirror.fetch((file, layout.token_receipt(file.stem))),
-                shape=self.shape,
             )
         except UNREADABLE:
             check_token_files(layout, facts["token_files"], plan_folder)

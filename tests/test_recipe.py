@@ -32,7 +32,7 @@ from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
 from tasks.stages import Plan, run_all
 from tasks.storage.keys import VERSIONS, corpus_key, key_of
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.templates import built_in
 from tasks.templates.built_in import BUILT_IN, BuiltIn

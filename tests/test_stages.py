@@ -33,7 +33,7 @@ from tasks.stages import (
     run_all,
 )
 from tasks.storage.files import digest_of, has_artifact, has_listed, to_json, write_receipt
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.verification.verify import verify
 
 WRONG: list[Any] = [{}, [], None, 5, "bytes", {"bytes": "4"}, {"bytes": 3}, {"bytes": None}]

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from tasks.core.errors import Busy, UsageError
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest
 from tasks.steps import Outcome, Step
 
 # Attempts at a step whose worker is lost, before the run gives up.

@@ -25,7 +25,7 @@ import luigi
 
 from pipeline.progress import counters
 from pipeline.progress.state import State, state
-from tasks.core.error_messages import JSON, is_on
+from tasks.core.messages import JSON, is_on
 from tasks.core.printable import duration, printable
 
 QUIET = "PACKCORPUS_QUIET"

@@ -17,8 +17,7 @@ from tasks.conversations.keys.loss_weights import is_zero, weight_of
 from tasks.conversations.keys.training_flags import training_flag
 from tasks.conversations.model import ROLES, Message, Record, ToolCall, role_named
 from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown
-from tasks.core.suggest import closest
+from tasks.core.printable import closest, kind, shown
 
 # Names of the roles in published data, in lower case. A source's `roles` adds further names.
 ROLE_NAMES = {

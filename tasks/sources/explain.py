@@ -13,8 +13,7 @@ from tasks.conversations.formats import FORMAT_NAMES, detect, guess_columns
 from tasks.conversations.keys.other_data import unread_preference
 from tasks.conversations.keys.renaming import MESSAGE_KEYS
 from tasks.core.errors import DataError, Reject
-from tasks.core.printable import shown
-from tasks.core.suggest import suggest
+from tasks.core.printable import shown, suggest
 from tasks.readers.compression import DECOMPRESS
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import container_named

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.notes import noted
+from tasks.core.messages import noted
 from tasks.core.printable import in_bytes
 from tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReader
 from tasks.readers.containers import container_named
@@ -29,7 +29,7 @@ from tasks.sources.digests.digest_cache import DigestCache
 from tasks.sources.digests.hash_files import hash_file
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.source_files import find_files
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.stores.copies import damaged_copy
 from tasks.stores.threads import Stop, run_all
 

@@ -28,8 +28,8 @@ from pipeline.graph import PackCorpus
 from pipeline.progress import counters
 from pipeline.run_guard import guard
 from tasks.core import startup
-from tasks.core.error_messages import format_error
 from tasks.core.errors import Interrupted
+from tasks.core.messages import format_error
 
 fork = multiprocessing.get_context("fork")
 STOP = [signal.SIGINT, signal.SIGTERM]

@@ -20,7 +20,7 @@ from tasks.recipe import Recipe
 from tasks.sources.shares import WHOLE, Share
 from tasks.stages import refresh, run_alone
 from tasks.steps import Outcome, Step, _recipe_of, run
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.stores.bucket import open_store
 from tasks.stores.scratch import SCRATCH, root_of, url_of
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.core.seeded_order import shuffle
+from tasks.core.numbers import shuffle
 from tasks.row_settings import Balance
 from train.data.corpus import Corpus
 from train.data.dataset import PackedDataset

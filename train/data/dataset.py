@@ -28,7 +28,7 @@ import torch
 from tasks.core.errors import DataError
 from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.corpus_folder import reading
-from tasks.storage.facts.row_shape import RowShape
+from tasks.storage.layout import RowLayout
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import bounds_of_pieces, check_row_count, read_verified, row_columns, sizes_of
 from train.data.corpus import Corpus, Shard, open_corpus
@@ -135,14 +135,14 @@ class PackedDataset(torch.utils.data.Dataset):
         whole: Columns | None = None
         if self.load == "memory":
             threads = max(1, min(threads, RAW_BYTES // largest))
-            if corpus.shape.padding != "none":
+            if corpus.layout.padding != "none":
                 whole = {name: np.empty((self.rows, self.length), dtype_of(name)) for name in self._names}
         first_rows = accumulate((shard.rows for shard in shards), initial=0)
         with ThreadPoolExecutor(threads) as pool:  # hashing and copying release the GIL
             loaded = list(pool.map(lambda shard, first: self._load(shard, first, whole), shards, first_rows))
         self._blocks = [whole] if whole else [block for blocks, _ in loaded for block in blocks]
         self._first_rows = [0, *accumulate(len(block["input_ids"]) for block in self._blocks)][:-1]
-        if corpus.shape.padding == "none":
+        if corpus.layout.padding == "none":
             self.lengths = np.concatenate([np.diff(block["input_ids"].offsets) for block in self._blocks])
             self.nbytes = 4 * len(self._names) * int(self.lengths.sum())
         else:
@@ -155,7 +155,7 @@ class PackedDataset(torch.utils.data.Dataset):
     def _load(self, shard: Shard, start: int, whole: Columns | None) -> tuple[list[Columns], list[Counts]]:
         """Map a shard, or copy it into `whole` from row `start`, and count its batches."""
         blocks, counts = [], []
-        length, shape, mapped = self.length, self.corpus.shape, self.load == "mmap"
+        length, shape, mapped = self.length, self.corpus.layout, self.load == "mmap"
         for first, columns, found in read_rows(self.corpus.folder, shard, self._names, length, mapped, shape):
             counts.append(found)
             if whole is None:
@@ -178,7 +178,7 @@ class PackedDataset(torch.utils.data.Dataset):
         """
         places = [self._place(row) for row in rows]
         kinds = {name: np.int64 if name == "labels" else dtype_of(name) for name in self._names}
-        if self.corpus.shape.padding == "none":
+        if self.corpus.layout.padding == "none":
             return [
                 {name: torch.from_numpy(block[name][row].astype(kind)) for name, kind in kinds.items()}
                 for block, row in places
@@ -211,7 +211,7 @@ def dtype_of(name: str) -> type[np.generic]:
 
 
 def read_rows(
-    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool, shape: RowShape
+    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool, shape: RowLayout
 ) -> Iterator[tuple[int, Columns, Counts]]:
     """Verify a shard and yield (first row, columns, counts) of each record batch.
 
@@ -242,7 +242,7 @@ def _record_batches(path: Path, data: pa.Buffer) -> Iterator[pa.RecordBatch]:
 
 
 def _matrices(
-    batch: pa.RecordBatch, names: Sequence[str], length: int, shape: RowShape
+    batch: pa.RecordBatch, names: Sequence[str], length: int, shape: RowLayout
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return the columns and the attention_mask, int8[rows, L].
 

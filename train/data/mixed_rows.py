@@ -16,13 +16,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tasks.core.seeded_order import draws, shuffle
+from tasks.core.numbers import draws, shuffle
 from train.data.dataset import PackedDataset
 from train.data.step_rows import Step
 
 Mix = Literal["tokens", "blocks"]
 
-# Distance between the `stream` numbers of two lengths, for tasks.core.seeded_order. Epochs are numbered in between.
+# Distance between the `stream` numbers of two lengths, for tasks.core.numbers. Epochs are numbered in between.
 STREAMS = 1 << 24
 
 

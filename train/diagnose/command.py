@@ -30,10 +30,9 @@ from typing import Any
 
 from rich.console import Console
 
-from tasks.core.error_messages import format_error
 from tasks.core.errors import Interrupted, PackError, UsageError
-from tasks.core.printable import duration, printable
-from tasks.core.suggest import suggest
+from tasks.core.messages import format_error
+from tasks.core.printable import duration, printable, suggest
 from tasks.storage.files import to_json, write_bytes
 from train.config import DEFAULT, TrainingConfig
 from train.data.corpus import Corpus, open_corpus

@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from tasks.core.error_messages import JSON
+from tasks.core.messages import JSON
 from train.diagnose.compare import Outcome, spread_of
 from train.diagnose.factors import Trial, option
 from train.loop.run_folder import WITHOUT_VALIDATION

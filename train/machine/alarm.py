@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.distributed import DistError
 
-from tasks.core.error_messages import format_error
+from tasks.core.messages import format_error
 from train.machine import meeting
 from train.machine.ranks import Failure, Place, failure_of, is_agreed, of_lost_rank, place, seen_from
 

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import torch
 from accelerate import PartialState
 
-from tasks.core.error_messages import to_pack_error
 from tasks.core.errors import Interrupted, PackError
+from tasks.core.messages import to_pack_error
 from train.machine.signals import reports
 
 Result = TypeVar("Result")

@@ -19,8 +19,8 @@ import threading
 import time
 from types import FrameType
 
-from tasks.core.error_messages import format_error
 from tasks.core.errors import Interrupted
+from tasks.core.messages import format_error
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tasks.core.printable import counted, printable
-from tasks.storage.splits import kind_of
+from tasks.storage.layout import kind_of
 from train.merge.companions import Companions
 from train.merge.corpus_facts import Facts
 from train.merge.find_run import Base, Run

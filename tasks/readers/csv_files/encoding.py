@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tasks.core.errors import DataError
-from tasks.core.printable import shown
-from tasks.core.suggest import suggest
+from tasks.core.printable import shown, suggest
 from tasks.readers.lines import CHUNK, Read
 
 WIDE_ENCODINGS = {

@@ -19,7 +19,7 @@ from peft.utils.transformers_weight_conversion import convert_peft_config_for_tr
 from transformers.pytorch_utils import Conv1D
 
 from tasks.core.errors import DataError
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest
 from train.config import TrainingConfig
 from train.model.adapters.existing_adapter import load_weights, read_adapter
 
