@@ -44,6 +44,7 @@ from tasks.row_settings import (
 )
 from tasks.sources.model import Source
 from tasks.storage.keys import KEY_NAMES, ONE_PLAN, SHAPE_SETTINGS
+from tasks.storage.layout import RowLayout
 from tasks.templates.adjust import GIVEN_TO_TEMPLATES
 from tasks.templates.sections import Sections, TrainParts, check_sections
 
@@ -392,9 +393,10 @@ class Config(BaseModel):
         return self._tokenizer_as
 
     @property
-    def multiples(self) -> int:
-        """Return the capacity of a row in multiples of `align`."""
-        return self.sequence_length // self.align
+    def rows(self) -> RowLayout:
+        """Return the layout of rows."""
+        mix = self.mix if len(self.row_lengths) > 1 else None
+        return RowLayout(self.row_lengths, self.align, self.padding, mix, self.loss_weight)
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that affects the output, in the order of the fields.

@@ -25,7 +25,7 @@ from typing import Any
 from tasks.config import Config, load_config, path_in
 from tasks.conversations.traces.tokens import TOKENIZER, TOKENS, other_tokenizer
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder
 from tasks.sources.digests import DigestCache
@@ -33,8 +33,7 @@ from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
 from tasks.storage.files import has_artifact
 from tasks.storage.keys import VERSIONS, corpus_key, key_of, sha256_in
-from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
-from tasks.storage.splits import kind_of, length_in, split_names
+from tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout, kind_of
 from tasks.stores.scratch import root_of, sent_root
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
@@ -316,7 +315,7 @@ class Recipe:
         validation = math.ceil(train * config.validation)
         lengths = len(config.row_lengths)  # the division of the tokens among them is not known yet
         train, validation = -(-train // lengths), -(-validation // lengths)
-        names = split_names(config.epochs, config.row_lengths)
+        names = config.rows.split_names(config.epochs)
         return {name: validation if kind_of(name) == "validation" else train for name in names}
 
     @cached_property
@@ -334,7 +333,7 @@ class Recipe:
     def length_of_shard(self, number: int) -> int:
         """Return the length of the rows of shard `number`, counted over all splits."""
         name = self.shard_names[number].rpartition("-of-")[0].rpartition("-")[0]
-        return length_in(name, self.config.sequence_length)
+        return self.config.rows.length_of(name)
 
     # Paths
 

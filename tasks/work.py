@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
-from tasks.core.error_messages import to_pack_error
 from tasks.core.errors import Busy, DataError, PackError, StorageError
+from tasks.core.messages import to_pack_error
 from tasks.core.printable import with_urls
 from tasks.core.process import peak_memory
 from tasks.corpus.publish import publish_corpus, write_planned_shard
@@ -31,7 +31,6 @@ from tasks.sources.model import Part
 from tasks.sources.parts import sizes_of
 from tasks.sources.remote import with_copy
 from tasks.sources.shares import WHOLE, Share
-from tasks.storage.facts.row_shape import shape_of
 from tasks.storage.files import acquire_lock, digest_of, has_artifact, read_receipt, sync_folder, write_receipt
 from tasks.storage.manifest import load_manifest
 from tasks.stores.mirror import Mirror, Remote, mirror_of
@@ -306,10 +305,10 @@ class WriteShard(Work):
                 recipe.plan_folder,
                 [layout.token_file(key) for key in token_files],
                 recipe.special,
+                recipe.config.rows,
                 recipe.length_of_shard(self.shard),
                 recipe.corpus_key,
                 fetch=lambda file: mirror.fetch((file, layout.token_receipt(file.stem))),
-                shape=shape_of(recipe.settings()),
             )
         except UNREADABLE:
             _check_token_files(recipe, token_files)

@@ -28,7 +28,7 @@ from tasks.core.errors import DataError, Reject, UsageError
 from tasks.corpus.shards import sum_of_weights
 from tasks.inspection.rows import row_of_split
 from tasks.storage.manifest import load_manifest
-from tasks.storage.tokens.token_files import TokenFiles
+from tasks.storage.token_files import TokenFiles
 from tasks.verification.rebuild import rebuild
 from tasks.verification.repair import repair
 from tasks.verification.verify import verify

@@ -16,8 +16,8 @@ import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, UsageError
+from tasks.core.messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.printable import printable
 from train.machine import process
 from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, or_stop_all, reports

@@ -47,7 +47,7 @@ MODULES = {
     "storage/files": ("storage/test_files",),
     "storage/keys": ("test_recipe", "properties/test_never_stale"),
     "storage/manifest": ("storage/test_manifest",),
-    "storage/facts/ledger": ("storage/test_manifest",),
+    "storage/facts": ("storage/test_manifest",),
     "storage/corpus_folder": ("properties/test_damage",),
     "verification/verify": ("verification/test_verify",),
     "verification/check_ledger": ("verification/test_verify",),

@@ -27,8 +27,8 @@ from typing import Annotated, Any
 import typer
 
 from tasks.cli.commands import config, export, look, restore, run
-from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
 from tasks.core.errors import Interrupted, UsageError
+from tasks.core.messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
 
 app = typer.Typer(
     help="Pack conversations into training rows; inspect, verify, and train on the result.",

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tasks.core.error_messages import JSON
 from tasks.core.errors import InputMissing
+from tasks.core.messages import JSON
 from tasks.inspection.manifests import complete_manifest
 from tasks.stores.scratch import local_path_of, root_of
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from tasks.config import load_config
 from tasks.core.errors import UsageError
-from tasks.core.printable import with_urls
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest, with_urls
 from tasks.recipe import resolve
 from tasks.sources.shares import WHOLE, Share
 from tasks.work import KINDS, run_stage

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from tasks.core.error_messages import JSON
+from tasks.core.messages import JSON
 from tasks.inspection.manifests import find_manifest
 from tasks.stores.scratch import local_path_of, root_of, url_of
 

@@ -18,8 +18,7 @@ from tasks.conversations.keys.training_flags import training_flag
 from tasks.conversations.model import DEVELOPER, ROLES, Message, Record, ToolCall, message_of, role_named
 from tasks.conversations.openai import OPENAI_ROLES
 from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown
-from tasks.core.suggest import closest
+from tasks.core.printable import closest, kind, shown
 
 # Names of the roles in published data, in lower case, each with its role in OpenAI's form. A source's `roles` adds
 # further names.

@@ -32,8 +32,7 @@ from tasks.conversations.text import TEXT
 from tasks.conversations.traces.session import SESSION
 from tasks.conversations.traces.tokens import TOKENS
 from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown
-from tasks.core.suggest import suggest
+from tasks.core.printable import kind, shown, suggest
 
 # The first format that matches a record is the format of the record.
 FORMATS: tuple[Format, ...] = (MESSAGES, SHAREGPT, ALPACA, DOLLY, OASST, PROMPT_COMPLETION, TEXT, SESSION, TOKENS)

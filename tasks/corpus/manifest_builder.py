@@ -10,13 +10,11 @@ from typing import Any
 from tasks.core.errors import DataError
 from tasks.encoders.tokenizer_files import joined_sha256
 from tasks.recipe import Recipe
-from tasks.storage.facts.ledger import Ledger
-from tasks.storage.facts.outputs import FileFacts
-from tasks.storage.facts.row_shape import shape_of
+from tasks.storage.facts import FileFacts, Ledger
 from tasks.storage.files import sync_folder, to_json, write_bytes
 from tasks.storage.keys import VERSIONS, format_version_of
+from tasks.storage.layout import first_packing, kind_of
 from tasks.storage.manifest import Manifest, manifest_digest
-from tasks.storage.splits import first_packing, kind_of, length_in
 
 
 def build_manifest(
@@ -45,14 +43,14 @@ def build_manifest(
             splits[split]["statistics"] = plan["row_sums"][split]
         if len(config.row_lengths) > 1:
             splits[split] |= {
-                "sequence_length": length_in(split, config.sequence_length),
+                "sequence_length": config.rows.length_of(split),
                 "tokens": sum(shard["packed"] for _, shard in own),
                 "lower_bound_rows": plan["bounds_of_splits"][len(splits) - 1],
             }
     ledger = Ledger.model_validate(plan["ledger"])
     lengths = [recipe.length_of_shard(number) * config.packing for number in range(len(shards))]
     _check_shards(ledger, plan["rows_of_shards"], shards, lengths)
-    shape, undefined = shape_of(settings), recipe.undefined
+    undefined = recipe.undefined
     values: dict[str, Any] = {
         "format_version": format_version_of(settings),
         "name": config.name,
@@ -61,7 +59,7 @@ def build_manifest(
         "texts_version": VERSIONS["texts"],
         "corpus": recipe.layout.corpus_name(config.name, recipe.corpus_key),
         "sequence_length": config.sequence_length,
-        **({"shape": shape.model_dump()} if shape else {}),
+        **({"shape": config.rows.recorded} if config.rows.recorded else {}),
         "tokenizer": {
             "kind": encoder.kind,
             "path": f"tokenizer/{recipe.tokenizer_files.main.name}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.core.printable import common_folder, printable
-from tasks.storage.facts.inputs import MixtureFacts
+from tasks.storage.facts import MixtureFacts
 
 SHORTEST_NAME = 20  # minimum number of characters to show of a source's name
 

@@ -21,11 +21,11 @@ from tasks.corpus.shards import Weighting, write_conversations, write_shard
 from tasks.packing.plan import dropped, plan_files
 from tasks.recipe import Recipe
 from tasks.storage.arrow import to_numpy, xxh3_of
-from tasks.storage.facts.outputs import FileFacts
-from tasks.storage.facts.row_shape import RowShape
+from tasks.storage.facts import FileFacts
 from tasks.storage.files import copy_file, read_receipt, sha256_of, to_json, write_bytes
+from tasks.storage.layout import RowLayout
 from tasks.storage.row_statistics import ROWS
-from tasks.storage.tokens.token_files import TokenFiles
+from tasks.storage.token_files import TokenFiles
 
 COPIED = ("index.arrow", ROWS, "rejects.jsonl")  # files of the plan that are part of the corpus
 
@@ -36,10 +36,10 @@ def write_planned_shard(
     plan_folder: Path,
     token_files: list[Path],
     special: tuple[int, int] | None,
+    layout: RowLayout,
     length: int,
     key: str,
     fetch: Callable[[Path], None] = lambda file: None,
-    shape: RowShape | None = None,
 ) -> dict[str, Any]:
     """Write shard number `shard` of a plan, and return its receipt.
 
@@ -57,7 +57,8 @@ def write_planned_shard(
         weighting = None
         if "loss_weight" in facts:
             weighting = Weighting(**facts["loss_weight"][facts["weighted_as"][shard]])
-        return write_shard(path, plan, facts["rows_of_shards"][shard], tokens, special, length, key, shape, weighting)
+        rows = facts["rows_of_shards"][shard]
+        return write_shard(path, plan, rows, tokens, special, layout, length, key, weighting)
 
 
 @contextmanager

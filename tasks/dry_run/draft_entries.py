@@ -24,7 +24,7 @@ from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.sample_files import sample_files
 from tasks.sources.source_files import find_files
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 
 BUDGET = 2 << 20  # bytes of the sources that are sampled
 

@@ -42,7 +42,7 @@ from tasks.dry_run.sample_tokens import (
 from tasks.dry_run.warnings import find_failures, find_warnings
 from tasks.encoders.encoder import Encoder
 from tasks.packing import bin_packing, several_lengths
-from tasks.packing.balance.waiting import MOST_ROWS
+from tasks.packing.balance import MOST_ROWS
 from tasks.packing.ledger import apart, left_out, repeated_prompt_tokens
 from tasks.packing.pieces import Pieces
 from tasks.packing.plan import select_pieces
@@ -51,11 +51,10 @@ from tasks.sources.digests import DigestCache
 from tasks.sources.model import Part
 from tasks.sources.sample_files import Sample, sample_files
 from tasks.sources.source_files import find_files
-from tasks.storage.facts.inputs import MixtureFacts
-from tasks.storage.paths import Layout
+from tasks.storage.facts import MixtureFacts
+from tasks.storage.layout import SPLITS, Layout, kind_of
 from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
-from tasks.storage.splits import SPLITS, length_in, split_names, splits_of
-from tasks.storage.tokens.token_files import TokenColumns
+from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.first_conversations import check_first_conversations
 from tasks.tokenization.token_batch import APART, LEFT_OUT, noticed_in
 
@@ -315,15 +314,15 @@ def _pack(selection: Selection) -> Packed:
     rows: dict[str, int] = {}
     squares = np.zeros(0, np.int64)
     trained_of_splits: dict[str, float] = {}
-    for kind in split_names(config.epochs):
+    for kind in dict.fromkeys(map(kind_of, config.rows.split_names(config.epochs))):
         own = held_out if kind == "validation" else ~held_out
-        names = splits_of(kind, config.row_lengths)
+        names = config.rows.splits(kind)
         # A later epoch packs the pieces of the first epoch into the same number of rows.
         if kind in SPLITS:
             counts, of_rows = _rows(length[own], weight[own], config)
             squares = of_rows if kind == "train" else squares
         else:
-            counts = [rows[name] for name in splits_of("train", config.row_lengths)]
+            counts = [rows[name] for name in config.rows.splits("train")]
         rows |= zip(names, counts, strict=True)
         trained_of_splits[kind] = float(trained[own] @ weight[own])
     total = weight * np.where(held_out, 1, config.epochs)
@@ -335,7 +334,7 @@ def _pack(selection: Selection) -> Packed:
     }
     efficiency = None
     if config.packing:
-        places = sum(count * length_in(split, config.sequence_length) for split, count in rows.items())
+        places = sum(count * config.rows.length_of(split) for split, count in rows.items())
         tokens["padding"] = max(0.0, places - tokens["packed"])
         if config.padding == "none":
             tokens["padding"] = float((-length % config.align) @ total)
@@ -397,12 +396,12 @@ def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[lis
     nothing = np.zeros(0, np.int64)
     if not config.packing:
         return [round(float(weights.sum()))], nothing
-    counts = scaled(bin_packing.in_multiples(lengths, config.align), weights, config.multiples)
+    counts = scaled(config.rows.multiples(lengths), weights, config.rows.capacity)
     if not counts.any():
         return [0] * len(config.row_lengths), nothing
     if len(config.row_lengths) > 1:
         return [each.rows for each in several_lengths.solve(counts, config.row_lengths).patterns], nothing
-    found = bin_packing.pack(counts, config.multiples)
+    found = bin_packing.pack(counts, config.rows.capacity)
     if config.padding == "none":
         return [found.rows], nothing
     every = np.arange(min(found.rows, MOST_ROWS)) * found.rows // max(1, min(found.rows, MOST_ROWS))

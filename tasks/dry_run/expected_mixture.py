@@ -3,7 +3,7 @@
     Pieces of a sample, number of conversations that each represents ─limit─▶ ─weight─▶ Shares
 
 A share is the fraction of the conversations that one conversation of the sample represents. If a conversation has
-several samples (storage/tokens), each of them has its own share. If everything was sampled, `packing.mixture`
+several samples (storage/token_files.py), each of them has its own share. If everything was sampled, `packing.mixture`
 decides, and the conversation is either packed or not.
 """
 
@@ -18,7 +18,7 @@ from tasks.packing.mixture import is_mixed, mix
 from tasks.packing.pieces import Pieces
 from tasks.recipe import Recipe
 from tasks.storage.schemas import drop_code
-from tasks.storage.tokens.token_files import TokenColumns
+from tasks.storage.token_files import TokenColumns
 
 
 @dataclass(frozen=True, slots=True)

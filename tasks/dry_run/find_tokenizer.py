@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.core.errors import PackError
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 
 # Limits of the search: levels below a start folder, folders per start folder, and bytes of a tokenizer file.
 DEPTH, MOST_FOLDERS, LARGEST = 2, 500, 64 << 20

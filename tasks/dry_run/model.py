@@ -13,8 +13,8 @@ from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
 from tasks.sources.sample_files import Sample
-from tasks.storage.facts.inputs import MixtureFacts
-from tasks.storage.splits import kind_of, length_in
+from tasks.storage.facts import MixtureFacts
+from tasks.storage.layout import kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,9 @@ def conversations_per_row(found: Prediction) -> float:
 
     If rows have several lengths, the mean is per row of the longest length.
     """
-    longest = found.config.sequence_length
-    places = sum(count * length_in(split, longest) for split, count in found.rows.items())
-    return found.pieces / max(places / longest, 1)
+    layout = found.config.rows
+    places = sum(count * layout.length_of(split) for split, count in found.rows.items())
+    return found.pieces / max(places / layout.length, 1)
 
 
 def train_rows(found: Prediction) -> int:
@@ -166,7 +166,7 @@ def steps(found: Prediction, batch_rows: int) -> tuple[int, float]:
     `batch_rows` is the number of rows per step. If rows have several lengths, it is the number of the longest rows; a
     step of shorter rows has more rows.
     """
-    longest = found.config.sequence_length
-    places = [rows * length_in(split, longest) for split, rows in found.rows.items() if kind_of(split) == "train"]
-    count = sum(-(-own // (batch_rows * longest)) for own in places)
+    layout = found.config.rows
+    places = [rows * layout.length_of(split) for split, rows in found.rows.items() if kind_of(split) == "train"]
+    count = sum(-(-own // (batch_rows * layout.length)) for own in places)
     return count, found.trained.get("train", 0.0) / max(count, 1)

@@ -10,7 +10,6 @@ from tasks.dry_run.cost_model import COMMIT, HASHED_BYTE, ROW_BYTES, START, STEP
 from tasks.dry_run.model import Costs, Packed, SampleTokens
 from tasks.recipe import Recipe
 from tasks.sources.parts import HASH_THREADS
-from tasks.storage.splits import length_in
 
 # Bytes on disk per piece: in index.arrow, of which the plan has a copy, and in plan.arrow.
 INDEX_BYTES, PLAN_BYTES = 50.5, 25
@@ -38,7 +37,7 @@ def estimate_costs(
     weights = [each.sample.expected / max(len(each.sample.records), 1) for each in sampled]
     token_files = sum(each.file.size * weight for each, weight in zip(sampled, weights, strict=True))
     if config.packing:
-        places = sum(rows * length_in(split, config.sequence_length) for split, rows in packed.rows.items())
+        places = sum(rows * config.rows.length_of(split) for split, rows in packed.rows.items())
         shards = places * float(ROW_BYTES + 4 * (config.loss_weight != "none"))
         if config.padding == "none":
             shards = (packed.tokens["packed"] + packed.tokens["padding"]) * LIST_BYTES

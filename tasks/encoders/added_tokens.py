@@ -13,8 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from tasks.core.errors import UsageError
-from tasks.core.printable import shown
-from tasks.core.suggest import suggest
+from tasks.core.printable import shown, suggest
 
 NONE = "-*"
 

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from tasks.core.errors import Busy, DataError, UsageError
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest
 from tasks.exports.export_formats import EXPORTS
 from tasks.exports.model import (
     FOLDER,
@@ -32,7 +32,7 @@ from tasks.exports.model import (
 )
 from tasks.exports.rows import Rows, read_rows
 from tasks.storage.corpus_folder import checked_folder
-from tasks.storage.facts.outputs import FileFacts, Shard
+from tasks.storage.facts import FileFacts, Shard
 from tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.stores.scratch import url_of
@@ -180,7 +180,7 @@ def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: Ou
                 for file in inside.files:
                     out.files.append(file.model_copy(update={"path": f"{length}/{file.path}"}))
         text = (
-            f"the order of the steps (mix: {manifest.row_shape.mix}) is lost: rows of each length are in a separate "
+            f"the order of the steps (mix: {manifest.row_layout.mix}) is lost: rows of each length are in a separate "
             "folder, and a trainer reads one folder; each step must have rows of one length"
         )
         values = {

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from tasks.exports.rows import Rows
-from tasks.storage.facts.outputs import FileFacts
+from tasks.storage.facts import FileFacts
 from tasks.storage.files import HashingWriter, atomic_file
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX
 from tasks.storage.manifest import Manifest
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 Settings = dict[str, Any]
 FOLDER = "<folder>"  # in settings: the folder of the export
@@ -153,7 +153,7 @@ def is_balanced(manifest: Manifest) -> bool:
 
 def common_notes(manifest: Manifest, format: ExportFormat, splits: Sequence[str]) -> list[Note]:
     """Return notes on settings of rows, as far as the format loses them."""
-    notes, align = list[Note](), manifest.row_shape.align
+    notes, align = list[Note](), manifest.row_layout.align
     if align > 1 and not format.aligned:
         text = f"align: {align} is lost: the export has no padding between conversations, so they start at any token"
         notes.append(Note("align", text))

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError
 from tasks.storage.corpus_folder import check_listed
-from tasks.storage.facts.outputs import Shard
-from tasks.storage.facts.row_shape import RowShape
+from tasks.storage.facts import Shard
+from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import bounds_of_pieces, open_shard, row_columns
@@ -85,10 +85,10 @@ def read_rows(manifest: Manifest, folder: Path, shard: Shard) -> Iterator[Rows]:
         for batch in batches:
             if batch.num_rows:
                 pad = manifest.tokenizer.pad_token_id
-                yield rows_of(batch, manifest.sequence_length, folder / shard.path, manifest.row_shape, pad)
+                yield rows_of(batch, manifest.sequence_length, folder / shard.path, manifest.row_layout, pad)
 
 
-def rows_of(batch: pa.RecordBatch, length: int, path: Path, shape: RowShape | None = None, pad: int = 0) -> Rows:
+def rows_of(batch: pa.RecordBatch, length: int, path: Path, layout: RowLayout | None = None, pad: int = 0) -> Rows:
     """Return the rows of a record batch.
 
     Raises DataError if no export format can hold them, or if a row does not start at position 0.
@@ -97,7 +97,7 @@ def rows_of(batch: pa.RecordBatch, length: int, path: Path, shape: RowShape | No
         raise DataError(
             "cannot_export", f"{path}: no format can hold the column {unknown[0]}; pack the corpus without it"
         )
-    columns = row_columns(batch, length, shape or RowShape(), pad)
+    columns = row_columns(batch, length, layout or RowLayout((length,)), pad)
     ids, mask, labels, positions = (columns[name] for name in KNOWN)
     tokens = np.count_nonzero(mask, axis=1).astype(np.int64)
     if not ((positions == 0) & (mask == 1))[:, 0].all():

@@ -19,8 +19,8 @@ from tasks.dry_run.model import Prediction, conversations_per_row, steps, train_
 from tasks.dry_run.model import Source as PredictedSource
 from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS
 from tasks.inspection.token_runs import Span, spans_of
-from tasks.packing.balance.waiting import Waiting, forecast
-from tasks.storage.facts.inputs import MixtureFacts
+from tasks.packing.balance import Waiting, forecast
+from tasks.storage.facts import MixtureFacts
 from tasks.storage.schemas import IGNORED
 
 # With fewer trained tokens in a step, its gradient comes from a handful of answers. A usual step has 65,536 tokens, a

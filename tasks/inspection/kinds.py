@@ -12,7 +12,7 @@ import pyarrow as pa
 from tasks.core.errors import InputMissing, UsageError
 from tasks.readers.containers import container_by_extension
 from tasks.storage.corpus_folder import check_copies, check_unchanged
-from tasks.storage.facts.outputs import Shard
+from tasks.storage.facts import Shard
 from tasks.storage.manifest import load_manifest, lost_hint
 from tasks.storage.shards import open_shard, row_columns
 
@@ -94,7 +94,7 @@ def shard_figures(path: Path) -> ShardFigures:
     counts = [np.zeros(0, np.int64)]
     with open_shard(manifest, path.parent, shard) as batches:
         for batch in batches:
-            columns = row_columns(batch, length, manifest.row_shape)
+            columns = row_columns(batch, length, manifest.row_layout)
             mask, starts = columns["attention_mask"], columns["position_ids"] == 0
             counts.append(np.count_nonzero(starts & (mask == 1), 1))
             tokens += int(np.count_nonzero(mask))

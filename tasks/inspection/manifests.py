@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.core.printable import printable
-from tasks.core.suggest import suggest
+from tasks.core.printable import printable, suggest
 from tasks.stores.scratch import scratch_with, url_of
 
 if TYPE_CHECKING:
-    from tasks.packing.balance.waiting import Waiting
+    from tasks.packing.balance import Waiting
     from tasks.storage.manifest import Manifest
 
 HERE = Path()

@@ -28,7 +28,7 @@ from tasks.inspection.lookup import (
 )
 from tasks.inspection.token_runs import spans_of
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
-from tasks.storage.facts.outputs import Shard
+from tasks.storage.facts import Shard
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import bounds_of_pieces, read_rows
@@ -108,7 +108,7 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
             )
         lengths = [piece["length"] for piece in pieces]
         longest, squares = max(lengths, default=0), sum(length * length for length in lengths)
-        if manifest.row_shape.padding == "none":  # these rows have no mask
+        if manifest.row_layout.padding == "none":  # these rows have no mask
             columns = {name: values for name, values in columns.items() if name != "attention_mask"}
             columns["max_seqlen"] = columns["max_seqlen"][0]
         columns = {name: values.tolist() for name, values in columns.items()}

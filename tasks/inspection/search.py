@@ -25,10 +25,10 @@ from tasks.inspection.rows import Piece, place_in_corpus, read_row
 from tasks.inspection.token_runs import Span, spans_of
 from tasks.storage.arrow import to_arrow
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, row_columns, to_dicts
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 # Tokens converted to bytes at a time: 4 to 5 bytes each.
 _TOKENS = 1 << 22
@@ -116,7 +116,7 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
                         if text in found["text"]:
                             yield Hit(split, number, at + row, 0, 0, 0, False)
                 else:
-                    columns = row_columns(rows, manifest.sequence_length, manifest.row_shape)
+                    columns = row_columns(rows, manifest.sequence_length, manifest.row_layout)
                     for row, start, first, last, trained in _in_rows(columns, vocabulary, needle):
                         yield Hit(split, number, at + row, start, first, last, trained)
                 at += rows.num_rows

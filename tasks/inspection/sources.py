@@ -20,8 +20,8 @@ from tasks.sources.digests import DigestCache
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.source_files import identify_file
+from tasks.storage.layout import Layout
 from tasks.storage.manifest import load_manifest
-from tasks.storage.paths import Layout
 
 SAMPLED = 100  # records at the start of a source that its figures are computed from
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.packing.balance.waiting import MOST_ROWS, Waiting, forecast
+from tasks.packing.balance import MOST_ROWS, Waiting, forecast
 from tasks.storage.manifest import Manifest
 from tasks.storage.row_statistics import statistics_of_split
 
@@ -17,7 +17,7 @@ def waiting_of(manifest: Manifest, folder: Path) -> list[Waiting]:
     The result is empty if the corpus has no statistics of rows, or rows of several lengths or without padding. Raises
     DataError or InputMissing if rows.arrow is missing or damaged.
     """
-    if len(manifest.row_lengths) > 1 or manifest.row_shape.padding != "row":
+    if len(manifest.row_lengths) > 1 or manifest.row_layout.padding != "row":
         return []
     found = statistics_of_split(manifest, folder, "train", MOST_ROWS)
     return [] if found is None else forecast(found.squares, found.trained, manifest.length_of_split("train"))

@@ -21,8 +21,7 @@ from itertools import islice
 from typing import BinaryIO
 
 from tasks.core.errors import DataError, Reject
-from tasks.core.printable import counted, shown
-from tasks.core.suggest import suggest
+from tasks.core.printable import counted, shown, suggest
 from tasks.readers.container import Container, File, Record, RecordReader, Rows, Window, in_blocks
 from tasks.readers.lines import BOM, CHUNK, TOO_LONG, WINDOW, Read, end_of_line, line_blocks
 

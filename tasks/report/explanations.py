@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.inspection.labels import balance_of_step
-from tasks.storage.facts.row_shape import RowShape
+from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import Manifest
 
 COMPANY = {
@@ -25,7 +25,7 @@ def explain_rows(manifest: Manifest) -> list[str]:
 
     Returns one or two sentences per setting.
     """
-    shape, found = manifest.row_shape, list[str]()
+    shape, found = manifest.row_layout, list[str]()
     if len(manifest.row_lengths) > 1:
         found.append(
             "Conversations are distributed over the row lengths so that all rows together are as full as possible. The "
@@ -54,7 +54,7 @@ def explain_padding(manifest: Manifest, packings: int) -> str:
 
     The training split is packed `packings` times.
     """
-    shape, tokens, length = manifest.row_shape, manifest.ledger.tokens, f"{manifest.sequence_length:,}"
+    shape, tokens, length = manifest.row_layout, manifest.ledger.tokens, f"{manifest.sequence_length:,}"
     aligning = f"{tokens.alignment or 0:,}"
     if shape.padding == "none":
         stored = f"{aligning} padding tokens, which align conversations" if shape.align > 1 else "no padding"
@@ -64,6 +64,6 @@ def explain_padding(manifest: Manifest, packings: int) -> str:
     return f"padding. {every}{tokens.padding:,} of {manifest.places:,} tokens are padding{of_them}."
 
 
-def _end(shape: RowShape) -> str:
+def _end(shape: RowLayout) -> str:
     multiple = f", at a multiple of {shape.align:,}" if shape.align > 1 else ""
     return f"after their last conversation{multiple}"

@@ -45,10 +45,10 @@ from tasks.report.figures import Figures, read_figures
 from tasks.report.histogram import Histogram
 from tasks.report.rows import HUES, choose, samples
 from tasks.storage.corpus_folder import changed_files, checked_folder, default_report_path, raise_all
-from tasks.storage.facts.inputs import MixtureFacts, SourceFacts
+from tasks.storage.facts import MixtureFacts, SourceFacts
 from tasks.storage.files import write_bytes
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 from tasks.stores.urls import refuse_url
 from tasks.templates.names import explain_undefined
 from tasks.templates.sections import explain_sections, sections_of_config
@@ -278,7 +278,7 @@ def _places(manifest: Manifest) -> list[tuple[str, int]]:
     padding = [("padding", tokens.padding)]
     if (alignment := tokens.alignment) is not None:
         padding = [("padding that aligns conversations", alignment), ("other padding", tokens.padding - alignment)]
-    if manifest.row_shape.padding == "none":  # these rows have no other padding
+    if manifest.row_layout.padding == "none":  # these rows have no other padding
         padding.pop()
     return [
         ("trained", tokens.trained),
@@ -343,7 +343,7 @@ def _plots(
     }
     if packed:
         pads = pad_groups(figures.padding)
-        unused = "unused tokens per row" if manifest.row_shape.padding == "none" else "padding per row"
+        unused = "unused tokens per row" if manifest.row_layout.padding == "none" else "padding per row"
         drawn["fill"] = plots.bars("fill", pads, unused)
         groups = count_groups(figures.conversations)
         noun = "samples" if manifest.ledger.samples else "conversations"

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.storage.arrow import offsets_of
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX
 from tasks.storage.manifest import Manifest
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 
 class RowNumbers:

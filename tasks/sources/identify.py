@@ -21,8 +21,7 @@ from tasks.conversations.keys.other_data import unread_preference
 from tasks.conversations.keys.renaming import MESSAGE_KEYS
 from tasks.conversations.traces.session import KEYS, SESSION, is_session
 from tasks.core.errors import DataError, Reject, UsageError
-from tasks.core.printable import shown
-from tasks.core.suggest import suggest
+from tasks.core.printable import shown, suggest
 from tasks.readers.compression import DECOMPRESS
 from tasks.readers.container import Container, RecordReader
 from tasks.readers.containers import container_by_extension, container_named

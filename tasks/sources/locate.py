@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.core.notes import noted
-from tasks.core.suggest import suggest
+from tasks.core.messages import noted
+from tasks.core.printable import suggest
 from tasks.readers.containers import container_by_extension
 from tasks.sources.listed_names import check_extensions, saved_files
 from tasks.sources.remote import Located, find_dataset, find_remote

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.notes import noted
+from tasks.core.messages import noted
 from tasks.core.printable import in_bytes
 from tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReader
 from tasks.readers.containers import container_named
@@ -28,7 +28,7 @@ from tasks.readers.strict_json import decode_block
 from tasks.sources.digests import DigestCache, hash_file
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.source_files import find_files
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.stores.copies import damaged_copy
 from tasks.stores.store import Stop, run_all
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from tasks.core.errors import DataError, InputMissing, PackError
-from tasks.core.notes import noted
+from tasks.core.messages import noted
 from tasks.readers.containers import container_by_extension
 from tasks.sources.listed_names import Saved, check_extensions, saved_files
 from tasks.sources.model import Part

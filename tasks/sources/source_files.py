@@ -11,16 +11,15 @@ from pathlib import Path
 from tasks.conversations.formats import COLUMNS
 from tasks.conversations.keys.renaming import MESSAGE_KEYS
 from tasks.core.errors import DataError, StorageError, UsageError
-from tasks.core.notes import noted
-from tasks.core.printable import shown
-from tasks.core.suggest import suggest
+from tasks.core.messages import noted
+from tasks.core.printable import shown, suggest
 from tasks.readers.containers import EXTENSIONS, container_by_extension
 from tasks.sources.digests import DigestCache
 from tasks.sources.identify import as_yaml, identify
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.remote import Located
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.stores.store import run_all
 
 AT_ONCE = 8  # objects whose starts are read concurrently

@@ -17,7 +17,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError
-from tasks.storage.facts.outputs import FileFacts, Shard
+from tasks.storage.facts import FileFacts, Shard
 from tasks.storage.files import sha256_of, write_bytes
 from tasks.storage.manifest import Manifest, load_manifest, repair_hint, without_repair_hint
 

@@ -23,9 +23,9 @@ import pyarrow as pa
 from tasks.core.errors import DataError
 from tasks.storage.arrow import to_numpy
 from tasks.storage.corpus_folder import check_digest, check_unchanged, find_listed, listed_file, reading
-from tasks.storage.facts.row_shape import RowShape
+from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import Manifest, repair_hint
-from tasks.storage.schemas import IGNORED, conversation_schema, index_schema, is_weighted, row_schema
+from tasks.storage.schemas import IGNORED, conversation_schema, index_schema, row_schema
 
 
 class ListedFile(Protocol):
@@ -52,7 +52,7 @@ def shard_schema(manifest: Manifest, shard: str = "") -> pa.Schema:
     length = manifest.length_of(shard)
     if not manifest.packing_metadata.enabled:
         return conversation_schema(length, manifest.key, manifest.key_version)
-    return row_schema(length, manifest.key, manifest.shape, is_weighted(manifest.config))
+    return row_schema(manifest.row_layout, length, manifest.key, manifest.format_version)
 
 
 @contextmanager
@@ -177,9 +177,9 @@ def read_rows(
 
 
 def _row_arrays(row: pa.RecordBatch, manifest: Manifest, length: int) -> dict[str, Any]:
-    if manifest.row_shape.padding == "none":
+    if manifest.row_layout.padding == "none":
         size = len(row.column("input_ids")[0])
-        columns = row_columns(row, length, manifest.row_shape)
+        columns = row_columns(row, length, manifest.row_layout)
         return {name: values[0, :size] for name, values in columns.items()} | {
             "seq_lens": _values(row, "seq_lens"),
             "max_seqlen": to_numpy(row.column("max_seqlen")),
@@ -191,7 +191,7 @@ def _row_arrays(row: pa.RecordBatch, manifest: Manifest, length: int) -> dict[st
     return columns
 
 
-def row_columns(batch: pa.RecordBatch, length: int, shape: RowShape, pad: int = 0) -> dict[str, np.ndarray]:
+def row_columns(batch: pa.RecordBatch, length: int, layout: RowLayout, pad: int = 0) -> dict[str, np.ndarray]:
     """Return the columns of packed rows, [rows, length] each.
 
     The columns are input_ids, attention_mask, labels, and position_ids. Rows that are stored without padding are padded
@@ -199,7 +199,7 @@ def row_columns(batch: pa.RecordBatch, length: int, shape: RowShape, pad: int = 
     row is empty or too long, or if its columns have different lengths.
     """
     names = ("input_ids", "attention_mask", "labels", "position_ids")
-    if shape.padding == "row":
+    if layout.padding == "row":
         return {name: _values(batch, name).reshape(-1, length) for name in names}
     sizes = sizes_of(batch, "input_ids")
     for name in ("labels", "position_ids"):
@@ -217,8 +217,8 @@ def row_columns(batch: pa.RecordBatch, length: int, shape: RowShape, pad: int = 
     }
     for name in ("input_ids", "labels", "position_ids"):
         found[name][filled] = _values(batch, name)
-    if shape.align > 1:
-        found["attention_mask"] = _mask_of_pieces(batch, length, shape)
+    if layout.align > 1:
+        found["attention_mask"] = _mask_of_pieces(batch, length, layout)
         # If a row ends with a gap, the positions of the gap continue in the padding.
         rows, lasts, positions = np.arange(len(sizes)), sizes - 1, found["position_ids"]
         further = np.where(found["attention_mask"][rows, lasts] == 1, 0, positions[rows, lasts] + 1)
@@ -241,14 +241,14 @@ def _values(batch: pa.RecordBatch, name: str) -> np.ndarray:
     return to_numpy(values)
 
 
-def _mask_of_pieces(batch: pa.RecordBatch, length: int, shape: RowShape) -> np.ndarray:
+def _mask_of_pieces(batch: pa.RecordBatch, length: int, layout: RowLayout) -> np.ndarray:
     """Return the attention mask of rows with aligned pieces, int8[rows, length].
 
     The lengths of the pieces are in the column `seq_lens`. Each piece starts at a multiple of `align`.
     """
     rows, tokens = batch.num_rows, _values(batch, "seq_lens").astype(np.int64)
     of_row = np.repeat(np.arange(rows), sizes_of(batch, "seq_lens"))
-    places = shape.physical(tokens)
+    places = layout.places(tokens)
     before = np.cumsum(places) - places
     firsts = np.searchsorted(of_row, np.arange(rows))
     inside = before - before[firsts[of_row]] if len(of_row) else before

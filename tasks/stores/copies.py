@@ -20,7 +20,7 @@ from typing import NamedTuple
 import xxhash
 
 from tasks.core.errors import StorageError
-from tasks.core.notes import noted
+from tasks.core.messages import noted
 from tasks.core.printable import in_bytes
 from tasks.storage.files import has_artifact, locked, make_folder, read_receipt, to_json, write_receipt
 from tasks.stores.store import Facts, Reading, Stop, run_all, scratch_full

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from tasks.core.errors import UsageError
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest
 
 BUCKETS = ("s3", "gs", "az")
 SCHEMES = (*BUCKETS, "hf", "file")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from tasks.conversations.model import DEVELOPER
 from tasks.core.printable import printable
-from tasks.storage.paths import TEMPLATE
+from tasks.storage.layout import TEMPLATE
 
 _DEVELOPER = re.compile(rf"""(["']){DEVELOPER}\1""")
 

@@ -19,7 +19,6 @@ from tasks.encoders.tokenizer_files import joined_sha256
 from tasks.storage.corpus_folder import reading
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
-from tasks.storage.splits import split_names
 from tasks.verification.check_rows import Tokens
 from tasks.verification.check_selection import Selection, conversations_of
 from tasks.verification.read_index import Index
@@ -141,7 +140,7 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens
         require("separators", index.totals.separators, ledger.tokens.separators)
         require("repeated", tokens.packed - index.totals.separators - seen.tokens, ledger.tokens.repeated)
         require("rows", tokens.rows, packing.rows)
-        names = split_names(manifest.config.get("epochs", 1), manifest.row_lengths)
+        names = manifest.row_layout.split_names(manifest.config.get("epochs", 1))
         require("splits", list(manifest.splits), list(names))
         for name, split in manifest.splits.items():
             require(f"rows of {name}", sum(shard.rows for shard in split.shards), split.rows)

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.storage.facts.outputs import Shard
+from tasks.storage.facts import Shard
+from tasks.storage.layout import kind_of
 from tasks.storage.manifest import Manifest
 from tasks.storage.row_statistics import RowStatistics
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, row_columns, sizes_of
-from tasks.storage.splits import kind_of
 from tasks.verification.check_statistics import RecordedStatistics
 from tasks.verification.read_index import PIECE, Index
 
@@ -90,7 +90,7 @@ def _check_batch(
 
     Adds their sums to `total`. Raises DataError for the first broken invariant.
     """
-    count, shape = batch.num_rows, manifest.row_shape
+    count, shape = batch.num_rows, manifest.row_layout
     columns_of_rows = row_columns(batch, length, shape, manifest.tokenizer.pad_token_id)
     ids, mask, labels, positions = (
         columns_of_rows[name] for name in ("input_ids", "attention_mask", "labels", "position_ids")

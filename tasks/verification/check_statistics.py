@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from tasks.core.errors import DataError
-from tasks.storage.facts.outputs import RowSums
+from tasks.storage.facts import RowSums
 from tasks.storage.manifest import Manifest
 from tasks.storage.row_statistics import ROWS, RowStatistics, add_sums, has_statistics, open_statistics
 

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 
 from tasks.core.errors import DataError
 from tasks.storage.arrow import strings, to_arrow, to_numpy
+from tasks.storage.layout import SPLITS, kind_of
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import SAMPLE_DROP_REASONS
 from tasks.storage.shards import open_index
-from tasks.storage.splits import SPLITS, kind_of
 from tasks.verification.partitions import Partitions
 
 BLOCK = 1 << 16  # entries of the index that are handled at a time

@@ -34,10 +34,10 @@ from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.tokenizer_files import find_tokenizer
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, published_copy, raise_all
-from tasks.storage.facts.outputs import FileFacts, Shard
+from tasks.storage.facts import FileFacts, Shard
 from tasks.storage.files import CHUNK, acquire_lock, atomic_file, has_artifact, read_receipt, sha256_of, write_bytes
+from tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout
 from tasks.storage.manifest import Manifest, load_manifest, without_repair_hint
-from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
 from tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
 from tasks.work import Plan, run_all
 
@@ -280,8 +280,8 @@ class _Origins:
             encoder = open_tokenizer(self.manifest, self.folder)
             special = encoder.eos_id, encoder.pad_id
         length, key = self.manifest.length_of(file.path), self.manifest.key
-        number, shape = self._shards.index(file.path), self.manifest.shape
-        write_planned_shard(path, number, plan_folder, tokens, special, length, key, shape=shape)
+        number, rows = self._shards.index(file.path), self.manifest.row_layout
+        write_planned_shard(path, number, plan_folder, tokens, special, rows, length, key)
         return path
 
 

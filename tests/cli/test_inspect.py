@@ -31,7 +31,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.inspection import lookup, search
 from tasks.inspection.kinds import kind_of
 from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.facts.outputs import FileFacts, Split
+from tasks.storage.facts import FileFacts, Split
 from tasks.storage.files import sha256_of
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import INDEX_SCHEMA

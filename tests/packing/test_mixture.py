@@ -29,7 +29,7 @@ from tasks.inspection.lookup import sources_taken_whole
 from tasks.packing import mixture
 from tasks.packing.pieces import Pieces
 from tasks.recipe import Recipe, resolve
-from tasks.storage.facts.inputs import MixtureFacts
+from tasks.storage.facts import MixtureFacts
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import drop_code
 from tasks.verification.rebuild import rebuild

@@ -25,8 +25,8 @@ from pipeline import training
 from pipeline.patches import _LocalScheduler
 from pipeline.signals import signals
 from tasks.core import startup
-from tasks.core.error_messages import format_error
 from tasks.core.errors import Interrupted
+from tasks.core.messages import format_error
 
 fork = multiprocessing.get_context("fork")
 STOP = [signal.SIGINT, signal.SIGTERM]

@@ -40,15 +40,15 @@ from support.servers.remote import (
 from support.small_corpus import conversations, pack_corpus, write_project
 
 from tasks.config import load_config
-from tasks.core.error_messages import as_text
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError
+from tasks.core.messages import as_text
 from tasks.recipe import Recipe, resolve
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source
 from tasks.sources.remote import _Listing
 from tasks.sources.source_files import find_files
+from tasks.storage.layout import Layout
 from tasks.storage.manifest import load_manifest
-from tasks.storage.paths import Layout
 from tasks.stores.bucket import Bucket, open_store
 from tasks.stores.store import Facts, Reading
 from tasks.stores.urls import split_dataset

@@ -1006,8 +1006,8 @@ def test_a_link_to_itself_is_named_as_such(tmp_path: Path, path: str) -> None:
 def test_a_long_search_shows_what_it_does(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = threading.Event()
     notes: list[str] = []
-    monkeypatch.setattr("tasks.core.notes.FIRST_AFTER", 0.01)
-    monkeypatch.setattr("tasks.core.notes._show", lambda note: (notes.append(note), shown.set()))
+    monkeypatch.setattr("tasks.core.messages.FIRST_AFTER", 0.01)
+    monkeypatch.setattr("tasks.core.messages._show", lambda note: (notes.append(note), shown.set()))
     scan = os.scandir
 
     def slow(folder: Any) -> Any:

@@ -24,7 +24,7 @@ from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.corpus import manifest_builder
 from tasks.corpus.manifest_builder import build_manifest, publish
 from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.facts.ledger import Ledger
+from tasks.storage.facts import Ledger
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import Manifest, load_manifest, manifest_digest, repair_hint

@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.remote import SECRET, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
 
-from tasks.core.error_messages import as_text
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from tasks.core.messages import as_text
 from tasks.stores import store as receiving
 from tasks.stores.scratch import root_of
 from tasks.stores.store import Facts

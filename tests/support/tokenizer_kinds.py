@@ -33,7 +33,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.sources.model import Part, Source
 from tasks.sources.source_files import identify_file
-from tasks.storage.tokens.token_files import TokenFiles
+from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.spans import TEXT, Span, Template
 from tasks.tokenization.tokenize_part import tokenize_part

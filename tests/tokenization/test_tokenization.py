@@ -41,7 +41,7 @@ from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
 from tasks.storage.files import read_receipt
 from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
-from tasks.storage.tokens.token_files import TokenFiles
+from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, Turns, trained_turns

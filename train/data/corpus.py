@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from pydantic import ValidationError
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection.manifests import HERE, by_name, find_manifest
 from tasks.storage.corpus_folder import check_listed, checked_folder, find_listed, published_copy, reading
-from tasks.storage.facts.row_shape import RowShape, shape_of
+from tasks.storage.facts import RowShape
 from tasks.storage.files import sha256_of
 from tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE
+from tasks.storage.layout import SPLITS, RowLayout, kind_of
 from tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_values
-from tasks.storage.schemas import LOSS_WEIGHT, is_weighted
+from tasks.storage.schemas import LOSS_WEIGHT
 from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
-from tasks.storage.splits import SPLITS, kind_of, length_in
 from tasks.stores.mirror import remote_with
 from tasks.stores.scratch import local_path_of
 
@@ -65,9 +65,9 @@ class Corpus:
     manifest: Manifest | None
     splits: dict[str, list[Shard]]
     isolated: bool  # rows have position_ids
+    layout: RowLayout
     weighted: bool = False  # rows have loss_weight
     notes: tuple[str, ...] = ()  # messages for the user, one sentence each
-    shape: RowShape = field(default_factory=RowShape)
 
     @property
     def packed(self) -> bool:
@@ -81,7 +81,7 @@ class Corpus:
 
     def length_of(self, split: str) -> int:
         """Return the length of the rows of a split."""
-        return length_in(split, self.sequence_length) if len(self.lengths) > 1 else self.sequence_length
+        return self.layout.length_of(split) if len(self.lengths) > 1 else self.sequence_length
 
     def rows(self, split: str) -> int:
         """Return the number of rows of a split; `train` counts all lengths."""
@@ -157,7 +157,7 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
         with reading(where, folder), pa.memory_map(str(where)) as file:
             schema = pa.ipc.open_stream(file).schema
             if version != WHOLE and schema.metadata == wanted.metadata and "position_ids" not in schema.names:
-                _check_rows(where, schema, allow_unisolated, manifest.row_shape)
+                _check_rows(where, schema, allow_unisolated, manifest.row_layout)
                 lacking = True
             else:
                 check_schema(where, schema, wanted, folder)
@@ -170,8 +170,8 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
         manifest=manifest,
         splits=splits,
         isolated=version != WHOLE and not lacking,
-        shape=manifest.row_shape,
-        weighted=is_weighted(manifest.config),
+        layout=manifest.row_layout,
+        weighted=manifest.row_layout.is_weighted,
     )
 
 
@@ -211,7 +211,7 @@ class _Header:
     key: str
     length: int
     isolated: bool
-    shape: RowShape
+    layout: RowLayout
     weighted: bool
 
     def __str__(self) -> str:
@@ -250,7 +250,7 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
         manifest=None,
         splits=splits,
         isolated=header.isolated,
-        shape=header.shape,
+        layout=header.layout,
         weighted=header.weighted,
         notes=(*notes, f"{folder}: has no packcorpus manifest, so there are no digests and damage can go unnoticed"),
     )
@@ -317,21 +317,22 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
     if not length.isdecimal() or not int(length):
         raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {describe_metadata(schema)}")
     try:
-        shape = shape_of({name: metadata[name] for name in SHAPE_SETTINGS if name in metadata}) or RowShape()
+        shape = RowShape.model_validate({name: metadata[name] for name in SHAPE_SETTINGS if name in metadata})
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         raise DataError("not_trainable", f"{path}: metadata: {found['loc'][0]}: {found['msg']}") from None
+    layout = RowLayout((int(length),), shape.align, shape.padding)
     if packed:
-        _check_rows(path, schema, allow_unisolated, shape)
+        _check_rows(path, schema, allow_unisolated, layout)
     key, columns = metadata.get("manifest_key", ""), set(schema.names)
-    return _Header(version, key, int(length), "position_ids" in columns, shape, LOSS_WEIGHT in columns), rows
+    return _Header(version, key, int(length), "position_ids" in columns, layout, LOSS_WEIGHT in columns), rows
 
 
-def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool, shape: RowShape) -> None:
+def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool, layout: RowLayout) -> None:
     """Raise DataError unless columns are lists of integers and position_ids exist."""
     # With `allow_unisolated`, position_ids may be missing, except in rows without padding.
-    required = LISTS if shape.padding == "none" else REQUIRED
-    if shape.padding == "none" and "position_ids" not in schema.names:
+    required = LISTS if layout.padding == "none" else REQUIRED
+    if layout.padding == "none" and "position_ids" not in schema.names:
         raise DataError("not_trainable", f"{path}: rows without padding have no position_ids; pack them again")
     for name in (*required, "position_ids"):
         if name not in schema.names:

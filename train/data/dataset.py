@@ -28,7 +28,7 @@ import torch
 from tasks.core.errors import DataError
 from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.corpus_folder import reading
-from tasks.storage.facts.row_shape import RowShape
+from tasks.storage.layout import RowLayout
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import bounds_of_pieces, check_row_count, read_verified, row_columns, sizes_of
 from train.data.corpus import Corpus, Shard, open_corpus
@@ -136,7 +136,7 @@ class PackedDataset(torch.utils.data.Dataset):
             threads = max(1, min(threads, RAW_BYTES // largest))
 
         def load_shard(shard: Shard) -> list[tuple[Columns, Counts]]:
-            batches = read_rows(corpus.folder, shard, self._names, self.length, mapped, corpus.shape)
+            batches = read_rows(corpus.folder, shard, self._names, self.length, mapped, corpus.layout)
             if mapped:
                 return list(batches)
             return [({name: values.copy() for name, values in columns.items()}, counts) for columns, counts in batches]
@@ -145,7 +145,7 @@ class PackedDataset(torch.utils.data.Dataset):
             loaded = [batch for batches in pool.map(load_shard, shards) for batch in batches]
         self._blocks = [block for block, _ in loaded]
         self._first_rows = [0, *accumulate(len(block["input_ids"]) for block in self._blocks)][:-1]
-        if corpus.shape.padding == "none":
+        if corpus.layout.padding == "none":
             self.lengths = np.concatenate([np.diff(block["input_ids"].offsets) for block in self._blocks])
             self.nbytes = 4 * len(self._names) * int(self.lengths.sum())
         else:
@@ -171,7 +171,7 @@ class PackedDataset(torch.utils.data.Dataset):
             number = bisect_right(self._first_rows, row) - 1
             places.append((self._blocks[number], row - self._first_rows[number]))
         kinds = {name: np.int64 if name == "labels" else dtype_of(name) for name in self._names}
-        if self.corpus.shape.padding == "none":
+        if self.corpus.layout.padding == "none":
             return [
                 {name: torch.from_numpy(block[name][row].astype(kind)) for name, kind in kinds.items()}
                 for block, row in places
@@ -196,7 +196,7 @@ def dtype_of(name: str) -> type[np.generic]:
 
 
 def read_rows(
-    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool, shape: RowShape
+    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool, shape: RowLayout
 ) -> Iterator[tuple[Columns, Counts]]:
     """Verify a shard and yield (columns, counts) of each record batch."""
     data = read_verified(folder, shard, mapped=mapped)
@@ -228,7 +228,7 @@ def _record_batches(path: Path, data: pa.Buffer) -> Iterator[pa.RecordBatch]:
 
 
 def _matrices(
-    batch: pa.RecordBatch, names: Sequence[str], length: int, shape: RowShape
+    batch: pa.RecordBatch, names: Sequence[str], length: int, shape: RowLayout
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return the columns and the attention_mask, int8[rows, L]; rows are padded."""
     if shape.padding == "none":

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from tasks.core.seeded_order import draws, shuffle
+from tasks.core.numbers import draws, shuffle
 from tasks.row_settings import Balance
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.data.corpus import Corpus
@@ -29,7 +29,7 @@ from train.data.dataset import PackedDataset
 
 Mix = Literal["tokens", "blocks"]
 
-# Distance between the `stream` numbers of two lengths, for tasks.core.seeded_order. Epochs are numbered in between.
+# Distance between the `stream` numbers of two lengths, for tasks.core.numbers. Epochs are numbered in between.
 STREAMS = 1 << 24
 
 

@@ -30,10 +30,9 @@ from typing import Any
 
 from rich.console import Console
 
-from tasks.core.error_messages import format_error
 from tasks.core.errors import Interrupted, PackError, UsageError
-from tasks.core.printable import duration, printable
-from tasks.core.suggest import suggest
+from tasks.core.messages import format_error
+from tasks.core.printable import duration, printable, suggest
 from train.config import DEFAULT, Parser, TrainingConfig, config_of, overrides, settings_parser
 from train.data.corpus import Corpus, open_corpus
 from train.diagnose.compare import (

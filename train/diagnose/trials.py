@@ -20,8 +20,8 @@ from typing import Any
 import orjson
 
 from tasks.config import Config
-from tasks.core.error_messages import JSON
 from tasks.core.errors import UsageError
+from tasks.core.messages import JSON
 from tasks.recipe import recipe_of
 from tasks.storage.manifest import load_manifest
 from tasks.verification.rebuild import config_for, revisions_of

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from tasks.core.printable import counted
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
 from train.data.dataset import PackedDataset
@@ -75,12 +75,12 @@ class PackedFeed:
         opened = [*first.values()]
         self.isolated, self._seed = corpus.isolated, config.seed
         self.train = first[lengths[-1]]
-        self.equal = corpus.shape.padding == "row"
+        self.equal = corpus.layout.padding == "row"
         self.longest: Any = self.train
         if not self.equal:  # time and memory that are measured on the first rows are an upper bound for all rows
             self.longest = Subset(self.train, np.argsort(-self.train.lengths, kind="stable").tolist())
         self.spread = several  # a step with fewer rows has as many passes as the others
-        self._mix: Mix = corpus.shape.mix or "tokens"
+        self._mix: Mix = corpus.layout.mix or "tokens"
         self.max_id = max(
             rows.max_id for rows in (*(rows for own in self._packings for rows in own.values()), *held_out)
         )
@@ -90,7 +90,7 @@ class PackedFeed:
         self.rows = math.ceil(self.padded_tokens / self.train.length) if several else len(self.train)
         self.notes = list(dict.fromkeys(note for rows in opened for note in rows.notes))
         self.in_memory = all(rows.load == "memory" for rows in opened)
-        up_to = "up to " * (corpus.shape.padding == "none")
+        up_to = "up to " * (corpus.layout.padding == "none")
         of_lengths = ", ".join(f"{counted(len(rows), 'row')} of {up_to}{length:,}" for length, rows in first.items())
         size = sum(rows.nbytes for rows in opened) / 1e6
         self.described = (

@@ -29,8 +29,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from tasks.core.error_messages import format_error
 from tasks.core.errors import Interrupted, PackError
+from tasks.core.messages import format_error
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest
 from tasks.storage.files import read_json
 from train.loop.run_folder import checkpoints_of, model_digest, step_of
 

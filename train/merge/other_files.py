@@ -35,9 +35,9 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import MORE_TEMPLATES, TOKENIZER_FILES, TokenizerFiles, find_tokenizer
 from tasks.inspection.manifests import find_manifest
 from tasks.storage.files import read_json, to_json, write_bytes
+from tasks.storage.layout import kind_of
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import open_shard
-from tasks.storage.splits import kind_of
 from tasks.templates.built_in import BUILT_IN
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, trained_turns

@@ -26,8 +26,7 @@ from safetensors.torch import load_file
 from transformers.pytorch_utils import Conv1D
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.printable import counted
-from tasks.core.suggest import suggest
+from tasks.core.printable import counted, suggest
 from train.config import TrainingConfig
 from train.model.digests import adapter_files, folder_digest
 

@@ -33,9 +33,9 @@ from tasks.inspection.labels import (
 )
 from tasks.inspection.manifests import Listing, Overview, Unreadable
 from tasks.inspection.waiting import waiting_line
-from tasks.storage.facts.inputs import MixtureFacts, SourceFacts
+from tasks.storage.facts import MixtureFacts, SourceFacts
+from tasks.storage.layout import kind_of
 from tasks.storage.manifest import Manifest
-from tasks.storage.splits import kind_of
 from tasks.templates.names import explain_undefined
 from tasks.templates.sections import explain_sections, sections_of_config
 
@@ -57,7 +57,7 @@ def show_overview(overview: Overview, console: Console) -> None:
 def _print_head(overview: Overview, console: Console) -> None:
     manifest = overview.content
     size = lengths_in_words(manifest.row_lengths)
-    if manifest.row_shape.padding == "none":
+    if manifest.row_layout.padding == "none":
         size = f"up to {size}"
     unit = f"rows of {size} tokens" if manifest.packing_metadata.enabled else "one conversation per row"
     console.print(
@@ -188,9 +188,9 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
         rows, length = counted(manifest.packing_metadata.rows, "row"), f" × {manifest.sequence_length:,}"
         _line(right, "+", "padding", tokens.padding)
         if tokens.alignment is not None:
-            _detail(right, f"of align: {manifest.row_shape.align}", tokens.alignment)
+            _detail(right, f"of align: {manifest.row_layout.align}", tokens.alignment)
         all_rows = rows + length * (len(manifest.row_lengths) == 1)
-        if manifest.row_shape.padding == "none":
+        if manifest.row_layout.padding == "none":
             all_rows = f"in {rows}"
         _line(right, "=", all_rows, tokens.packed + tokens.padding, "bold")
     heading(console, "Ledger")
@@ -237,7 +237,7 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
         table.add_row("lower bound", bound, proof)
         table.add_row("above the bound", f"{packing.above_lower_bound_percent:.2f} %", "")
         if packing.packing_efficiency is not None:
-            is_padded = manifest.row_shape.padding != "none"
+            is_padded = manifest.row_layout.padding != "none"
             positions = "all positions" if is_padded else f"rows × {manifest.sequence_length:,} positions"
             table.add_row(
                 "efficiency",

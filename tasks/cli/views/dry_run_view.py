@@ -36,7 +36,7 @@ from tasks.inspection.labels import (
 )
 from tasks.inspection.token_runs import Span
 from tasks.inspection.waiting import waiting_line
-from tasks.storage.splits import splits_of
+from tasks.storage.layout import RowLayout
 from tasks.templates.sections import explain_sections, sections_of_config
 
 SHOWN_CONVERSATIONS = 12
@@ -203,7 +203,7 @@ def _print_figures(run: DryRun, console: Console) -> None:
     remark = f"of {lengths_in_words(lengths)} tokens" if settings["packing"] else "one conversation each"
     remark += f", in each of {settings['epochs']} epochs" if settings["epochs"] > 1 else ""
     for kind, title in (("train", "rows"), ("validation", "  validation")):
-        names = splits_of(kind, lengths)
+        names = RowLayout(tuple(lengths)).splits(kind)
         rows = sum(run.rows[name] for name in names)
         if rows or kind == "train":
             table.add_row(title, _number(rows, run), Text(remark, "dim") if kind == "train" else "")

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tasks.conversations.dialects.lists import found_list
 from tasks.core.errors import DataError
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest
 
 # Keys of a record or a message.
 MEDIA_KEYS = ("image", "images", "audio", "audios", "video", "videos")

@@ -56,6 +56,6 @@ class Automodel(DatasetFolder):
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
         text = "pieces are not padded to multiples of 2 × the context-parallel size: use no context parallelism"
-        if (align := manifest.row_shape.align) > 1:
+        if (align := manifest.row_layout.align) > 1:
             text = f"pieces are padded to multiples of {align}: 2 × the context-parallel size must divide it"
         return [Note("alignment", text)]

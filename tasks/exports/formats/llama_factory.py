@@ -16,9 +16,9 @@ from tasks.exports.formats.dataset_folder import DatasetFolder, lists
 from tasks.exports.model import FOLDER, Part, Reader, Settings, is_balanced
 from tasks.exports.rows import Rows
 from tasks.storage.arrow import offsets_of, to_arrow
+from tasks.storage.layout import SPLITS
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED
-from tasks.storage.splits import SPLITS
 
 MULTIPLE = 8
 NO_MEDIA = 1 << 32  # the number of a piece that cannot exist: a row has no images, videos, or audio

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -32,10 +33,9 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import StorageError
-from tasks.core.int32 import as_int32
+from tasks.core.numbers import as_int32
 from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.schemas import TOKENS_SCHEMA
-from tasks.storage.tokens.token_places import batches_with, places_of
 
 # Conversations whose columns are kept in memory, 33 bytes each.
 KEPT = 1 << 20
@@ -288,3 +288,152 @@ def _read(handle: int, room: memoryview, position: int) -> int:
     data = os.pread(handle, len(room), position)
     room[: len(data)] = data
     return len(data)
+
+
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The grouping of samples by conversation.
+
+    `firsts` (int32[conversations]) is the first sample of each conversation, or None if every conversation is one
+    sample.
+    """
+
+    firsts: np.ndarray | None = None
+
+    @property
+    def several(self) -> bool:
+        """Return whether a conversation may have several samples."""
+        return self.firsts is not None
+
+    def only_first(self, flags: np.ndarray) -> np.ndarray:
+        """Return the flags of first samples, and False at all others: bool[samples]."""
+        return flags if self.firsts is None else self._at_firsts(flags[self.firsts], len(flags))
+
+    def most(self, values: np.ndarray) -> np.ndarray:
+        """Return, at each first sample, the maximum over its conversation's samples.
+
+        All other samples get 0 or False.
+        """
+        if self.firsts is None or not len(values):
+            return values
+        return self._at_firsts(np.maximum.reduceat(values, self.firsts), len(values))
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """Return, at each first sample, the sum over its conversation's samples.
+
+        The result is integers[samples]; all other samples get 0.
+        """
+        if self.firsts is None or not len(values):
+            return values
+        return self._at_firsts(np.add.reduceat(values, self.firsts, dtype=np.int64), len(values))
+
+    def of_each(self, values: np.ndarray) -> np.ndarray:
+        """Return, for every sample, the value of its conversation's first sample."""
+        if self.firsts is None:
+            return values
+        return np.repeat(values[self.firsts], np.diff(self.firsts, append=len(values)))
+
+    def first_of(self, chosen: np.ndarray) -> np.ndarray:
+        """Return the first sample of the conversation of each chosen sample."""
+        if self.firsts is None:
+            return chosen
+        return self.firsts[np.searchsorted(self.firsts, chosen, side="right") - 1]
+
+    def _at_firsts(self, values: np.ndarray, count: int) -> np.ndarray:
+        found = np.zeros(count, values.dtype)
+        found[self.firsts] = values
+        return found
+
+
+def samples_of(tokens: TokenColumns) -> Samples:
+    """Read which samples of the token files belong to the same conversation."""
+    count = tokens.edges[-1]
+    tops = range(0, count, _CHUNK)
+    if not any((tokens.column("turn", top, min(top + _CHUNK, count)) >= 0).any() for top in tops):
+        return Samples()
+    record = tokens.column("record")
+    is_first = np.append(True, record[1:] != record[:-1])
+    is_first[[edge for edge in tokens.edges if edge < count]] = True
+    return Samples(as_int32(np.flatnonzero(is_first), "samples"))
+
+
+# Token files to remember, each with about 1 KB. All shards read the files in the same order, so replacing the oldest
+# one would forget each file just before it is needed.
+REMEMBERED = 1 << 14
+
+
+def places_of(path: Path, rows: np.ndarray) -> np.ndarray:
+    """Return the byte offset of the first token of each row: int64[rows].
+
+    `rows` are sorted. Raises IndexError if the file does not have these rows, OSError if it cannot be read, and
+    StorageError if it changes meanwhile.
+    """
+    found = np.empty(len(rows), np.int64)
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        file = _file(path, _state(os.fstat(handle)))
+        for number, asked in batches_with(path, rows, file.edges):
+            first, last = file.edges[number : number + 2].tolist()
+            offsets = np.frombuffer(os.pread(handle, 8 * (last - first), file.offsets[number]), np.int64)
+            found[asked] = file.tokens[number] + 4 * offsets[rows[asked] - first]
+    finally:
+        os.close(handle)
+    return found
+
+
+def batches_with(path: Path, rows: np.ndarray, edges: np.ndarray) -> list[tuple[int, slice]]:
+    """Return the record batches that contain rows, each with a slice of `rows`.
+
+    `rows` are sorted. `edges` has the rows before each record batch, then the total. Raises IndexError if the file does
+    not have all of `rows`.
+    """
+    if len(rows) and rows[-1] >= edges[-1]:
+        raise IndexError(f"{path}: has {edges[-1]:,} conversations, but the plan refers to number {rows[-1]:,}")
+    inside = np.searchsorted(rows, edges)
+    return [
+        (number, slice(*inside[number : number + 2].tolist())) for number in np.flatnonzero(np.diff(inside)).tolist()
+    ]
+
+
+class _File(NamedTuple):
+    """What is known about a token file in one state.
+
+    `edges` has the rows before each record batch, then the total. For each record batch, `offsets` and `tokens` are the
+    positions in the file of the first of its offsets (int64) and of its tokens (int32).
+    """
+
+    state: tuple[int, ...]
+    edges: np.ndarray
+    offsets: Sequence[int]
+    tokens: Sequence[int]
+
+
+def _state(stat: os.stat_result) -> tuple[int, ...]:
+    """Return facts that differ after a file was replaced or changed."""
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+_remembered: dict[Path, _File] = {}
+
+
+def _file(path: Path, state: tuple[int, ...]) -> _File:
+    """Return what is known about a file, unless it has changed since."""
+    known = _remembered.get(path)
+    if known is not None and known.state == state:
+        return known
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        if _state(os.stat(path)) != state:
+            raise StorageError("cannot_read", f"{path}: was replaced while it was read; run again")
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        source.seek(0)
+        base = source.read_buffer(1).address
+        buffers = [batch.column("tokens").buffers() for batch in batches]
+        offsets = [of_offsets.address - base for _, of_offsets, _, _ in buffers]
+        tokens = [of_tokens.address - base for _, _, _, of_tokens in buffers]
+        found = _File(state, offsets_of([batch.num_rows for batch in batches]), offsets, tokens)
+    if path in _remembered or len(_remembered) < REMEMBERED:
+        _remembered[path] = found
+    return found

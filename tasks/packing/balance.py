@@ -1,4 +1,4 @@
-"""Order rows so that the ranks of a step have equal work.
+"""Order rows for equal work of the ranks of a step; estimate how long they wait.
 
     rows ─sort by cost, then trained tokens─▶ groups of ranks × rows_per_rank rows ─deal to ranks, shuffle groups─▶
 
@@ -17,13 +17,23 @@ uses half as many ranks, each takes the rows of two paired ranks, and all pairs 
 Rows that do not fill a group come last. They are taken from the middle of the sorted rows, so they also cost nearly the
 same. All numbers are integers and all sorts are stable, so the order is the same on every machine. A million rows take
 0.5 s of one core.
+
+The estimates count attention and the other work of each token, but neither the exchange of gradients nor differences
+between devices.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from tasks.core.seeded_order import BALANCED, shuffle
+from tasks.config import Config
+from tasks.core.numbers import BALANCED, shuffle
+from tasks.packing.pieces import CHUNK, Pieces
+from tasks.packing.placement import Placed, stream_of
+from tasks.storage.row_statistics import RowStatistics
+from tasks.storage.token_files import TokenColumns
 
 # Cost of a token without attention, in units of Σn². A layer takes about 12·h² operations per token, and attention
 # takes 2·h·n more per token of a segment of n tokens. The cost of a row of L tokens is therefore in proportion to
@@ -33,7 +43,46 @@ LINEAR = 6 * 4096
 # Costs count as equal if they differ by less than 1 / EQUAL of a row's cost without attention.
 EQUAL = 1000
 # Rows whose places are computed at a time, 100 bytes each.
-CHUNK = 1 << 18
+GROUPED = 1 << 18
+
+# Numbers of ranks to estimate.
+RANKS = (8, 64, 512)
+# An estimate uses at most this many rows: the first rows of a split, whose order is random.
+MOST_ROWS = 1 << 18
+# Random orders are tried until they add up to STEPS steps, but at most TRIALS of them.
+STEPS, TRIALS = 2000, 50
+
+
+def statistics_of(row: np.ndarray, rows: int, pieces: Pieces, tokens: TokenColumns) -> RowStatistics:
+    """Return the statistics of all rows; `row` is the row of each piece, int32."""
+    counted = RowStatistics.zeros(rows)
+    for chunk in pieces.chunks():
+        length = pieces.columns(chunk).length
+        np.add.at(counted.squares, row[chunk], length.astype(np.int64) ** 2)
+        np.maximum.at(counted.longest, row[chunk], length)
+        np.add.at(counted.segments, row[chunk], np.int32(1))
+        np.add.at(counted.trained, row[chunk], pieces.trained(chunk, tokens))
+    return counted
+
+
+def put_in_order(placed: Placed, statistics: RowStatistics, config: Config, epoch: int) -> RowStatistics:
+    """Renumber the rows of `placed` in place, split by split.
+
+    Returns the reordered statistics. Requires `balance`. The rows must be in random order. Every row keeps its pieces,
+    and every shard its number of rows.
+    """
+    assert config.balance
+    order = np.empty(placed.rows, np.int32)
+    for split, rows in placed.slices().items():
+        own, steps = statistics.take(rows), (config.balance.ranks, config.balance.rows_per_rank)
+        seeded = config.seed, stream_of(split, epoch)
+        order[rows] = rows.start + balanced_order(own.squares, own.trained, *steps, config.sequence_length, *seeded)
+    place_of = np.empty_like(order)
+    place_of[order] = np.arange(len(order), dtype=np.int32)
+    for top in range(0, len(placed.row), CHUNK):
+        chunk = slice(top, top + CHUNK)
+        placed.row[chunk] = place_of[placed.row[chunk]]
+    return statistics.take(order)
 
 
 def balanced_order(
@@ -54,8 +103,8 @@ def balanced_order(
     middle = slice((len(order) - left) // 2, (len(order) - left) // 2 + left)
     last = order[middle].copy()
     dealt = np.delete(order, middle).reshape(groups, size)
-    for top in range(0, groups, max(1, CHUNK // size)):
-        some = dealt[top : top + max(1, CHUNK // size)]
+    for top in range(0, groups, max(1, GROUPED // size)):
+        some = dealt[top : top + max(1, GROUPED // size)]
         places = _places(squares[some], ranks)
         np.put_along_axis(some, places, some.copy(), axis=1)
     found = np.empty_like(dealt)
@@ -91,3 +140,41 @@ def _places(costs: np.ndarray, ranks: int) -> np.ndarray:
         place = np.take_along_axis(number, ranks_of_rows, axis=1) + turn * ranks
         np.put_along_axis(places, rows, place, axis=1)
     return places
+
+
+class Waiting(NamedTuple):
+    """Share of time in which ranks wait for the slowest rank of a step, in percent.
+
+    Each rank takes one row. `random` is for rows in random order, and `balanced` is for the order of `balance`.
+    """
+
+    ranks: int
+    random: float
+    balanced: float
+
+
+def idle_share(squares: np.ndarray, ranks: int, linear: int) -> float:
+    """Return the share of time in which ranks wait, 0 to 1, for rows in this order.
+
+    `squares` are int64[rows], for at least `ranks` rows; `linear` is the cost of a row without attention. The last rows
+    are left out if they do not fill a step.
+    """
+    work = squares[: len(squares) // ranks * ranks].reshape(-1, ranks) + linear
+    return 1 - float(work.sum()) / (ranks * float(work.max(axis=1).sum()))
+
+
+def forecast(squares: np.ndarray, trained: np.ndarray, length: int) -> list[Waiting]:
+    """Estimate the waiting for rows of `length` tokens and each number of RANKS.
+
+    A number is left out if the rows do not fill a step. `squares` and `trained` have at most MOST_ROWS rows of a split.
+    """
+    found = []
+    for ranks in RANKS:
+        if not (steps := len(squares) // ranks):
+            continue
+        trials = min(TRIALS, -(-STEPS // steps))
+        linear = LINEAR * length
+        shares = [idle_share(squares[shuffle(len(squares), trial, 0)], ranks, linear) for trial in range(trials)]
+        balanced = idle_share(squares[balanced_order(squares, trained, ranks, 1, length, 0)], ranks, linear)
+        found.append(Waiting(ranks, round(100 * sum(shares) / trials, 2), round(100 * balanced, 2)))
+    return found

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import Event, Thread
 
 from tasks.core.error_codes import CODES
 from tasks.core.errors import Bug, Interrupted, PackError, StorageError
-from tasks.core.printable import from_here, printable_lines, with_urls
+from tasks.core.printable import from_here, printable, printable_lines, with_urls
 from tasks.core.process import limit_reached
 
 # Set to 1, they act like --json and --debug, also for the luigi command, which lacks these options.
@@ -76,3 +79,44 @@ def to_pack_error(error: Exception) -> PackError:
     where = "".join(f" ({os.path.basename(frame.filename)}:{frame.lineno})" for frame in place)
     text = " ".join(str(error).split())[:300]
     return Bug("bug", f"{type(error).__name__}{': ' if text else ''}{text}{where}")
+
+
+FIRST_AFTER, EVERY = 3.0, 10.0  # seconds
+
+
+def _print(note: str) -> None:
+    print(printable(note), file=sys.stderr, flush=True)
+
+
+_show: Callable[[str], None] = _print
+
+
+def show_notes_with(show: Callable[[str], None]) -> None:
+    """Pass the notes of this process to `show` instead of printing them to stderr."""
+    global _show
+    _show = show
+
+
+def show_note(text: str) -> None:
+    """Show a note at once, like a note about a long operation."""
+    _show(f"note: {text}")
+
+
+@contextmanager
+def noted(describe: Callable[[], str]) -> Iterator[None]:
+    """Show `describe()` from time to time while the block runs."""
+    done = Event()
+
+    def run() -> None:
+        pause = FIRST_AFTER
+        while not done.wait(pause):
+            show_note(describe())
+            pause = EVERY
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.training.waiting import idle_of_steps
 
-from tasks.packing.balance import waiting
-from tasks.packing.balance.balanced_order import LINEAR, balanced_order
-from tasks.packing.balance.waiting import forecast, idle_share
+from tasks.packing.balance import LINEAR, balanced_order, forecast, idle_share
 
 LENGTH = 4096
 
@@ -146,7 +144,7 @@ def test_the_forecast_of_a_random_order_is_its_expectation(ranks: int, monkeypat
     cost = np.sort(squares) + LINEAR * LENGTH
     ways = [comb(i, ranks - 1) / comb(600, ranks) for i in range(600)]
     expected = 1 - cost.mean() / float(cost @ np.array(ways))
-    monkeypatch.setattr(waiting, "RANKS", (ranks,))
+    monkeypatch.setattr("tasks.packing.balance.RANKS", (ranks,))
     [one] = forecast(squares, trained, LENGTH)
     assert one.ranks == ranks
     assert one.random == pytest.approx(100 * expected, rel=0.03)

@@ -1,6 +1,6 @@
 """Measure which conversations share a row, for each value of `company`.
 
-    python bench/packing/company.py CONFIG
+    python bench/packing/neighbors.py CONFIG
 
 Packs the sources of a config three times in a temporary folder, and prints a row of a table for each run: the number of
 rows, how full they are, and the CPU seconds of the whole command. For all pairs of conversations in a row, it prints
@@ -24,11 +24,10 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tasks.packing.company.arrange import meetings
-from tasks.packing.company.sketches import directions, near_duplicates
+from tasks.packing.neighbors import directions, meetings, near_duplicates
 from tasks.recipe import resolve
 from tasks.storage.manifest import load_manifest
-from tasks.storage.tokens.token_files import TokenColumns
+from tasks.storage.token_files import TokenColumns
 
 
 def pairs_alike(row: np.ndarray, vectors: np.ndarray) -> float:

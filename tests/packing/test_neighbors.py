@@ -20,13 +20,21 @@ from support.small_corpus import conversations, make_recipe, once, token_file
 
 from tasks.config import Config
 from tasks.core.errors import UsageError
-from tasks.packing.company.arrange import apart, deal_by_topic, meetings, swap_similar
-from tasks.packing.company.sketches import AXES, directions, near_duplicates, order_by_topic
+from tasks.packing.neighbors import (
+    AXES,
+    assign_by_topic,
+    directions,
+    meetings,
+    near_duplicates,
+    order_by_topic,
+    part_duplicates,
+    swap_similar,
+)
 from tasks.packing.placement import pack_split
 from tasks.sources.model import Source
 from tasks.storage.manifest import load_manifest
 from tasks.storage.shards import open_index
-from tasks.storage.tokens.token_files import TokenColumns
+from tasks.storage.token_files import TokenColumns
 from tasks.verification.verify import verify
 
 
@@ -48,14 +56,14 @@ def test_pieces_take_the_places_of_others_of_their_kind(lengths: list[int], seed
     before = row.copy(), start.copy()
     if company == "similar":
         topics = random.integers(-127, 128, (len(kind), AXES)).astype(np.int8)
-        deal_by_topic(row, start, kind, order_by_topic(topics))
+        assign_by_topic(row, start, kind, order_by_topic(topics))
         dealt = similarity(row, topics) if len(row) else 0
         swap_similar(row, start, kind, topics)
         assert not len(row) or similarity(row, topics) >= dealt
     else:
         labels = random.integers(0, 8, (len(kind), 2)).astype(np.uint64)
         met = len(meetings(row, labels))
-        apart(row, start, kind, labels, seed)
+        part_duplicates(row, start, kind, labels, seed)
         assert len(meetings(row, labels)) <= met
     assert Counter(zip(row, start, kind, strict=True)) == Counter(zip(*before, kind, strict=True))
     assert (row.dtype, start.dtype) == (np.int32, np.int32)
@@ -72,7 +80,7 @@ def test_conversations_about_the_same_share_rows() -> None:
     topics = (centers[topic] + random.integers(-30, 31, (1600, AXES))).astype(np.int8)
     kind = np.full(1600, 16, np.int32)
     row, start = packed(kind)
-    deal_by_topic(row, start, kind, order_by_topic(topics))
+    assign_by_topic(row, start, kind, order_by_topic(topics))
     swap_similar(row, start, kind, topics)
     assert np.mean([len(set(topic[row == number])) == 1 for number in range(400)]) > 0.95
 
@@ -92,7 +100,7 @@ def test_near_duplicates_part_if_others_have_their_length() -> None:
     row, start = packed(kind)
     labels = np.stack([np.arange(600), row // 2], axis=1).astype(np.uint64)  # two rows share the second label
     assert len(meetings(row, labels)) > 200
-    apart(row, start, kind, labels, 1)
+    part_duplicates(row, start, kind, labels, 1)
     assert not len(meetings(row, labels))
 
 
@@ -112,14 +120,14 @@ def texts(tmp_path: Path) -> TokenColumns:
 
 
 def test_near_duplicates_have_a_label_in_common(texts: TokenColumns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.packing.company.sketches.FEW", 2)  # a beginning that three share is not a copy
+    monkeypatch.setattr("tasks.packing.neighbors.FEW", 2)  # a beginning that three share is not a copy
     labels = near_duplicates(texts)
     alike = [(a, b) for a in range(12) for b in range(a) if (labels[a] == labels[b]).any()]
     assert alike == [(7, 0)]
 
 
 def test_the_direction_is_that_of_the_words(texts: TokenColumns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.packing.company.sketches.COMMON", 10)
+    monkeypatch.setattr("tasks.packing.neighbors.COMMON", 10)
     found = directions(texts).astype(int)
     even, odd = found[[0, 2, 4, 6, 8, 10]], found[[1, 3, 5, 9, 11]]
     within = min((even @ even.T).min(), (odd @ odd.T).min())
