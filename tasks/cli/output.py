@@ -30,14 +30,14 @@ def print_lines(value: Any, lines: Callable[[Any], list[str]], json_output: bool
 
 
 def value_as_json(value: Any) -> str:
-    """Return a value of tasks.inspection as one line of JSON.
+    """Return a value of tasks.inspection or tasks.dry_run as one line of JSON.
 
-    The line is ASCII, because file names may contain lone surrogates.
+    Fields with repr=False are left out. The line is ASCII, because file names may contain lone surrogates.
     """
     return json.dumps(value, default=_plain)
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.repr}
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)

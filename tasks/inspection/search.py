@@ -21,8 +21,7 @@ from tasks.core.errors import UsageError
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
 from tasks.inspection.lookup import Place, find_row, pieces_in_row, read_rejects, row_number
-from tasks.inspection.rows import Piece, place_in_corpus, read_row
-from tasks.inspection.token_runs import Span, spans_of
+from tasks.inspection.rows import Piece, Span, place_in_corpus, read_row, spans_of
 from tasks.storage.arrow import to_arrow
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
 from tasks.storage.manifest import Manifest, load_manifest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -70,16 +71,15 @@ def check(
     if path and config:
         raise UsageError("bad_command_line", f"{path} and --config {config}: name one config")
     config = path or config or default_config()
-    from tasks.cli.views.dry_run_view import show_dry_run
+    from tasks.cli.views.check_view import show_prediction
     from tasks.config import load_config
     from tasks.dry_run.dry_run import predict
-    from tasks.inspection.dry_run import summarize
 
     settings = load_config(config, sequence_length)
     batches = list(batch_size or [])
     if tokens_per_step:
         batches.append(max(1, tokens_per_step // settings.sequence_length))
-    result = summarize(predict(settings, config.parent, root, workers), config, batches)
-    print_view(result, show_dry_run, json_output)
+    result = replace(predict(settings, config.parent, root, workers, batches=batches), config=config)
+    print_view(result, show_prediction, json_output)
     if result.run_fails:
         raise typer.Exit(DATA)

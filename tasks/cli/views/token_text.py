@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.core.printable import BOUNDARY, CONTROL, MARKS, TRAINED, escaped, is_plain, printable_lines
-from tasks.inspection.token_runs import Span
+from tasks.inspection.rows import Span
 
 TRAINED_STYLE, UNTRAINED_STYLE, ESCAPED_STYLE, HEADING_STYLE = "bold green", "dim", "magenta", "bold cyan"
 BOUNDARY_STYLE = "blue"
