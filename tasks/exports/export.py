@@ -30,11 +30,11 @@ from tasks.exports.model import (
     ShardJob,
     common_notes,
 )
-from tasks.exports.rows import Rows, read_rows
-from tasks.storage.corpus_folder import checked_folder
+from tasks.storage.corpus_folder import check_listed, checked_folder
 from tasks.storage.facts.outputs import FileFacts, Shard
 from tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
 from tasks.storage.manifest import Manifest, load_manifest
+from tasks.storage.shards import RowBatch, open_shard, rows_of
 from tasks.stores.scratch import url_of
 from tasks.stores.urls import refuse_url
 
@@ -220,8 +220,8 @@ def _write_rows(
     def write(job: tuple[ShardJob, Shard]) -> Part:
         part = Part()
 
-        def counted() -> Iterator[Rows]:
-            for rows in read_rows(manifest, folder, job[1]):
+        def counted() -> Iterator[RowBatch]:
+            for rows in _read(manifest, folder, job[1]):
                 part.count(rows)
                 yield rows
 
@@ -246,6 +246,23 @@ def _write_rows(
         "notes": [asdict(note) for note in notes],
         "splits": {name: _figures(own) for name, own in of_split.items()},
     }, parts
+
+
+def _read(manifest: Manifest, folder: Path, shard: Shard) -> Iterator[RowBatch]:
+    """Check the checksum of a shard, and yield its rows in batches.
+
+    Raises DataError or InputMissing, naming the file.
+    """
+    check_listed(folder, shard)
+    with open_shard(manifest, folder, shard, streamed=True) as batches:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            rows = rows_of(batch, manifest.sequence_length, manifest.row_shape, manifest.tokenizer.pad_token_id)
+            if not ((rows.positions == 0) & rows.filled)[:, 0].all():
+                where = folder / shard.path
+                raise DataError("bad_row", f"{where}: a row does not start at position 0; run packcorpus verify")
+            yield rows
 
 
 def _jobs(manifest: Manifest, split: str, shards: list[Shard]) -> Iterator[tuple[ShardJob, Shard]]:

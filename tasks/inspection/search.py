@@ -26,7 +26,7 @@ from tasks.storage.arrow import to_arrow
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import IGNORED
-from tasks.storage.shards import open_shard, row_columns, to_dicts
+from tasks.storage.shards import RowBatch, open_shard, rows_of, to_dicts
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 # Tokens converted to bytes at a time: 4 to 5 bytes each.
@@ -115,24 +115,22 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
                         if text in found["text"]:
                             yield Hit(split, number, at + row, 0, 0, 0, False)
                 else:
-                    columns = row_columns(rows, manifest.sequence_length, manifest.row_shape)
+                    columns = rows_of(rows, manifest.length_of(shard.path), manifest.row_shape)
                     for row, start, first, last, trained in _in_rows(columns, vocabulary, needle):
                         yield Hit(split, number, at + row, start, first, last, trained)
                 at += rows.num_rows
 
 
-def _in_rows(
-    columns: dict[str, np.ndarray], vocabulary: pa.Array, needle: bytes
-) -> Iterator[tuple[int, int, int, int, bool]]:
+def _in_rows(rows: RowBatch, vocabulary: pa.Array, needle: bytes) -> Iterator[tuple[int, int, int, int, bool]]:
     """Yield the first match in each conversation of some rows.
 
     A match is (row, start of the conversation, first token, last token, whether it is trained on), as in Hit.
     """
-    length = columns["input_ids"].shape[1]
-    found = vocabulary.take(to_arrow(columns["input_ids"].reshape(-1)))
+    length = rows.ids.shape[1]
+    found = vocabulary.take(to_arrow(rows.ids.reshape(-1)))
     offsets = np.frombuffer(found.buffers()[1], np.int32)[: len(found) + 1]
     written = found.buffers()[2].to_pybytes()
-    labels, positions, mask = (columns[name].reshape(-1) for name in ("labels", "position_ids", "attention_mask"))
+    labels, positions, mask = (values.reshape(-1) for values in (rows.labels, rows.positions, rows.filled))
     at = written.find(needle)
     while at >= 0:
         # The token with the first byte; tokens without bytes have the offset of the next token.

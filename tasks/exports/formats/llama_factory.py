@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from tasks.exports.formats.dataset_folder import DatasetFolder, lists
 from tasks.exports.model import FOLDER, Part, Reader, Settings, is_balanced
-from tasks.exports.rows import Rows
 from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED
+from tasks.storage.shards import RowBatch
 from tasks.storage.splits import SPLITS
 
 MULTIPLE = 8
@@ -34,7 +34,7 @@ class LlamaFactory(DatasetFolder):
     layout = "a `datasets` folder: `input_ids`, `attention_mask`, `position_ids`, `labels`, `packing_params`"
     reader = Reader("llamafactory", "0.9.5", "llamafactory.data.collator.SFTDataCollatorWith4DAttentionMask")
 
-    def columns(self, rows: Rows, manifest: Manifest) -> dict[str, pa.Array]:
+    def columns(self, rows: RowBatch, manifest: Manifest) -> dict[str, pa.Array]:
         count, length = rows.ids.shape
         width = (length // MULTIPLE + 1) * MULTIPLE
         filled = rows.filled
@@ -67,7 +67,7 @@ class LlamaFactory(DatasetFolder):
         }
 
 
-def _packing_params(rows: Rows, width: int) -> pa.Array:
+def _packing_params(rows: RowBatch, width: int) -> pa.Array:
     """Return the bounds of the pieces of each row.
 
     A piece includes the padding before the next piece. The padding at the end of the row counts as one more piece.
