@@ -95,7 +95,6 @@ class ShardJob:
     split: str
     number: int
     shards: int
-    first_row: int  # rows of the split before this shard
 
     @property
     def name(self) -> str:

@@ -27,9 +27,8 @@ from support.tokenizer_kinds import kind_path
 from tasks.cli.commands.export import export as export_command
 from tasks.core.errors import DataError, PackError, UsageError
 from tasks.exports import export as export_module
-from tasks.exports.export import Export, export_corpus
-from tasks.exports.export_formats import EXPORTS
-from tasks.exports.formats import mds
+from tasks.exports import mds
+from tasks.exports.export import EXPORTS, Export, export_corpus
 from tasks.exports.model import OutputFolder
 from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import sha256_of

@@ -26,8 +26,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.config import Config
 from tasks.core.errors import DataError, UsageError
-from tasks.exports.export import export_corpus, notes_of
-from tasks.exports.export_formats import EXPORTS
+from tasks.exports.export import EXPORTS, export_corpus, notes_of
 from tasks.inspection.rows import row_of_split
 from tasks.inspection.search import find_conversations
 from tasks.packing import bin_packing, several_lengths

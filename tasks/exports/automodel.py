@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.exports.formats.dataset_folder import DatasetFolder, lists
+from tasks.exports.dataset_folder import DatasetFolder, lists
 from tasks.exports.model import FOLDER, Note, Part, Reader, Settings
 from tasks.storage.manifest import Manifest
 from tasks.storage.shards import RowBatch
