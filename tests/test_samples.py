@@ -19,7 +19,7 @@ from support.templates.modern_templates import STRIPS
 from support.templates.several_samples import stripping_template
 from support.tokenizer_kinds import kind_path
 
-from tasks.cli.views.check_view import show_prediction
+from tasks.cli.check_view import show_prediction
 from tasks.config import load_config
 from tasks.core.errors import DataError, UsageError
 from tasks.corpus.summary import explain_samples

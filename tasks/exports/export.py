@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from tasks.core.errors import Busy, DataError, UsageError
+from tasks.core.printable import aligned, counted, in_bytes
 from tasks.core.suggest import suggest
 from tasks.exports.automodel import Automodel
 from tasks.exports.axolotl import Axolotl
@@ -64,6 +65,21 @@ class Export:
     record: dict[str, Any]
     found_done: bool
 
+    def lines(self) -> list[str]:
+        """Return the contents, the settings of the trainer, and notes as lines of text."""
+        record, files = self.record, self.record["files"]
+        state = "already complete, nothing to do" if self.found_done else "written"
+        size = in_bytes(sum(file["bytes"] for file in files))
+        table = [["split", "rows", "pieces", "tokens", "trained"]]
+        table += [[split, *(f"{count:,}" for count in figures.values())] for split, figures in record["splits"].items()]
+        return [
+            f"{self.folder}: {state}: {counted(len(files), 'file')}, {size}",
+            *(f"  {line}" for line in aligned(table)),
+            "set:",
+            *(f"  {line}" for line in _settings_as_lines(record["settings"], str(self.folder))),
+            *(f"note: {note['name']}: {note['text']}" for note in record["notes"]),
+        ]
+
 
 def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Export:
     """Write the corpus of a manifest in the format `to`.
@@ -105,6 +121,15 @@ def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Expor
         if done := _find_done(final, provenance):
             return Export(final, done, True)
         return Export(final, _write(manifest, folder, format, final, provenance), False)
+
+
+def _settings_as_lines(settings: dict[str, Any], folder: str, prefix: str = "") -> Iterator[str]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _settings_as_lines(value, folder, f"{prefix}{name}.")
+        else:
+            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            yield f"{prefix}{name} = {text.replace(FOLDER, folder)}"
 
 
 def _provenance(manifest: Manifest, format: ExportFormat) -> dict[str, Any]:

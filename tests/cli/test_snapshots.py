@@ -19,8 +19,8 @@ from support.small_corpus import conversations, make_recipe, pack_corpus, write_
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner
 
+from tasks.cli import check_view, corpus_view, diff_view
 from tasks.cli.app import app
-from tasks.cli.views import check_view, corpus_view, diff_view
 from tasks.config import load_config
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.diff import compare

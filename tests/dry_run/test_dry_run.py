@@ -20,7 +20,7 @@ from support.commands import BIN, SHARED, command, needs_shared
 from support.inspected import rendered
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.cli.views.check_view import show_prediction
+from tasks.cli.check_view import show_prediction
 from tasks.config import Config, load_config
 from tasks.core.errors import DataError
 from tasks.dry_run.dry_run import predict, scaled

@@ -17,7 +17,7 @@ from support.small_corpus import conversations, write_project
 from support.templates.modern_templates import EMPTY_LAST, STRIPPED
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks.cli.views.check_view import show_prediction
+from tasks.cli.check_view import show_prediction
 from tasks.config import load_config
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.dry_run.dry_run import predict

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.views.console import grid, heading, indented, plain_table, whole
+from tasks.cli.console import grid, heading, indented, plain_table, whole
 from tasks.core.printable import common_folder, counted, printable
 from tasks.corpus.summary import DROPPED
 from tasks.inspection.diff import Change, ConversationChanges, Difference, SourceChanges

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.cli.views.console import grid, heading, indented, plain_table, print_remark, single, whole
+from tasks.cli.console import grid, heading, indented, plain_table, print_remark, single, whole
 from tasks.core.error_codes import CODES
 from tasks.core.printable import common_folder, counted, in_bytes, lengths_in_words, printable
 from tasks.corpus.mixture_table import fit_to_width, mixture_table

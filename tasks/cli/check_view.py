@@ -10,8 +10,19 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.views.console import grid, heading, indented, plain_table, print_remark, single
-from tasks.cli.views.corpus_view import (
+from tasks.cli.console import (
+    grid,
+    heading,
+    indented,
+    plain_table,
+    print_hanging,
+    print_legend,
+    print_remark,
+    print_title,
+    single,
+    text_of,
+)
+from tasks.cli.corpus_view import (
     SourceLine,
     print_facts,
     print_head,
@@ -20,7 +31,6 @@ from tasks.cli.views.corpus_view import (
     print_noticed,
     print_sources,
 )
-from tasks.cli.views.token_text import print_hanging, print_legend, print_title, text_of
 from tasks.core.printable import counted, duration, in_bytes, lengths_in_words, printable, printable_lines
 from tasks.corpus.mixture_table import mixture_table
 from tasks.corpus.summary import SHARE_NOTE, Fact, noticed_facts, setting_facts, waiting_line
