@@ -102,7 +102,7 @@ def compressions() -> list[str]:
 
 
 def export_formats() -> list[Any]:
-    from tasks.exports.export_formats import EXPORTS
+    from tasks.exports.export import EXPORTS
 
     return list(EXPORTS)
 

@@ -16,7 +16,7 @@ from tasks.conversations.keys.loss_weights import loss_weight_hints
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
 from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
-from tasks.inspection.labels import unused_keys
+from tasks.corpus.summary import unused_keys
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
@@ -147,15 +147,15 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     if further := [f"{count:,} {reason}" for reason, count in conversations.dropped.items() if reason != "too_long"]:
         display.show(f"dropped by filters, limits and weights: {', '.join(further)}")
     if ledger.samples:
-        from tasks.inspection.labels import explain_samples
+        from tasks.corpus.summary import explain_samples
 
-        display.show(explain_samples(ledger.model_dump()))
+        display.show(explain_samples(ledger))
     if ledger.context and ledger.context.left_out:
-        from tasks.inspection.labels import explain_left_out
+        from tasks.corpus.summary import explain_left_out
 
         display.show(explain_left_out(ledger.context.left_out))
     if empty := manifest.noticed_counts.get("empty_prompts"):
-        from tasks.inspection.labels import NOTICED
+        from tasks.corpus.summary import NOTICED
 
         noun, meaning = NOTICED["empty_prompts"]
         display.show(f"{counted(empty, noun)} {meaning}")

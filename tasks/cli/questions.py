@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tasks.cli.views import corpus_view, row_view, search_view, source_view
+from tasks.cli import corpus_view, row_view, source_view
 from tasks.core.errors import UsageError
 from tasks.inspection import kinds, manifests, rows, search, sources
 from tasks.inspection.kinds import Kind, kind_of
@@ -37,8 +37,8 @@ _RENDERERS: dict[type, Callable[[Any, Console], None]] = {
     manifests.Overview: corpus_view.show_overview,
     rows.Row: row_view.show_row,
     rows.Conversation: row_view.show_conversation,
-    search.SearchResult: search_view.show_search,
-    search.Rejects: search_view.show_rejects,
+    search.SearchResult: row_view.show_search,
+    search.Rejects: row_view.show_rejects,
     kinds.ShardFigures: source_view.show_shard,
     sources.SourceOverview: source_view.show_source,
     sources.SourceRecords: source_view.show_records,

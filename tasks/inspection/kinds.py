@@ -14,7 +14,7 @@ from tasks.readers.containers import container_by_extension
 from tasks.storage.corpus_folder import check_copies, check_unchanged
 from tasks.storage.facts import Shard
 from tasks.storage.manifest import load_manifest, lost_hint
-from tasks.storage.shards import open_shard, row_columns
+from tasks.storage.shards import open_shard, rows_of
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,12 @@ def shard_figures(path: Path) -> ShardFigures:
     if manifest.format_version == "2.0":
         return ShardFigures(path, beside, split, first_row, shard.rows)
     check_unchanged(path.parent, shard)
-    length, tokens, trained = manifest.length_of(shard.path), 0, 0
-    counts = [np.zeros(0, np.int64)]
+    length, tokens, trained, counts = manifest.length_of(shard.path), 0, 0, [np.zeros(0, np.int64)]
     with open_shard(manifest, path.parent, shard) as batches:
-        for batch in batches:
-            columns = row_columns(batch, length, manifest.row_layout)
-            mask, starts = columns["attention_mask"], columns["position_ids"] == 0
-            counts.append(np.count_nonzero(starts & (mask == 1), 1))
-            tokens += int(np.count_nonzero(mask))
-            trained += int(np.count_nonzero(columns["labels"] >= 0))
+        for rows in (rows_of(batch, length, manifest.row_layout) for batch in batches):
+            counts.append(rows.pieces)
+            tokens += int(rows.tokens.sum())
+            trained += rows.trained
     held = np.concatenate(counts)
     return ShardFigures(
         path, beside, split, first_row, shard.rows, tokens, trained, 100 * tokens / max(shard.rows * length, 1),

@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config import Config, load_config
+from tasks.conversations.formats import guess_columns
 from tasks.conversations.model import Conversation
 from tasks.conversations.openai import as_row
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PackError, Reject, UsageError
-from tasks.dry_run.draft_entries import guess_columns_of
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import container_named
 from tasks.sources.digests import DigestCache
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
-from tasks.sources.source_files import identify_file
+from tasks.sources.sample_files import sample_files
+from tasks.sources.source_files import find_files, identify_file
 from tasks.storage.layout import Layout
 from tasks.storage.manifest import load_manifest
 
+BUDGET = 1 << 19  # bytes that are read to guess the meaning of keys
 SAMPLED = 100  # records at the start of a source that its figures are computed from
 
 
@@ -155,6 +157,18 @@ def _identified(path: Path) -> SourceFile:
         if not columns:
             raise
         return identify_file(path, source=Source(path=str(path), columns=columns))
+
+
+def guess_columns_of(path: Path) -> dict[str, str]:
+    """Return `guess_columns` of the first record of a file, or {} if it is unreadable."""
+    known = Source(path=str(path), format="text")
+    try:
+        [file] = find_files([known], Path())
+        [sample] = sample_files([file], BUDGET, 1 << 24)
+    except PackError:
+        return {}
+    record = next((value for _, value in sample.records if isinstance(value, dict)), {})
+    return guess_columns(record)
 
 
 def _facts(file: SourceFile) -> SourceInfo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.inspection.labels import balance_of_step
+from tasks.core.printable import counted
 from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import Manifest
 
@@ -42,7 +42,7 @@ def explain_rows(manifest: Manifest) -> list[str]:
         found.append(f"Rows end {_end(shape)}, so their lengths differ (padding: none).")
     balance = manifest.config.get("balance")
     if balance and manifest.splits["train"].rows >= balance["ranks"] * balance["rows_per_rank"]:
-        step = balance_of_step(balance)
+        step = f"{balance['ranks']:,} ranks with {counted(balance['rows_per_rank'], 'row')} each"
         found.append(f"Rows are ordered so that the ranks of a step have about the same work: for {step} (balance).")
     if company := COMPANY.get(str(manifest.config.get("company"))):
         found.append(company)

@@ -25,7 +25,7 @@ from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PartMissing, StorageError
 from tasks.core.printable import common_folder, counted, lengths_in_words, printable
 from tasks.corpus.mixture_table import mixture_table
-from tasks.inspection.labels import (
+from tasks.corpus.summary import (
     BATCH_ROWS,
     DROPPED,
     FEW_STEPS,
@@ -35,11 +35,12 @@ from tasks.inspection.labels import (
     content_tokens,
     explain_left_out,
     explain_samples,
-    steps_of,
+    steps_of_split,
     unused_keys,
+    waiting_line,
 )
 from tasks.inspection.lookup import read_rejects
-from tasks.inspection.waiting import waiting_line, waiting_of
+from tasks.inspection.manifests import waiting_of
 from tasks.report.explanations import explain_padding, explain_rows
 from tasks.report.figures import Figures, read_figures
 from tasks.report.histogram import Histogram
@@ -161,7 +162,7 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
     mixture = mixture_table(manifest.mixture, manifest.config.get("weighting"))
     is_mixed = bool(mixture or ledger.tokens.repeated)  # weights, limits, or copies change the tokens of a source
     steps_of_splits = {
-        name: [steps_of(manifest, name, batch) for batch in BATCH_ROWS] if kind_of(name) != "validation" else []
+        name: [steps_of_split(manifest, name, batch) for batch in BATCH_ROWS] if kind_of(name) != "validation" else []
         for name in manifest.splits
     }
     packings = 1 + len({kind_of(name) for name in manifest.splits if name.startswith(TRAIN_EPOCH_PREFIX)})
@@ -185,8 +186,8 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "by_entry": is_mixed,
         "rejected": rejected,
         "dropped": dropped,
-        "turns_apart": explain_samples(ledger.model_dump()) if ledger.samples else "",
-        "left_out": explain_left_out(ledger.context.left_out) if ledger.context else "",
+        "turns_apart": explain_samples(ledger),
+        "left_out": explain_left_out(ledger.context.left_out) if ledger.context and ledger.context.left_out else "",
         "places": _places(manifest),
         "reject_reasons": _rejects(manifest, folder),
         "noticed": [

@@ -25,7 +25,7 @@ from tasks.core.printable import printable, printable_lines
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
 from tasks.inspection.lookup import turn_of
-from tasks.inspection.token_runs import runs_of
+from tasks.inspection.rows import runs_of
 from tasks.report.figures import Piece
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED

@@ -1,7 +1,8 @@
 """Open the shards and the index of a corpus, and check that they belong to it.
 
-    manifest + shard ─open_shard─▶ record batches           read_rows ─▶ rows by number
-    manifest         ─open_index─▶ reader of index.arrow    to_dicts  ─▶ rows of a batch as dicts
+    manifest + shard ─open_shard─▶ record batches ─rows_of─▶ RowBatch: columns, and the bounds of pieces
+                     ─read_rows──▶ rows by number         to_dicts ─▶ rows of a batch as dicts
+    manifest         ─open_index─▶ reader of index.arrow
 
 All readers of a corpus use this module. The size, the schema, and its metadata (format version, key, sequence length)
 are checked when a file is opened, and the number of rows of a shard after its last batch. The SHA-256 of the index is
@@ -14,6 +15,7 @@ import hashlib
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +27,7 @@ from tasks.storage.arrow import to_numpy
 from tasks.storage.corpus_folder import check_digest, check_unchanged, find_listed, listed_file, reading
 from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import Manifest, repair_hint
-from tasks.storage.schemas import IGNORED, conversation_schema, index_schema, row_schema
+from tasks.storage.schemas import IGNORED, LOSS_WEIGHT, conversation_schema, index_schema, row_schema
 
 
 class ListedFile(Protocol):
@@ -209,7 +211,7 @@ def row_columns(batch: pa.RecordBatch, length: int, layout: RowLayout, pad: int 
         raise ValueError(f"rows have {sizes.min():,} to {sizes.max():,} tokens, expected 1 to {length:,}")
     places = np.arange(length, dtype=np.int32)
     filled = places < sizes[:, None]
-    found: dict[str, np.ndarray] = {
+    found: dict[str, np.ndarray] = {  # in the order of `names`
         "input_ids": np.full((len(sizes), length), pad, np.int32),
         "attention_mask": filled.astype(np.int8),
         "labels": np.full((len(sizes), length), IGNORED, np.int32),
@@ -274,6 +276,67 @@ def bounds_of_pieces(mask: np.ndarray, positions: np.ndarray) -> tuple[np.ndarra
     ends[:, :-1] &= begins[:, 1:] | ~mask[:, 1:]
     starts = np.flatnonzero(begins)
     return starts, np.flatnonzero(ends) + 1 - starts
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Packed rows, and the pieces in them, in their order.
+
+    Padding follows the last piece of a row. With `align`, it also fills the gap between two pieces. EOS does not mark
+    the bounds of pieces, because with many templates it ends every turn.
+    """
+
+    ids: np.ndarray  # int32[rows, sequence_length]
+    labels: np.ndarray  # int32[rows, sequence_length], not shifted
+    positions: np.ndarray  # int32[rows, sequence_length]
+    filled: np.ndarray  # bool[rows, sequence_length], the places that have a token
+    tokens: np.ndarray  # int64[rows], without padding
+    pieces: np.ndarray  # int64[rows]
+    starts: np.ndarray  # int64[pieces], counted over all places of these rows
+    lengths: np.ndarray  # int64[pieces]
+    weights: np.ndarray | None = None  # float32[rows, sequence_length], if the corpus has `loss_weight`
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def trained(self) -> int:
+        return int(np.count_nonzero(self.labels != IGNORED))
+
+    @property
+    def gaps(self) -> np.ndarray:
+        """Return the padding after each piece: int64[pieces].
+
+        It ends at the next piece or at the end of the row.
+        """
+        ends = self.starts + self.lengths
+        following = np.append(self.starts[1:], 0)
+        following[np.cumsum(self.pieces) - 1] = np.arange(1, len(self) + 1) * self.ids.shape[1]
+        return following - ends
+
+    def next_labels(self) -> np.ndarray:
+        """Return the next token's label for every place: int32[rows, sequence_length].
+
+        The last place of a piece has no label, because the next token is in a different piece, and the first token of a
+        piece is never trained on.
+        """
+        shifted = np.full_like(self.labels, IGNORED)
+        shifted[:, :-1] = self.labels[:, 1:]
+        shifted.reshape(-1)[self.starts + self.lengths - 1] = IGNORED
+        return shifted
+
+
+def rows_of(batch: pa.RecordBatch, length: int, shape: RowLayout, pad: int = 0) -> RowBatch:
+    """Return the packed rows of a record batch; see `row_columns`."""
+    columns = row_columns(batch, length, shape, pad)
+    ids, mask, labels, positions = columns.values()
+    starts, lengths = bounds_of_pieces(mask, positions)
+    weights = None
+    if LOSS_WEIGHT in batch.schema.names:
+        weights = batch.column(LOSS_WEIGHT).flatten().to_numpy().reshape(-1, length)
+    tokens = np.count_nonzero(mask, axis=1).astype(np.int64)
+    pieces = np.bincount(starts // length, minlength=len(ids))
+    return RowBatch(ids, labels, positions, mask == 1, tokens, pieces, starts, lengths, weights)
 
 
 def to_dicts(rows: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from cli.hostile_corpus import (
 )
 from support.inspected import rendered, shown
 
-from tasks.cli.views import corpus_view
+from tasks.cli import corpus_view
 from tasks.core import printable
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection import lookup

@@ -26,9 +26,9 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.config import Config
 from tasks.core.errors import DataError, UsageError
-from tasks.exports.export import export_corpus, notes_of
-from tasks.exports.export_formats import EXPORTS
+from tasks.exports.export import EXPORTS, export_corpus, notes_of
 from tasks.inspection.rows import row_of_split
+from tasks.inspection.search import find_conversations
 from tasks.packing import bin_packing, several_lengths
 from tasks.packing.placement import Placed, pack_split, place
 from tasks.sources.model import Source
@@ -343,3 +343,13 @@ def test_a_row_needs_the_length_in_the_name_of_its_split(tmp_path: Path) -> None
     with pytest.raises(UsageError, match=r"rows of train have several lengths here, .*--split train-48, or train-96"):
         row_of_split(path, 0, "train")
     assert row_of_split(path, 0, "train-48").conversations
+
+
+def test_a_text_is_found_in_the_rows_of_every_length(tmp_path: Path) -> None:
+    path, manifest = made(tmp_path, sequence_length=BOTH)
+    found = find_conversations(path, "the", 1000).conversations
+    assert {piece["split"] for piece in found} == {name for name, split in manifest.splits.items() if split.rows}
+    for piece in found:
+        row = row_of_split(path, piece["row_of_split"], piece["split"])
+        [spans] = [one["spans"] for one in row.conversations if one["origin"] == piece["origin"]]
+        assert "the" in "".join(span.text for span in spans)

@@ -283,7 +283,7 @@ def test_every_token_of_a_sampled_row_is_shown_with_its_label(made: dict[str, Pa
 def _decoded(encoder: Any, row: dict[str, np.ndarray], chosen: np.ndarray) -> str:
     """Decode the trained text run by run."""
     from tasks.core.printable import printable_lines
-    from tasks.inspection.token_runs import runs_of
+    from tasks.inspection.rows import runs_of
 
     filled = int(row["attention_mask"].sum())
     starts = np.flatnonzero(row["position_ids"][:filled] == 0).tolist()

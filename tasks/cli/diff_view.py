@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.views.console import grid, heading, indented, plain_table, whole
+from tasks.cli.console import grid, heading, indented, plain_table, whole
 from tasks.core.printable import common_folder, counted, printable
+from tasks.corpus.summary import DROPPED
 from tasks.inspection.diff import Change, ConversationChanges, Difference, SourceChanges
-from tasks.inspection.labels import DROPPED
 
 SHOWN = 20  # sources or conversations to list; twice as many settings or figures
 CUT = 72  # characters of a value or text

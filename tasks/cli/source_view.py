@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.views.row_view import print_messages
-from tasks.cli.views.token_text import HEADING_STYLE, print_hanging, print_title, styled
+from tasks.cli.console import HEADING_STYLE, print_hanging, print_title, styled
+from tasks.cli.row_view import print_messages
 from tasks.core.printable import counted, in_bytes, printable
 from tasks.inspection.kinds import ShardFigures
 from tasks.inspection.sources import ConfigOverview, SourceInfo, SourceOverview, SourceRecords

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.exports.model import ExportFormat, OutputFolder, Part, ShardJob
-from tasks.exports.rows import Rows
 from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.storage.files import to_json
 from tasks.storage.manifest import Manifest
+from tasks.storage.shards import RowBatch
 
 
 def lists(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
@@ -34,7 +34,7 @@ class DatasetFolder(ExportFormat):
     Subclasses define `columns`.
     """
 
-    def columns(self, rows: Rows, manifest: Manifest) -> dict[str, pa.Array]:
+    def columns(self, rows: RowBatch, manifest: Manifest) -> dict[str, pa.Array]:
         """Return the columns of some rows."""
         raise NotImplementedError
 
@@ -45,7 +45,7 @@ class DatasetFolder(ExportFormat):
         """
         return splits
 
-    def write_shard(self, job: ShardJob, batches: Iterator[Rows], part: Part, out: OutputFolder) -> None:
+    def write_shard(self, job: ShardJob, batches: Iterator[RowBatch], part: Part, out: OutputFolder) -> None:
         with out.file(f"{job.split}/{_name(job.number, job.shards)}") as file:
             writer = None
             for rows in batches:

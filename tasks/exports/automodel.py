@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.exports.formats.dataset_folder import DatasetFolder, lists
+from tasks.exports.dataset_folder import DatasetFolder, lists
 from tasks.exports.model import FOLDER, Note, Part, Reader, Settings
-from tasks.exports.rows import Rows
 from tasks.storage.manifest import Manifest
+from tasks.storage.shards import RowBatch
 
 
 class Automodel(DatasetFolder):
@@ -28,7 +28,7 @@ class Automodel(DatasetFolder):
     layout = "a `datasets` folder: `input_ids`, `labels`, `position_ids`, `seq_lens`, `seq_lens_padded`"
     reader = Reader("nemo-automodel", "0.7.0", "nemo_automodel.components.datasets.utils.packed_sequence_thd_collater")
 
-    def columns(self, rows: Rows, manifest: Manifest) -> dict[str, pa.Array]:
+    def columns(self, rows: RowBatch, manifest: Manifest) -> dict[str, pa.Array]:
         count, length = rows.ids.shape
         places = np.full(count, length)
         padded = rows.lengths + rows.gaps

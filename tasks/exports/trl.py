@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.exports.formats.dataset_folder import DatasetFolder, lists
+from tasks.exports.dataset_folder import DatasetFolder, lists
 from tasks.exports.model import FOLDER, Note, Part, Reader, Settings, is_balanced
-from tasks.exports.rows import Rows
 from tasks.storage.manifest import Manifest
+from tasks.storage.shards import RowBatch
 
 
 class Trl(DatasetFolder):
@@ -22,7 +22,7 @@ class Trl(DatasetFolder):
     layout = "a `datasets` folder: `input_ids`, `labels`, `seq_lengths`; no padding"
     reader = Reader("trl", "1.16.0", "trl.trainer.sft_trainer.DataCollatorForLanguageModeling")
 
-    def columns(self, rows: Rows, manifest: Manifest) -> dict[str, pa.Array]:
+    def columns(self, rows: RowBatch, manifest: Manifest) -> dict[str, pa.Array]:
         filled = rows.filled
         return {
             "input_ids": lists(rows.ids[filled], rows.tokens),

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.exports.formats.dataset_folder import DatasetFolder, lists
+from tasks.exports.dataset_folder import DatasetFolder, lists
 from tasks.exports.model import FOLDER, Note, Part, Reader, Settings
-from tasks.exports.rows import Rows
 from tasks.storage.manifest import Manifest
+from tasks.storage.shards import RowBatch
 
 
 class Axolotl(DatasetFolder):
@@ -22,7 +22,7 @@ class Axolotl(DatasetFolder):
     layout = "a `datasets` folder: `input_ids`, `attention_mask`, `labels`"
     reader = Reader("axolotl", "0.19.0", "axolotl.utils.collators.batching.V2BatchSamplerDataCollatorForSeq2Seq")
 
-    def columns(self, rows: Rows, manifest: Manifest) -> dict[str, pa.Array]:
+    def columns(self, rows: RowBatch, manifest: Manifest) -> dict[str, pa.Array]:
         filled, tokens = rows.filled, int(rows.tokens.sum())
         return {
             "input_ids": lists(rows.ids[filled], rows.lengths),

@@ -23,9 +23,9 @@ from tasks.exports.model import (
     ShardJob,
     is_balanced,
 )
-from tasks.exports.rows import Rows
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import LOSS_WEIGHT
+from tasks.storage.shards import RowBatch
 
 # Columns by name, with their types.
 COLUMNS = {"input_ids": "int32", "labels": "int32", "position_ids": "int32"}
@@ -44,7 +44,7 @@ class Mds(ExportFormat):
     layout = "`index.json`, `shard.*.mds`: `input_ids`, `labels`, `position_ids`, and `loss_weight` if the rows have it"
     reader = Reader("mosaicml-streaming", "0.13.0", "streaming.StreamingDataset")
 
-    def write_shard(self, job: ShardJob, batches: Iterator[Rows], part: Part, out: OutputFolder) -> None:
+    def write_shard(self, job: ShardJob, batches: Iterator[RowBatch], part: Part, out: OutputFolder) -> None:
         shape, shards = _Shape.of(job.manifest), job.manifest.splits[job.split].shards
         files = [shape.rows_of_files(shard.rows) for shard in shards]
         first = sum(len(rows) for rows in files[: job.number])
@@ -129,7 +129,7 @@ class _Shape(NamedTuple):
 class _Samples:
     """Samples of a shard, taken some at a time."""
 
-    def __init__(self, batches: Iterator[Rows]):
+    def __init__(self, batches: Iterator[RowBatch]):
         self._batches = batches
         self._rest = np.empty((0, 0), np.int32)
 

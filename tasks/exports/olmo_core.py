@@ -19,9 +19,9 @@ from typing import IO, cast
 import numpy as np
 
 from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob
-from tasks.exports.rows import Rows
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED
+from tasks.storage.shards import RowBatch
 
 
 class OlmoCore(ExportFormat):
@@ -34,7 +34,7 @@ class OlmoCore(ExportFormat):
     layout = "`token_ids_part_*.npy`, `labels_mask_part_*.npy`, `token_ids_part_*.csv.gz`"
     reader = Reader("ai2-olmo-core", "3.0.0", "olmo_core.data.numpy_dataset.NumpyFSLDataset")
 
-    def write_shard(self, job: ShardJob, batches: Iterator[Rows], part: Part, out: OutputFolder) -> None:
+    def write_shard(self, job: ShardJob, batches: Iterator[RowBatch], part: Part, out: OutputFolder) -> None:
         kind, number = _dtype(job.manifest), f"{job.number:04d}"
         part.facts = {"wrong_by_eos": 0, "wrong_by_bos": 0}
         with ExitStack() as stack:
@@ -99,7 +99,7 @@ def _found(manifest: Manifest, parts: Sequence[Part]) -> tuple[bool, bool]:
     return by_eos, by_bos and manifest.tokenizer.bos_token_id is not None
 
 
-def _wrong_bounds(rows: Rows, manifest: Manifest) -> dict[str, int]:
+def _wrong_bounds(rows: RowBatch, manifest: Manifest) -> dict[str, int]:
     """Count the bounds between tokens of a row that the reader would invent or miss.
 
     The bound before padding does not count, because padding is not trained on.

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from tasks.exports.formats.dataset_folder import lists
+from tasks.exports.dataset_folder import lists
 from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob
-from tasks.exports.rows import Rows
 from tasks.storage.arrow import offsets_of
 from tasks.storage.files import to_json
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED
+from tasks.storage.shards import RowBatch
 
 GROUP_ROWS, GROUP_TOKENS = 512, 1 << 19  # at most in a row group, because the reader holds one group in memory
 
@@ -35,7 +35,7 @@ class Megatron(ExportFormat):
     layout = "Parquet: `input_ids`, `loss_mask`, `seq_start_id`; no padding; `metadata.json` for CUDA graphs"
     reader = Reader("megatron-bridge", "0.6.0", "megatron.bridge.data.packing.parquet.GPTSFTPackedParquetDataset")
 
-    def write_shard(self, job: ShardJob, batches: Iterator[Rows], part: Part, out: OutputFolder) -> None:
+    def write_shard(self, job: ShardJob, batches: Iterator[RowBatch], part: Part, out: OutputFolder) -> None:
         size = max(1, min(GROUP_ROWS, GROUP_TOKENS // job.manifest.sequence_length))
         with out.file(f"{job.split}/{job.name}.idx.parquet") as file:
             writer, shortest = None, job.manifest.sequence_length
@@ -88,7 +88,7 @@ class Megatron(ExportFormat):
         ]
 
 
-def _columns(rows: Rows) -> pa.RecordBatch:
+def _columns(rows: RowBatch) -> pa.RecordBatch:
     filled = rows.filled
     trained = (rows.next_labels() != IGNORED)[filled].astype(np.int8)
     before = np.repeat(offsets_of(rows.tokens)[:-1], rows.pieces)  # tokens in the rows before the row of each piece

@@ -20,10 +20,10 @@ import numpy as np
 import orjson
 
 from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob
-from tasks.exports.rows import Rows
 from tasks.storage.arrow import offsets_of
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED
+from tasks.storage.shards import RowBatch
 
 SLICES = 1 << 16  # written at a time
 PADDING = -1  # stands for the line of padding until the number of lines before it is known
@@ -40,7 +40,7 @@ class Xtuner(ExportFormat):
     layout = "`samples/*.jsonl`, `pack/` (`boundaries.npy`, `samples.npy`, `paths.json`), `order.npy`"
     reader = Reader("xtuner", "v1 of 2026-08-21 (b934f46)", "xtuner.v1.datasets.preset_pack.PresetPackDataset")
 
-    def write_shard(self, job: ShardJob, batches: Iterator[Rows], part: Part, out: OutputFolder) -> None:
+    def write_shard(self, job: ShardJob, batches: Iterator[RowBatch], part: Part, out: OutputFolder) -> None:
         blocks, counts, top = [np.empty((0, 2), np.int32)], [np.empty(0, np.int32)], 0
         with out.file(f"{job.split}/samples/{job.name}.jsonl") as file:
             for rows in batches:
@@ -96,7 +96,7 @@ def _line(values: dict[str, Any]) -> bytes:
     return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
 
-def _ends(rows: Rows, top: int) -> np.ndarray:
+def _ends(rows: RowBatch, top: int) -> np.ndarray:
     """Return the line and the end of each slice: int32[slices, 2].
 
     `top` is the number of lines before the lines of these rows.

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.exports.formats.dataset_folder import DatasetFolder, lists
+from tasks.exports.dataset_folder import DatasetFolder, lists
 from tasks.exports.model import FOLDER, Part, Reader, Settings, is_balanced
-from tasks.exports.rows import Rows
 from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.storage.layout import SPLITS
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED
+from tasks.storage.shards import RowBatch
 
 MULTIPLE = 8
 NO_MEDIA = 1 << 32  # the number of a piece that cannot exist: a row has no images, videos, or audio
@@ -34,7 +34,7 @@ class LlamaFactory(DatasetFolder):
     layout = "a `datasets` folder: `input_ids`, `attention_mask`, `position_ids`, `labels`, `packing_params`"
     reader = Reader("llamafactory", "0.9.5", "llamafactory.data.collator.SFTDataCollatorWith4DAttentionMask")
 
-    def columns(self, rows: Rows, manifest: Manifest) -> dict[str, pa.Array]:
+    def columns(self, rows: RowBatch, manifest: Manifest) -> dict[str, pa.Array]:
         count, length = rows.ids.shape
         width = (length // MULTIPLE + 1) * MULTIPLE
         filled = rows.filled
@@ -67,7 +67,7 @@ class LlamaFactory(DatasetFolder):
         }
 
 
-def _packing_params(rows: Rows, width: int) -> pa.Array:
+def _packing_params(rows: RowBatch, width: int) -> pa.Array:
     """Return the bounds of the pieces of each row.
 
     A piece includes the padding before the next piece. The padding at the end of the row counts as one more piece.
