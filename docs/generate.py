@@ -71,7 +71,7 @@ def role_names() -> dict[str, list[str]]:
 
 def call_roles() -> str:
     """Return the names of roles that say that a turn is a call."""
-    from tasks.conversations.dialects.calls import CALL_ROLES
+    from tasks.conversations.calls import CALL_ROLES
 
     return " or ".join(f"`{name}`" for name in CALL_ROLES)
 

@@ -12,8 +12,7 @@ import luigi
 
 from pipeline import display
 from pipeline.progress import run
-from tasks.conversations.keys.loss_weights import loss_weight_hints
-from tasks.conversations.keys.training_flags import flag_hints
+from tasks.conversations.turn_weights import flag_hints, loss_weight_hints
 from tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
 from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
 from tasks.corpus.summary import unused_keys

@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.conversations.keys.role_names import Roles, with_roles
+from tasks.conversations.names import Roles, with_roles
 from tasks.core.errors import UsageError
 from tasks.core.yaml_settings import Removed, canonical_json, check_removed, check_settings, defaults_of, read_settings
 from tasks.readers.containers import container_by_extension

@@ -6,17 +6,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
-from tasks.conversations.dialects.calls import CALL_ROLES, tool_calls_of
-from tasks.conversations.dialects.joining import joined, may_follow
-from tasks.conversations.dialects.lists import is_struct_of_lists, list_of, object_of
-from tasks.conversations.dialects.parts import Content, answer_of, content_of_call, read_parts, text_and_parts
-from tasks.conversations.dialects.reasoning import reasoning_in
-from tasks.conversations.dialects.responses import is_item, is_reasoning_item, message_of_item
+from tasks.conversations.calls import CALL_ROLES, joined, may_follow, tool_calls_of
 from tasks.conversations.fields import missing, optional_text, text_of
-from tasks.conversations.keys.loss_weights import is_zero, weight_of
-from tasks.conversations.keys.training_flags import training_flag
+from tasks.conversations.lists import is_struct_of_lists, list_of, object_of
 from tasks.conversations.model import DEVELOPER, ROLES, Message, Record, ToolCall, message_of, role_named
 from tasks.conversations.openai import OPENAI_ROLES
+from tasks.conversations.parts import (
+    Content,
+    answer_of,
+    content_of_call,
+    is_item,
+    is_reasoning_item,
+    message_of_item,
+    read_parts,
+    text_and_parts,
+)
+from tasks.conversations.reasoning import reasoning_in
+from tasks.conversations.turn_weights import is_zero, training_flag, weight_of
 from tasks.core.errors import Reject
 from tasks.core.printable import closest, kind, shown
 

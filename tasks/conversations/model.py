@@ -32,7 +32,7 @@ class Message:
     from the content. `context` is called input in Alpaca and context in Dolly: it belongs to `content`, but a template
     may render it separately. `train` is None unless the data decides whether the message is trained on (see
     `trained_turns`). `loss_weight` is the value in the record until it is read, and a float afterwards
-    (keys/loss_weights.py). `parts` has the texts of a content that is a list of several parts, for templates that read
+    (turn_weights.py). `parts` has the texts of a content that is a list of several parts, for templates that read
     lists; `content` is then these texts, joined with line breaks. `developer` is true for a system message that the
     data calls DEVELOPER; only templates that know this role see the difference.
 

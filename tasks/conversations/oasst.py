@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tasks.conversations.chat import ROLE_NAMES, refuse_role
-from tasks.conversations.dialects.lists import is_struct_of_lists, list_of, object_of
 from tasks.conversations.fields import required, required_text
-from tasks.conversations.keys.objects import objects_in_tree
+from tasks.conversations.lists import is_struct_of_lists, list_of, object_of
 from tasks.conversations.model import Conversation, Format, Message, Record, message_of, role_named
+from tasks.conversations.objects import objects_in_tree
 from tasks.core.errors import Reject
 from tasks.core.printable import kind
 

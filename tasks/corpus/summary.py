@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tasks.conversations.keys.unused import OTHERS
+from tasks.conversations.unused_keys import OTHERS
 from tasks.core.printable import common_folder, counted, lengths_in_words, printable
 from tasks.packing.balance import Waiting
 from tasks.storage.facts import Ledger

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from tasks.conversations.keys.loss_weights import loss_weight_hints
-from tasks.conversations.keys.training_flags import flag_hints
+from tasks.conversations.turn_weights import flag_hints, loss_weight_hints
 from tasks.core.printable import counted
 from tasks.corpus.mixture_table import explain_limits
 from tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, explain_overlong

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tasks.config import Config
-from tasks.conversations.keys.unused import sum_counts
+from tasks.conversations.unused_keys import sum_counts
 from tasks.packing import bin_packing, several_lengths
 from tasks.packing.pieces import CHUNK, Accepted, Pieces
 from tasks.packing.placement import Bound

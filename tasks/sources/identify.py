@@ -17,8 +17,8 @@ from pathlib import Path
 import orjson
 
 from tasks.conversations.formats import FORMAT_NAMES, detect, guess_columns
-from tasks.conversations.keys.other_data import unread_preference
-from tasks.conversations.keys.renaming import MESSAGE_KEYS
+from tasks.conversations.names import MESSAGE_KEYS
+from tasks.conversations.other_data import unread_preference
 from tasks.conversations.traces.session import KEYS, SESSION, is_session
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.core.printable import shown, suggest

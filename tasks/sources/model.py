@@ -20,13 +20,12 @@ from pydantic import (
 )
 
 from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, USUAL_COLUMNS, check_format, read_record
-from tasks.conversations.keys.loss_weights import LOSS_WEIGHT
-from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, without_parts
-from tasks.conversations.keys.renaming import is_of_record
-from tasks.conversations.keys.role_names import Roles
 from tasks.conversations.model import Conversation
+from tasks.conversations.names import Roles, is_of_record
+from tasks.conversations.other_data import OTHER_KEYS, check_ignored, without_parts
 from tasks.conversations.traces.session import SESSION, without_media
 from tasks.conversations.traces.tokens import TOKENS
+from tasks.conversations.turn_weights import LOSS_WEIGHT
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.core.yaml_settings import defaults_of
 from tasks.readers.csv_file import check_delimiter, check_encoding, name_of

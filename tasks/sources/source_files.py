@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.conversations.formats import COLUMNS
-from tasks.conversations.keys.renaming import MESSAGE_KEYS
+from tasks.conversations.names import MESSAGE_KEYS
 from tasks.core.errors import DataError, StorageError, UsageError
 from tasks.core.messages import noted
 from tasks.core.printable import shown, suggest

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.conversations.dialects.pairing import unpaired_in, unpaired_in_contents
+from tasks.conversations.calls import unpaired_in, unpaired_in_contents
 from tasks.conversations.formats import role_names
-from tasks.conversations.keys.loss_weights import LOSS_WEIGHT, with_loss_weights
-from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import Conversation, PlainRecord, content_digest, is_blank, whole_text
 from tasks.conversations.openai import tools_json, turns_json
+from tasks.conversations.turn_weights import LOSS_WEIGHT, with_loss_weights
+from tasks.conversations.unused_keys import UnusedKeys
 from tasks.core.errors import PackError, Reject
 from tasks.core.printable import counted
 from tasks.encoders.encoder import Encoder

@@ -19,7 +19,7 @@ from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks.cli.check_view import show_prediction
 from tasks.config import load_config
-from tasks.conversations.keys.training_flags import flag_hints
+from tasks.conversations.turn_weights import flag_hints
 from tasks.dry_run.dry_run import predict
 
 CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 4."}]

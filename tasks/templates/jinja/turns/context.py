@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.conversations.dialects.reasoning import REASONING_KEYS
 from tasks.conversations.model import DEVELOPER
+from tasks.conversations.reasoning import REASONING_KEYS
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
 from tasks.templates.jinja.turns.locate import is_written

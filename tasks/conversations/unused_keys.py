@@ -14,13 +14,13 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from tasks.conversations.chat import TURN_NAMES
-from tasks.conversations.dialects.lists import MESSAGE_LISTS, may_need_lists, with_lists
-from tasks.conversations.dialects.parts import PartKeys
-from tasks.conversations.dialects.reasoning import REASONING_KEYS
 from tasks.conversations.formats import FORMAT_OF
-from tasks.conversations.keys.other_data import MEDIA_KEYS, OTHER_KEYS, is_other_data, other_data, part_of_other_data
-from tasks.conversations.keys.renaming import MESSAGE_KEYS, rename
+from tasks.conversations.lists import MESSAGE_LISTS, may_need_lists, with_lists
 from tasks.conversations.model import PlainRecord, Record
+from tasks.conversations.names import MESSAGE_KEYS, rename
+from tasks.conversations.other_data import MEDIA_KEYS, OTHER_KEYS, is_other_data, other_data, part_of_other_data
+from tasks.conversations.parts import PartKeys
+from tasks.conversations.reasoning import REASONING_KEYS
 from tasks.core.printable import printable
 
 # Maximum number of paths that are counted for a source; if keys are data, there may be any number of paths.

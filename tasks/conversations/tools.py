@@ -1,6 +1,6 @@
-"""Read the definitions of tools.
+"""Read the definitions of tools, and the options that a record gives its template.
 
-They are in `tools`, in `tool_defs`, or in OpenAI's older `functions`.
+Tools are in `tools`, in `tool_defs`, or in OpenAI's older `functions`; options in `chat_template_kwargs`.
 
 [{"name": "weather", "parameters": {…}}] → '{"type":"function","function":{"name":"weather","parameters":{…}}}'
 """
@@ -8,11 +8,24 @@ They are in `tools`, in `tool_defs`, or in OpenAI's older `functions`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from tasks.conversations.dialects.lists import list_of, object_of
 from tasks.conversations.fields import json_of, parsed, text_of
+from tasks.conversations.lists import list_of, object_of
 from tasks.conversations.model import Record
 from tasks.core.errors import Reject
+
+OPTIONS = "chat_template_kwargs"
+
+
+def options_of(record: Record) -> dict[str, Any] | None:
+    """Return the variables of a record, or None if it sets none."""
+    value = record.get(OPTIONS)
+    if value is None or value == "" or value == {}:
+        return None
+    found: Any = parsed(json_of(object_of(value, OPTIONS), OPTIONS, "bad_type"), OPTIONS, "bad_type")
+    return found or None
+
 
 # Names of the definitions in a record.
 TOOL_KEYS = ("tools", "tool_defs", "functions")

@@ -5,16 +5,25 @@ The keys are `tool_calls` and the older `function_call`. The role of a call turn
 {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}}
 {"name": "weather", "arguments": {"city": "Oslo"}}
     → ToolCall("weather", '{"city":"Oslo"}')
+
+Turns of one answer are joined, and calls are paired with their results: by ID, or else by name, or in order. The calls
+of the last message may be open, because a conversation may end with them.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
-from tasks.conversations.dialects.lists import list_of, object_of
-from tasks.conversations.dialects.reasoning import without_front
+import orjson
+
 from tasks.conversations.fields import json_of, parsed, text_of
-from tasks.conversations.model import ToolCall
+from tasks.conversations.lists import list_of, object_of
+from tasks.conversations.model import Conversation, Message, ToolCall
+from tasks.conversations.reasoning import without_front
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 
@@ -126,3 +135,103 @@ def _calls_in(value: object, where: str) -> tuple[ToolCall, ...]:
     if not value:
         raise Reject("bad_tool_call", f"{where}: the role says that this is a call, but the list of calls is empty")
     return tuple(call_of(call, f"{where}[{index}]") for index, call in enumerate(value))
+
+
+def may_follow(role: object, after_call: bool) -> bool:
+    """Return whether a call turn may belong to the same answer as the turn before it.
+
+    `role` is its role in the data. The call of ShareGPT is a turn of its own, or one of several calls.
+    """
+    return after_call or not (isinstance(role, str) and role.lower() == CALL_ROLES[0])
+
+
+def joined(before: Message, after: Message) -> Message | None:
+    """Return two turns of the assistant as one message.
+
+    Returns None if that would change their order or their training: a message is reasoning, then content, then calls.
+    """
+    both = (before, after)
+    if any(message.role != "assistant" for message in both):
+        return None
+    if before.train != after.train or before.loss_weight != after.loss_weight or before.name != after.name:
+        return None
+    has_text, has_calls = bool(before.content), bool(before.tool_calls)
+    if (after.reasoning and (before.reasoning or has_text or has_calls)) or (after.content and (has_text or has_calls)):
+        return None
+    said = before if has_text else after
+    return replace(
+        before,
+        content=said.content,
+        parts=said.parts,
+        reasoning=before.reasoning or after.reasoning,
+        tool_calls=before.tool_calls + after.tool_calls,
+    )
+
+
+# Calls that a template of Hermes models writes may be in the content as text.
+_CALL_AS_TEXT = "<tool_call>"
+
+
+class Unpaired(NamedTuple):
+    """Counts of what has no partner in a conversation.
+
+    `undefined_tools` is 1 if a called tool has no definition.
+    """
+
+    calls_without_result: int = 0
+    results_without_call: int = 0
+    undefined_tools: int = 0
+
+
+def unpaired_in(conversation: Conversation) -> Unpaired | None:
+    """Return the calls and results without a partner, or None if there are none."""
+    messages = conversation.messages
+    if not any(message.tool_calls or message.role == "tool" for message in messages):
+        return None
+    open_calls: list[ToolCall] = []
+    results = 0
+    may_have_text_calls = False
+    for message in messages:
+        open_calls += message.tool_calls
+        may_have_text_calls |= message.role == "assistant" and _CALL_AS_TEXT in message.content
+        if message.role == "tool":
+            if (call := _call_of(message, open_calls)) is not None:
+                open_calls.remove(call)
+            elif not may_have_text_calls:
+                results += 1
+    # The calls of the last message are open, because no result follows.
+    found = Unpaired(len(open_calls) - len(messages[-1].tool_calls), results, int(_calls_undefined(conversation)))
+    return found if any(found) else None
+
+
+def _call_of(result: Message, calls: Sequence[ToolCall]) -> ToolCall | None:
+    """Return the open call that a result belongs to."""
+    if result.tool_call_id is not None and any(call.id is not None for call in calls):
+        return next((call for call in calls if call.id == result.tool_call_id), None)
+    named = [call for call in calls if call.name == result.name] if result.name else []
+    return next(iter(named or calls), None)
+
+
+def _calls_undefined(conversation: Conversation) -> bool:
+    names = {call.name for message in conversation.messages for call in message.tool_calls}
+    return bool(names) and not names.issubset(_names_of(conversation.tools))
+
+
+@lru_cache(maxsize=512)
+def _names_of(tools: tuple[str, ...]) -> Collection[str]:
+    """Return the names of the tools with these schemas."""
+    found = set()
+    for tool in tools:
+        schema = orjson.loads(tool)
+        function = schema.get("function") if isinstance(schema.get("function"), dict) else schema
+        if isinstance(function.get("name"), str):
+            found.add(function["name"])
+    return found
+
+
+def unpaired_in_contents(roles: Sequence[str], contents: Sequence[str]) -> Unpaired | None:
+    """Return the results without a call in a plain conversation.
+
+    Returns None if there are none.
+    """
+    return unpaired_in(Conversation(tuple(map(Message, roles, contents))))

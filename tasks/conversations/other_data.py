@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tasks.conversations.dialects.lists import found_list
+from tasks.conversations.lists import found_list
 from tasks.core.errors import DataError
 from tasks.core.printable import suggest
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from tasks.conversations.dialects.calls import ARGUMENTS
-from tasks.conversations.dialects.lists import found_list, found_object
-from tasks.conversations.dialects.parts import RESULT_PARTS, keys_of_part
-from tasks.conversations.dialects.reasoning import REASONING_KEYS
-from tasks.conversations.dialects.responses import is_item, keys_of_item
-from tasks.conversations.keys.loss_weights import OF_MESSAGES, is_number
-from tasks.conversations.keys.renaming import MESSAGE_KEYS
-from tasks.conversations.keys.training_flags import LOSS, TRAINING_FLAGS
+from tasks.conversations.calls import ARGUMENTS
+from tasks.conversations.lists import found_list, found_object
 from tasks.conversations.model import Record
+from tasks.conversations.names import MESSAGE_KEYS
+from tasks.conversations.parts import RESULT_PARTS, is_item, keys_of_item, keys_of_part
+from tasks.conversations.reasoning import REASONING_KEYS
+from tasks.conversations.turn_weights import LOSS, OF_MESSAGES, TRAINING_FLAGS, is_number
 
 Object = tuple[str, dict[str, object], Collection[str]]
 """The path of an object, such as messages[].tool_calls[]; the object; its used keys."""
