@@ -14,7 +14,7 @@ from support.commands import ROOT
 
 FOLDERS = ("bench", "data/sample", "docs", "pipeline", "tasks", "tests", "train")
 SUFFIXES = (".md", ".py")
-MOST = 20
+MOST = 24
 FILES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file() and path.name[0] != "."]
 SOURCES = [path for path in [*FILES, *ROOT.glob("*.md"), ROOT / "Makefile"] if path.suffix in (*SUFFIXES, "")]
 MENTIONED = re.compile(r"(?<![\w./<])((?:bench|data|docs|pipeline|tasks|tests|train)/[\w/-]+\.(?:md|py))\b")
