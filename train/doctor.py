@@ -239,7 +239,7 @@ def _tokenizers() -> Iterator[Finding]:
 
     A corpus whose files are missing is left out, and so is one that uses the file of its tokenizer as it is.
     """
-    from train.model.same_ids import compare_rows, is_as_it_is
+    from train.model.same_tokenizer import compare_rows, is_as_it_is
 
     for path in sorted(Path("manifests").glob("*.json"), key=lambda path: path.stat().st_mtime)[-CORPORA:]:
         try:

@@ -6,7 +6,7 @@ from tasks.conversations.keys.loss_weights import loss_weight_hints
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.corpus.mixture_table import explain_limits
 from tasks.dry_run.model import Prediction, about, train_rows
-from tasks.encoders.added_tokens import is_blank
+from tasks.encoders.encoder import is_blank
 from tasks.packing.pieces import MOST_CONVERSATIONS
 from tasks.packing.rejects import suggest_settings
 from tasks.templates.sections import explain_empty_blocks

@@ -19,8 +19,8 @@ from rich.console import Console
 from transformers import TrainerCallback
 
 from tasks.core.printable import counted, duration, shown
-from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.storage.files import write_bytes
 from train.data.corpus import Corpus
 from train.evaluation.generate import generating, greedy

@@ -18,8 +18,7 @@ import torch
 from accelerate import PartialState
 
 from tasks.core.printable import counted
-from tasks.encoders.corpus_tokenizer import find_tokenizer_files
-from tasks.encoders.tokenizer_files import TokenizerFiles
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer_files
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
@@ -34,7 +33,7 @@ from train.machine.meeting import require_same
 from train.machine.ranks import gather, main_first, together
 from train.model import attention_trial, base_model, flops, isolation, options, qlora
 from train.model.attention import autocast, backend_to_load, batch_of, require_available, use_attention
-from train.model.same_ids import check_rows
+from train.model.same_tokenizer import check_rows
 from train.model.sharding import check_ranks, is_sharded, shard
 
 

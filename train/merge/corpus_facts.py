@@ -16,8 +16,8 @@ from typing import Any
 
 from tasks.conversations.model import Conversation, Message
 from tasks.core.errors import PackError, Reject
-from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.inspection.manifests import find_manifest
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import open_shard

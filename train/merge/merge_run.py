@@ -29,7 +29,7 @@ from train.merge.weights.adapter import FILE, FIX, Adapter, described
 from train.merge.weights.tensor_files import Tensors, tensors_of_model
 from train.merge.weights.ties import find_ties
 from train.merge.weights.write import PRECISIONS, main_precision, write_weights
-from train.model import same_ids
+from train.model import same_tokenizer
 from train.model.base_model import has_tokenizer, silence_libraries, unreadable
 
 VERSION = 1
@@ -134,7 +134,7 @@ def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, roo
     companions = write_companions(folder, base, run, facts, in_config, ties.settings)
     _say(f"chat template: {companions.template}")
     if facts and facts.corpus and has_tokenizer(folder):
-        _say(same_ids.described(same_ids.compare_rows(facts.manifest, facts.corpus.folder, folder)))
+        _say(same_tokenizer.described(same_tokenizer.compare_rows(facts.manifest, facts.corpus.folder, folder)))
     merged_as = f"{described(adapter)}; {apart}" if apart else described(adapter)
     card = model_card(run, base, facts, companions, dtype, merged_as, bool(written.whole), zero)
     write_bytes(folder / CARD, card)

@@ -23,18 +23,18 @@ from safetensors.torch import save
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from tasks.core.errors import DataError, InputMissing
-from tasks.encoders.corpus_tokenizer import load_as_of
-from tasks.encoders.same_tokenizer import differences
 from tasks.encoders.tokenizer_files import (
     DECIDING,
     TOKENIZER_FILES,
     TokenizerFiles,
     find_tokenizer,
     is_like_transformers,
+    load_as_of,
 )
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest
 from train.config import TrainingConfig
+from train.model.same_tokenizer import differences
 
 PARAMETERS = 23_000_000
 # Two wide layers are a quarter faster on a CPU than four (attention is cheaper), and learn more in the same steps.

@@ -15,12 +15,11 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, SENTENCES, kind_path
 
 from tasks.dry_run.dry_run import predict
-from tasks.encoders.as_transformers import compare as compare_module
-from tasks.encoders.as_transformers.compare import Comparison, compare, texts_in
-from tasks.encoders.corpus_tokenizer import open_tokenizer
+from tasks.encoders import auto_compare as compare_module
+from tasks.encoders.auto_compare import Comparison, compare, texts_in
 from tasks.encoders.encoder import Encoded, Unencodable
 from tasks.encoders.huggingface_encoder import HuggingFaceEncoder
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder, open_tokenizer
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import load_manifest
@@ -72,7 +71,7 @@ def test_a_comparison_loads_no_pytorch_and_leaves_transformers_as_it_was() -> No
     code = f"""
 import sys
 from pathlib import Path
-from tasks.encoders.as_transformers.compare import compare
+from tasks.encoders.auto_compare import compare
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 place = Path({str(kind_path("hf_byte_level"))!r})
 print(compare(open_encoder(find_tokenizer(place)), place, ["a", "b"]))

@@ -3,7 +3,7 @@
     texts without control tokens ─┬─encoder───────▶ ids ─┐
                                   └─AutoTokenizer─▶ ids ─┴─▶ the first difference
 
-The rules of this package are those of one release. This comparison is with the installed release.
+The rules of `auto_rules` are those of one release. This comparison is with the installed release.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def compare(encoder: Encoder, folder: Path, texts: Iterable[str]) -> Comparison:
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Hide PyTorch from an import of Transformers, unless the process has loaded either.
+    """Hide PyTorch from an import of Transformers, unless one of them is loaded.
 
     No tokenizer needs PyTorch, which takes most of the time of the import. What is imported without it is forgotten
     when the block ends.
