@@ -30,8 +30,8 @@ from rich.console import Console
 from transformers import TrainerCallback
 
 from tasks.core.printable import counted, duration, shown
-from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.storage.files import write_bytes
 from tasks.storage.schemas import IGNORED
 from train.config import TrainingConfig

@@ -15,10 +15,9 @@ import pyarrow.compute as pc
 
 from tasks.conversations.model import full_text
 from tasks.core.errors import Reject
-from tasks.encoders.as_transformers.compare import compare, is_installed
+from tasks.encoders.auto_compare import compare, is_installed
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.gigatoken_encoder import GigatokenEncoder
-from tasks.encoders.gigatoken_model import Unsupported
+from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.readers.containers import container_named
 from tasks.readers.tables import wanted
 from tasks.recipe import Recipe

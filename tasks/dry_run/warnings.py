@@ -11,8 +11,7 @@ from tasks.corpus.mixture_table import explain_limits
 from tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, explain_overlong
 from tasks.dry_run.prediction import Prediction, Steps
 from tasks.dry_run.selection import Selection
-from tasks.encoders.added_tokens import is_blank
-from tasks.encoders.encoder import Encoder
+from tasks.encoders.encoder import Encoder, is_blank
 from tasks.packing.pieces import MOST_CONVERSATIONS
 from tasks.packing.rejects import suggest_settings
 from tasks.templates.names import explain_undefined

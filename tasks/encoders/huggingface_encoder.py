@@ -16,8 +16,16 @@ import orjson
 
 from tasks.core.errors import DataError
 from tasks.core.printable import shown
-from tasks.encoders.added_tokens import content_tokens_of
-from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, TooSlow, Unencodable, special_id, token_name
+from tasks.encoders.encoder import (
+    Encoded,
+    Encoder,
+    LeadingSpace,
+    TooSlow,
+    Unencodable,
+    content_tokens_of,
+    special_id,
+    token_name,
+)
 from tasks.encoders.native import Panic, read_spec, run_native, tokenizer_of
 from tasks.encoders.texts import Texts
 from tasks.storage.arrow import offsets_of

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasks.core.errors import DataError
-from tasks.encoders.added_tokens import content_tokens_of
-from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, special_id
+from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, content_tokens_of, special_id
 from tasks.encoders.native import check_growth, growth_of_charsmap
 from tasks.encoders.texts import Texts
 from tasks.storage.arrow import offsets_of

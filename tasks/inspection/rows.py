@@ -18,8 +18,8 @@ import numpy as np
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import counted, printable
 from tasks.corpus.summary import DROPPED
-from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.inspection.lookup import (
     Place,
     find_row,

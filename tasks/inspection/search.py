@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import UsageError
-from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.inspection.lookup import Place, find_row, pieces_in_row, read_rejects, row_number
 from tasks.inspection.rows import Piece, Span, place_in_corpus, read_row, spans_of
 from tasks.storage.arrow import to_arrow

@@ -26,8 +26,7 @@ import numpy as np
 from tasks.core.errors import PackError, UsageError
 from tasks.core.printable import shown
 from tasks.encoders.encoder import Encoded, Encoder, TooSlow, Unencodable
-from tasks.encoders.gigatoken_encoder import GigatokenEncoder
-from tasks.encoders.gigatoken_model import Unsupported
+from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.encoders.texts import UNDERLINE
 from tasks.encoders.tokenizer_files import forget_loaded
 from tasks.recipe import Recipe

@@ -14,8 +14,7 @@ import numpy as np
 import orjson
 
 from tasks.core.errors import DataError
-from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_found
-from tasks.encoders.tokenizer_files import joined_sha256
+from tasks.encoders.tokenizer_files import find_tokenizer_files, joined_sha256, open_found
 from tasks.storage.corpus_folder import reading
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS

@@ -30,8 +30,7 @@ from tasks.config import path_in
 from tasks.core.errors import Busy, DataError, InputMissing, PackError
 from tasks.corpus.dataset_card import CARD, dataset_card
 from tasks.corpus.publish import COPIED, files_beside, write_planned_shard
-from tasks.encoders.corpus_tokenizer import open_tokenizer
-from tasks.encoders.tokenizer_files import find_tokenizer
+from tasks.encoders.tokenizer_files import find_tokenizer, open_tokenizer
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, published_copy, raise_all
 from tasks.storage.facts import FileFacts, Shard

@@ -26,8 +26,8 @@ from tasks.cli.console import print_hanging, styled
 from tasks.cli.questions import Question, answer, render
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import BOUNDARY
-from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.inspection import lookup, search
 from tasks.inspection.kinds import kind_of
 from tasks.storage.corpus_folder import corpus_folder

@@ -32,7 +32,7 @@ from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError, PackError, PartMissing, StorageError
-from tasks.encoders.corpus_tokenizer import open_tokenizer
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.report import plots, report, rows
 from tasks.report.figures import read_figures
 from tasks.report.histogram import Histogram

@@ -31,9 +31,8 @@ from transformers import PreTrainedTokenizerFast
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError, Reject
-from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import joined_sha256
+from tasks.encoders.tokenizer_files import find_tokenizer_files, joined_sha256, open_tokenizer
 from tasks.packing.pieces import cut_conversation
 from tasks.storage.corpus_folder import check_listed
 from tasks.storage.manifest import Manifest

@@ -18,8 +18,7 @@ import torch
 from accelerate import PartialState
 
 from tasks.core.printable import counted
-from tasks.encoders.corpus_tokenizer import find_tokenizer_files
-from tasks.encoders.tokenizer_files import TokenizerFiles
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer_files
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
@@ -31,8 +30,8 @@ from train.machine.devices import Device, check_reporting
 from train.machine.ranks import fail_alike, gather, main_first, require_same, together
 from train.model import attention_trial, base_model, flops, isolation, options, qlora
 from train.model.attention import autocast, backend_to_load, batch_of, require_available, use_attention
-from train.model.base_model import check_rows
 from train.model.qlora import check_ranks, is_sharded, shard
+from train.model.same_tokenizer import check_rows
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,14 @@ from jinja2 import Template
 from tasks.conversations.model import Conversation, Message
 from tasks.core.errors import PackError, Reject
 from tasks.core.printable import counted, printable
-from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import MORE_TEMPLATES, TOKENIZER_FILES, TokenizerFiles, find_tokenizer
+from tasks.encoders.tokenizer_files import (
+    MORE_TEMPLATES,
+    TOKENIZER_FILES,
+    TokenizerFiles,
+    find_tokenizer,
+    open_tokenizer,
+)
 from tasks.inspection.manifests import find_manifest
 from tasks.storage.files import read_json, to_json, write_bytes
 from tasks.storage.layout import kind_of

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import LENGTH, Row, tiny_model
 
-from tasks.encoders.corpus_tokenizer import open_tokenizer
+from tasks.encoders.tokenizer_files import open_tokenizer
 from train import evaluation
 from train.data.corpus import Corpus, open_corpus
 from train.data.dataset import PackedDataset

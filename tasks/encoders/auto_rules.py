@@ -8,9 +8,13 @@ own, which depend on a few settings of tokenizer_config.json.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from tasks.encoders.sentencepiece_encoder import read_model
 
 Spec = dict[str, Any]
 
@@ -27,6 +31,11 @@ SPACE_TO_UNDERLINE = {"type": "Replace", "pattern": {"String": " "}, "content": 
 DECODED = {"type": "Sequence", "decoders": [
     {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
 ]}  # fmt: skip
+# A tokenizer.json without its model.
+EMPTY: Spec = {
+    "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+    "pre_tokenizer": None, "post_processor": None, "decoder": None,
+}  # fmt: skip
 # Options of a BPE model, with their defaults.
 OPTIONS: Spec = {
     "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
@@ -131,3 +140,66 @@ REBUILT = {
         "special",
     ),
 }  # fmt: skip
+
+
+# -- SentencePiece -----------------------------------------------------------------------------------------------
+
+
+def converted(path: Path, rule: Rebuilt | None) -> tuple[Spec, list[Any], dict[str, str | None]]:
+    """Return a tokenizer.json, added tokens, and the names of special tokens.
+
+    A class with a rule uses only the vocabulary and the merges. Raises DataError if the file is damaged.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as proto
+    from tokenizers import AddedToken
+
+    model = read_model(path)
+    trainer, types = model.trainer_spec, proto.ModelProto.SentencePiece
+    added = [
+        AddedToken(piece.piece, normalized=False, special=piece.type == types.CONTROL)
+        for piece in model.pieces
+        if piece.type in (types.CONTROL, types.USER_DEFINED)
+    ]
+    pieces = [(name, *(getattr(trainer, f"{name}_{key}") for key in ("id", "piece"))) for name in ("bos", "eos", "unk")]
+    names = {f"{name}_token": piece for name, number, piece in pieces if number >= 0 and not rule}
+    steps = [*precompiled(model.normalizer_spec), SPACE_TO_UNDERLINE]
+    spec = EMPTY | {"normalizer": {"type": "Sequence", "normalizers": steps}, "decoder": DECODED}
+    if rule is None and trainer.model_type == trainer.UNIGRAM:
+        vocabulary = [(piece.piece, piece.score) for piece in model.pieces]
+        unigram = {"type": "Unigram", "unk_id": trainer.unk_id, "vocab": vocabulary}
+        return spec | {"model": unigram | {"byte_fallback": trainer.byte_fallback}}, added, names
+    numbers = {piece.piece: number for number, piece in enumerate(model.pieces)}
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(numbers, key=numbers.__getitem__)
+        for cut in range(1, len(piece))
+        if piece[:cut] in numbers and piece[cut:] in numbers
+    ]
+    return spec | {"model": bpe_of(trainer, numbers, merges)}, added, names
+
+
+def precompiled(normalizer: Any) -> list[Spec]:
+    """Return the step that replaces characters, if a SentencePiece model has one."""
+    charsmap = base64.b64encode(normalizer.precompiled_charsmap).decode("ascii")
+    return [{"type": "Precompiled", "precompiled_charsmap": charsmap}] if charsmap else []
+
+
+def bpe_of(trainer: Any, vocab: dict[str, int], merges: list[tuple[str, str]]) -> Spec:
+    """Return a BPE model with the options of a SentencePiece model."""
+    options = {"unk_token": trainer.unk_piece, "fuse_unk": True, "byte_fallback": trainer.byte_fallback}
+    return {"type": "BPE", **OPTIONS, **options, "vocab": vocab, "merges": merges}
+
+
+def rename_pieces(model: Spec, by_id: Mapping[int, Any]) -> bool:
+    """Rename pieces of a BPE model to the added tokens with their ids.
+
+    Returns whether the model is still valid: no merge needs a piece that was renamed.
+    """
+    numbers = model["vocab"]
+    pieces = {number: piece for piece, number in numbers.items()}
+    for number, token in by_id.items():
+        piece, content = pieces.get(number), token.content
+        if piece and piece != content and content not in numbers:
+            numbers[content] = numbers.pop(piece)
+            pieces[number] = content
+    return all(one in numbers and other in numbers and one + other in numbers for one, other in model["merges"])

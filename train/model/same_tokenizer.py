@@ -1,12 +1,15 @@
-"""Compare the parts of two tokenizers that decide which tokens a text becomes.
+"""Compare the tokenizer of a corpus with that of a model.
 
     files of a corpus's tokenizer ─┐
                                    ├─differences─▶ [] if every text becomes the same tokens, else the differences
     files of a model's tokenizer ──┘
 
-These parts are vocabulary, merges or scores, added tokens, normalizer, pre-tokenizer, settings of the model, and the
-names of BOS and EOS. Chat template, padding, truncation, decoder, and the layout of the files do not matter, so a
-tokenizer stays equal if a library saves it again.
+    texts of the rows ─┬─ tokenizer of the corpus ─▶ ids ─┐
+                       └─ AutoTokenizer ───────────▶ ids ─┴─▶ the first difference
+
+The files are compared in the parts that decide which tokens a text becomes: vocabulary, merges or scores, added
+tokens, normalizer, pre-tokenizer, settings of the model, and the names of BOS and EOS. Chat template, padding,
+truncation, decoder, and the layout of the files do not matter, so a tokenizer stays equal if a library saves it again.
 """
 
 from __future__ import annotations
@@ -18,14 +21,20 @@ from typing import Any
 
 import orjson
 
+from tasks.core.errors import DataError
 from tasks.core.printable import shown
+from tasks.encoders.auto_compare import Comparison, compare, texts_in
 from tasks.encoders.encoder import token_name
 from tasks.encoders.native import read_spec, tokenizer_of
 from tasks.encoders.sentencepiece_encoder import read_model
-from tasks.encoders.tokenizer_files import TokenizerFiles, forget_loaded
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer_files, forget_loaded, load_as_of, open_found
+from tasks.storage.manifest import Manifest
+from tasks.storage.shards import open_shard
 
 # Parts of a tokenizer by their names in messages: tables with an entry per token, or single values.
 Parts = dict[str, Any]
+
+ROWS = 64  # rows to take texts from
 
 _SINGLE = ("normalizer", "pre-tokenizer")
 
@@ -145,3 +154,46 @@ def _value(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return shown(" ".join(map(str, value)))
     return shown(value) if isinstance(value, str) else str(value)
+
+
+# -- texts of the rows -------------------------------------------------------------------------------------------
+
+
+def compare_rows(manifest: Manifest, corpus: Path, tokenizer: Path) -> Comparison:
+    """Compare the tokenizer of a corpus folder with AutoTokenizer of a folder.
+
+    Nothing is compared if the corpus has no tokens. Raises the errors of find_tokenizer_files and open_shard.
+    """
+    shard = next((shard for split in manifest.splits.values() for shard in split.shards if shard.rows), None)
+    if shard is None or not manifest.packing_metadata.enabled:
+        return Comparison()
+    encoder = open_found(manifest, find_tokenizer_files(manifest, corpus))
+    with open_shard(manifest, corpus, shard) as batches:
+        rows = next(iter(batches)).column("input_ids").slice(0, ROWS).to_pylist()
+    return compare(encoder, tokenizer, texts_in(encoder, rows))
+
+
+def check_rows(manifest: Manifest, corpus: Path, tokenizer: Path) -> str:
+    """Return a note about the comparison.
+
+    Raises DataError if a text differs, unless the corpus was made with a single file or with `as: files`: then the note
+    says so.
+    """
+    found = compare_rows(manifest, corpus, tokenizer)
+    if found.difference and not is_as_it_is(manifest, corpus):
+        raise DataError(
+            "other_tokenizer",
+            f"{found.difference} ({tokenizer}); pack the corpus with that tokenizer or, if inference uses its file as "
+            "it is, with `tokenizer: {path: FOLDER, as: files}`",
+        )
+    return described(found)
+
+
+def is_as_it_is(manifest: Manifest, corpus: Path) -> bool:
+    """Return whether a corpus uses the file of its tokenizer as it is."""
+    return load_as_of(manifest) == "files" or len(find_tokenizer_files(manifest, corpus).files) == 1
+
+
+def described(found: Comparison) -> str:
+    problem = found.difference or found.failure
+    return f"tokenizer: {problem}" if problem else f"tokenizer: {found.texts:,} texts have the tokens of AutoTokenizer"

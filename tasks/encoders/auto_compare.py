@@ -3,13 +3,15 @@
     texts without control tokens ─┬─encoder───────▶ ids ─┐
                                   └─AutoTokenizer─▶ ids ─┴─▶ the first difference
 
-The rules of this package are those of one release. This comparison is with the installed release.
+The rules of `auto_rules` are those of one release. This comparison is with the installed release.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -17,9 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import Reject
+import numpy as np
+
 from tasks.core.printable import shown
-from tasks.encoders.encoder import Encoder
+from tasks.encoders.encoder import Encoder, Unencodable
 
 TEXTS = 300  # texts to compare
 LONGEST = 2000  # characters of a text
@@ -49,22 +52,48 @@ def compare(encoder: Encoder, folder: Path, texts: Iterable[str]) -> Comparison:
     """
     name = f"AutoTokenizer of Transformers {metadata.version('transformers')}"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of the library would break later forks
-    from transformers import AutoTokenizer
+    with _without_torch():
+        from transformers import AutoTokenizer
 
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # a file can be unusable in many ways
+            reason = " ".join(str(error).split())[:200]
+            return Comparison(failure=f"{name} cannot load {folder}: {type(error).__name__}: {reason}")
+        return _compare(encoder, tokenizer, name, texts)
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Hide PyTorch from an import of Transformers, unless one of them is loaded.
+
+    No tokenizer needs PyTorch, which takes most of the time of the import. What is imported without it is forgotten
+    when the block ends.
+    """
+    before = set(sys.modules)
+    if not before.isdisjoint(("torch", "transformers")):
+        yield
+        return
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn that no model can be used
+    sys.modules["torch"] = None  # type: ignore[assignment]
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a file can be unusable in many ways
-        reason = " ".join(str(error).split())[:200]
-        return Comparison(failure=f"{name} cannot load {folder}: {type(error).__name__}: {reason}")
+        yield
+    finally:
+        del sys.modules["torch"]
+        for module in set(sys.modules) - before:
+            if module.partition(".")[0] == "transformers":
+                del sys.modules[module]
+
+
+def _compare(encoder: Encoder, tokenizer: Any, name: str, texts: Iterable[str]) -> Comparison:
     for token, number in (*encoder.controls.items(), *encoder.content_tokens.items()):
         theirs = tokenizer.convert_tokens_to_ids(token)
         if theirs != number:
             return Comparison(difference=f"the token {shown(token)} has the id {number} here, but {theirs} with {name}")
     count = 0
-    for text in _ordinary(encoder, texts):
-        ours = _encodings(encoder, text)
+    for text, ours in _ours(encoder, _ordinary(encoder, texts)):
         theirs = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        if ours and theirs not in ours:
+        if theirs not in ours:
             mine, yours = _excerpts(tokenizer, ours[0], theirs)
             return Comparison(count, f"{shown(text[:80])} becomes {mine} here, but {yours} with {name}")
         count += 1
@@ -92,17 +121,20 @@ def _ordinary(encoder: Encoder, texts: Iterable[str]) -> list[str]:
     return [text for number, text in enumerate(some) if number not in held]
 
 
-def _encodings(encoder: Encoder, text: str) -> list[list[int]]:
-    """Return the ids of a text at the start of a rendering; [] if it has no encoding.
+def _ours(encoder: Encoder, texts: Sequence[str]) -> list[tuple[str, list[list[int]]]]:
+    """Return texts, each with its ids at the start of a rendering.
 
-    There are two if the template decides about the leading space.
+    Texts without an encoding are left out. There are two encodings if the template decides about the leading space.
     """
-    spaced = encoder.with_leading_space(text)
-    forms = {"none": [text], "template": [spaced, text]}.get(encoder.leading_space, [spaced])
+    spaced = [encoder.with_leading_space(text) for text in texts]
+    forms = {"none": [texts], "template": [spaced, texts]}.get(encoder.leading_space, [spaced])
     try:
-        return [encoder.encode([form]).ids.tolist() for form in forms]
-    except Reject:
-        return []
+        encoded = [encoder.encode(form) for form in forms]
+    except Unencodable as error:
+        pairs = zip(texts, spaced, strict=True)
+        return _ours(encoder, [text for text, other in pairs if error.problems.keys().isdisjoint((text, other))])
+    ids = [[part.tolist() for part in np.split(form.ids, form.offsets[1:-1])] for form in encoded]
+    return [(text, [*of_text]) for text, *of_text in zip(texts, *ids, strict=True)]
 
 
 def _excerpts(tokenizer: Any, ours: list[int], theirs: list[int]) -> list[str]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.commands import ROOT
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, SENTENCES, kind_path
 
 from tasks.dry_run.dry_run import predict
-from tasks.encoders.as_transformers import compare as compare_module
-from tasks.encoders.as_transformers.compare import Comparison, compare, texts_in
-from tasks.encoders.corpus_tokenizer import open_tokenizer
-from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from tasks.encoders import auto_compare as compare_module
+from tasks.encoders.auto_compare import Comparison, compare, texts_in
+from tasks.encoders.encoder import Encoded, Unencodable
+from tasks.encoders.huggingface_encoder import HuggingFaceEncoder
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder, open_tokenizer
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import load_manifest
@@ -60,6 +65,33 @@ def test_a_token_with_another_id_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_auto_tokenizer_cannot_load(tmp_path: Path) -> None:
     found = compare(open_encoder(find_tokenizer(kind_path("hf_byte_level"))), tmp_path, TEXTS)
     assert "cannot load" in found.failure
+
+
+def test_a_comparison_loads_no_pytorch_and_leaves_transformers_as_it_was() -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from tasks.encoders.auto_compare import compare
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+place = Path({str(kind_path("hf_byte_level"))!r})
+print(compare(open_encoder(find_tokenizer(place)), place, ["a", "b"]))
+print([name for name in sys.modules if name.partition(".")[0] in ("torch", "transformers")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "Comparison(texts=2, difference='', failure='')\n[]\n"
+    assert done.stderr == ""
+
+
+def test_texts_without_an_encoding_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = open_encoder(find_tokenizer(kind_path("hf_byte_level")))
+
+    def encode(texts: Sequence[str]) -> Encoded:
+        if "b" in texts:
+            raise Unencodable({"b": "no encoding"})
+        return HuggingFaceEncoder.encode(encoder, texts)
+
+    monkeypatch.setattr(encoder, "encode", encode)
+    assert compare(encoder, kind_path("hf_byte_level"), ["a", "b", "c"]) == Comparison(2)
 
 
 def made(place: Path, tokenizer: object) -> Recipe:
