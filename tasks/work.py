@@ -309,7 +309,7 @@ class WriteShard(Work):
                 recipe.length_of_shard(self.shard),
                 recipe.corpus_key,
                 fetch=lambda file: mirror.fetch((file, layout.token_receipt(file.stem))),
-                shape=shape_of(recipe.settings()),
+                shape=shape_of(recipe.config.settings()),
             )
         except UNREADABLE:
             _check_token_files(recipe, token_files)

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tasks.config import Balance
 from tasks.core.seeded_order import shuffle
-from tasks.row_settings import Balance
 from train.data.corpus import Corpus
 from train.data.dataset import PackedDataset
 from train.data.step_rows import Step, cut

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from tasks.row_settings import Balance
+from tasks.config import Balance
 from train.data.balanced_rows import balanced_steps
 from train.data.mixed_rows import mixed_steps
 from train.data.step_rows import Order, Shares, StepRows, shuffled_steps
