@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,11 +21,10 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    SerializerFunctionWrapHandler,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -32,34 +32,61 @@ from tasks.conversations.names import Roles, with_roles
 from tasks.core.errors import UsageError
 from tasks.core.yaml_settings import Removed, canonical_json, check_removed, check_settings, defaults_of, read_settings
 from tasks.readers.containers import container_by_extension
-from tasks.row_settings import (
-    LONGEST_ROW,
-    SHORTEST_ROW,
-    Balance,
-    check_align,
-    check_lengths,
-    check_packing,
-    lengths_of,
-    or_lengths,
-)
 from tasks.sources.model import Source
-from tasks.storage.keys import KEY_NAMES, ONE_PLAN, SHAPE_SETTINGS
+from tasks.storage.keys import KEY_NAMES, ONE_PLAN
 from tasks.storage.layout import RowLayout
 from tasks.templates.adjust import GIVEN_TO_TEMPLATES
+from tasks.templates.built_in import BUILT_IN
 from tasks.templates.sections import Sections, TrainParts, check_sections
 
-# Settings that are neither in the corpus key nor in the manifest, because they cannot change the output or because
-# (`roles`) they are part of each of the `sources`.
-NOT_IN_KEY = {"part_size", "engine", "roles"}
 
-# Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep their
-# keys. These settings change texts, and therefore tokens:
-TEXTS_IF_SET = (
-    *("turns", "reasoning", "template_options", "default_system", "content_tokens"),
-    *("empty_reasoning", "train_parts"),
+@dataclass(frozen=True)
+class Key:
+    """Mark of a setting: the keys that it enters; without a mark, that of the corpus.
+
+    `keys` are "corpus" (and the manifest), "tokens" (all texts), "tokens tokenizer" and "tokens template" (a list of
+    this name in the key of tokens), and "tokenizer" (that is trained). With `if_set`, the setting enters them only if
+    it is not at its default, so that older corpora keep their keys. Without `is_used`, it does not enter them at all.
+    """
+
+    keys: tuple[str, ...]
+    if_set: bool = False
+    is_used: Callable[[Config], bool] = lambda config: True
+
+
+KEYLESS = Key(())  # it cannot change the output, or (`roles`) is part of each of the `sources`
+IF_SET = Key(("corpus",), if_set=True)
+TOKENS = Key(("corpus", "tokens"))
+TOKENS_IF_SET = Key(("corpus", "tokens"), if_set=True)
+OF_TOKENIZER = Key(("corpus", "tokens tokenizer"))
+IF_TRAINED = Key(("corpus", "tokenizer"), is_used=lambda config: config.tokenizer is None)
+IF_JINJA = Key(("corpus", "tokens template"), is_used=lambda config: config.template not in BUILT_IN)
+OF_RECORDS = Key(("corpus", "tokens", "tokenizer"))
+
+# Shortest and longest row, in tokens, and the maximum number of lengths in a corpus.
+SHORTEST_ROW, LONGEST_ROW, MOST_LENGTHS = 8, 1 << 20, 8
+
+# Settings that need packed rows, and the reason why they have no meaning without packing.
+WITHOUT_PACKING = {
+    "company": "no row is shared",
+    "loss_weight": "rows have no column for it",
+    "balance": "the trainer creates and orders the batches",
+    "align": "a row has text instead of tokens",
+    "padding": "a row has text instead of tokens",
+}
+
+# Settings that exclude several lengths of rows, and the reason.
+NOT_WITH_LENGTHS = {
+    "align": "the row of a conversation is chosen by its number of tokens, without alignment",
+    "balance": "all rows of a balanced step have one length",
+    "padding": "rows without padding have no length",
+}
+
+# Pairs of settings that exclude each other, and the reason.
+NOT_TOGETHER = (
+    ("padding", "loss_weight", "rows without padding have no column for weights"),
+    ("padding", "balance", "rows of a balanced order are equally long"),
 )
-# These settings do not change texts (but see settings_of_texts):
-ROWS_IF_SET = ("company", "loss_weight", "balance", *SHAPE_SETTINGS, "mix")
 
 # Settings of earlier versions, and what to use instead.
 REMOVED: Removed = {
@@ -72,10 +99,85 @@ REMOVED: Removed = {
 # a copy of a recorded config.
 WITHOUT_EFFECT = {"plan_group": ONE_PLAN}
 
-# How the folder of a tokenizer is loaded: like AutoTokenizer, or its tokenizer.json or .model file as it is.
-WAYS_TO_LOAD = ("transformers", "files")
-
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
+
+
+class Balance(BaseModel):
+    """Steps that rows are ordered for, with about equal work for all ranks."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ranks: int = Field(ge=2, le=1 << 16, description="Number of ranks (GPUs with a copy of the model) in a step.")
+    rows_per_rank: int = Field(
+        1,
+        ge=1,
+        le=1 << 16,
+        description="Number of rows that each rank processes before the ranks wait for each other, or a divisor of it.",
+    )
+
+
+class RowLengths(int):
+    """The lengths of rows; as a number, it is the longest."""
+
+    several: tuple[int, ...] = ()  # ascending
+
+    @staticmethod
+    def read(value: Any, check: ValidatorFunctionWrapHandler) -> int:
+        """Return one length, or several. Raises ValueError."""
+        if isinstance(value, str) and "," in value:
+            raise ValueError("several lengths are a list, such as [512, 1024]")
+        if not isinstance(value, list):
+            return int(check(value))
+        for length in value:
+            if type(length) is not int or not SHORTEST_ROW <= length <= LONGEST_ROW:
+                raise ValueError(f"{length!r} in {value!r} must be an integer from {SHORTEST_ROW} to {LONGEST_ROW:,}")
+        if not value or len(set(value)) != len(value) or len(value) > MOST_LENGTHS:
+            raise ValueError(f"expected 1 to {MOST_LENGTHS} lengths, each once, such as [512, 1024]")
+        lengths = RowLengths(max(value))
+        lengths.several = tuple(sorted(value)) if len(value) > 1 else ()
+        return lengths
+
+    @staticmethod
+    def write(value: int) -> int | list[int]:
+        return list(getattr(value, "several", ())) or int(value)
+
+    @staticmethod
+    def describe(schema: dict[str, Any]) -> None:
+        """Allow several lengths in the JSON Schema."""
+        one = {"type": schema.pop("type"), "minimum": schema.pop("minimum"), "maximum": schema.pop("maximum")}
+        several = {"type": "array", "items": one, "minItems": 1, "maxItems": MOST_LENGTHS, "uniqueItems": True}
+        schema["anyOf"] = [one, several]
+
+
+class TokenizerPath(str):
+    """The path of a tokenizer, and how its folder is loaded: one of WAYS."""
+
+    WAYS = ("transformers", "files")  # like AutoTokenizer, or its tokenizer.json or .model file as it is
+    loaded_as = WAYS[0]
+
+    @staticmethod
+    def read(value: Any, check: ValidatorFunctionWrapHandler) -> str | None:
+        """Return a path, perhaps with a way to load it. Raises ValueError."""
+        if not isinstance(value, dict):
+            return None if (path := check(value)) is None else str(path)
+        way = value.get("as", TokenizerPath.WAYS[0])
+        if not {*value} <= {"path", "as"} or not isinstance(value.get("path"), str) or way not in TokenizerPath.WAYS:
+            raise ValueError(f"expected a path, or {{path: FOLDER, as: {' | '.join(TokenizerPath.WAYS)}}}")
+        path = TokenizerPath(check(value["path"]))
+        path.loaded_as = way
+        return path
+
+    @staticmethod
+    def write(value: str | None) -> str | dict[str, str] | None:
+        way = getattr(value, "loaded_as", TokenizerPath.WAYS[0])
+        return value if value is None or way == TokenizerPath.WAYS[0] else {"path": str(value), "as": way}
+
+    @staticmethod
+    def describe(schema: dict[str, Any]) -> None:
+        """Allow a path with a way to load it in the JSON Schema."""
+        properties = {"path": {"type": "string", "minLength": 1}, "as": {"enum": list(TokenizerPath.WAYS)}}
+        both = {"type": "object", "properties": properties, "required": ["path"], "additionalProperties": False}
+        schema["anyOf"].insert(1, both)
 
 
 def _or_paths(schema: dict[str, Any]) -> None:
@@ -90,14 +192,6 @@ def _or_paths(schema: dict[str, Any]) -> None:
     schema.update(anyOf=[path, {key: entries.pop(key) for key in ("type", "items", "minItems")}], **entries)
 
 
-def _or_loaded_as(schema: dict[str, Any]) -> None:
-    """Allow a path with a way to load it in the JSON Schema."""
-    path = {"type": "string", "minLength": 1}
-    properties = {"path": path, "as": {"enum": list(WAYS_TO_LOAD)}}
-    both = {"type": "object", "properties": properties, "required": ["path"], "additionalProperties": False}
-    schema["anyOf"].insert(1, both)
-
-
 class Config(BaseModel):
     """Everything that determines a corpus, except the bytes of its files."""
 
@@ -108,18 +202,21 @@ class Config(BaseModel):
         list[Source],
         Field(min_length=1, description="Files with conversations, in order.", json_schema_extra=_or_paths),
     ]
-    roles: Roles = Field(
+    roles: Annotated[Roles, KEYLESS] = Field(
         default_factory=dict,
         description="Map of roles to their names in all sources, such as {user: [customer], assistant: [agent]}. Case "
         "is ignored. Common names are recognized without this setting.",
     )
-    tokenizer: str | None = Field(
+    tokenizer: Annotated[
+        Annotated[str, Field(min_length=1)] | None,
+        WrapValidator(TokenizerPath.read),
+        PlainSerializer(TokenizerPath.write),
+    ] = Field(
         None,
-        min_length=1,
         description="A SentencePiece model, or a tokenizer.json or folder of a Hugging Face tokenizer. "
         "If absent, a SentencePiece model is trained on the sources. A folder is loaded like AutoTokenizer of "
         "Transformers loads it. {path: FOLDER, as: files} uses its tokenizer.json or .model file as it is.",
-        json_schema_extra=_or_loaded_as,
+        json_schema_extra=TokenizerPath.describe,
     )
     template: str = Field(
         "chatml",
@@ -127,70 +224,73 @@ class Config(BaseModel):
         description="Built-in name, `tokenizer` (its own chat template), `tokenizer:NAME` "
         "(one of several), or a Jinja file.",
     )
-    sequence_length: int = Field(
+    sequence_length: Annotated[
+        int,
+        Field(ge=SHORTEST_ROW, le=LONGEST_ROW),
+        WrapValidator(RowLengths.read),
+        PlainSerializer(RowLengths.write),
+    ] = Field(
         1024,
-        ge=SHORTEST_ROW,
-        le=LONGEST_ROW,
         description="Tokens in a row, or a list of lengths, such as [512, 1024]. Each conversation goes to the length "
         "that gives the fullest rows overall. Each length has its own splits, such as `train-512`.",
-        json_schema_extra=or_lengths,
+        json_schema_extra=RowLengths.describe,
     )
-    mix: Literal["tokens", "blocks"] = Field(
+    mix: Annotated[Literal["tokens", "blocks"], IF_SET] = Field(
         "tokens",
         description="Order of the steps if rows have several lengths. Each step has rows of one length. tokens: steps "
         "of all lengths are spread evenly, in proportion to their tokens; blocks: each epoch starts with all steps of "
         "the shortest length and continues with the next length.",
     )
-    align: int = Field(
+    align: Annotated[int, IF_SET] = Field(
         1,
         ge=1,
         le=1 << 20,
         description="Conversations start at multiples of this number within a row, for context and sequence "
         "parallelism; padding fills the gaps. sequence_length must be a multiple of it.",
     )
-    padding: Literal["row", "none"] = Field(
+    padding: Annotated[Literal["row", "none"], IF_SET] = Field(
         "row",
         description="row: rows are filled up to sequence_length; none: rows end after their last conversation, for "
         "trainers without padding.",
     )
-    train_on: Literal["assistant", "all", "last", "rounds"] = Field(
+    train_on: Annotated[Literal["assistant", "all", "last", "rounds"], TOKENS] = Field(
         "assistant",
         description="Turns that are trained on, unless a message has a flag: `train` or `training`, true or false, or "
         "`weight: 0`. last: the last answer; rounds: all answers of the last round, that is, after the last user "
         "message that has an answer.",
     )
-    train_parts: TrainParts = Field(
+    train_parts: Annotated[TrainParts, TOKENS_IF_SET] = Field(
         default_factory=TrainParts,
         description="Parts of the trained answers that are trained on, such as {reasoning: false}. All parts are in "
         "the rows. A conversation whose parts cannot be separated is rejected.",
     )
-    turns: Literal["auto", "together", "apart"] = Field(
+    turns: Annotated[Literal["auto", "together", "apart"], TOKENS_IF_SET] = Field(
         "auto",
         description="together: one sample for each conversation; apart: one sample for each trained turn, after the "
         "prompt that the model sees at inference; auto: the fewest samples in which each trained turn follows this "
         "prompt.",
     )
-    reasoning: Literal["keep", "drop"] = Field(
+    reasoning: Annotated[Literal["keep", "drop"], TOKENS_IF_SET] = Field(
         "keep",
         description="Reasoning of answers (`reasoning_content`, `reasoning`, `thinking`, or <think> at the start). "
         "keep: if the template writes no reasoning, the run fails, and if it leaves out that of a trained turn, the "
         "conversation is rejected; drop: it is removed.",
     )
-    empty_reasoning: Literal["train", "mask"] = Field(
+    empty_reasoning: Annotated[Literal["train", "mask"], TOKENS_IF_SET] = Field(
         "train",
         description="An empty block of reasoning that a template writes for an answer without reasoning, such as "
         "<think> and </think>. train: the model learns to write it, and so not to reason; mask: it stays in the row "
         "and is not trained on.",
     )
-    template_options: dict[str, JsonValue] = Field(
+    template_options: Annotated[dict[str, JsonValue], TOKENS_IF_SET] = Field(
         default_factory=dict,
         description="Variables of a Jinja template, such as {enable_thinking: false}. Other tools call them "
         "chat_template_kwargs.",
     )
-    default_system: str | None = Field(
+    default_system: Annotated[str | None, TOKENS_IF_SET] = Field(
         None, min_length=1, description="System message for conversations without one; never trained on."
     )
-    loss_weight: Literal["none", "data", "conversation", "both"] = Field(
+    loss_weight: Annotated[Literal["none", "data", "conversation", "both"], IF_SET] = Field(
         "none",
         description="Weight of a trained token in the loss. none: all tokens have the same weight; data: the "
         "`loss_weight` of the record or message; conversation: all conversations have the same total weight, "
@@ -224,7 +324,7 @@ class Config(BaseModel):
     max_tokens: int | None = Field(None, ge=1, description="Drop conversations with more tokens.")
     min_turns: int | None = Field(None, ge=1, description="Drop conversations with fewer turns; system is not a turn.")
     max_turns: int | None = Field(None, ge=1, description="Drop conversations with more turns.")
-    company: Literal["random", "similar", "apart"] = Field(
+    company: Annotated[Literal["random", "similar", "apart"], IF_SET] = Field(
         "random",
         description="Which conversations share a row, among conversations of equal length. random: chosen by the seed; "
         "similar: conversations about the same topic; apart: no near-duplicates. The choice does not change how full "
@@ -236,7 +336,7 @@ class Config(BaseModel):
         le=100,
         description="Number of packings of the training split. Each packing is a separate split, for one pass.",
     )
-    balance: Balance | None = Field(
+    balance: Annotated[Balance | None, IF_SET] = Field(
         None,
         description="Order rows so that all ranks of a step have equal work, such as {ranks: 8}. The rows themselves "
         "stay the same, and the order also suits any divisor of `ranks`. `rows_per_rank` is the number of rows that a "
@@ -253,82 +353,48 @@ class Config(BaseModel):
         True, description="false: format 2.0, one conversation per row, for a trainer that tokenizes."
     )
     seed: int = Field(42, ge=0, lt=1 << 63, description="Seed of the order of rows and of every random choice.")
-    eos_token: str | None = Field(None, min_length=1, description="EOS token, if the tokenizer does not name it.")
-    pad_token: str | None = Field(None, min_length=1, description="Padding token, if the tokenizer does not name it.")
-    content_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
+    eos_token: Annotated[str | None, OF_TOKENIZER] = Field(
+        None, min_length=1, description="EOS token, if the tokenizer does not name it."
+    )
+    pad_token: Annotated[str | None, OF_TOKENIZER] = Field(
+        None, min_length=1, description="Padding token, if the tokenizer does not name it."
+    )
+    content_tokens: Annotated[list[Annotated[str, Field(min_length=1)]], TOKENS_IF_SET] = Field(
         default_factory=list,
         description="Added tokens that content may become. By default, these are all added tokens that are not "
         "special. `<x>` adds a special token, `-<think>` removes a token that is not special, and `-*` removes all.",
     )
-    vocab_size: int = Field(8192, ge=300, le=1 << 20, description="Vocabulary size of a tokenizer that is trained.")
-    template_date: str = Field(
+    vocab_size: Annotated[int, IF_TRAINED] = Field(
+        8192, ge=300, le=1 << 20, description="Vocabulary size of a tokenizer that is trained."
+    )
+    template_date: Annotated[str, IF_JINJA] = Field(
         "2026-01-01", pattern=r"^\d{4}-\d{2}-\d{2}$", description="Date that a Jinja template sees as today."
     )
-    engine: Literal["auto", "gigatoken", "reference"] = Field(
+    engine: Annotated[Literal["auto", "gigatoken", "reference"], KEYLESS] = Field(
         "auto",
         description="Encoder. auto: gigatoken, if it gives the same tokens as the reference on texts of this corpus; "
         "gigatoken: like auto, but an error if gigatoken cannot read the tokenizer; reference: the tokenizer's own "
         "library.",
     )
-    part_size: int = Field(4 << 20, ge=1 << 10, description="Bytes of a source file that one step tokenizes.")
-    max_record_bytes: int = Field(16_000_000, ge=1 << 10, description="Reject longer lines.")
-
-    # Lengths of rows, ascending; empty if there is only one. `sequence_length` is the longest length.
-    _lengths: tuple[int, ...] = PrivateAttr(())
-    _tokenizer_as: str = PrivateAttr(WAYS_TO_LOAD[0])
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _take_other_forms(cls, values: Any, check: ModelWrapValidatorHandler[Config]) -> Config:
-        """Accept several lengths of rows, and a tokenizer with a way to load it."""
-        lengths: tuple[int, ...] = ()
-        tokenizer = values.get("tokenizer") if isinstance(values, dict) else None
-        if isinstance(tokenizer, dict):
-            _check_tokenizer(tokenizer)
-            values = {**values, "tokenizer": tokenizer["path"]}
-        given = values.get("sequence_length") if isinstance(values, dict) else None
-        if isinstance(given, str) and "," in given:
-            raise ValueError(f"sequence_length: several lengths are a list, such as [512, 1024], found {given!r}")
-        if isinstance(given, list):
-            lengths = lengths_of(given)
-            values = {**values, "sequence_length": lengths[-1]}
-        config = check(values)
-        if len(lengths) > 1:
-            config._lengths = lengths
-        if isinstance(tokenizer, dict):
-            config._tokenizer_as = tokenizer.get("as", WAYS_TO_LOAD[0])
-        check_lengths(config._lengths, config.packing, config._set_among(ROWS_IF_SET))
-        return config
-
-    @model_serializer(mode="wrap")
-    def _write_other_forms(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write several lengths, and an unusual way to load a tokenizer."""
-        values: dict[str, Any] = dump(self)
-        if self._lengths and "sequence_length" in values:
-            values["sequence_length"] = list(self._lengths)
-        if self._tokenizer_as != WAYS_TO_LOAD[0] and "tokenizer" in values:
-            values["tokenizer"] = {"path": values["tokenizer"], "as": self._tokenizer_as}
-        return values
+    part_size: Annotated[int, KEYLESS] = Field(
+        4 << 20, ge=1 << 10, description="Bytes of a source file that one step tokenizes."
+    )
+    max_record_bytes: Annotated[int, OF_RECORDS] = Field(16_000_000, ge=1 << 10, description="Reject longer lines.")
 
     @model_validator(mode="before")
     @classmethod
-    def _accept_other_names(cls, values: Any) -> Any:
-        """Accept a setting by its alias."""
+    def _take_other_forms(cls, values: Any) -> Any:
+        """Accept a setting by its alias, and add the roles of the config to each source."""
         if not isinstance(values, dict):
             return values
         for name, other in KEY_NAMES.items():
             if name in values and other in values:
                 raise ValueError(f"{name} and {other} are the same setting; keep only {name}")
         today = {other: name for name, other in KEY_NAMES.items()}
-        return {today.get(name, name): value for name, value in values.items()}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _pass_roles_on(cls, values: Any) -> Any:
-        """Add the roles of the config to each source, whose files are read with them."""
-        if not isinstance(values, dict) or not values.get("roles") or not isinstance(values.get("sources"), list):
-            return values
-        return {**values, "sources": [with_roles(source, values["roles"]) for source in values["sources"]]}
+        values = {today.get(name, name): value for name, value in values.items()}
+        if values.get("roles") and isinstance(values.get("sources"), list):
+            values["sources"] = [with_roles(source, values["roles"]) for source in values["sources"]]
+        return values
 
     @field_validator("template_date")
     @classmethod
@@ -363,9 +429,8 @@ class Config(BaseModel):
             raise ValueError(
                 "epochs: more than 1 requires packing: true; without packing, all epochs have the same rows"
             )
-        check_packing(self.packing, self._set_among(ROWS_IF_SET))
+        self._check_rows()
         check_sections(self.train_on, self.sections, self.reads_loss_weights, self.overlong)
-        check_align(self.sequence_length, self.align)
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if least is not None and most is not None and least > most:
@@ -382,15 +447,50 @@ class Config(BaseModel):
                     )
         return self
 
+    def _check_rows(self) -> None:
+        """Raise ValueError if a setting of rows excludes another one or packing: false."""
+        chosen = {
+            name: getattr(self, name) for name, mark in KEYS.items() if mark.if_set and not self._is_default(name)
+        }
+        if not self.packing:
+            for name, why in WITHOUT_PACKING.items():
+                if name in chosen:
+                    given = name if isinstance(chosen[name], Balance) else f"{name}: {chosen[name]}"
+                    raise ValueError(f"{given} requires packing: true; without packing, {why}; remove {name}")
+        for one, other, why in NOT_TOGETHER:
+            if one in chosen and other in chosen:
+                raise ValueError(f"{one} and {other} cannot be set together: {why}; remove one of them")
+        length, several = self.sequence_length, f"sequence_length: {list(self.row_lengths)}"
+        if len(self.row_lengths) > 1:
+            if not self.packing:
+                raise ValueError(f"{several} requires packing: true; without packing, rows have no length")
+            for name in [name for name in NOT_WITH_LENGTHS if name in chosen]:
+                raise ValueError(
+                    f"{several} and {name} cannot be combined: {NOT_WITH_LENGTHS[name]}; remove {name}, or keep one "
+                    "length"
+                )
+        elif "mix" in chosen:
+            raise ValueError(
+                f"mix: {self.mix} requires several lengths, such as sequence_length: [512, 1024]; for a single "
+                "length, remove mix"
+            )
+        if length % self.align:
+            below = length // self.align * self.align
+            nearest = [f"{near:,}" for near in (below, below + self.align) if SHORTEST_ROW <= near <= LONGEST_ROW]
+            raise ValueError(
+                f"sequence_length: {length:,} is not a multiple of align: {self.align:,}; "
+                f"the nearest {'multiples are' if len(nearest) > 1 else 'multiple is'} {' and '.join(nearest)}"
+            )
+
     @property
     def row_lengths(self) -> tuple[int, ...]:
         """Return the lengths of rows, ascending; the last one is `sequence_length`."""
-        return self._lengths or (self.sequence_length,)
+        return getattr(self.sequence_length, "several", ()) or (self.sequence_length,)
 
     @property
     def tokenizer_as(self) -> str:
-        """Return how the tokenizer is loaded, one of WAYS_TO_LOAD."""
-        return self._tokenizer_as
+        """Return how the tokenizer is loaded, one of TokenizerPath.WAYS."""
+        return getattr(self.tokenizer, "loaded_as", TokenizerPath.WAYS[0])
 
     @property
     def rows(self) -> RowLayout:
@@ -398,25 +498,27 @@ class Config(BaseModel):
         mix = self.mix if len(self.row_lengths) > 1 else None
         return RowLayout(self.row_lengths, self.align, self.padding, mix, self.loss_weight)
 
+    def in_key(self, key: str) -> dict[str, Any]:
+        """Return the settings that enter a key, in the order of the fields."""
+        return self.model_dump(
+            include={
+                name
+                for name, mark in KEYS.items()
+                if key in mark.keys and mark.is_used(self) and not (mark.if_set and self._is_default(name))
+            }
+        )
+
     def settings(self) -> dict[str, Any]:
-        """Return every setting that affects the output, in the order of the fields.
+        """Return every setting that affects the output, as the manifest records them.
 
         `plan_group`, which was removed, is among them with its value without effect, so that corpora keep their keys.
         """
-        optional = {*TEXTS_IF_SET, *ROWS_IF_SET}
-        settings = self.model_dump(exclude=NOT_IN_KEY | (optional - set(self._set_among(optional))))
+        settings = self.in_key("corpus")
         last = settings.pop("max_record_bytes")
         return settings | {"plan_group": ONE_PLAN, "max_record_bytes": last}
 
-    def _set_among(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the settings among `names` that are not at their default."""
-        values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value != defaults_of(type(self))[name]}
-
-    def settings_of_texts(self) -> dict[str, Any]:
-        """Return the settings that change token files and are not at their default."""
-        values = self.model_dump(include=set(self._set_among(TEXTS_IF_SET)))
-        return values | ({"loss_weight": "data"} if self.reads_loss_weights else {})
+    def _is_default(self, name: str) -> bool:
+        return bool(getattr(self, name) == defaults_of(type(self))[name])
 
     @property
     def sections(self) -> Sections:
@@ -434,12 +536,10 @@ class Config(BaseModel):
         return self.loss_weight in ("conversation", "both")
 
 
-def _check_tokenizer(given: dict[str, Any]) -> None:
-    """Raise ValueError if a tokenizer is not a path with a way to load it."""
-    is_known = {*given} <= {"path", "as"} and given.get("as", WAYS_TO_LOAD[0]) in WAYS_TO_LOAD
-    if not isinstance(given.get("path"), str) or not is_known:
-        ways = " | ".join(WAYS_TO_LOAD)
-        raise ValueError(f"tokenizer: expected a path, or {{path: FOLDER, as: {ways}}}, found {given!r}")
+KEYS = {
+    name: next((mark for mark in field.metadata if isinstance(mark, Key)), Key(("corpus",)))
+    for name, field in Config.model_fields.items()
+}
 
 
 def path_in(folder: Path, named: str) -> Path:

@@ -92,11 +92,9 @@ class Recipe:
             return None
         import sentencepiece
 
-        content = {
+        content = self.config.in_key("tokenizer") | {
             "sources": [self._content(file) for file in self.files],
             "control_symbols": MARKERS.get(self.config.template, ()),
-            "vocab_size": self.config.vocab_size,
-            "max_record_bytes": self.config.max_record_bytes,
             # Releases may train different vocabularies from the same text.
             "trainer": sentencepiece.__version__,
         }
@@ -230,15 +228,6 @@ class Recipe:
 
     # Keys
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that affect the output, as the manifest records them."""
-        settings = self.config.settings()
-        if self.config.tokenizer is not None:
-            del settings["vocab_size"]
-        if not self.template_sources:
-            del settings["template_date"]
-        return settings
-
     @staticmethod
     def _content(file: SourceFile) -> list[object]:
         usual: list[object] = [file.sha256, file.container, file.compression, file.format, list(file.columns)]
@@ -256,17 +245,14 @@ class Recipe:
     @cached_property
     def _texts(self) -> dict[str, Any]:
         """Return everything that determines the texts and tokens of a record."""
-        config = self.config
-        return {
-            "max_record_bytes": config.max_record_bytes,
-            "tokenizer": [self.tokenizer_digest, config.eos_token, config.pad_token],
-            "template": [
-                self.template_sha256,
-                config.template_date if self.template_sources else None,
-                *self._jinja_version,
-            ],
-            "train_on": config.train_on,
-        } | config.settings_of_texts()
+        config, uses_jinja = self.config, bool(self.template_sources)
+        special = config.in_key("tokens tokenizer").values()
+        template = [self.template_sha256, *(config.in_key("tokens template").values() or [None])]
+        # The versions of the code for Jinja templates and `reasoning: drop`, and for templates that know `developer`.
+        template += [VERSIONS["jinja"]] * (uses_jinja or config.reasoning == "drop")
+        template += [VERSIONS["developer"]] * any(map(knows_developer, self.template_sources.values()))
+        content = config.in_key("tokens") | {"tokenizer": [self.tokenizer_digest, *special], "template": template}
+        return content | ({"loss_weight": "data"} if config.reads_loss_weights else {})
 
     @cached_property
     def texts_key(self) -> str:
@@ -277,17 +263,7 @@ class Recipe:
     def corpus_key(self) -> str:
         sources, entries = [self._content(file) for file in self.files], [file.entry for file in self.files]
         digests = self.tokenizer_digest, self.template_sha256
-        return corpus_key(self.settings(), sources, entries, *digests, VERSIONS["corpus"])
-
-    @cached_property
-    def _jinja_version(self) -> list[int]:
-        """Return the versions of the code for Jinja templates.
-
-        The first is also for `reasoning: drop`. The second is for templates that know the role developer.
-        """
-        needs = bool(self.template_sources) or self.config.reasoning == "drop"
-        knows = any(map(knows_developer, self.template_sources.values()))
-        return [VERSIONS["jinja"]] * needs + [VERSIONS["developer"]] * knows
+        return corpus_key(self.config.settings(), sources, entries, *digests, VERSIONS["corpus"])
 
     # Shards
 

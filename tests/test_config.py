@@ -18,10 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import NOT_IN_KEY, REMOVED, ROWS_IF_SET, TEXTS_IF_SET, WITHOUT_EFFECT, Config, load_config
+from tasks.config import (
+    IF_SET,
+    KEYLESS,
+    KEYS,
+    NOT_TOGETHER,
+    NOT_WITH_LENGTHS,
+    REMOVED,
+    WITHOUT_EFFECT,
+    WITHOUT_PACKING,
+    Config,
+    load_config,
+)
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.core.yaml_settings import parse_settings
-from tasks.row_settings import NOT_TOGETHER, NOT_WITH_LENGTHS, WITHOUT_PACKING
 from tasks.sources.model import Source
 from tasks.storage.keys import ONE_PLAN
 from tasks.templates.sections import ALL_SECTIONS, Sections, sections_of_config
@@ -110,7 +120,7 @@ def test_removed_settings_name_their_line_and_what_to_use() -> None:
 def test_defaults_are_filled_in(tmp_path: Path) -> None:
     config = load(tmp_path, "sources: [{path: x.jsonl}]\n")
     assert config.model_dump() == DEFAULTS
-    absent = {*NOT_IN_KEY, *TEXTS_IF_SET, *ROWS_IF_SET}
+    absent = {name for name, mark in KEYS.items() if mark is KEYLESS or mark.if_set} | {"template_date"}
     settings = config.settings()
     assert [*settings][-2:] == ["plan_group", "max_record_bytes"]
     assert settings.pop("plan_group") == ONE_PLAN, "so that corpora keep their keys"
@@ -203,7 +213,7 @@ def test_several_lengths(tmp_path: Path) -> None:
     file = tmp_path / "corpus.yaml"
     assert load_config(file, "256,64").row_lengths == (64, 256)
     for line, problem in (
-        ("sequence_length: []", "sequence_length: []: expected 1 to 8 lengths"),
+        ("sequence_length: []", "sequence_length: expected 1 to 8 lengths, each once, such as [512, 1024], found []"),
         ("sequence_length: [512, 512]", "each once"),
         ("sequence_length: [512, 4]", "sequence_length: 4 in [512, 4] must be an integer from 8 to 1,048,576"),
         ("sequence_length: [512, '1024']", "'1024' in [512, '1024'] must be an integer"),
@@ -492,7 +502,7 @@ def test_settings_that_exclude_each_other_are_refused(one: str, other: str, tmp_
 
 def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
     values = {"company": "apart", "loss_weight": "both", "balance": "{ranks: 2}", "align": "4", "padding": "none"}
-    assert {*values} == {*WITHOUT_PACKING} == {*ROWS_IF_SET} - {"mix"}
+    assert {*values} == {*WITHOUT_PACKING} == {name for name, mark in KEYS.items() if mark is IF_SET} - {"mix"}
     for name, value in values.items():
         text = f"sources: [{{path: x.jsonl}}]\n{name}: {value}\n"
         load(tmp_path, text)
@@ -502,11 +512,11 @@ def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
 def test_sections_are_recorded_only_if_one_is_left_out(tmp_path: Path) -> None:
     plain = load(tmp_path, "sources: x.jsonl\n")
     same = load(tmp_path, "sources: x.jsonl\ntrain_parts: {reasoning: true, calls: true}\nempty_reasoning: train\n")
-    assert (same.settings(), same.settings_of_texts()) == (plain.settings(), plain.settings_of_texts())
+    assert (same.settings(), same.in_key("tokens")) == (plain.settings(), plain.in_key("tokens"))
     less = load(tmp_path, "sources: x.jsonl\ntrain_parts: {reasoning: false}\nempty_reasoning: mask\n")
     parts = {"reasoning": False, "content": True, "calls": True}
-    assert less.settings_of_texts() == {"train_parts": parts, "empty_reasoning": "mask"}
-    assert less.settings() == plain.settings() | less.settings_of_texts()
+    assert less.in_key("tokens") == plain.in_key("tokens") | {"train_parts": parts, "empty_reasoning": "mask"}
+    assert less.settings() == plain.settings() | less.in_key("tokens")
     assert sections_of_config(less.settings()) == less.sections == Sections(reasoning=False, empty=False)
     assert sections_of_config(plain.settings()) == plain.sections == ALL_SECTIONS
 

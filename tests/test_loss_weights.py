@@ -284,7 +284,7 @@ def test_token_files_are_shared_by_what_does_not_read_weights(tmp_path: Path) ->
     tokens = {mode: recipe.token_keys for mode, recipe in keys.items()}
     assert tokens["none"] == tokens["conversation"] != tokens["data"] == tokens["both"]
     assert len({recipe.corpus_key for recipe in keys.values()}) == 4
-    assert "loss_weight" not in keys["none"].settings()
+    assert "loss_weight" not in keys["none"].config.settings()
 
 
 def test_it_requires_packing(tmp_path: Path) -> None:

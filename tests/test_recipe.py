@@ -22,7 +22,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks import recipe as recipe_module
-from tasks.config import NOT_IN_KEY, Config
+from tasks.config import KEYLESS, KEYS, Config
 from tasks.conversations.model import Conversation, Message, ToolCall
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.encoders.encoder import Encoded, Encoder
@@ -121,18 +121,18 @@ OF_ROWS: dict[str, tuple[Any, dict[str, Any], bool]] = {
 
 
 def test_every_setting_is_decided_on() -> None:
-    assert {*CHANGES, *SOMETIMES, *OF_ROWS} == set(Config.model_fields) - NOT_IN_KEY - {"name"}
+    assert {*CHANGES, *SOMETIMES, *OF_ROWS} == {name for name, mark in KEYS.items() if mark is not KEYLESS} - {"name"}
 
 
 @pytest.mark.parametrize("field", SOMETIMES)
 def test_a_setting_changes_the_corpus_key_only_where_it_has_an_effect(field: str, tmp_path: Path) -> None:
     value, where = SOMETIMES[field]
     assert recipe(tmp_path).corpus_key == recipe(tmp_path, **{field: value}).corpus_key
-    assert field not in recipe(tmp_path).settings()
+    assert field not in recipe(tmp_path).config.settings()
     before, after = recipe(tmp_path, **where), recipe(tmp_path, **where, **{field: value})
     assert before.corpus_key != after.corpus_key
     assert not set(token_keys(before)) & set(token_keys(after))
-    assert after.settings()[field] == value
+    assert after.config.settings()[field] == value
 
 
 @pytest.mark.parametrize("field", OF_ROWS)
@@ -141,8 +141,8 @@ def test_a_setting_of_the_rows_changes_the_corpus_key(field: str, tmp_path: Path
     before, after = recipe(tmp_path, **where), recipe(tmp_path, **where, **{field: value})
     assert before.corpus_key != after.corpus_key
     assert (token_keys(before) != token_keys(after)) == tokens_too
-    assert field not in before.settings()
-    assert after.settings()[field] == value
+    assert field not in before.config.settings()
+    assert after.config.settings()[field] == value
 
 
 def test_a_plan_belongs_to_its_parts_and_names(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_changed_setting_changes_the_corpus_key(field: str, tmp_path: Path) ->
 
 def test_what_cannot_change_the_output_changes_no_key(tmp_path: Path) -> None:
     before = recipe(tmp_path / "here")
-    assert {"part_size", "engine", "roles"} == NOT_IN_KEY
+    assert {"part_size", "engine", "roles"} == {name for name, mark in KEYS.items() if mark is KEYLESS}
     parted = recipe(tmp_path / "here", part_size=1024)
     assert len(parted.parts) > 1
     assert parted.corpus_key == before.corpus_key
@@ -264,7 +264,7 @@ def test_how_a_source_is_read_is_part_of_keys_only_if_it_is_unusual(tmp_path: Pa
 
     usual = of("comma.csv")
     assert Recipe._content(usual.files[0])[1:] == ["csv", "", "prompt_completion", []]
-    assert usual.settings()["sources"] == [
+    assert usual.config.settings()["sources"] == [
         {"path": "comma.csv", "format": "auto", "columns": {}, "weight": 1.0, "limit": None}
     ]
     assert of("comma.csv", delimiter=",", encoding="UTF-8").corpus_key == usual.corpus_key
@@ -344,8 +344,8 @@ def test_the_key_of_a_corpus_does_not_depend_on_how_license_is_spelled(tmp_path:
     assert keys == {"b4db3061493b3004a1da619615f7b0418d5759f55b420ef21fb311b07f341d07"}
     made = [recipe(tmp_path, **{name: ["mit"]}) for name in ("license", "licence")]
     assert made[0].corpus_key == made[1].corpus_key
-    assert [each.settings()["license"] for each in made] == [["mit"], ["mit"]]
-    assert not any("licence" in each.settings() for each in made)
+    assert [each.config.settings()["license"] for each in made] == [["mit"], ["mit"]]
+    assert not any("licence" in each.config.settings() for each in made)
 
 
 def test_layout() -> None:

@@ -24,7 +24,7 @@ def build_manifest(
 
     Raises DataError if it does not balance, or if the tokenizer changed during the run.
     """
-    config, encoder, template, settings = recipe.config, recipe.encoder, recipe.template, recipe.settings()
+    config, encoder, template, settings = recipe.config, recipe.encoder, recipe.template, recipe.config.settings()
     # The checksums are of the copies in the corpus, not of the original files.
     tokenizer_sha256 = joined_sha256(
         (Path(file["path"]).name, file["sha256"]) for file in files if file["path"].startswith("tokenizer/")

@@ -85,7 +85,7 @@ def _differences(manifest: Manifest, recipe: Recipe) -> Iterator[str]:
             yield f"{recipe.folder / name} is a new source"
         elif now[name] != then[name]:
             yield f"{recipe.folder / name} has changed since (its SHA-256 was {then[name][:12]}…)"
-    settings = recipe.settings()
+    settings = recipe.config.settings()
     for name in manifest.config | settings:
         if settings.get(name) != manifest.config.get(name):
             yield f"{name} was {manifest.config.get(name)}, but the config has {settings.get(name)}"

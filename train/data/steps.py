@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from tasks.config import Balance
 from tasks.core.numbers import draws, shuffle
-from tasks.row_settings import Balance
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.data.corpus import Corpus
 from train.data.dataset import PackedDataset

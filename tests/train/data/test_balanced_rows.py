@@ -20,7 +20,7 @@ from support.training.tiny_training import LENGTH, tiny_model
 from support.training.waiting import idle_of_steps
 
 from tasks import recipe
-from tasks.row_settings import Balance
+from tasks.config import Balance
 from tasks.storage.row_statistics import statistics_of_split
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from tasks.row_settings import Balance
+from tasks.config import Balance
 from train.data.steps import Order, Shares, StepRows, balanced_steps, mixed_steps, shuffled_steps
 
 LENGTHS = (32, 64)
