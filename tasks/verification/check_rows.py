@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tasks.core.errors import DataError
 from tasks.storage.facts import RowSums, Shard
 from tasks.storage.layout import kind_of
 from tasks.storage.manifest import Manifest
-from tasks.storage.row_statistics import ROWS, RowStatistics, add_sums, has_statistics, open_statistics
+from tasks.storage.row_statistics import ROWS, RowStatistics, add_sums, has_statistics, read_statistics
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, row_columns, sizes_of
 from tasks.verification.read_index import PIECE, Index
@@ -65,33 +64,30 @@ def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
     if has_weights:
         total.weights = {kind_of(split): Weights() for split in manifest.splits}
     sums = {split: RowStatistics.zeros(0).sums() for split in manifest.splits}
-    with ExitStack() as stack:
-        recorded = None
-        if has_statistics(manifest):
-            recorded = stack.enter_context(open_statistics(manifest, folder))
-        for split, shard, pieces in _shards(manifest, index):
-            path, length, kind = folder / shard.path, manifest.length_of_split(split), kind_of(split)
-            rows, counted, weights = 0, list[RowStatistics](), list[float]()
-            with open_shard(manifest, folder, shard, streamed=True) as batches:
-                for batch in batches:
-                    top, rows = rows, rows + batch.num_rows
-                    inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
-                    chosen = {name: values[inside] for name, values in pieces.items()}
-                    chosen["row"] = chosen["row"] - top
-                    where = f"{path}: row {top}"
-                    counted.append(_check_batch(batch, chosen, manifest, length, where, total))
-                    if has_weights:
-                        weights.append(_check_weights(batch, chosen, manifest, length, kind, where, total))
-            statistics = RowStatistics.joined(counted)
-            sums[split] = add_sums(sums[split], statistics.sums())
-            if recorded is not None:
-                _compare_statistics(statistics, next(recorded), f"of {shard.path}", folder / ROWS)
-            total.rows += rows
-            total.of_splits[split] = total.of_splits.get(split, 0) + int(pieces["length"].sum(dtype=np.int64))
-            if has_weights:
-                total.weights[kind].sums.append(math.fsum(weights))
-        if recorded is not None and next(recorded, None) is not None:
-            raise DataError("bad_index", f"{folder / ROWS}: has more records than the corpus has rows")
+    recorded = read_statistics(manifest, folder) if has_statistics(manifest) else None
+    for split, shard, pieces in _shards(manifest, index):
+        path, length, kind = folder / shard.path, manifest.length_of_split(split), kind_of(split)
+        rows, counted, weights = 0, list[RowStatistics](), list[float]()
+        with open_shard(manifest, folder, shard, streamed=True) as batches:
+            for batch in batches:
+                top, rows = rows, rows + batch.num_rows
+                inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
+                chosen = {name: values[inside] for name, values in pieces.items()}
+                chosen["row"] = chosen["row"] - top
+                where = f"{path}: row {top}"
+                counted.append(_check_batch(batch, chosen, manifest, length, where, total))
+                if has_weights:
+                    weights.append(_check_weights(batch, chosen, manifest, length, kind, where, total))
+        statistics = RowStatistics.joined(counted)
+        sums[split] = add_sums(sums[split], statistics.sums())
+        if recorded is not None:
+            _compare_statistics(statistics, next(recorded)[1], f"of {shard.path}", folder / ROWS)
+        total.rows += rows
+        total.of_splits[split] = total.of_splits.get(split, 0) + int(pieces["length"].sum(dtype=np.int64))
+        if has_weights:
+            total.weights[kind].sums.append(math.fsum(weights))
+    if recorded is not None:
+        next(recorded, None)  # raises if there are more
     for name, facts in manifest.splits.items():
         expected, file = RowSums(**sums[name]) if recorded is not None else None, folder / "manifest.json"
         # The ledger check reports splits that the corpus should not have.
