@@ -52,7 +52,7 @@ MODULES = {
     "verification/verify": ("verification/test_verify",),
     "verification/check_ledger": ("verification/test_verify",),
     "verification/check_rows": ("verification/test_verify",),
-    "verification/check_selection": ("verification/test_verify",),
+    "verification/check_index": ("verification/test_verify",),
     "verification/repair": ("verification/test_repair",),
     "verification/rebuild": ("verification/test_repair",),
     "corpus/manifest_builder": ("test_stages", "storage/test_manifest"),

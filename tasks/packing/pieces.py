@@ -28,7 +28,7 @@ from tasks.core.errors import DataError
 from tasks.core.numbers import as_int32, check_number
 from tasks.recipe import Recipe
 from tasks.storage.schemas import REJECTED, drop_code
-from tasks.storage.token_files import Samples, TokenColumns, samples_of
+from tasks.storage.token_files import Samples, TokenColumns
 
 CHUNK = 1 << 18  # conversations or pieces processed at a time
 
@@ -93,7 +93,7 @@ def accepted_of(tokens: TokenColumns, validation: float) -> Accepted:
         digests = tokens.column("digest", top, min(top + CHUNK, len(length)))
         held_out[top : top + CHUNK] = digests < np.uint64(int(validation * 2**64))
     edges, reason = np.array(tokens.edges, np.int64), np.zeros(len(length), np.uint8)
-    return Accepted(edges, length, tokens.column("separator"), held_out, reason, samples_of(tokens))
+    return Accepted(edges, length, tokens.column("separator"), held_out, reason, Samples.of(tokens))
 
 
 def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Config) -> None:

@@ -12,13 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.storage.facts import Shard
+from tasks.storage.facts import RowSums, Shard
 from tasks.storage.layout import kind_of
 from tasks.storage.manifest import Manifest
-from tasks.storage.row_statistics import RowStatistics
+from tasks.storage.row_statistics import ROWS, RowStatistics, add_sums, has_statistics, read_statistics
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, row_columns, sizes_of
-from tasks.verification.check_statistics import RecordedStatistics
 from tasks.verification.read_index import PIECE, Index
 
 
@@ -57,30 +56,63 @@ def _shards(manifest: Manifest, index: Index) -> Iterator[tuple[str, Shard, dict
 
 
 def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
-    total = Tokens()
-    if manifest.loss_weight is not None:
+    """Check the rows of all shards, and their recorded statistics.
+
+    A corpus of an earlier version has no rows.arrow, so its rows are counted but not compared.
+    """
+    total, has_weights = Tokens(), manifest.loss_weight is not None
+    if has_weights:
         total.weights = {kind_of(split): Weights() for split in manifest.splits}
-    with RecordedStatistics(manifest, folder) as recorded:
-        for split, shard, pieces in _shards(manifest, index):
-            path, length, kind = folder / shard.path, manifest.length_of_split(split), kind_of(split)
-            rows, counted, sums = 0, list[RowStatistics](), list[float]()
-            with open_shard(manifest, folder, shard, streamed=True) as batches:
-                for batch in batches:
-                    top, rows = rows, rows + batch.num_rows
-                    inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
-                    chosen = {name: values[inside] for name, values in pieces.items()}
-                    chosen["row"] = chosen["row"] - top
-                    where = f"{path}: row {top}"
-                    counted.append(_check_batch(batch, chosen, manifest, length, where, total))
-                    if manifest.loss_weight is not None:
-                        sums.append(_check_weights(batch, chosen, manifest, length, kind, where, total))
-            recorded.check_shard(counted)
-            total.rows += rows
-            total.of_splits[split] = total.of_splits.get(split, 0) + int(pieces["length"].sum(dtype=np.int64))
-            if manifest.loss_weight is not None:
-                total.weights[kind].sums.append(math.fsum(sums))
-        recorded.check_sums()
+    sums = {split: RowStatistics.zeros(0).sums() for split in manifest.splits}
+    recorded = read_statistics(manifest, folder) if has_statistics(manifest) else None
+    for split, shard, pieces in _shards(manifest, index):
+        path, length, kind = folder / shard.path, manifest.length_of_split(split), kind_of(split)
+        rows, counted, weights = 0, list[RowStatistics](), list[float]()
+        with open_shard(manifest, folder, shard, streamed=True) as batches:
+            for batch in batches:
+                top, rows = rows, rows + batch.num_rows
+                inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
+                chosen = {name: values[inside] for name, values in pieces.items()}
+                chosen["row"] = chosen["row"] - top
+                where = f"{path}: row {top}"
+                counted.append(_check_batch(batch, chosen, manifest, length, where, total))
+                if has_weights:
+                    weights.append(_check_weights(batch, chosen, manifest, length, kind, where, total))
+        statistics = RowStatistics.joined(counted)
+        sums[split] = add_sums(sums[split], statistics.sums())
+        if recorded is not None:
+            _compare_statistics(statistics, next(recorded)[1], f"of {shard.path}", folder / ROWS)
+        total.rows += rows
+        total.of_splits[split] = total.of_splits.get(split, 0) + int(pieces["length"].sum(dtype=np.int64))
+        if has_weights:
+            total.weights[kind].sums.append(math.fsum(weights))
+    if recorded is not None:
+        next(recorded, None)  # raises if there are more
+    for name, facts in manifest.splits.items():
+        expected, file = RowSums(**sums[name]) if recorded is not None else None, folder / "manifest.json"
+        # The ledger check reports splits that the corpus should not have.
+        if facts.statistics != expected and (facts.shards or facts.statistics):
+            raise DataError(
+                "wrong_figure",
+                f"{file}: statistics of {name} are recorded as {facts.statistics}, counted {expected}",
+            )
+        if facts.groups is not None and sum(facts.groups) != facts.rows:
+            raise DataError(
+                "wrong_figure",
+                f"{file}: the groups of {name} have {sum(facts.groups):,} rows, but the split has {facts.rows:,}",
+            )
     return total
+
+
+def _compare_statistics(counted: RowStatistics, recorded: RowStatistics, shard: str, path: Path) -> None:
+    for column in RowStatistics.__slots__:
+        found, expected = getattr(counted, column), getattr(recorded, column)
+        if not np.array_equal(found, expected):
+            row = int(np.flatnonzero(found != expected)[0])
+            raise DataError(
+                "wrong_figure",
+                f"{path}: {column} of row {row} {shard} is recorded as {expected[row]:,}, counted {found[row]:,}",
+            )
 
 
 def _check_batch(

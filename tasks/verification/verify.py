@@ -64,7 +64,7 @@ def _check_content(path: Path, manifest: Manifest, folder: Path, index: Index) -
     held = "every invariant holds" if manifest.packing_metadata.enabled else "the counts match the index"
     if not tokens.rows:
         raise DataError("wrong_count", f"{path}: the corpus has no rows")
-    if tokens.pieces != index.totals.placed:
+    if tokens.pieces != index.placed:
         raise DataError("bad_index", f"{folder / 'index.arrow'}: refers to shards or rows that do not exist")
     check_beside(manifest, folder)
     check_recorded_ledger(manifest, folder, index, tokens)

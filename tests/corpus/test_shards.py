@@ -26,7 +26,7 @@ from tasks.storage.files import sha256_of
 from tasks.storage.keys import VERSIONS, WHOLE_MESSAGES
 from tasks.storage.layout import RowLayout
 from tasks.storage.schemas import IGNORED, PLAN_SCHEMA, conversation_schema, row_schema
-from tasks.storage.token_files import TokenFiles, _batches_of, places_of
+from tasks.storage.token_files import TokenFiles, places_of
 from tasks.verification.verify import verify
 from train.data.conversations import sft_dataset
 from train.data.corpus import open_corpus
@@ -227,17 +227,13 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     assert len(os.listdir("/dev/fd")) <= before, "fewer, if garbage of another test held one"
 
 
-def rows_in_batches(path: Path, rows: np.ndarray) -> list[tuple[slice, list[int]]]:
-    return [(asked, inside.tolist()) for asked, _, inside in _batches_of(path, rows)]
-
-
-def test_rows_are_counted_from_the_start_of_their_record_batch(tmp_path: Path) -> None:
+def test_rows_are_found_in_their_record_batches(tmp_path: Path) -> None:
     path = tmp_path / "0.arrow"
-    token_file(path, [([~1, 2], True)] * 7, batch=2)
-    found = rows_in_batches(path, np.array([1, 4, 5, 6]))
-    assert found == [(slice(0, 1), [1]), (slice(1, 3), [0, 1]), (slice(3, 4), [0])]
+    token_file(path, [([~number, number], True) for number in range(7)], batch=2)
+    places = places_of(path, np.array([1, 4, 5, 5, 6]))
+    assert [np.fromfile(path, np.int32, 2, offset=place)[1] for place in places] == [1, 4, 5, 5, 6]
     with pytest.raises(IndexError, match=r"0\.arrow: has 7 conversations, but the plan refers to number 7"):
-        rows_in_batches(path, np.array([7]))
+        places_of(path, np.array([7]))
 
 
 def test_a_conversation_that_a_token_file_lacks(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import to_json
 from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
-from tasks.storage.row_statistics import ROWS, RowStatistics, open_statistics, statistics_of_split
+from tasks.storage.row_statistics import ROWS, RowStatistics, read_statistics, statistics_of_split
 from tasks.verification.rebuild import rebuild
 from tasks.verification.repair import repair
 from tasks.verification.verify import verify
@@ -86,8 +86,8 @@ def test_the_statistics_are_those_of_the_rows(changes: dict[str, Any], made: Cal
     folder = corpus_folder(manifest, published)
     assert (folder / ROWS).stat().st_size < 30 * manifest.packing_metadata.rows + 1000 * len(manifest.listed())
     expected = {name: [counted(shard) for shard in shards] for name, shards in rows_of(manifest, published).items()}
-    with open_statistics(manifest, folder) as shards:
-        found = [list(zip(*(column.tolist() for column in each.columns()), strict=True)) for each in shards]
+    shards = read_statistics(manifest, folder)
+    found = [list(zip(*(column.tolist() for column in each.columns()), strict=True)) for _, each in shards]
     assert found == [shard for split in expected.values() for shard in split]
     for name, split in manifest.splits.items():
         every = [row for shard in expected[name] for row in shard]
@@ -168,8 +168,7 @@ def test_wrong_statistics_are_found(tmp_path: Path) -> None:
     _, manifest, published = packed(tmp_path)
     file = corpus_folder(manifest, published) / ROWS
     whole = file.read_bytes()
-    with open_statistics(manifest, file.parent) as shards:
-        found = list(shards)
+    found = [of_shard for _, of_shard in read_statistics(manifest, file.parent)]
 
     def write(changed: list[RowStatistics]) -> None:
         with pa.OSFile(str(file), "w") as out, pa.ipc.new_stream(out, found[0].batch().schema) as writer:

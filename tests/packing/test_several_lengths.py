@@ -35,7 +35,7 @@ from tasks.sources.model import Source
 from tasks.storage.files import to_json
 from tasks.storage.layout import RowLayout, kind_of
 from tasks.storage.manifest import Manifest, _repeated_values, load_manifest, manifest_digest
-from tasks.storage.row_statistics import RowStatistics, open_statistics
+from tasks.storage.row_statistics import RowStatistics, read_statistics
 from tasks.verification.rebuild import rebuild
 from tasks.verification.verify import verify
 
@@ -298,13 +298,13 @@ def test_weights_are_those_of_all_training_rows_together(tmp_path: Path, overlon
 def test_statistics_are_those_of_the_rows_of_each_length(tmp_path: Path) -> None:
     path, manifest = made(tmp_path, sequence_length=BOTH, validation=0.2, epochs=2)
     rows = rows_of(path, manifest)
-    with open_statistics(manifest, path.parent.parent / manifest.corpus) as shards:
-        for name, split in manifest.splits.items():
-            recorded = RowStatistics.joined([next(shards) for _ in split.shards])
-            assert recorded.trained.tolist() == [sum(label != -100 for label in row["labels"]) for row in rows[name]]
-            assert recorded.longest.max(initial=0) <= int(name.rpartition("-")[2])
-            assert split.statistics is not None
-            assert recorded.sums() == split.statistics.model_dump()
+    shards = read_statistics(manifest, path.parent.parent / manifest.corpus)
+    for name, split in manifest.splits.items():
+        recorded = RowStatistics.joined([next(shards)[1] for _ in split.shards])
+        assert recorded.trained.tolist() == [sum(label != -100 for label in row["labels"]) for row in rows[name]]
+        assert recorded.longest.max(initial=0) <= int(name.rpartition("-")[2])
+        assert split.statistics is not None
+        assert recorded.sums() == split.statistics.model_dump()
 
 
 def test_wrong_statistics_of_a_length_are_found(tmp_path: Path) -> None:

@@ -553,7 +553,7 @@ def check_row(row: Row, spans: Sequence[Span], encoder: Encoder) -> None:
 def read_rows(token_file: Path) -> list[Row]:
     """Return the rows of a token file, with token IDs and labels apart."""
     files = TokenFiles([token_file])
-    table = files.tables[0]
+    table = files.table(0)
     columns = [table.column(name).to_pylist() for name in ("record", "turn", "trained", "separator")]
     rows = []
     for index in range(len(table)):

@@ -296,10 +296,10 @@ def test_a_token_and_its_label_are_one_number(tmp_path: Path) -> None:
     ids = (values ^ (values >> 31)).tolist()
     assert encoder.decode(ids) == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|></s>"
     assert encoder.decode(values[values >= 0].tolist()) == "4<|im_end|></s>"
-    assert files.tables[0].schema == TOKENS_SCHEMA
+    assert files.table(0).schema == TOKENS_SCHEMA
     conversation = read_record(GOOD, "messages")
-    assert files.tables[0].column("digest").to_pylist() == [content_digest(whole_text(conversation).encode())]
-    assert len(files.tables[1]) == 0
+    assert files.table(0).column("digest").to_pylist() == [content_digest(whole_text(conversation).encode())]
+    assert len(files.table(1)) == 0
 
 
 def test_without_packing_the_messages_and_the_text_are_kept(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_without_packing_the_messages_and_the_text_are_kept(tmp_path: Path) -> N
         "tools": [{"name": "f"}],
     }
     run(tmp_path, part_of(tmp_path, [line_of(record), line_of(GOOD)]), packing=False)
-    table = TokenFiles([tmp_path / "tokens.arrow"]).tables[0]
+    table = TokenFiles([tmp_path / "tokens.arrow"]).table(0)
     assert table.schema == TOKENS_AND_TEXT_SCHEMA
     messages, tools, text = (table.column(name).to_pylist() for name in ("messages", "tools", "text"))
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}

