@@ -1,6 +1,7 @@
 """Put the figures of a corpus in words, once for all that show them.
 
-    ledger, packing figures, noticed ─▶ Facts: name, value, unit, note ─▶ terminal, report, summary of a run
+    ledger, packing figures, noticed ─▶ Facts: name, value, unit, note ─┐
+    what a user may want to know ─▶ sentences ─────────────────────────┴─▶ terminal, report, summary of a run
 
 `packcorpus check` shows the facts of a ledger that it predicts. Names that come from data are printable.
 """
@@ -10,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from tasks.conversations.keys.loss_weights import loss_weight_hints
+from tasks.conversations.keys.training_flags import flag_hints
 from tasks.conversations.keys.unused import OTHERS
 from tasks.core.printable import common_folder, counted, lengths_in_words, printable
 from tasks.packing.balance.waiting import Waiting
 from tasks.storage.facts.ledger import Ledger
 from tasks.storage.manifest import Manifest
-from tasks.templates.sections import explain_sections, sections_of_config
+from tasks.templates.sections import explain_empty_blocks, explain_sections, sections_of_config
 
 BATCH_ROWS = (8, 32, 64)  # numbers of rows per optimizer step to show steps for
 FEW_STEPS = 100  # a shorter run is over before the learning rate has warmed up and decayed
@@ -193,6 +196,25 @@ def sentence(fact: Fact) -> str:
     """Return a noticed fact as a phrase: 2 conversations with …."""
     count = counted(int(fact.value), fact.unit) if fact.unit else f"{fact.value:,}"
     return f"{count} {fact.note}"
+
+
+def notes(manifest: Manifest) -> Iterator[str]:
+    """Yield what a user may want to know about a corpus, besides its sums."""
+    ledger, tokens, unused = manifest.ledger, manifest.ledger.tokens, manifest.unused_keys
+    dropped = ledger.conversations.dropped
+    if further := [f"{count:,} {reason}" for reason, count in dropped.items() if reason != "too_long"]:
+        yield f"dropped by filters, limits and weights: {', '.join(further)}"
+    yield from ledger_notes(ledger)
+    yield from (sentence(fact) for fact in noticed_facts(manifest.noticed) if fact.name == "empty_prompts")
+    for line in explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config)):
+        yield f"note: {line}"
+    if lines := unused_keys(unused):
+        yield "unused keys, with their counts:"
+        yield from (*lines, *flag_hints(unused), *loss_weight_hints(unused))
+    yield from explain_overlong(ledger, manifest.config)
+    share = tokens.rejected / max(1, tokens.encoded + tokens.rejected)
+    if share > NOTEWORTHY:
+        yield f"note: {100 * share:.1f} % of all tokens were in conversations that were rejected"
 
 
 def ledger_notes(ledger: Ledger) -> list[str]:

@@ -32,6 +32,7 @@ from screenshots import on_terminal
 from pipeline import events
 from pipeline.progress import counters, display
 from pipeline.progress.state import Stage, State
+from tasks.corpus.summary import notes
 from tasks.steps import Outcome
 from tasks.storage.manifest import load_manifest
 
@@ -239,7 +240,9 @@ def test_samples_and_conversations_that_are_too_long_are_reported(
     share_cut = f"{100 * ledger.tokens.truncated / ledger.tokens.encoded:.2g}"
     facts = {"cut": ledger.tokens.truncated, "cut_share": share_cut, "trained": ledger.tokens.trained_truncated}
     facts |= {"dropped": ledger.tokens.dropped, "pieces": ledger.pieces.packed, "gone": ledger.pieces.dropped}
-    assert list(events._overlong(manifest)) == [line.format(share=share, **facts) for line in lines]
+    assert [line for line in notes(manifest) if line.startswith("overlong")] == [
+        line.format(share=share, **facts) for line in lines
+    ]
 
 
 def test_a_note_is_called_one_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
