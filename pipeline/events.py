@@ -25,8 +25,7 @@ from tasks.core.errors import Busy
 from tasks.core.notes import show_notes_with
 from tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
 from tasks.core.process import of_memory, peak_memory
-from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
-from tasks.corpus.summary import notes
+from tasks.corpus.summary import explain_limits, fit_to_width, mixture_table, notes
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
 from tasks.stages import Stage, TokenizePart

@@ -18,7 +18,7 @@ import yaml
 from minijinja import Environment
 
 from tasks.core.printable import counted, lengths_in_words, printable
-from tasks.corpus.mixture_table import mixture_table
+from tasks.corpus.summary import mixture_table
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import is_weighted
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of

@@ -25,7 +25,7 @@ from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PartMissing, StorageError
 from tasks.core.printable import common_folder, counted, lengths_in_words, printable
 from tasks.corpus import summary
-from tasks.corpus.mixture_table import mixture_table
+from tasks.corpus.summary import mixture_table
 from tasks.inspection.lookup import read_rejects
 from tasks.inspection.manifests import waiting_of
 from tasks.report.figures import Figures, Histogram, read_figures
