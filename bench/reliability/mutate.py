@@ -55,7 +55,6 @@ MODULES = {
     "verification/check_index": ("verification/test_verify",),
     "verification/repair": ("verification/test_repair",),
     "verification/rebuild": ("verification/test_repair",),
-    "corpus/manifest_builder": ("test_stages", "storage/test_manifest"),
     "corpus/publish": ("test_stages", "storage/test_manifest"),
 }
 TESTS = (

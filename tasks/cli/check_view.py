@@ -32,8 +32,15 @@ from tasks.cli.corpus_view import (
     print_sources,
 )
 from tasks.core.printable import counted, duration, in_bytes, lengths_in_words, printable, printable_lines
-from tasks.corpus.mixture_table import mixture_table
-from tasks.corpus.summary import NOTICED_NAMES, SHARE_NOTE, Fact, noticed_facts, setting_facts, waiting_line
+from tasks.corpus.summary import (
+    NOTICED_NAMES,
+    SHARE_NOTE,
+    Fact,
+    mixture_table,
+    noticed_facts,
+    setting_facts,
+    waiting_line,
+)
 from tasks.dry_run.prediction import Prediction
 from tasks.inspection.rows import Span
 

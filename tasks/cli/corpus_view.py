@@ -16,7 +16,6 @@ from rich.text import Text
 from tasks.cli.console import grid, heading, indented, plain_table, print_remark, single, whole
 from tasks.core.error_codes import CODES
 from tasks.core.printable import common_folder, counted, in_bytes, lengths_in_words, printable
-from tasks.corpus.mixture_table import fit_to_width, mixture_table
 from tasks.corpus.summary import (
     BATCH_ROWS,
     FEW_STEPS,
@@ -25,7 +24,9 @@ from tasks.corpus.summary import (
     Fact,
     content_tokens,
     conversation_facts,
+    fit_to_width,
     ledger_notes,
+    mixture_table,
     noticed_facts,
     packing_facts,
     setting_facts,

@@ -15,7 +15,7 @@ from rich.text import Text
 from tasks.cli.console import HEADING_STYLE, print_hanging, print_title, styled
 from tasks.cli.row_view import print_messages
 from tasks.core.printable import counted, in_bytes, printable
-from tasks.inspection.kinds import ShardFigures
+from tasks.inspection.rows import ShardFigures
 from tasks.inspection.sources import ConfigOverview, SourceInfo, SourceOverview, SourceRecords
 from tasks.readers.csv_file import name_of
 from tasks.sources.identify import as_yaml

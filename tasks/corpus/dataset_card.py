@@ -18,7 +18,7 @@ import yaml
 from minijinja import Environment
 
 from tasks.core.printable import counted, lengths_in_words, printable
-from tasks.corpus.mixture_table import mixture_table
+from tasks.corpus.summary import mixture_table
 from tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
 from tasks.storage.manifest import Manifest
 from tasks.templates.sections import explain_sections, sections_of_config

@@ -1,26 +1,30 @@
 """Put the figures of a corpus in words, once for all that show them.
 
-    ledger, packing figures, noticed ─▶ Facts: name, value, unit, note ─▶ terminal, report, summary of a run
+    ledger, packing figures, noticed ─▶ Facts: name, value, unit, note ─┐
+    what a user may want to know ─▶ sentences ─────────────────────────┴─▶ terminal, report, summary of a run
 
 `packcorpus check` shows the facts of a ledger that it predicts. Names that come from data are printable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tasks.conversations.turn_weights import flag_hints, loss_weight_hints
 from tasks.conversations.unused_keys import OTHERS
 from tasks.core.printable import common_folder, counted, lengths_in_words, printable
 from tasks.packing.balance import Waiting
-from tasks.storage.facts import Ledger
+from tasks.storage.facts import Ledger, MixtureFacts
 from tasks.storage.manifest import Manifest
-from tasks.templates.sections import explain_sections, sections_of_config
+from tasks.templates.names import explain_undefined
+from tasks.templates.sections import explain_empty_blocks, explain_sections, sections_of_config
 
 BATCH_ROWS = (8, 32, 64)  # numbers of rows per optimizer step to show steps for
 FEW_STEPS = 100  # a shorter run is over before the learning rate has warmed up and decayed
 MOST_TOKENS = 12  # content tokens to list
 MOST_KEYS, MOST_SOURCES = 8, 5  # unused keys to list for a source, and sources to list
+SHORTEST_NAME = 20  # characters of a source's name to show in a table
 NOTEWORTHY = 0.05  # share of all tokens that may be lost to rejects before a note is shown
 
 SHARE_NOTE = "share: of all tokens read, before the mixture"
@@ -199,6 +203,26 @@ def sentence(fact: Fact) -> str:
     return f"{count} {fact.note}"
 
 
+def notes(manifest: Manifest) -> Iterator[str]:
+    """Yield what a user may want to know about a corpus, besides its sums."""
+    ledger, tokens, unused = manifest.ledger, manifest.ledger.tokens, manifest.unused_keys
+    dropped = ledger.conversations.dropped
+    if further := [f"{count:,} {reason}" for reason, count in dropped.items() if reason != "too_long"]:
+        yield f"dropped by filters, limits and weights: {', '.join(further)}"
+    yield from ledger_notes(ledger)
+    yield from (sentence(fact) for fact in noticed_facts(manifest.noticed) if fact.name == "empty_prompts")
+    empty_blocks = explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config))
+    for line in (*explain_undefined(manifest.undefined_names), *empty_blocks):
+        yield f"note: {line}"
+    if lines := unused_keys(unused):
+        yield "unused keys, with their counts:"
+        yield from (*lines, *flag_hints(unused), *loss_weight_hints(unused))
+    yield from explain_overlong(ledger, manifest.config)
+    share = tokens.rejected / max(1, tokens.encoded + tokens.rejected)
+    if share > NOTEWORTHY:
+        yield f"note: {100 * share:.1f} % of all tokens were in conversations that were rejected"
+
+
 def ledger_notes(ledger: Ledger) -> list[str]:
     """Describe the samples of conversations, and what settings leave out."""
     notes = [explain_samples(ledger)] * (ledger.samples is not None)
@@ -328,3 +352,73 @@ def waiting_line(waiting: list[Waiting], balance: Mapping[str, Any] | None) -> s
     shares += [f"{one.ranks:,} ranks {one.random:.2f} % ({one.balanced:.2f} %)" for one in others]
     ordered = f"; the rows are ordered for {balance['ranks']:,} ranks, or any divisor of it" if balance else ""
     return f"On several GPUs, ranks wait for the slowest rank of each step: {', '.join(shares)}{ordered}."
+
+
+# -- the mixture -------------------------------------------------------------------------------------------------------
+
+
+def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[list[str]]:
+    """Tabulate the contribution of each entry of `sources` to a pass over `train`.
+
+    Returns column titles and one line per entry, as text. The table is empty if every conversation is packed exactly
+    once.
+    """
+    if weighting != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
+        return []
+    titles = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
+    folder, lines = common_folder([m.path for m in mixture]), []
+    for m in mixture:
+        given = [printable(m.path.removeprefix(folder)), f"{m.weight:g}", f"{m.limit:,}" if m.limit else ""]
+        counts = [f"{m.conversations:,}", f"{m.copies:,}", f"{m.tokens:,}", f"{m.tokens_percent:.1f}"]
+        lines.append([*given, *counts, f"{m.trained_tokens:,}", f"{m.trained_tokens_percent:.1f}"])
+    return [titles, *lines]
+
+
+def fit_to_width(table: list[list[str]], width: int) -> list[list[str]]:
+    """Fit the table to `width` characters, with two spaces between columns.
+
+    Columns without information are removed. If the table is still too wide, the share of all tokens is removed (the
+    share of trained tokens stays), and names are shortened in the middle.
+    """
+    if not table:
+        return []
+    columns = [list(column) for column in zip(*table, strict=True)]
+    weight, limit, packed, copies, share = columns[1], columns[2], columns[3], columns[4], columns[6]
+    packed[0] = "packed"
+    redundant = [weight] * all(cell == "1" for cell in weight[1:]) + [limit] * (not any(limit[1:]))
+    redundant += [copies] * (copies[1:] == packed[1:])
+    columns = _without(columns, redundant)
+    surplus = max(0, max(map(len, columns[0])) - SHORTEST_NAME)  # by which names can be shortened
+    if _width(columns) - surplus > width:
+        columns = _without(columns, [share])
+    room = max(SHORTEST_NAME, width - _width([[], *columns[1:]]))
+    names = [_shortened(name, room) for name in columns[0]]
+    return [list(line) for line in zip(names, *columns[1:], strict=True)]
+
+
+def _without(columns: list[list[str]], left_out: list[list[str]]) -> list[list[str]]:
+    return [column for column in columns if not any(column is other for other in left_out)]
+
+
+def _width(columns: list[list[str]]) -> int:
+    return sum(max(map(len, column), default=0) for column in columns) + 2 * (len(columns) - 1)
+
+
+def _shortened(name: str, room: int) -> str:
+    half = (room - 1) // 2
+    return name if len(name) <= room else f"{name[: room - 1 - half]}…{name[-half:]}"
+
+
+def explain_limits(giving_all: Sequence[str], left_out: float, packed: float) -> str:
+    """Explain which sources limit a mixture by `token_share`.
+
+    Sources that are used in full limit it. Returns "" if no conversation is left out.
+    """
+    if not giving_all or not left_out:
+        return ""
+    names, many = " and ".join(map(printable, giving_all)), len(giving_all) > 1
+    verb = "are used in full and limit" if many else "is used in full and limits"
+    return (
+        f"{names} {verb} the others (token_share): {100 * left_out / (left_out + packed):.0f} % of the conversations "
+        f"are left out; lower {'their weights' if many else 'its weight'} to include more"
+    )

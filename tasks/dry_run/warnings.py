@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tasks.conversations.turn_weights import flag_hints, loss_weight_hints
 from tasks.core.printable import counted
-from tasks.corpus.mixture_table import explain_limits
-from tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, explain_overlong
+from tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, explain_limits, explain_overlong
 from tasks.dry_run.prediction import Prediction, Steps
 from tasks.dry_run.selection import Selection
 from tasks.encoders.encoder import Encoder, is_blank

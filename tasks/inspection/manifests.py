@@ -198,8 +198,7 @@ def _check_kind(path: Path, root: Path) -> None:
 
     `inspect` uses the same rules.
     """
-    from tasks.inspection.kinds import kind_of
-    from tasks.inspection.sources import corpora_of
+    from tasks.inspection.sources import corpora_of, kind_of
 
     kind = kind_of(path)
     if kind == "manifest":

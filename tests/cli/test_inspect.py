@@ -29,7 +29,7 @@ from tasks.core.printable import BOUNDARY
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.inspection import lookup, search
-from tasks.inspection.kinds import kind_of
+from tasks.inspection.sources import kind_of
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.facts import FileFacts, Split
 from tasks.storage.files import sha256_of

@@ -22,8 +22,7 @@ from support.small_corpus import pack_corpus, write_project
 
 from tasks.core.errors import DataError
 from tasks.core.printable import aligned
-from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
-from tasks.corpus.summary import SHARE_NOTE
+from tasks.corpus.summary import SHARE_NOTE, explain_limits, fit_to_width, mixture_table
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.lookup import sources_taken_whole
 from tasks.packing import mixture

@@ -18,8 +18,7 @@ from support.small_corpus import conversations, make_recipe, make_shards_small, 
 from tasks.core.errors import DataError, UsageError
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.diff import compare
-from tasks.inspection.kinds import shard_figures
-from tasks.inspection.rows import row_of_split
+from tasks.inspection.rows import row_of_split, shard_figures
 from tasks.inspection.search import find_conversations
 from tasks.storage.manifest import load_manifest
 from tasks.verification.rebuild import rebuild

@@ -34,8 +34,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from tasks.core.errors import DataError, PackError, PartMissing, StorageError
 from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.report import plots, report, rows
-from tasks.report.figures import read_figures
-from tasks.report.histogram import Histogram
+from tasks.report.figures import Histogram, read_figures
 from tasks.report.report import MOST_BYTES, count_groups, pad_groups, write_report
 from tasks.report.rows import Sample, choose, samples
 from tasks.storage.manifest import load_manifest
