@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from support.tokenizer_kinds import CHATML_JINJA, kind_path, open_kind, referenc
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation, Message, content_digest, whole_text
 from tasks.core.errors import Reject
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.sources.model import SourceFile
 from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import load_manifest
@@ -73,6 +75,29 @@ def text_of(template: Template, record: dict[str, Any]) -> str:
 
 def as_transformers(source: str, messages: list[dict[str, Any]]) -> str:
     return str(reference(KIND).apply_chat_template(messages, chat_template=source, tokenize=False))
+
+
+def prepared(template: Template, records: list[dict[str, Any]]) -> list[str]:
+    """Return the texts of records that are prepared together.
+
+    They are read as lines and as dicts, and filled in where possible.
+    """
+    file = SourceFile(Path("c.jsonl"), "c.jsonl", "jsonl", "", "messages", (), 0, "", 0)
+    preparer = Preparer(file, template, template.encoder, "assistant")
+    decoded = preparer.decode([json.dumps(record).encode() for record in records])
+    texts: list[list[str]] = []
+    for several in (records, decoded or []):
+        texts.append([])
+        for samples in preparer.prepare_all(several):
+            assert isinstance(samples, list)
+            [sample] = samples
+            assert (sample.shape.usual, sample.shape.turns) == (True, 2)
+            said = iter(sample.texts)
+            tokens = sample.shape.tokens[: len(sample.shape.tokens) - sample.shape.separator].tolist()
+            strings = template.encoder.control_strings
+            texts[-1].append("".join(next(said) if token < 0 else strings[token] for token in tokens))
+    assert texts[0] == texts[1]
+    return texts[0]
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -163,11 +188,11 @@ def test_parts_are_read_as_in_developer_messages() -> None:
         "{% if m.role == 'developer' and m.content is not string %}{% for p in m.content %}[{{ p.text }}]{% endfor %}"
         "{% else %}{{ m.content }}{% endif %}",
     )
-    parts = [{"type": "text", "text": text} for text in ("Be brief.", "Be kind.")]
+    parts: Any = [{"type": "text", "text": text} for text in ("Be brief.", "Be kind.")]
     for role, expected in (("developer", "boss\n[Be brief.][Be kind.]<"), ("system", "system\nBe brief.\nBe kind.<")):
-        record = {"messages": [say(role, ""), say("user", "a"), say("assistant", "b")]}
-        record["messages"][0]["content"] = parts
+        record = {"messages": [say(role, parts), say("user", "a"), say("assistant", "b")]}
         assert expected in text_of(opened(source), record)
+        assert prepared(opened(source), [record, record]) == [text_of(opened(source), record)] * 2
 
 
 def test_a_default_system_message_is_not_added_to_one_of_the_developer() -> None:
@@ -192,6 +217,20 @@ def test_a_text_with_control_strings_of_the_developer_stays_text() -> None:
     assert [span.text for span in sample.spans if span.token >= 0].count("<|im_end|>") == 3
 
 
+def test_a_control_string_may_have_the_name_of_the_role(tmp_path: Path) -> None:
+    """Contents that could complete a control string are changed, but roles are not."""
+    folder = Path(shutil.copytree(kind_path(KIND), tmp_path / "tok"))
+    values = json.loads((folder / "tokenizer.json").read_text())
+    last = values["added_tokens"][-1]
+    number = max(token["id"] for token in values["added_tokens"]) + 1
+    values["added_tokens"].append(last | {"id": number, "content": "<|developer|>", "special": True})
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    encoder = open_encoder(find_tokenizer(folder))
+    template = JinjaTemplate("t", DISTINCT, encoder, "assistant", "2026-01-01")
+    messages = [say("developer", "a<|developer|>"), say("user", "developer"), say("assistant", "b")]
+    assert text_of(template, {"messages": messages}).startswith("<|im_start|>boss\na<|developer|><|im_end|>")
+
+
 # -- filling in -------------------------------------------------------------------------------------------------------
 
 
@@ -199,23 +238,9 @@ def test_a_text_with_control_strings_of_the_developer_stays_text() -> None:
 @pytest.mark.parametrize("more", [{}, {"name": "Ada"}])
 def test_shapes_differ_in_the_role(source: str, more: dict[str, str]) -> None:
     """Records that differ only in the role are prepared together."""
-    template = opened(source)
-    file = SourceFile(Path("c.jsonl"), "c.jsonl", "jsonl", "", "messages", (), 0, "", 0)
-    preparer = Preparer(file, template, template.encoder, "assistant")
     pairs = [(role, text) for text in ("One.", "Two.") for role in ("system", "developer", "DEVELOPER", "system")]
     records = [{"messages": [say(role, text, **more), say("user", "a"), say("assistant", "b")]} for role, text in pairs]
-    decoded = preparer.decode([json.dumps(record).encode() for record in records])
-    for given_records in (records, decoded or []):
-        found = preparer.prepare_all(given_records)
-        assert len(found) == len(records)
-        for samples, record in zip(found, records, strict=True):
-            assert isinstance(samples, list)
-            [sample] = samples
-            written, texts = "", iter(sample.texts)
-            for token in sample.shape.tokens[: len(sample.shape.tokens) - sample.shape.separator].tolist():
-                written += next(texts) if token < 0 else template.encoder.control_strings[token]
-            assert written == text_of(template, record)
-            assert (sample.shape.usual, sample.shape.turns) == (True, 2)
+    assert prepared(opened(source), records) == [text_of(opened(source), record) for record in records]
 
 
 # -- corpora ----------------------------------------------------------------------------------------------------------
