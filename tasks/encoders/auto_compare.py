@@ -19,8 +19,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tasks.core.printable import shown
 from tasks.encoders.encoder import Encoder, Unencodable
 
@@ -133,8 +131,10 @@ def _ours(encoder: Encoder, texts: Sequence[str]) -> list[tuple[str, list[list[i
     except Unencodable as error:
         pairs = zip(texts, spaced, strict=True)
         return _ours(encoder, [text for text, other in pairs if error.problems.keys().isdisjoint((text, other))])
-    ids = [[part.tolist() for part in np.split(form.ids, form.offsets[1:-1])] for form in encoded]
-    return [(text, [*of_text]) for text, *of_text in zip(texts, *ids, strict=True)]
+    return [
+        (text, [form.ids[form.offsets[number] : form.offsets[number + 1]].tolist() for form in encoded])
+        for number, text in enumerate(texts)
+    ]
 
 
 def _excerpts(tokenizer: Any, ours: list[int], theirs: list[int]) -> list[str]:

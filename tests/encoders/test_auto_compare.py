@@ -82,6 +82,11 @@ print([name for name in sys.modules if name.partition(".")[0] in ("torch", "tran
     assert done.stderr == ""
 
 
+def test_no_text_is_equal() -> None:
+    encoder = open_encoder(find_tokenizer(kind_path("hf_byte_level")))
+    assert compare(encoder, kind_path("hf_byte_level"), ["", "<|im_end|>"]) == Comparison(0)
+
+
 def test_texts_without_an_encoding_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = open_encoder(find_tokenizer(kind_path("hf_byte_level")))
 
