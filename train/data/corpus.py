@@ -69,6 +69,10 @@ class Corpus:
     weighted: bool = False  # rows have loss_weight
     notes: tuple[str, ...] = ()  # messages for the user, one sentence each
 
+    def __str__(self) -> str:
+        columns = f"{'with' if self.isolated else 'without'} position_ids" + f", with {LOSS_WEIGHT}" * self.weighted
+        return f"format {self.format_version}, key {self.key[:12] or 'none'}, length {self.sequence_length}, {columns}"
+
     @property
     def packed(self) -> bool:
         """Return whether rows hold tokens, not the messages of one conversation."""
@@ -203,32 +207,16 @@ def _check_key(folder: Path, manifest: Manifest) -> None:
 # -- without a manifest ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """Metadata of a shard, equal in all shards of a corpus."""
-
-    version: str
-    key: str
-    length: int
-    isolated: bool
-    layout: RowLayout
-    weighted: bool
-
-    def __str__(self) -> str:
-        columns = f"{'with' if self.isolated else 'without'} position_ids" + f", with {LOSS_WEIGHT}" * self.weighted
-        return f"format {self.version}, key {self.key[:12] or 'none'}, length {self.length}, {columns}"
-
-
 def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
     splits: dict[str, list[Shard]] = {split: [] for split in SPLITS}
-    first: tuple[Path, _Header] | None = None
+    first: Corpus | None = None
     for split, path in _find_shards(folder):
-        header, rows = _read_header(path, allow_unisolated)
-        first = first or (path, header)
-        if header != first[1]:
-            raise DataError(
-                "mixed_shards", f"{path}: belongs to a different corpus ({header}) than {first[0].name} ({first[1]})"
-            )
+        corpus, rows = _read_header(path, allow_unisolated)
+        first = first or corpus
+        if corpus != first:
+            name = next(shard.path for shards in splits.values() for shard in shards)
+            text = f"{path}: belongs to a different corpus ({corpus}) than {name} ({first})"
+            raise DataError("mixed_shards", text)
         splits.setdefault(split, []).append(Shard(path.name, rows, path.stat().st_size, None))
     if not first:
         raise DataError(
@@ -236,24 +224,12 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
             f"{folder}: contains neither a manifest.json nor shards (such as train-00000-of-00001.arrow)"
             f"{lost_hint(folder)}",
         )
-    header = first[1]
-    key = header.key
+    key = first.key
     if not KEY.fullmatch(key):  # a key of the bytes, so that a run resumes only on equal rows
         digests = [sha256_of(folder / shard.path) for shards in splits.values() for shard in shards]
         key = hashlib.sha256("".join(digests).encode()).hexdigest()
-    return Corpus(
-        name=folder.resolve().name,
-        folder=folder,
-        format_version=header.version,
-        key=key,
-        sequence_length=header.length,
-        manifest=None,
-        splits=splits,
-        isolated=header.isolated,
-        layout=header.layout,
-        weighted=header.weighted,
-        notes=(*notes, f"{folder}: has no packcorpus manifest, so there are no digests and damage can go unnoticed"),
-    )
+    note = f"{folder}: has no packcorpus manifest, so there are no digests and damage can go unnoticed"
+    return replace(first, key=key, splits=splits, notes=(*notes, note))
 
 
 def _find_shards(folder: Path) -> list[tuple[str, Path]]:
@@ -279,8 +255,8 @@ def _find_shards(folder: Path) -> list[tuple[str, Path]]:
     return [(split, paths[number]) for split, paths in found.items() for number in sorted(paths)]
 
 
-def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
-    """Return the metadata and the number of rows of a shard."""
+def _read_header(path: Path, allow_unisolated: bool) -> tuple[Corpus, int]:
+    """Return the corpus of a shard, without its splits, and its number of rows."""
     find_listed(path.parent, path.name, path.lstat().st_size)
     with reading(path), pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_stream(file)
@@ -324,8 +300,19 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
     layout = RowLayout((int(length),), shape.align, shape.padding)
     if packed:
         _check_rows(path, schema, allow_unisolated, layout)
-    key, columns = metadata.get("manifest_key", ""), set(schema.names)
-    return _Header(version, key, int(length), "position_ids" in columns, layout, LOSS_WEIGHT in columns), rows
+    corpus = Corpus(
+        name=path.parent.resolve().name,
+        folder=path.parent,
+        format_version=version,
+        key=metadata.get("manifest_key", ""),
+        sequence_length=int(length),
+        manifest=None,
+        splits={},
+        isolated="position_ids" in names,
+        weighted=LOSS_WEIGHT in names,
+        layout=layout,
+    )
+    return corpus, rows
 
 
 def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool, layout: RowLayout) -> None:
