@@ -186,7 +186,11 @@ def _check_batch(
     if (flat_labels[ends][pieces["closed"]] != IGNORED).any():
         raise DataError("bad_row", f"{where}: the separator after a truncated conversation is trained on")
     if manifest.config.get("overlong") == "turns":
-        _check_turns(flat_ids, flat_labels, ends, pieces, manifest, where)
+        # Truncated conversations end with a trained turn and EOS, which may be the last token of the turn or follow it.
+        if (flat_labels[ends - pieces["closed"]][pieces["truncated"]] == IGNORED).any():
+            raise DataError("bad_row", f"{where}: a truncated conversation does not end with a turn that is trained on")
+        if (flat_ids[ends][pieces["truncated"]] != manifest.tokenizer.eos_token_id).any():
+            raise DataError("bad_row", f"{where}: a truncated conversation does not end with EOS")
     trained = (
         np.add.reduceat(flat_labels != IGNORED, first_tokens, dtype=np.int64) if len(first_tokens) else np.zeros(0)
     )
@@ -209,26 +213,6 @@ def _check_batch(
     return found
 
 
-def _check_turns(
-    ids: np.ndarray,
-    labels: np.ndarray,
-    ends: np.ndarray,
-    pieces: dict[str, np.ndarray],
-    manifest: Manifest,
-    where: str,
-) -> None:
-    """Check that truncated conversations end with a trained turn and EOS.
-
-    `overlong: turns` promises this. `ends` are the last tokens of the pieces. EOS may be the last token of the turn, or
-    close the piece after it.
-    """
-    cut = pieces["truncated"]
-    if (labels[ends - pieces["closed"]][cut] == IGNORED).any():
-        raise DataError("bad_row", f"{where}: a truncated conversation does not end with a turn that is trained on")
-    if (ids[ends][cut] != manifest.tokenizer.eos_token_id).any():
-        raise DataError("bad_row", f"{where}: a truncated conversation does not end with EOS")
-
-
 def _check_weights(
     batch: pa.RecordBatch,
     pieces: dict[str, np.ndarray],
@@ -239,59 +223,41 @@ def _check_weights(
     total: Tokens,
 ) -> float:
     """Check the column `loss_weight` of some rows and return its exact sum."""
-    found = total.weights[kind]
+    sums, facts = total.weights[kind], (manifest.loss_weight or {})[kind]
     weights = batch.column("loss_weight").flatten().to_numpy()
     trained = batch.column("labels").flatten().to_numpy() != IGNORED
-    for bad, what in (
-        (~np.isfinite(weights), "a loss_weight is not a number"),
-        (trained & ~(weights > 0), "a token that is trained on has no loss_weight"),
-        (~trained & (weights != 0), "a token that is not trained on has a loss_weight"),
-    ):
+
+    def require(bad: np.ndarray, rows: np.ndarray | None, what: str) -> None:
+        """Raise DataError at the first `bad` value; `rows` has the row of each."""
         if bad.any():
-            raise DataError("bad_row", f"{where} + {int(np.flatnonzero(bad)[0]) // length}: {what}")
+            at = int(np.flatnonzero(bad)[0])
+            raise DataError("bad_row", f"{where} + {at // length if rows is None else int(rows[at])}: {what}")
+
+    require(~np.isfinite(weights), None, "a loss_weight is not a number")
+    require(trained & ~(weights > 0), None, "a token that is trained on has no loss_weight")
+    require(~trained & (weights != 0), None, "a token that is not trained on has a loss_weight")
     if manifest.config["loss_weight"] == "conversation":
-        found.conversations.append(_count_conversations(weights, trained, pieces, manifest, length, kind, where))
-    found.trained += int(np.count_nonzero(trained))
+        # Each of the n trained tokens of a conversation weighs w = t / (c n), if the split has t trained tokens and c
+        # conversations. So n follows from the weight of a piece, and a piece with k trained tokens is a share of k / n
+        # of its conversation. The shares add up to the number of conversations.
+        places, tokens = np.flatnonzero(trained), pieces["trained"].astype(np.int64)
+        has_trained = tokens > 0
+        tokens, rows = tokens[has_trained], pieces["row"][has_trained]
+        if tokens.sum() != len(places):
+            raise DataError("bad_row", f"{where}: the index and the labels disagree about trained tokens")
+        of_tokens = weights[places]
+        of_pieces = of_tokens[np.cumsum(tokens) - tokens]
+        whole = np.rint(facts.trained / (facts.conversations * of_pieces.astype(np.float64)))
+        expected = (facts.trained / (facts.conversations * np.maximum(whole, 1))).astype(np.float32)
+        is_whole = manifest.config.get("overlong") != "split" and manifest.ledger.samples is None
+        differs = (expected != of_pieces) | ((whole != tokens) if is_whole else (whole < tokens))
+        require(differs, rows, "a loss_weight does not match the number of trained tokens of its conversation")
+        differs = of_tokens != np.repeat(of_pieces, tokens)
+        require(differs, places // length, "a conversation has several values of loss_weight")
+        sums.conversations.append(math.fsum((tokens / whole).tolist()))
+    sums.trained += int(np.count_nonzero(trained))
     values, counts = np.unique(weights, return_counts=True)
     return math.fsum(float(value) * count for value, count in zip(values, counts.tolist(), strict=True))
-
-
-def _count_conversations(
-    weights: np.ndarray,
-    trained: np.ndarray,
-    pieces: dict[str, np.ndarray],
-    manifest: Manifest,
-    length: int,
-    kind: str,
-    where: str,
-) -> float:
-    """Check the weight of each piece and return the number of conversations.
-
-    Each of the n trained tokens of a conversation weighs w = t / (c n), if the split has t trained tokens and c
-    conversations. So n follows from the weight of a piece. The piece's share of its conversation is its number of
-    trained tokens divided by n. The result is the sum of these shares.
-    """
-    facts = (manifest.loss_weight or {})[kind]
-    places, tokens = np.flatnonzero(trained), pieces["trained"].astype(np.int64)
-    counted = tokens > 0
-    tokens, rows = tokens[counted], pieces["row"][counted]
-    if tokens.sum() != len(places):
-        raise DataError("bad_row", f"{where}: the index and the labels disagree about trained tokens")
-    own = weights[places]
-    of_pieces = own[np.cumsum(tokens) - tokens]
-    whole = np.rint(facts.trained / (facts.conversations * of_pieces.astype(np.float64)))
-    expected = (facts.trained / (facts.conversations * np.maximum(whole, 1))).astype(np.float32)
-    is_whole = manifest.config.get("overlong") != "split" and manifest.ledger.samples is None
-    wrong = (expected != of_pieces) | ((whole != tokens) if is_whole else (whole < tokens))
-    if wrong.any():
-        row = int(rows[np.flatnonzero(wrong)[0]])
-        raise DataError(
-            "bad_row", f"{where} + {row}: a loss_weight does not match the number of trained tokens of its conversation"
-        )
-    if (own != np.repeat(of_pieces, tokens)).any():
-        row = int(places[np.flatnonzero(own != np.repeat(of_pieces, tokens))[0]]) // length
-        raise DataError("bad_row", f"{where} + {row}: a conversation has several values of loss_weight")
-    return math.fsum((tokens / whole).tolist())
 
 
 def _check_lists(
