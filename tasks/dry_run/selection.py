@@ -3,7 +3,7 @@
     token files of the samples ─select_pieces, as in a run─▶ Pieces ─limits, weights─▶ Selection
 
 Each conversation of a sample represents several conversations, so it has a share: the fraction of these that a run
-packs. If a conversation has several samples (storage/tokens), each of them has its own share. If everything was read,
+packs. If a conversation has several samples, each of them has its own share. If everything was read,
 `packing.mixture` decides, and the conversation is either packed or not.
 """
 
