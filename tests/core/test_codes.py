@@ -33,14 +33,14 @@ CLASSES: dict[str, Any] = {
 }
 # Files that raise errors without a literal reason. They take the reason from another error or from a caller.
 PASSED_ON = {
+    "tensors",
     "first_conversations",
     "lists",
-    "values",
+    "arrow_values",
     "command",
-    "tensor_files",
     "tokenize_part",
     "token_batch",
-    "explain",
+    "identify",
     "jsonl",
     "repair",
     "chat",

@@ -21,7 +21,8 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
-from tasks.corpus.publish import build_manifest, commit, publish
+from tasks.corpus import publish
+from tasks.corpus.publish import build_manifest, commit
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.facts import Ledger
 from tasks.storage.files import sha256_of, to_json
