@@ -2,7 +2,8 @@
 
     python bench/reliability/differential.py [--real 30000] [--unusual 3000] [--template llama2] [--kind hf_unigram]
 
-The comparison covers every built-in template with every kind of tokenizer. The real conversations are from
+The comparison covers every built-in template with every kind of tokenizer. Folders are loaded by AutoTokenizer, with
+classes that change how they encode. The real conversations are from
 ../shared/corpora, filled up with conversations of two GSM8K problems each; they are tokenized with `train_on:
 assistant`. The unusual conversations are generated from --seed and tokenized with `assistant`, `last`, and `all`. The
 reference is tests/reference. Prints a Markdown table; exit code 1 if an id or a label differs.
@@ -22,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests are imported by name
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 from support.differential.comparison import Tally, compare_pair  # noqa: E402
-from support.tokenizer_kinds import KINDS  # noqa: E402
+from support.tokenizer_kinds import CLASSES, KINDS  # noqa: E402
 
 from tasks.templates.built_in import BUILT_IN  # noqa: E402
 
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--unusual", type=int, default=3_000, help="unusual conversations for each pair")
     parser.add_argument("--seed", type=int, default=1, help="of the unusual conversations")
     parser.add_argument("--template", choices=BUILT_IN, nargs="+", default=list(BUILT_IN))
-    parser.add_argument("--kind", choices=KINDS, nargs="+", default=list(KINDS))
+    parser.add_argument("--kind", choices=[*KINDS, *CLASSES], nargs="+", default=[*KINDS, *CLASSES])
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     given = parser.parse_args()
     pairs = [(template, kind) for template in given.template for kind in given.kind]

@@ -33,7 +33,17 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [
     str(ROOT),
     str(ROOT / "tests"),
-    *(str(ROOT / "tests" / name) for name in ("conversations", "encoders", "properties", "readers", "templates/jinja")),
+    *(
+        str(ROOT / "tests" / name)
+        for name in (
+            "conversations",
+            "encoders",
+            "encoders/as_transformers",
+            "properties",
+            "readers",
+            "templates/jinja",
+        )
+    ),
 ]
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -41,6 +51,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 DRAWN = {
     "duplicates": "test_duplicate_keys",
     "random-tokenizers": "test_random_tokenizers",
+    "folders": "test_random_folders",
+    "files": "test_random_files",
     "joined": "test_joined_fields",
     "filters": "test_neutral",
 }
@@ -121,7 +133,11 @@ def draw_cases(part: str, seed: int, seconds: float) -> None:
                 raise
 
     limits = hypothesis.settings(
-        max_examples=ROUND, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=ROUND,
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
     )
     number = 0
     while time.perf_counter() - start < seconds:

@@ -73,10 +73,10 @@ class Reference:
     """Ids that transformers returns for the turns of conversations."""
 
     def __init__(self, records: Sequence[Record], tokenizer: Path):
-        from transformers import PreTrainedTokenizerFast
+        from transformers import AutoTokenizer
 
         self.records = records
-        self._library = PreTrainedTokenizerFast.from_pretrained(str(tokenizer))
+        self._library = AutoTokenizer.from_pretrained(str(tokenizer))
         added = self._library.added_tokens_decoder.items()
         self.special = {token.content: number for number, token in added if token.special}
         self._turns: dict[Place, tuple[np.ndarray, np.ndarray]] = {}

@@ -112,11 +112,13 @@ def calls_of_turn(value: object, where: str) -> tuple[str, str, tuple[ToolCall, 
     """Return the reasoning, the content, and the calls of a call turn.
 
     The value is a call or a list of calls, or their text: JSON, or JSON in <tool_call> tags after a content. Reasoning
-    may precede it. Raises Reject if it holds no call.
+    may precede it; a marker of reasoning within the JSON is a text of the call. Raises Reject if it holds no call.
     """
     if not isinstance(value, str):
         return "", "", _calls_in(value, where)
     reasoning, text = without_front(text_of(value, where))
+    if reasoning and _is_json(value):
+        reasoning, text = "", value
     if text.lstrip()[:1] in ("{", "["):
         return reasoning, "", _calls_in(text, where)
     content, tag, _ = text.partition("<tool_call>")
@@ -125,6 +127,14 @@ def calls_of_turn(value: object, where: str) -> tuple[str, str, tuple[ToolCall, 
         raise Reject("bad_tool_call", f"{where}: the role says that this is a call, but found no JSON text of a call")
     calls = [call for body in _TAGGED.findall(tagged) for call in _calls_in(body, where)]
     return reasoning, content.rstrip(), tuple(calls)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _calls_in(value: object, where: str) -> tuple[ToolCall, ...]:

@@ -6,10 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from support.differential.auto_tokenizers import CHANGES, TEXTS, added, ids_in_a_row, write_folder, write_json
-from support.profiles import examples
+from support.differential.auto_tokenizers import CHANGES, TEXTS, ids_in_a_row, write_folder, write_json
 from support.tokenizer_kinds import BUILT
 from transformers import AutoTokenizer
 
@@ -64,30 +61,6 @@ def test_every_class(kind: str, class_name: str, tmp_path: Path) -> None:
         assert encoder.adds_bos == (starts[:1] == [encoder.bos_id]), change
         equal += 1
     assert equal > 9 or kind == "hf_unigram"
-
-
-@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_any_added_tokens(tmp_path: Path, data: st.DataObject) -> None:
-    kind, class_name = (
-        data.draw(st.sampled_from(("hf_byte_level", "hf_metaspace", "sp_bpe_chatml"))),
-        data.draw(st.sampled_from(CLASSES)),
-    )
-    flags = st.fixed_dictionaries(dict.fromkeys(("lstrip", "rstrip", "normalized", "special"), st.booleans()))
-    strings = ("<a>", "<ab>", "<|im_start|>", "The", "</s>", "<think>")
-    tokens = data.draw(st.dictionaries(st.integers(0, 900), st.tuples(st.sampled_from(strings), flags), max_size=4))
-    place = write_folder(tmp_path / "folder", kind, "nothing", class_name)
-    config = {"tokenizer_class": class_name, "eos_token": "</s>"}
-    config["added_tokens_decoder"] = {str(n): added(content, **chosen) for n, (content, chosen) in tokens.items()}
-    if data.draw(st.booleans()):
-        config["extra_special_tokens"] = data.draw(st.lists(st.sampled_from(strings), max_size=3, unique=True))
-    write_json(place, "tokenizer_config.json", config)
-    if (found := opened(place)) is None:
-        return
-    encoder, auto = found
-    words = ("The", " train", "<a>", "<ab>", "<a", "b>", " ", "\n", "85", "</s>", "<think>", "x")
-    for text in data.draw(st.lists(st.lists(st.sampled_from(words), max_size=8).map("".join), min_size=5, max_size=9)):
-        assert ids_in_a_row(encoder, text) == auto(text, add_special_tokens=False)["input_ids"]
 
 
 def test_a_folder_that_nothing_changes_keeps_its_digest(tmp_path: Path) -> None:

@@ -75,8 +75,9 @@ def dolly(record: Record) -> tuple[Messages, list[Any]]:
 def prompt_completion(record: Record) -> tuple[Messages, list[Any]]:
     names = ("prompt", "completion") if "prompt" in record or "question" not in record else ("question", "answer")
     asked, answer = record.get(names[0]), record.get(names[1], record.get("response"))
-    if isinstance(asked, list) and isinstance(answer, list):
-        return system_of(record) + turns(asked) + turns(answer), tools_of(record)
+    if isinstance(asked, list):
+        said = turns(answer) if isinstance(answer, list) else [{"role": "assistant", "content": text(answer)}]
+        return system_of(record) + turns(asked) + said, tools_of(record)
     return system_of(record) + exchange(asked, answer), tools_of(record)
 
 

@@ -76,29 +76,32 @@ class SentencePiece(Library):
 
 
 class HuggingFace(Library):
-    """A folder with `tokenizer.json`, read twice: with and without the added space.
+    """A folder as AutoTokenizer loads it, with and without the added space.
 
-    The file itself defines where a space is added; see `rule_of`.
+    The tokenizer itself defines where a space is added; see `rule_of`.
     """
 
     def __init__(self, path: Path):
         from tokenizers import Tokenizer
+        from transformers import AutoTokenizer
 
-        written = json.loads((path / "tokenizer.json").read_text())
-        settings = json.loads((path / "tokenizer_config.json").read_text())
+        auto = AutoTokenizer.from_pretrained(str(path))
+        written = json.loads(auto.backend_tokenizer.to_str())
         self.own = Tokenizer.from_str(json.dumps(written))
-        self.rule = rule_of(written)
+        self.rule, self.spaces = rule_of(written)
         self.bare = Tokenizer.from_str(json.dumps(without_prefix(written)))
         for tokenizer in (self.own, self.bare):
             tokenizer.encode_special_tokens = True  # split_special_tokens of transformers
         added = written["added_tokens"]
         self.controls = {token["content"]: token["id"] for token in added if token["special"]}
-        self.eos = self.controls[settings["eos_token"]]
-        self.bos = self.controls.get(settings.get("bos_token"))
+        self.eos = self.controls[auto.eos_token]
+        self.bos = self.controls.get(auto.bos_token)
         if self.own.encode("").ids[:1] != [self.bos]:
             self.bos = None
         self.adds_space = self.rule != "never"
-        self.unknown = self.controls.get(settings.get("unk_token"))
+        model = written["model"]
+        unknown = model["vocab"][model["unk_id"]][0] if model.get("unk_id") is not None else model.get("unk_token")
+        self.unknown = self.controls.get(unknown)
         self.added = "|".join(re.escape(token["content"]) for token in added if not token["special"]) or r"(?!)"
         if self.rule == "always":
             self.after_added = rf"(?:{self.added})\Z"
@@ -143,7 +146,7 @@ class HuggingFace(Library):
 
         The text is cut around each control string, and after the first character of each.
         """
-        text = " " * (adds_space and not text.startswith((" ", "▁"))) + text
+        text = " " * (adds_space and not text.startswith(self.spaces)) + text
         strings = sorted(self.controls, key=len, reverse=True)
         parts: list[str] = []
         for part in re.split(f"({'|'.join(map(re.escape, strings))})", text):
@@ -153,24 +156,37 @@ class HuggingFace(Library):
         return ids
 
 
-def rule_of(written: dict[str, Any]) -> str:
+def rule_of(written: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """Return the texts to which a tokenizer.json adds a space.
 
-    "never" stands for no text, "first" for only the first, and "always" includes each text after an added token.
+    Also returns the starts of texts that already have one. "never" stands for no text, "first" for only the first, and
+    "always" includes each text after an added token.
     """
-    splits, normalizes = written["pre_tokenizer"] or {}, written["normalizer"] or {}
-    if splits.get("type") == "Metaspace":
-        return str(splits["prepend_scheme"])
-    return "always" if any(each["type"] == "Prepend" for each in normalizes.get("normalizers", [])) else "never"
+    for step in steps_of(written, "pre_tokenizer"):
+        if step["type"] == "Metaspace":
+            return str(step["prepend_scheme"]), (" ", "▁")
+        if step["type"] == "ByteLevel" and step["add_prefix_space"]:
+            return "always", (" ",)
+    prepends = any(step["type"] == "Prepend" for step in steps_of(written, "normalizer"))
+    return "always" if prepends else "never", (" ", "▁")
+
+
+def steps_of(written: dict[str, Any], part: str) -> list[dict[str, Any]]:
+    """Return the steps of a normalizer or pre-tokenizer."""
+    whole = written[part] or {"pretokenizers": []}
+    return list(whole.get("normalizers") or whole.get("pretokenizers") or [whole] * ("type" in whole))
 
 
 def without_prefix(written: dict[str, Any]) -> dict[str, Any]:
     """Return a tokenizer.json that adds no space."""
-    splits, normalizes = written["pre_tokenizer"] or {}, written["normalizer"] or {}
-    if splits.get("type") == "Metaspace":
-        return {**written, "pre_tokenizer": {**splits, "prepend_scheme": "never"}}
-    kept = [each for each in normalizes.get("normalizers", []) if each["type"] != "Prepend"]
-    return {**written, "normalizer": {**normalizes, "normalizers": kept} if kept else None}
+    none = {"Metaspace": {"prepend_scheme": "never"}, "ByteLevel": {"add_prefix_space": False}}
+    splits = [step | none.get(step["type"], {}) for step in steps_of(written, "pre_tokenizer")]
+    kept = [step for step in steps_of(written, "normalizer") if step["type"] != "Prepend"]
+    return {
+        **written,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits} if splits else None,
+        "normalizer": {"type": "Sequence", "normalizers": kept} if kept else None,
+    }
 
 
 # -- samples → ids ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -272,7 +273,8 @@ def _hf_unigram(place: Path) -> Path:
     return _write_folder(place, "hf_unigram", tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
 
 
-_BUILDERS: dict[str, Callable[[Path], Path]] = {
+_Builder = Callable[[Path], Path]
+_BUILDERS: dict[str, _Builder] = {
     "sp_bpe_chatml": _sp_bpe_chatml,
     "sp_bpe_user_defined": _sp_bpe_user_defined,
     "sp_unigram": _sp_unigram,
@@ -281,10 +283,47 @@ _BUILDERS: dict[str, Callable[[Path], Path]] = {
     "hf_legacy": _hf_legacy,
     "hf_unigram": _hf_unigram,
 }
+
+
+def _of_class(base: str, class_name: str, files: Mapping[str, Any] | None = None, **settings: Any) -> _Builder:
+    """Return a builder of a folder that a class loads unlike its tokenizer.json.
+
+    `files` are further JSON files of the folder.
+    """
+
+    def build(place: Path) -> Path:
+        path = place / "tokenizer"
+        shutil.copytree(kind_path(base), path)
+        config = json.loads((path / "tokenizer_config.json").read_bytes())
+        (path / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": class_name} | settings))
+        for name, values in (files or {}).items():
+            (path / name).write_text(json.dumps(values))
+        return path
+
+    return build
+
+
+_THOUGHT = {"content": "<|thought|>", "special": True, "normalized": False, "lstrip": False, "rstrip": False}
+_CLASSES: dict[str, _Builder] = {
+    "qwen2": _of_class("hf_byte_level", "Qwen2Tokenizer", extra_special_tokens=["<|thought|>", "[INST]"]),
+    "qwen3_5": _of_class("hf_byte_level", "PreTrainedTokenizerFast", {"config.json": {"model_type": "qwen3_5"}}),
+    "gpt2": _of_class("hf_byte_level", "GPT2Tokenizer", add_prefix_space=True),
+    "gpt_neox": _of_class(
+        "hf_byte_level", "GPTNeoXTokenizer", {"added_tokens.json": {"<|thought|>": 431, "[INST]": 432}}
+    ),
+    "cohere": _of_class("hf_byte_level", "CohereTokenizer", image_token="<image>"),
+    "llama": _of_class("hf_legacy", "LlamaTokenizer", added_tokens_decoder={"523": _THOUGHT}),
+    "llama_legacy": _of_class("hf_metaspace", "LlamaTokenizer", legacy=True),
+    "llama_without_prefix": _of_class("hf_metaspace", "LlamaTokenizerFast", add_prefix_space=False),
+    "gemma": _of_class("hf_metaspace", "GemmaTokenizer", {"special_tokens_map.json": {"sep_token": "[SEP]"}}),
+    "unigram_added": _of_class("hf_unigram", "PreTrainedTokenizerFast", extra_special_tokens={"a_token": "[INST]"}),
+}
 MISTRAL = Path(__file__).resolve().parents[3] / "shared" / "tokenizers" / "mistral_v3_32k.model"
 
 BUILT = tuple(_BUILDERS)
+CLASSES = tuple(_CLASSES)
 KINDS = (*BUILT, "mistral_v3")
+# Kinds of tokenizers that AutoTokenizer loads unlike their tokenizer.json are in CLASSES.
 SENTENCEPIECE = ("sp_bpe_chatml", "sp_bpe_user_defined", "sp_unigram", "mistral_v3")
 HUGGING_FACE = ("hf_byte_level", "hf_metaspace", "hf_legacy", "hf_unigram")
 # Every byte has a token, so every text decodes to itself.
@@ -308,7 +347,7 @@ def kind_path(kind: str) -> Path:
         place = cache_folder() / kind
         if not place.exists():
             with tempfile.TemporaryDirectory(dir=cache_folder()) as name:
-                _BUILDERS[kind](Path(name))
+                (_BUILDERS | _CLASSES)[kind](Path(name))
                 Path(name).rename(place)
                 Path(name).mkdir()  # for the context to remove
     return next(place.iterdir())
@@ -323,15 +362,15 @@ def open_kind(kind: str) -> Encoder:
 def reference(kind: str) -> Any:
     """Open the tokenizer of a kind with its own library.
 
-    Returns a SentencePieceProcessor, or a PreTrainedTokenizerFast for a Hugging Face folder.
+    Returns a SentencePieceProcessor, or what AutoTokenizer returns for a Hugging Face folder.
     """
     if kind in SENTENCEPIECE:
         from sentencepiece import SentencePieceProcessor
 
         return SentencePieceProcessor(model_file=str(kind_path(kind)))
-    from transformers import PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
 
-    return PreTrainedTokenizerFast.from_pretrained(str(kind_path(kind)))
+    return AutoTokenizer.from_pretrained(str(kind_path(kind)))
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from tasks.encoders.encoder import Encoder
+from tasks.templates.jinja.breaker import OUR_KEYS
 from tasks.templates.jinja.strings import Unchanged
 
 # Patterns for the characters that distinguish a control string from other text. The first pattern that matches counts.
@@ -23,7 +24,8 @@ _DISTINCT = (re.compile(r"[<>|\[\]\uff5c]"), re.compile(r"[^\w\s]"), re.compile(
 # Markers that templates look for in contents. Markers and content tokens are kept, so that templates behave the same.
 _MARKERS = ("<think>", "</think>")
 
-_OUR_KEYS = ("role", "type")
+# Keys whose values templates compare.
+_COMPARED = ("role", "type")
 
 
 class Neutral:
@@ -39,7 +41,7 @@ class Neutral:
         one_of = "".join(map(re.escape, sorted(distinct)))
         markers = "|".join(map(re.escape, sorted(kept, key=len, reverse=True)))
         self._pattern = re.compile(f"({markers})|[{one_of}]{others}" if distinct else r"(?!)()")
-        self._neutral = Unchanged(self.of)
+        self._neutral = Unchanged(self.of, OUR_KEYS)
 
     def has(self, messages: Any, tools: Any) -> bool:
         """Return whether all texts are neutral.
@@ -54,7 +56,10 @@ class Neutral:
             neutral = self._pattern.sub(lambda match: match[1] or "", value)
             return neutral if neutral.strip() or not value.strip() else "a"
         if isinstance(value, dict):
-            return {self.of(key): item if key in _OUR_KEYS else self.of(item) for key, item in value.items()}
+            return {
+                key if key in OUR_KEYS else self.of(key): item if key in _COMPARED else self.of(item)
+                for key, item in value.items()
+            }
         return [self.of(item) for item in value] if isinstance(value, list) else value
 
 

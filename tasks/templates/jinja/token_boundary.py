@@ -79,7 +79,10 @@ class TokenBoundary:
     def _newlines_end_tokens(self) -> bool:
         """Return whether only white space follows a line end within a token.
 
-        In this case, no token crosses from a line end into the word after it.
+        In this case, no token crosses from a line end into the word after it. A content token that absorbs the white
+        space before it does.
         """
+        if not self._encoder.strips_left.isdisjoint(self._encoder.content_tokens):
+            return False
         pieces = map(self._encoder.token_bytes, range(self._encoder.vocab_size))
         return not any(piece.rpartition(b"\n")[2].strip() for piece in pieces if b"\n" in piece)

@@ -66,6 +66,10 @@ def refused(reason: str, message: str, *turns: Any, **keys: Any) -> None:
         (f"<think>\nLook it up.\n</think>\n{AS_TEXT}", THOUGHT),
         (f"Look it up.</think>{AS_TEXT}", THOUGHT),
         (f"<think>\n\n</think>\n\n{AS_TEXT}", CALLED),
+        (
+            json.dumps({"name": "weather", "arguments": {"city": "Os</think>lo"}}),
+            Message("assistant", "", tool_calls=(ToolCall("weather", '{"city":"Os</think>lo"}'),)),
+        ),
         (f"<tool_call>\n{AS_TEXT}\n</tool_call>", CALLED),
         (
             f"<think>Look it up.</think>Wait.\n<tool_call>{AS_TEXT}</tool_call>\n<tool_call>{AS_TEXT}</tool_call>",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support.differential.composed_tokenizers import COMPOSED, composed
 from support.tokenizer_kinds import kind_path
 
 from tasks.encoders.encoder import Encoder
@@ -90,11 +91,43 @@ TEXTS = (
 )  # fmt: skip
 
 
-def write_folder(place: Path, kind: str, change: str, class_name: str | None, model_type: str | None = None) -> Path:
-    """Write a changed folder of a kind of tokenizer."""
+# Classes that load some tokenizers unlike their files, with the settings that change how.
+CLASSES: dict[str, tuple[str, Values]] = {
+    "as it is": ("PreTrainedTokenizerFast", {}),
+    "Llama": ("LlamaTokenizer", {}),
+    "Llama, legacy": ("LlamaTokenizer", {"legacy": True}),
+    "Llama, not legacy": ("LlamaTokenizerFast", {"legacy": False}),
+    "Llama, no prefix": ("LlamaTokenizer", {"add_prefix_space": False}),
+    "Qwen2": ("Qwen2Tokenizer", {}),
+    "Qwen2, prefix": ("Qwen2TokenizerFast", {"add_prefix_space": True}),
+    "Qwen3.5": ("Qwen3_5Tokenizer", {}),
+    "GPT-2": ("GPT2Tokenizer", {}),
+    "GPT-2, prefix": ("GPT2TokenizerFast", {"add_prefix_space": True}),
+    "CodeGen": ("CodeGenTokenizer", {}),
+    "GPT-NeoX": ("GPTNeoXTokenizer", {}),
+    "Gemma": ("GemmaTokenizer", {}),
+    "Cohere": ("CohereTokenizer", {}),
+    "Cohere, prefix": ("CohereTokenizer", {"add_prefix_space": True}),
+    "T5": ("T5Tokenizer", {}),
+    "BERT": ("BertTokenizer", {}),
+}
+
+
+def write_folder(
+    place: Path,
+    kind: str,
+    change: str,
+    class_name: str | None,
+    model_type: str | None = None,
+    settings: Values | None = None,
+) -> Path:
+    """Write a changed folder of a kind of tokenizer.
+
+    `settings` are further values of tokenizer_config.json.
+    """
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    path = kind_path(kind)
+    path = composed(kind) if kind in COMPOSED else kind_path(kind)
     config: Values = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
     spec: Values = {"added_tokens": [{"id": 0, **added("<pad>", special=True)}]}
     if path.is_dir():
@@ -105,6 +138,7 @@ def write_folder(place: Path, kind: str, change: str, class_name: str | None, mo
     config.pop("tokenizer_class", None)
     if class_name:
         config["tokenizer_class"] = class_name
+    config |= settings or {}
     CHANGES[change](place, config, spec)
     write_json(place, "tokenizer_config.json", config)
     if path.is_dir():
