@@ -38,7 +38,6 @@ sys.path[:0] = [
         for name in (
             "conversations",
             "encoders",
-            "encoders/as_transformers",
             "properties",
             "readers",
             "templates/jinja",
