@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import luigi
 
@@ -17,13 +17,14 @@ from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
 from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
 from tasks.inspection.labels import unused_keys
-from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.templates.sections import explain_empty_blocks, sections_of_config
-from tasks.tokenization.engine_check import Verdict, verdict_of
 from tasks.work import Plan, Publish, TokenizePart, TrainTokenizer
+
+if TYPE_CHECKING:
+    from tasks.tokenization.engine_check import Verdict
 
 # Share of all tokens that may be lost to rejects before a note is printed.
 NOTEWORTHY = 0.05
@@ -84,6 +85,8 @@ def _send(task: luigi.Task, message: str, share: float = 1.0) -> None:
 def finished(task: luigi.Task) -> None:
     """Report that the work of a task is done."""
     if task.kind is TrainTokenizer:
+        from tasks.tokenization.engine_check import verdict_of
+
         _send(task, f"wrote {task.output().path}")
         proven(verdict_of(task.recipe))
     elif task.kind is Plan:
@@ -139,6 +142,8 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         f"{counted(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items())
     )
     if ends["rejected"]:
+        from tasks.packing.rejects import first_of_each
+
         listed = find_listed(folder, "rejects.jsonl", listed_file(manifest, folder, "rejects.jsonl").bytes)
         display.show(f"all rejects are in {manifest.corpus}/rejects.jsonl; the first of each reason:")
         for line in first_of_each(listed, conversations.rejected):

@@ -70,6 +70,10 @@ from tasks.storage.tokens.samples import samples_of
 from tasks.storage.tokens.token_files import TokenColumns
 from tasks.tokenization.token_batch import noticed_in
 
+# The errors of reading a damaged token file. pyarrow raises a plain OSError for a damaged footer, and a damaged name of
+# a column is a KeyError. If no checksum differs, such an error has another cause.
+UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError)
+
 
 def plan_files(config: Config) -> tuple[str, ...]:
     """Return the names of the files of a plan, without its receipt."""
