@@ -94,8 +94,8 @@ docs: .venv/.test  ## build the documentation site in build/site/
 	$(BIN)/mkdocs build --strict
 
 bench: .venv/.train  ## pack CONFIG and the same data with TRL, in turns, once as it is and once tenfold
-	$(BIN)/python bench/preparation/whole_command.py $(CONFIG) --write docs/benchmarks.md
-	$(BIN)/python bench/preparation/whole_command.py $(CONFIG) --times 10 --write docs/benchmarks.md
+	$(BIN)/python bench/preparation/whole_command.py $(CONFIG) --write bench/LOG.md
+	$(BIN)/python bench/preparation/whole_command.py $(CONFIG) --times 10 --write bench/LOG.md
 
 faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about half an hour; needs strace, and root for the full-disk tests
 	$(BIN)/python bench/reliability/faults.py

@@ -59,13 +59,17 @@ def predicted(config: Config, folder: Path, root: Path, workers: int, budget: in
     """Predict the figures and the costs of a run."""
     found = predict(config, folder, root, workers, budget)
     figures = {
-        "conversations": sum(source.conversations for source in found.sources),
+        "conversations": found.ledger.conversations.read,
         "rows": sum(found.rows.values()),
-        "tokens": found.tokens["packed"],
-        "trained": found.tokens["trained"],
-        "efficiency": found.efficiency,
+        "tokens": found.ledger.tokens.packed,
+        "trained": found.ledger.tokens.trained,
+        "efficiency": found.packing_efficiency,
     }
-    return figures, {"seconds": found.seconds, "memory": found.memory, "disk": sum(found.disk.values())}
+    return figures, {
+        "seconds": found.seconds,
+        "memory": found.peak_memory_bytes,
+        "disk": sum(found.bytes_on_disk.values()),
+    }
 
 
 def alone(config: Path, folder: Path) -> list[tuple[str, Path]]:

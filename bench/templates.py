@@ -46,6 +46,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.jinja.template import JinjaTemplate
+from tasks.templates.names import knows_developer
 from tasks.templates.spans import trained_turns
 from tasks.tokenization.segments import segments_of
 
@@ -231,8 +232,9 @@ def is_trainable(source: str, messages: list[dict[str, Any]], tools: Any) -> boo
         whole = all(word in alone for word in needed(messages[:k], tools).union(*words(messages[k])))
         return is_marked and whole and alone.startswith(prompt) and "{'type': 'text'" not in alone
 
+    role = "developer" if knows_developer(source) else "system"
     for null, text, parts in product((False, True), repeat=3):
-        forms = [in_form(message, null, text, parts) for message in messages]
+        forms = [in_form(message, role, null, text, parts) for message in messages]
         with suppress(Exception):  # any error of a template
             if all(has(forms, k) for k in answers_of(messages)):
                 return True
@@ -243,12 +245,13 @@ def answers_of(messages: list[dict[str, Any]]) -> list[int]:
     return [k for k, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def in_form(message: dict[str, Any], null: bool, text: bool, parts: bool) -> dict[str, Any]:
+def in_form(message: dict[str, Any], role: str, null: bool, text: bool, parts: bool) -> dict[str, Any]:
     """Return a message in a form that some templates read.
 
-    Null instead of an empty content, arguments as JSON text, contents as lists of parts.
+    Null instead of an empty content, arguments as JSON text, contents as lists of parts. A developer message has this
+    role.
     """
-    found = json.loads(json.dumps(message)) | ({"role": "system"} if message["role"] == "developer" else {})
+    found = json.loads(json.dumps(message)) | ({"role": role} if message["role"] == "developer" else {})
     if "reasoning_content" in found:
         found["thinking"] = found["reasoning_content"]
     if null and not found["content"]:

@@ -71,7 +71,7 @@ def role_names() -> dict[str, list[str]]:
 
 def call_roles() -> str:
     """Return the names of roles that say that a turn is a call."""
-    from tasks.conversations.dialects.calls import CALL_ROLES
+    from tasks.conversations.calls import CALL_ROLES
 
     return " or ".join(f"`{name}`" for name in CALL_ROLES)
 
@@ -102,7 +102,7 @@ def compressions() -> list[str]:
 
 
 def export_formats() -> list[Any]:
-    from tasks.exports.export_formats import EXPORTS
+    from tasks.exports.export import EXPORTS
 
     return list(EXPORTS)
 
@@ -206,13 +206,13 @@ def config_page() -> str:
             *settings_table(source["properties"], source.get("required", [])),
             "",
             "A file that matches several entries is read once. The guide",
-            "[Mixtures and epochs](../guides/mixtures-and-epochs.md) explains `weight`, `limit` and `weighting`.",
+            "[Mixtures and epochs](../guides/mixtures-and-weights.md) explains `weight`, `limit` and `weighting`.",
             "",
             "### Keys of `balance`",
             "",
             *settings_table(balance["properties"], balance.get("required", [])),
             "",
-            "The guide [Balance the work of ranks](../guides/balance.md) explains them.",
+            "The guide [Balance the work of ranks](../guides/rows.md#balance-the-work-of-ranks) explains them.",
             "",
             "## Training",
             "",
@@ -353,6 +353,9 @@ def formats_page() -> str:
         "|---|---|",
         *(f"| {role} | {', '.join(f'`{name}`' for name in names)} |" for role, names in role_names().items()),
         "",
+        "A developer message keeps its role only in a [Jinja template that knows it]"
+        "(../guides/jinja-templates.md#the-role-developer). Everything else treats it as a system message.",
+        "",
         f"A turn whose role is {call_roles()} holds calls of the assistant.",
         "[Agent data](../guides/agent-data.md) shows the forms that calls, results, reasoning, and lists may have.",
         "",
@@ -382,8 +385,9 @@ def formats_page() -> str:
         *(f"| {' | '.join(cells)} |" for cells in FILE_ENDS),
         "",
         "A cut between two lines, gzip members, or zstandard frames leaves a whole file, and so does a cut within the",
-        "last cell of a CSV file. The files of `datasets.save_to_disk` must have at least the rows that",
-        "`dataset_info.json` says.",
+        "last cell of a CSV file. A folder of `datasets.save_to_disk` must have every file that its `state.json`",
+        "lists. Its `dataset_info.json` may say more rows than it has: `datasets` keeps that number after `filter`,",
+        "`select`, and `train_test_split`. A note then gives both numbers.",
         "",
         "## Built-in templates",
         "",

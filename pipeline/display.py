@@ -24,7 +24,7 @@ from typing import Any, Literal
 import luigi
 
 from pipeline.progress import State, state
-from tasks.core.error_messages import JSON, is_on
+from tasks.core.messages import JSON, is_on
 from tasks.core.printable import duration, printable
 
 QUIET = "PACKCORPUS_QUIET"

@@ -32,8 +32,8 @@ from typing import Any, Protocol, Self
 
 from pipeline.signals import signals
 from tasks.core.errors import Busy, InputMissing, PackError, PartMissing, UsageError
+from tasks.core.printable import suggest
 from tasks.core.process import of_memory
-from tasks.core.suggest import suggest
 from tasks.storage.files import remove_abandoned
 from tasks.stores.bucket import has_threads
 from tasks.work import Outcome, Work, attempt, load_modules

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,22 +11,16 @@ import luigi
 
 from pipeline import display
 from pipeline.progress import run
-from tasks.conversations.keys.loss_weights import loss_weight_hints
-from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
-from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
-from tasks.inspection.labels import unused_keys
+from tasks.corpus.summary import explain_limits, fit_to_width, mixture_table, notes
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.templates.sections import explain_empty_blocks, sections_of_config
 from tasks.work import Plan, Publish, TokenizePart, TrainTokenizer
 
 if TYPE_CHECKING:
     from tasks.tokenization.engine_check import Verdict
 
-# Share of all tokens that may be lost to rejects before a note is printed.
-NOTEWORTHY = 0.05
 # Seconds between two messages of a task to luigid: each is a request over the network.
 STATUS_EVERY = 2.0
 
@@ -148,72 +141,11 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         display.show(f"all rejects are in {manifest.corpus}/rejects.jsonl; the first of each reason:")
         for line in first_of_each(listed, conversations.rejected):
             display.show(line)
-    if further := [f"{count:,} {reason}" for reason, count in conversations.dropped.items() if reason != "too_long"]:
-        display.show(f"dropped by filters, limits and weights: {', '.join(further)}")
-    if ledger.samples:
-        from tasks.inspection.labels import explain_samples
-
-        display.show(explain_samples(ledger.model_dump()))
-    if ledger.context and ledger.context.left_out:
-        from tasks.inspection.labels import explain_left_out
-
-        display.show(explain_left_out(ledger.context.left_out))
-    if empty := manifest.noticed_counts.get("empty_prompts"):
-        from tasks.inspection.labels import NOTICED
-
-        noun, meaning = NOTICED["empty_prompts"]
-        display.show(f"{counted(empty, noun)} {meaning}")
-    for line in explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config)):
-        display.show(f"note: {line}")
-    if unused := unused_keys(manifest.unused_keys):
-        display.show("unused keys, with their counts:")
-        hints = [*flag_hints(manifest.unused_keys), *loss_weight_hints(manifest.unused_keys)]
-        for line in (*unused, *hints):
-            display.show(line)
     _print_mixture(manifest, folder)
-    for line in _overlong(manifest):
+    for line in notes(manifest):
         display.show(line)
-    share = tokens.rejected / max(1, tokens.encoded + tokens.rejected)
-    if share > NOTEWORTHY:
-        display.show(f"note: {100 * share:.1f} % of all tokens were in conversations that were rejected")
     remember_manifest(root, Path(path).name)
     print(printable(str(shown)), flush=True)
-
-
-def _overlong(manifest: Manifest) -> Iterator[str]:
-    """Describe what became of conversations and samples longer than a row."""
-    ledger, policy, length = manifest.ledger, manifest.config.get("overlong"), f"{manifest.sequence_length:,} tokens"
-    conversations, tokens, samples = ledger.conversations, ledger.tokens, ledger.samples
-    dropped, noun = (samples.dropped, "sample") if samples else (conversations.dropped, "conversation")
-    keep = f"to keep them, raise sequence_length{' or set overlong: split' * (policy != 'split')}"
-
-    def lost(count: int, trained: int | None = None) -> str:
-        of_all = 100 * count / max(1, tokens.encoded + tokens.rejected)
-        of_them = f", {trained:,} of them trained" if trained is not None else ""
-        return f", which drops {count:,} tokens ({of_all:.2g} % of all{of_them}); {keep}"
-
-    if conversations.truncated:
-        cut = counted(conversations.truncated, "conversation")
-        how = (
-            f"cut after the last trained turn that fits in {length}" if policy == "turns" else f"truncated to {length}"
-        )
-        yield f"overlong: {cut} {how}{lost(tokens.truncated, tokens.trained_truncated)}"
-    if conversations.split:
-        once = not samples and not tokens.repeated  # only then is each piece counted once
-        pieces = f" into {ledger.pieces.packed - conversations.packed + conversations.split:,} pieces" * once
-        gone = ledger.pieces.dropped
-        without = f"; {counted(gone, 'more piece')} dropped, without a token to train on" * bool(gone)
-        cut = counted(conversations.split, "conversation")
-        yield f"overlong: {cut} longer than {length} split{pieces}{without}; to keep them whole, raise sequence_length"
-    if too_long := dropped.get("too_long"):
-        without = ", without a trained turn that fits" * (policy == "turns")
-        yield f"overlong: {counted(too_long, noun)} longer than {length} dropped{without}; {keep}"
-    if policy in ("truncate", "split") and (untrained := dropped.get("no_trained_tokens")):
-        alone = policy == "truncate" and sum(dropped.values()) == untrained  # only then are all dropped tokens theirs
-        yield (
-            f"overlong: {counted(untrained, noun)} dropped, without a token to train on within {length}"
-            f"{lost(tokens.dropped) if alone else f'; {keep}'}"
-        )
 
 
 def _print_mixture(manifest: Manifest, folder: Path) -> None:

@@ -45,10 +45,9 @@ from pipeline import display
 from pipeline.engines import leave
 from pipeline.progress import run
 from pipeline.signals import signals
-from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, PackError, UsageError
-from tasks.core.notes import show_notes_with
-from tasks.core.suggest import suggest
+from tasks.core.messages import DEBUG, format_error, is_on, show_notes_with, to_pack_error
+from tasks.core.printable import suggest
 
 HELP = "see luigi --module pipeline PackCorpus --help"
 

@@ -19,8 +19,8 @@ import orjson
 
 from pipeline.patches import ReportedInterrupt
 from tasks.core.error_codes import EXITS
-from tasks.core.error_messages import JSON
 from tasks.core.errors import Interrupted, PackError
+from tasks.core.messages import JSON
 from tasks.stores.scratch import root_of, url_of
 
 

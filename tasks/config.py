@@ -28,12 +28,13 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.conversations.keys.role_names import Roles, with_roles
+from tasks.conversations.names import Roles, with_roles
 from tasks.core.errors import UsageError
 from tasks.core.yaml_settings import Removed, canonical_json, check_removed, check_settings, defaults_of, read_settings
 from tasks.readers.containers import container_by_extension
 from tasks.sources.model import Source
 from tasks.storage.keys import KEY_NAMES, ONE_PLAN
+from tasks.storage.layout import RowLayout
 from tasks.templates.adjust import GIVEN_TO_TEMPLATES
 from tasks.templates.built_in import BUILT_IN
 from tasks.templates.sections import Sections, TrainParts, check_sections
@@ -492,9 +493,10 @@ class Config(BaseModel):
         return getattr(self.tokenizer, "loaded_as", TokenizerPath.WAYS[0])
 
     @property
-    def multiples(self) -> int:
-        """Return the capacity of a row in multiples of `align`."""
-        return self.sequence_length // self.align
+    def rows(self) -> RowLayout:
+        """Return the layout of rows."""
+        mix = self.mix if len(self.row_lengths) > 1 else None
+        return RowLayout(self.row_lengths, self.align, self.padding, mix, self.loss_weight)
 
     def in_key(self, key: str) -> dict[str, Any]:
         """Return the settings that enter a key, in the order of the fields."""

@@ -25,19 +25,19 @@ from typing import Any
 from tasks.config import Config, load_config, path_in
 from tasks.conversations.traces.tokens import TOKENIZER, TOKENS, other_tokenizer
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, joined_sha256, open_encoder
-from tasks.sources.digests.digest_cache import DigestCache
+from tasks.sources.digests import DigestCache
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
 from tasks.storage.files import has_artifact
 from tasks.storage.keys import VERSIONS, corpus_key, key_of, sha256_in
-from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
-from tasks.storage.splits import kind_of, length_in, split_names
+from tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout, kind_of
 from tasks.stores.scratch import root_of, sent_root
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
+from tasks.templates.names import knows_developer
 from tasks.templates.sections import Sections
 from tasks.templates.spans import Template, TrainOn, Turns
 
@@ -209,6 +209,15 @@ class Recipe:
         return _jinja_once(name, sources, self.encoder, train_on, date, turns, options, self._adjust, config.sections)
 
     @property
+    def undefined(self) -> dict[str, dict[str, int]]:
+        """Return in how many places each Jinja template reads names that nothing defines.
+
+        The keys are the names of its file in the corpus.
+        """
+        names = zip(self.template_sources, self.template.undefined, strict=False)
+        return {file: dict(undefined) for file, undefined in names if undefined}
+
+    @property
     def _adjust(self) -> Adjust:
         return Adjust(self.config.reasoning == "drop", self.config.default_system)
 
@@ -239,8 +248,9 @@ class Recipe:
         config, uses_jinja = self.config, bool(self.template_sources)
         special = config.in_key("tokens tokenizer").values()
         template = [self.template_sha256, *(config.in_key("tokens template").values() or [None])]
-        # This version is of the code for Jinja templates and `reasoning: drop`.
+        # The versions of the code for Jinja templates and `reasoning: drop`, and for templates that know `developer`.
         template += [VERSIONS["jinja"]] * (uses_jinja or config.reasoning == "drop")
+        template += [VERSIONS["developer"]] * any(map(knows_developer, self.template_sources.values()))
         content = config.in_key("tokens") | {"tokenizer": [self.tokenizer_digest, *special], "template": template}
         return content | ({"loss_weight": "data"} if config.reads_loss_weights else {})
 
@@ -281,7 +291,7 @@ class Recipe:
         validation = math.ceil(train * config.validation)
         lengths = len(config.row_lengths)  # the division of the tokens among them is not known yet
         train, validation = -(-train // lengths), -(-validation // lengths)
-        names = split_names(config.epochs, config.row_lengths)
+        names = config.rows.split_names(config.epochs)
         return {name: validation if kind_of(name) == "validation" else train for name in names}
 
     @cached_property
@@ -299,7 +309,7 @@ class Recipe:
     def length_of_shard(self, number: int) -> int:
         """Return the length of the rows of shard `number`, counted over all splits."""
         name = self.shard_names[number].rpartition("-of-")[0].rpartition("-")[0]
-        return length_in(name, self.config.sequence_length)
+        return self.config.rows.length_of(name)
 
     # Paths
 

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from tasks.core.error_messages import to_pack_error
 from tasks.core.errors import Busy, DataError, PackError, StorageError
+from tasks.core.messages import to_pack_error
 from tasks.core.printable import with_urls
 from tasks.core.process import peak_memory
 from tasks.recipe import Recipe
@@ -27,7 +27,6 @@ from tasks.sources.model import Part
 from tasks.sources.parts import sizes_of
 from tasks.sources.remote import with_copy
 from tasks.sources.shares import WHOLE, Share
-from tasks.storage.facts.row_shape import shape_of
 from tasks.storage.files import acquire_lock, digest_of, has_artifact, read_receipt, sync_folder, write_receipt
 from tasks.storage.manifest import load_manifest
 from tasks.stores.mirror import Mirror, Remote, mirror_of
@@ -317,10 +316,10 @@ class WriteShard(Work):
                 recipe.plan_folder,
                 [layout.token_file(key) for key in token_files],
                 recipe.special,
+                recipe.config.rows,
                 recipe.length_of_shard(self.shard),
                 recipe.corpus_key,
                 fetch=lambda file: mirror.fetch((file, layout.token_receipt(file.stem))),
-                shape=shape_of(recipe.config.settings()),
             )
         except UNREADABLE:
             _check_token_files(recipe, token_files)

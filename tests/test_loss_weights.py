@@ -22,13 +22,12 @@ from support.packed_rows import LENGTH, folder_of, pack_small, shards_of, sign
 from support.small_corpus import conversations, make_recipe, make_shards_small, pack_corpus
 
 from tasks.conversations.formats import read_record
-from tasks.conversations.keys.loss_weights import loss_weight_hints, with_loss_weights
-from tasks.conversations.keys.training_flags import flag_hints
+from tasks.conversations.turn_weights import flag_hints, loss_weight_hints, with_loss_weights
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.corpus.shards import sum_of_weights
 from tasks.inspection.rows import row_of_split
 from tasks.storage.manifest import load_manifest
-from tasks.storage.tokens.token_files import TokenFiles
+from tasks.storage.token_files import TokenFiles
 from tasks.verification.rebuild import rebuild
 from tasks.verification.repair import repair
 from tasks.verification.verify import verify

@@ -31,7 +31,7 @@ from tasks.recipe import Recipe, resolve
 from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
 from tasks.storage.keys import VERSIONS, corpus_key, key_of
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.templates import built_in
 from tasks.templates.built_in import BUILT_IN, BuiltIn

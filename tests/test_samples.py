@@ -19,13 +19,12 @@ from support.templates.modern_templates import STRIPS
 from support.templates.several_samples import stripping_template
 from support.tokenizer_kinds import kind_path
 
-from tasks.cli.views.dry_run_view import show_dry_run
+from tasks.cli.check_view import show_prediction
 from tasks.config import load_config
 from tasks.core.errors import DataError, UsageError
+from tasks.corpus.summary import explain_samples
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.diff import compare
-from tasks.inspection.dry_run import summarize
-from tasks.inspection.labels import explain_samples
 from tasks.inspection.search import find_conversations
 from tasks.recipe import resolve
 from tasks.report.figures import read_figures
@@ -129,10 +128,8 @@ def test_the_ledger_knows_what_turns_apart_would_make(tmp_path: Path) -> None:
         recipe = resolve(config, tmp_path / turns)
         paths[turns] = pack_corpus(recipe)
         ledgers[turns] = load_manifest(paths[turns]).ledger
-        predicted = summarize(predict(recipe.config, tmp_path / turns, tmp_path / turns), config, []).ledger
-        for name in ("samples", "context"):
-            actual = ledgers[turns].model_dump()[name]
-            assert predicted[name] == {key: actual.get(key) for key in predicted[name]}
+        predicted = predict(recipe.config, tmp_path / turns, tmp_path / turns).ledger
+        assert predicted == ledgers[turns]
     found, apart = ledgers["auto"].samples, ledgers["apart"].samples
     assert found is not None
     assert apart is not None
@@ -144,7 +141,7 @@ def test_the_ledger_knows_what_turns_apart_would_make(tmp_path: Path) -> None:
     whole = sum(entry["turn"] == -1 for entry in index_of(paths["auto"]))
     assert found.apart.tokens == ledgers["apart"].tokens.encoded + whole
     assert found.apart.repeated_prompt_tokens == apart.repeated_prompt_tokens
-    line = explain_samples(ledgers["auto"].model_dump())
+    line = explain_samples(ledgers["auto"])
     assert f"{apart.read / 12:.1f} with turns: apart" in line
 
 
@@ -161,20 +158,17 @@ def test_the_ledger_counts_what_settings_leave_out(tmp_path: Path) -> None:
     assert context.left_out == {"system": 3, "tool": 3, "tools": 3}
     line = "left out of the context: 3 system messages (drop_roles), 3 results (drop_roles), the tools of 3 "
     assert line in " ".join(shown(path).split())
-    run = summarize(predict(resolve(config, tmp_path).config, tmp_path, tmp_path), config, [])
-    assert run.ledger["context"] == context.model_dump()
-    assert line in " ".join(rendered(run, show_dry_run).split())
+    run = predict(resolve(config, tmp_path).config, tmp_path, tmp_path)
+    assert run.ledger.context == context
+    assert line in " ".join(rendered(run, show_prediction).split())
 
 
 def test_check_predicts_the_ledger_of_the_run(apart: Path, tmp_path: Path) -> None:
     config = write_project(tmp_path, RECORDS, turns="apart", **SETTINGS)
     recipe = resolve(config, tmp_path)
-    run = summarize(predict(recipe.config, tmp_path, tmp_path), config, [])
+    run = predict(recipe.config, tmp_path, tmp_path)
     manifest = load_manifest(apart)
-    ledger = manifest.ledger.model_dump()
-    for unit in ("conversations", "samples", "tokens", "pieces"):
-        for name in run.ledger[unit].keys() & ledger[unit].keys():
-            assert run.ledger[unit][name] == ledger[unit][name], (unit, name)
+    assert run.ledger == manifest.ledger
     assert run.mixture == manifest.mixture
     assert run.sources[0].shown is not None
     assert run.sources[0].shown.place.endswith("chat.jsonl:1 turn 1")
@@ -184,16 +178,16 @@ def test_check_predicts_the_ledger_of_the_run(apart: Path, tmp_path: Path) -> No
 def test_check_shows_each_sample_of_a_conversation(tmp_path: Path) -> None:
     turns = [{"role": ("user", "assistant")[n % 2], "content": f"{n}."} for n in range(20)]
     config = write_project(tmp_path, [{"messages": turns[:4]}, *RECORDS], turns="apart")
-    run = summarize(predict(load_config(config), tmp_path, tmp_path), config, [])
+    run = predict(load_config(config), tmp_path, tmp_path)
     places = [sample.place for sample in run.sources[0].other_samples]
     assert [place.removeprefix(f"{tmp_path}/") for place in places] == ["chat.jsonl:1 turn 3"]
-    page = rendered(run, show_dry_run)
+    page = rendered(run, show_prediction)
     for place in ("chat.jsonl:1 turn 1", "chat.jsonl:1 turn 3"):
         number = 1 if place.endswith("1") else 2
         assert re.search(rf"{re.escape(place)} .* sample {number} of 2", page)
     assert re.search(r"trained tokens +samples", page), "a step has samples, not conversations"
     config = write_project(tmp_path, [{"messages": turns}], turns="apart")
-    run = summarize(predict(load_config(config), tmp_path, tmp_path), config, [])
+    run = predict(load_config(config), tmp_path, tmp_path)
     assert len(run.sources[0].other_samples) == 7, "the first eight are shown"
 
 

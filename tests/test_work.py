@@ -23,7 +23,7 @@ from tasks import work as work_module
 from tasks.core.errors import Busy
 from tasks.recipe import Recipe
 from tasks.storage.files import digest_of, has_artifact, has_listed, to_json, write_receipt
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.verification.verify import verify
 from tasks.work import KINDS, Plan, Publish, TokenizePart, Work, WriteShard, claim, run_all
 

@@ -16,14 +16,14 @@ import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, UsageError
+from tasks.core.messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.printable import printable
-from train.machine import meeting
-from train.machine.signals import SignalGuard, reports
+from train.machine import process
+from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, or_stop_all, reports
 
 if TYPE_CHECKING:
-    from train.options import Parser
+    from train.config import Parser
 
 # Modules of the commands other than training, imported on use. Each has `main(arguments) -> exit code`.
 COMMANDS = {"doctor": "train.doctor", "diagnose": "train.diagnose.command", "merge": "train.merge.command"}
@@ -31,11 +31,10 @@ COMMANDS = {"doctor": "train.doctor", "diagnose": "train.diagnose.command", "mer
 
 def parser() -> Parser:
     """Build the parser of the training command."""
-    from train.options import settings_parser
+    from train.config import settings_parser
 
     return settings_parser(
-        "python -m train",
-        f"Train a QLoRA adapter on a corpus. Other commands: python -m train {', '.join(COMMANDS)}.",
+        "python -m train", f"Train a QLoRA adapter on a corpus. Other commands: python -m train {', '.join(COMMANDS)}."
     )
 
 
@@ -44,7 +43,7 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
 
     `guard` is the caller's signal guard, if it has one.
     """
-    guard = guard or SignalGuard()
+    guard, code = guard or SignalGuard(), 0
     try:
         if arguments and not arguments[0].startswith("-"):
             if arguments[0] not in COMMANDS:
@@ -52,10 +51,9 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
                     "bad_command_line",
                     f"{arguments[0]!r}: expected options, or one of {', '.join(COMMANDS)}; see python -m train --help",
                 )
-            code: int = import_module(COMMANDS[arguments[0]]).main(arguments[1:])
-            guard.leave(code)
-            return code
-        _run(arguments, guard)
+            code = import_module(COMMANDS[arguments[0]]).main(arguments[1:])
+        else:
+            _train(arguments, guard)
     except Exception as error:
         if "--debug" in arguments or is_on(DEBUG):
             traceback.print_exc()
@@ -65,33 +63,32 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
         failed.facts = ({"rank": int(rank)} if rank != "0" else {}) | failed.facts
         if str(failed) and (reports() or not isinstance(failed, Interrupted)):
             print(format_error(failed), file=sys.stderr)
-        if meeting.store() is not None:
-            from train.machine import alarm
+        if is_one_of_several():
+            from train.machine.ranks import end_if_rung
 
-            alarm.end_if_rung(failed.exit_code)
+            end_if_rung(failed.exit_code)
         return failed.exit_code
-    guard.leave(0)
-    return 0
+    guard.leave(code)
+    return code
 
 
-def _run(arguments: list[str], guard: SignalGuard) -> None:
+def _train(arguments: list[str], guard: SignalGuard) -> None:
+    from train.config import config_of
     from train.data.corpus import open_corpus
-    from train.evaluation.requirements import check_evaluation
     from train.loop.run_folder import RunFolder
-    from train.machine import devices, out_of_memory
-    from train.options import config_of
+    from train.machine import devices
 
-    with meeting.or_stop_all():
+    with or_stop_all():
         options = parser().parse_args(arguments)
         config = config_of(options)
         corpus = open_corpus(options.manifest, config.allow_unisolated, options.root)
-        check_evaluation(config, corpus)
+        config.check_evaluation(corpus.name, corpus.rows("validation"))
         folder = RunFolder(options.root, config, corpus)
         folder.check()
         if options.where:
             print(folder.record)
             return
-        if folder.record.exists() and not meeting.is_one_of_several():  # several ranks first check that all have it
+        if folder.record.exists() and not is_one_of_several():  # several ranks first check that all have it
             folder.report_finished()
             return
         devices.check_libraries()
@@ -100,30 +97,25 @@ def _run(arguments: list[str], guard: SignalGuard) -> None:
     if reports():
         action = f"resuming after step {done}" if (done := folder.steps_done()) else "starting training"
         print(printable(f"{action}; loading torch and the model"), file=sys.stderr, flush=True)
-    ranks = 1 if "RANK" in os.environ else devices.ranks(config)  # under torchrun, WORLD_SIZE is the number of them
-    if ranks > 1:
-        from train.machine import launch
-
-        while launch.launch(ranks, arguments):
+    count = 1 if "RANK" in os.environ else devices.ranks(config)  # under torchrun, WORLD_SIZE is the number of them
+    if count > 1:
+        while process.launch(count, arguments):
             print(folder.last_reduction(), file=sys.stderr, flush=True)
         return
-    with meeting.or_stop_all():
+    with or_stop_all():
         from train.loop import run
-        from train.machine import alarm
-        from train.machine.ranks import leave
+        from train.machine import ranks
 
     try:
         run.train(corpus, config, folder, options.root, guard)
-        leave(together=True)
-        alarm.stop()
+        ranks.leave(together=True)
     except Interrupted:
-        leave(together=False)
-        alarm.stop()
+        ranks.leave(together=False)
         raise
-    except out_of_memory.Restart:
-        out_of_memory.restart(arguments, folder.last_reduction())
     except Exception as error:
-        if (known := alarm.ring(error)) is not error:
+        if isinstance(error, process.Restart) and LAUNCHED not in os.environ:
+            process.restart(arguments, folder.last_reduction())
+        if (known := ranks.ring(error)) is not error:
             raise known from error
         raise
 

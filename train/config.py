@@ -2,26 +2,32 @@
 
 train/qlora.yaml ─┐
                   ├─load_training_config─▶ TrainingConfig
---learning-rate … ┘   (the command line wins)
+--learning-rate … ┘   (the command line wins; settings_parser defines one option for each setting)
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from tasks.core.errors import DataError, UsageError
 from tasks.core.yaml_settings import Removed, check_settings, parse_settings, read_settings
+from tasks.stores.scratch import local_path_of, root_of
+from tasks.stores.urls import check_url, is_url
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 DEFAULT = Path(__file__).with_name("qlora.yaml")
 
 # Settings that cannot change the adapter, so a run may be resumed with other values. A different micro_batch changes
 # only rounding and the random numbers of dropout.
 WITHOUT_EFFECT = {
-    "output", "load", "gpus", "loader_workers", "pin_memory", "micro_batch", "save_every", "keep_checkpoints",
-    "samples", "report_to", "profile",
+    "output", "load", "gpus", "loader_workers", "micro_batch", "save_every", "samples", "report_to", "profile",
 }  # fmt: skip
 
 # Settings of earlier versions, and what to use instead.
@@ -29,7 +35,12 @@ REMOVED: Removed = {
     "load: stream": "use load: mmap, which reads more rows than memory holds",
     "cache": "leave it out: rows are read in place, or from the scratch folder if the corpus is in a bucket",
     "cache_bytes": "leave it out: there is no cache",
+    "pin_memory": "leave it out: batches are always built in pinned memory",
+    "keep_checkpoints": "leave it out: the newest two checkpoints are kept, and the best with keep: best",
 }
+
+# Options of removed settings lead to the error that says what to use.
+REMOVED_OPTIONS = [name for name in REMOVED if ":" not in name]
 
 # Settings that the key of a run omits at their defaults, so that runs of earlier versions keep their keys.
 LATER = ("lora_variant", "modules_to_save", "adapter", "keep", "early_stopping", "sharding")
@@ -40,6 +51,8 @@ EARLIER = {"micro_batch": "auto"}
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 # Experiment trackers, by the name of their package.
 Tracker = Literal["tensorboard", "wandb", "trackio"]
+Text = Annotated[str, Field(min_length=1)]
+Names = Annotated[list[str], Field(min_length=1)]
 Attention = Literal["auto", "sdpa", "eager", "flex", "flash2", "flash3", "varlen"]
 
 
@@ -48,21 +61,16 @@ class TrainingConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    base_model: str | None = Field(
-        None,
-        min_length=1,
-        description="A local folder or a Hugging Face name. Absent: a small Llama built from the seed.",
+    base_model: Text | None = Field(
+        None, description="A local folder or a Hugging Face name. Absent: a small Llama built from the seed."
     )
-    tokenizer: str | None = Field(
+    tokenizer: Text | None = Field(
         None,
-        min_length=1,
         description="The tokenizer the model will be used with; it must be the same as the corpus's. Absent: the "
         "base model's, or else the corpus's own copy.",
     )
-    output: str | None = Field(
-        None,
-        min_length=1,
-        description="Folder of the run. Absent: data/adapters/<corpus>-<key of corpus and settings>.",
+    output: Text | None = Field(
+        None, description="Folder of the run. Absent: data/adapters/<corpus>-<key of corpus and settings>."
     )
     load: Literal["auto", "memory", "mmap"] = Field(
         "auto",
@@ -76,10 +84,8 @@ class TrainingConfig(BaseModel):
     loader_workers: int = Field(
         0, ge=0, le=64, description="Processes that build batches; for rows in memory, none are needed."
     )
-    pin_memory: bool = Field(True, description="Build batches in pinned memory, from which a GPU copies faster.")
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
-        "auto",
-        description="auto: bf16 on a GPU, or fp16 with loss scaling if it has no bf16; fp32 on a CPU.",
+        "auto", description="auto: bf16 on a GPU, or fp16 with loss scaling if it has no bf16; fp32 on a CPU."
     )
     attention: Attention = Field(
         "sdpa", description="Attention backend; auto: the fastest that keeps conversations apart."
@@ -91,7 +97,7 @@ class TrainingConfig(BaseModel):
     lora_r: int = Field(16, ge=1, le=1024, description="Rank of the adapter.")
     lora_alpha: float = Field(32, gt=0, description="The adapter is scaled by lora_alpha / lora_r.")
     lora_dropout: float = Field(0.05, ge=0, lt=1, description="Dropout of the adapter.")
-    lora_targets: Literal["all", "attention"] | Annotated[list[str], Field(min_length=1)] = Field(
+    lora_targets: Literal["all", "attention"] | Names = Field(
         "all",
         description="all: every linear layer of the decoder, and its experts; attention: q, k, v, and o; or a list of "
         "names of layers, such as [q_proj, v_proj].",
@@ -99,15 +105,13 @@ class TrainingConfig(BaseModel):
     lora_variant: Literal["lora", "rslora", "dora"] = Field(
         "lora", description="rslora: scaled by lora_alpha / √lora_r; dora: with a trained magnitude, slower."
     )
-    modules_to_save: Annotated[list[str], Field(min_length=1)] | None = Field(
+    modules_to_save: Names | None = Field(
         None,
         description="Train these modules as a whole in addition to the adapter, for new tokens: [embed_tokens, "
         "lm_head].",
     )
-    adapter: str | None = Field(
-        None,
-        min_length=1,
-        description="Folder of an adapter to start from. Its rank, alpha, variant, and targets are used.",
+    adapter: Text | None = Field(
+        None, description="Folder of an adapter to start from. Its rank, alpha, variant, and targets are used."
     )
     activation_checkpointing: bool = Field(True, description="Use less memory for a third more compute.")
     compile: bool = Field(
@@ -156,9 +160,6 @@ class TrainingConfig(BaseModel):
         "written to samples.jsonl.",
     )
     save_every: int = Field(200, ge=1, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(
-        2, ge=1, description="Number of newest checkpoints to keep. keep: best also keeps the best checkpoint."
-    )
     report_to: Literal["none"] | Tracker | Annotated[list[Tracker], Field(min_length=1)] = Field(
         "none", description="Experiment tracker to log to, or a list such as [tensorboard, trackio]."
     )
@@ -189,22 +190,35 @@ class TrainingConfig(BaseModel):
         return [name for name in named if name != "none"]
 
     def settings(self) -> dict[str, Any]:
-        """Return every setting that can change the adapter.
-
-        Settings in LATER are included only if they differ from their defaults.
-        """
+        """Return every setting that can change the adapter, except defaults in LATER."""
         later = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
         values = self.model_dump(exclude=WITHOUT_EFFECT | later) | EARLIER
         # The default of earlier versions. `auto` is off on a CPU, and on a GPU its results differ only by rounding.
         return values | ({"fused_loss": False} if self.fused_loss == "auto" else {})
 
+    def check_evaluation(self, corpus: str, validation_rows: int) -> None:
+        """Check that settings have the validation split and `eval_every` that they need."""
+        deciding: dict[str, Any] = {
+            "keep: best": self.keep == "best",
+            f"early_stopping: {self.early_stopping}": self.early_stopping,
+        }
+        asked = deciding | {f"{name}: {getattr(self, name)}": getattr(self, name) for name in ("eval_every", "samples")}
+        if not validation_rows and (setting := next((name for name, is_set in asked.items() if is_set), None)):
+            raise DataError(
+                "no_validation",
+                f"{setting} requires a validation split, which the corpus {corpus} does not have; add a line such as "
+                "`validation: 0.05` to the corpus config and pack again, or leave the setting out",
+            )
+        if not self.eval_every and (setting := next((name for name, is_set in deciding.items() if is_set), None)):
+            raise UsageError(
+                "needs_eval_every",
+                f"{setting} compares evaluations, but there is only one, at the end; set the steps between "
+                "evaluations, such as eval_every: 50",
+            )
+
 
 def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None = None) -> TrainingConfig:
-    """Read and check a training config.
-
-    `overrides` maps keys to YAML texts and takes precedence over the file. Raises InputMissing if the file does not
-    exist, and UsageError if a setting is unknown or invalid. The error names the key and the closest known key.
-    """
+    """Read and check a training config; `overrides` maps keys to YAML texts."""
     values = read_settings(path, REMOVED)
     for key, text in (overrides or {}).items():
         values |= parse_settings(f"{key}: {text}", f"--{key.replace('_', '-')} {text}", REMOVED)
@@ -212,3 +226,79 @@ def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None 
     if overrides:
         place = "the command line" if path == DEFAULT else f"{path} with the command line"
     return check_settings(TrainingConfig, values, place)
+
+
+class Parser(argparse.ArgumentParser):
+    """ArgumentParser that raises UsageError instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError("bad_command_line", f"{message}; see {self.prog} --help")
+
+
+def settings_parser(prog: str, description: str) -> Parser:
+    """Build a parser with the options shared by all commands that take a corpus."""
+    ours = Parser(prog=prog, description=description, allow_abbrev=False)
+    ours.add_argument(
+        "--manifest",
+        type=local_path_of,
+        required=True,
+        help="a manifest (file, URL, name, or key), a corpus folder, or a folder of shards",
+    )
+    ours.add_argument(
+        "--config", type=Path, metavar="FILE", default=DEFAULT, help="YAML file of settings (default: train/qlora.yaml)"
+    )
+    ours.add_argument(
+        "--root",
+        type=_local_root,
+        metavar="FOLDER",
+        default=Path(),
+        help="folder that contains data/ (default: this folder)",
+    )
+    ours.add_argument("--where", action="store_true", help="print the path of the run's record and exit")
+    ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
+    settings = ours.add_argument_group("settings (override those of the file)")
+    for name, field in TrainingConfig.model_fields.items():
+        text = (field.description or "").replace("%", "%%")
+        if field.default is not None:
+            default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+            text += f" (default: {default})"
+        settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar=_values(field), help=text)
+    for name in REMOVED_OPTIONS:
+        settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", help=argparse.SUPPRESS)
+    return ours
+
+
+def _local_root(text: str) -> Path:
+    """Return the folder of the outputs, which is never in a bucket."""
+    if is_url(text) and check_url(text) != "file":
+        raise UsageError(
+            "url_not_supported",
+            f"--root {text}: training writes to a local folder; pass a local folder as --root, and the URL of "
+            "the manifest as --manifest",
+        )
+    return root_of(text)
+
+
+def config_of(options: argparse.Namespace) -> TrainingConfig:
+    """Return the settings of the config file, overridden by the options."""
+    return load_training_config(options.config, overrides(options))
+
+
+def overrides(options: argparse.Namespace) -> dict[str, str]:
+    """Return the settings given as options: {name: YAML text}."""
+    given = {name: getattr(options, f"set_{name}") for name in (*TrainingConfig.model_fields, *REMOVED_OPTIONS)}
+    return {name: text for name, text in given.items() if text is not None}
+
+
+def _values(field: FieldInfo) -> str:
+    """Return the values that a setting accepts, such as `auto|N`."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    words: list[str] = []
+    for kind in kinds:
+        words += [str(word) for word in get_args(kind)] if get_origin(kind) is Literal else []
+        words += [kind] if isinstance(kind, str) else []
+    names = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
+    bare = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
+    words += [names[kind] for kind in bare if kind in names]
+    words += ["[NAME,…]" for kind in bare if get_origin(kind) is list]
+    return "|".join(words)

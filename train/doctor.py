@@ -27,7 +27,7 @@ from tasks.core.printable import counted
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import load_manifest
 from train.machine import devices
-from train.measures.advice import advise
+from train.measures import advise
 
 GIB = 1 << 30
 
@@ -35,6 +35,7 @@ GIB = 1 << 30
 LITTLE_MEMORY = 4 * GIB
 # An 8B model has 16 GB. Two checkpoints of its adapter are kept, each 0.5 GB.
 LITTLE_DISK = 20 * GIB
+DISK_FIX = "models and checkpoints need more: free some space, or set `output`"
 
 CORPORA = 3  # newest corpora whose tokenizers are compared with AutoTokenizer
 
@@ -66,20 +67,23 @@ def main(arguments: Sequence[str] = (), console: Console | None = None) -> int:
 
 
 def examine() -> list[Finding]:
-    """Return all findings, the most basic first.
-
-    Without torch, the checks that need it are skipped.
-    """
-    findings = [_python(), *_libraries()]
+    """Return all findings, the most basic first."""
+    findings = [*_libraries()]
     if devices.version_of("torch"):
         try:
-            findings += [*_gpus(), _quantization(), _attention(), _state_kernels(), _compile(), _several_gpus()]
-            findings += _tokenizers()
+            findings += [*_gpus(), *_compute(), *_tokenizers()]
         except (ImportError, OSError) as error:  # an installed package that lacks a shared library
             text = str(error).splitlines()[0]
             findings.append(Finding("problem", "libraries", f"cannot be loaded: {text}", f"reinstall: {INSTALL}"))
-    findings += [Finding("warning", "WSL", one.name, one.action) for one in advise({"wsl": devices.is_wsl()})]
-    return [*findings, _memory(), _disk(), Finding("ok", "CPU", f"{devices.cpus()} cores")]
+    findings += [Finding("warning", "WSL", advice.name, advice.action) for advice in advise({"wsl": devices.is_wsl()})]
+    memory, disk = devices.free_memory(), devices.free_disk(Path("data"))
+    for topic, free, little, text, fix in (
+        ("memory", memory, LITTLE_MEMORY, "free", "close other programs, or use a smaller model"),
+        ("disk", disk, LITTLE_DISK, "free in data/", DISK_FIX),
+    ):
+        text = f"{free / GIB:.1f} GiB {text}"
+        findings.append(Finding("warning", topic, text, fix) if free < little else Finding("ok", topic, text))
+    return [*findings, Finding("ok", "CPU", f"{devices.cpus()} cores")]
 
 
 def show(findings: list[Finding], console: Console) -> None:
@@ -106,50 +110,42 @@ def show(findings: list[Finding], console: Console) -> None:
 # -- Python and libraries ----------------------------------------------------------------------------------------------
 
 
-def _python() -> Finding:
-    version = platform.python_version()
-    wanted = ""
-    if devices.version_of("packcorpus"):  # otherwise, _libraries reports that the requirements are unknown
-        wanted = metadata.metadata("packcorpus")["Requires-Python"] or ""
-    if in_range(version, wanted):
-        return Finding("ok", "Python", version)
-    return Finding(
-        "problem",
-        "Python",
-        f"{version} is not supported ({wanted} is required)",
-        "make clean, then make PYTHON=python3.12",
-    )
-
-
 def _libraries() -> Iterator[Finding]:
-    """Yield a finding for each unusable package, and one for all usable packages."""
-    if reason := devices.not_installed_reason():
+    """Yield findings for Python, each unusable package, and all usable ones."""
+    version = platform.python_version()
+    reason = devices.not_installed_reason()  # then the requirements are unknown
+    wanted = "" if reason else metadata.metadata("packcorpus")["Requires-Python"] or ""
+    if in_range(version, wanted):
+        yield Finding("ok", "Python", version)
+    else:
+        text = f"{version} is not supported ({wanted} is required)"
+        yield Finding("problem", "Python", text, "make clean, then make PYTHON=python3.12")
+    if reason:
         text, _, fix = reason.partition("; ")
         yield Finding("problem", "packcorpus", text, fix)
         return
     good = []
     for package, wanted in devices.training_needs().items():
-        version = devices.version_of(package)
-        if version is None:
+        installed = devices.version_of(package)
+        if installed is None:
             yield Finding("problem", package, f"not installed; {wanted} is required", INSTALL)
-        elif in_range(version, wanted):
-            good.append(f"{package} {version}")
+        elif in_range(installed, wanted):
+            good.append(f"{package} {installed}")
         else:
-            yield Finding("problem", package, f"{version} is not supported ({wanted} is required)", INSTALL)
+            yield Finding("problem", package, f"{installed} is not supported ({wanted} is required)", INSTALL)
     if good:
         yield Finding("ok", "libraries", ", ".join(good))
 
 
 def in_range(version: str, wanted: str) -> bool:
     """Return whether a version, without its local part, is in a range like ">=2.8,<3"."""
+
+    def numbers(text: str) -> list[int]:
+        found = [int(part) for part in takewhile(str.isdecimal, text.partition("+")[0].split("."))]
+        return found + [0] * (4 - len(found))
+
     bounds = re.findall(r"(>=|<)\s*([\w.]+)", wanted)
-    return all((_numbers(version) >= _numbers(bound)) == (sign == ">=") for sign, bound in bounds)
-
-
-def _numbers(version: str) -> list[int]:
-    parts = takewhile(str.isdecimal, version.partition("+")[0].split("."))
-    numbers = [int(part) for part in parts]
-    return numbers + [0] * (4 - len(numbers))
+    return all((numbers(version) >= numbers(bound)) == (sign == ">=") for sign, bound in bounds)
 
 
 # -- compute -----------------------------------------------------------------------------------------------------------
@@ -179,67 +175,57 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("ok", "precision", "fp32")
 
 
-def _quantization() -> Finding:
-    kind = "cuda" if devices.gpu_count() else "cpu"
+def _compute() -> Iterator[Finding]:
+    """Yield findings for NF4, attention, kernels, the compiler, and processes."""
+    count = devices.gpu_count()
+    kind = "cuda" if count else "cpu"
     if reason := devices.no_nf4_reason(kind):
-        return Finding("problem", "NF4", reason, "or train without it: --quantization none")
-    return Finding(
-        "ok", "NF4", f"bitsandbytes {devices.version_of('bitsandbytes')} works on the {devices.called(kind)}"
-    )
-
-
-def _attention() -> Finding:
-    import torch
-
-    from train.model.attention import BACKENDS, unavailable_backends
-
-    kind = "cuda" if devices.gpu_count() else "cpu"
-    reasons = unavailable_backends(torch.device(kind))
-    usable = ", ".join(name for name in BACKENDS if name not in reasons)
-    missing = "; ".join(dict.fromkeys(reasons.values()))
-    if kind == "cpu" or not missing:
-        return Finding("ok", "attention", usable)
-    # A missing backend costs only speed, because sdpa, the default, is always available.
-    return Finding("ok", "attention", f"{usable} ({missing})")
-
-
-def _state_kernels() -> Finding:
+        yield Finding("problem", "NF4", reason, "or train without it: --quantization none")
+    else:
+        text = f"bitsandbytes {devices.version_of('bitsandbytes')} works on the {devices.called(kind)}"
+        yield Finding("ok", "NF4", text)
+    yield _attention(kind)
     versions = {package: devices.version_of(package) for package in STATE_KERNELS}
     found = [f"{package} {version}" for package, version in versions.items() if version]
     slow = "Mamba and linear-attention models run their slow reference code"
     if missing := ", ".join(package for package, version in versions.items() if not version):
         found.append(f"not installed: {missing}: {slow}")
-    elif not devices.gpu_count():
+    elif not count:
         found.append(f"not used, because they need a GPU: {slow}")
-    return Finding("ok", "kernels", "; ".join(found))
-
-
-def _compile() -> Finding:
+    yield Finding("ok", "kernels", "; ".join(found))
     if path := devices.compiler():
-        return Finding("ok", "compiler", path)
-    return Finding("warning", "compiler", "no C++ compiler, which `compile: true` needs", "sudo apt-get install g++")
-
-
-def _several_gpus() -> Finding:
-    count = devices.gpu_count()
+        yield Finding("ok", "compiler", path)
+    else:
+        text = "no C++ compiler, which `compile: true` needs"
+        yield Finding("warning", "compiler", text, "sudo apt-get install g++")
     if count < 2:
-        return Finding("ok", "processes", f"1, on the {devices.called('cuda' if count else 'cpu')}")
-    if devices.has_nccl():
-        return Finding("ok", "processes", f"{count}, one per GPU, over NCCL")
-    return Finding(
-        "problem", "processes", f"{count} GPUs, but torch has no NCCL", f"{devices.CUDA_BUILDS}; or use one: --gpus 1"
-    )
+        yield Finding("ok", "processes", f"1, on the {devices.called(kind)}")
+    elif devices.has_nccl():
+        yield Finding("ok", "processes", f"{count}, one per GPU, over NCCL")
+    else:
+        fix = f"{devices.CUDA_BUILDS}; or use one: --gpus 1"
+        yield Finding("problem", "processes", f"{count} GPUs, but torch has no NCCL", fix)
+
+
+def _attention(kind: str) -> Finding:
+    import torch
+
+    from train.model.attention import BACKENDS, unavailable_backends
+
+    reasons = unavailable_backends(torch.device(kind))
+    usable = ", ".join(name for name in BACKENDS if name not in reasons)
+    missing = "; ".join(dict.fromkeys(reasons.values()))
+    # A missing backend costs only speed, because sdpa, the default, is always available.
+    return Finding("ok", "attention", f"{usable} ({missing})" if missing and kind == "cuda" else usable)
 
 
 # -- corpora -----------------------------------------------------------------------------------------------------------
 
 
 def _tokenizers() -> Iterator[Finding]:
-    """Yield a finding for the tokenizer of each of the newest corpora of this folder.
-
-    A corpus whose files are missing is left out, and so is one that uses the file of its tokenizer as it is.
-    """
-    from train.model.same_ids import compare_rows, is_as_it_is
+    """Yield a finding for the tokenizer of each of the newest corpora of this folder."""
+    # A corpus whose files are missing is left out, and so is one that uses the file of its tokenizer as it is.
+    from train.model.same_tokenizer import compare_rows, is_as_it_is
 
     for path in sorted(Path("manifests").glob("*.json"), key=lambda path: path.stat().st_mtime)[-CORPORA:]:
         try:
@@ -255,24 +241,3 @@ def _tokenizers() -> Iterator[Finding]:
             yield Finding("warning", "tokenizer", f"{name}: {problem}", "pack the corpus again with this version")
         elif found.texts:
             yield Finding("ok", "tokenizer", f"{name}: {found.texts} texts have the tokens of AutoTokenizer")
-
-
-# -- memory and disk ---------------------------------------------------------------------------------------------------
-
-
-def _memory() -> Finding:
-    free = devices.free_memory()
-    if free < LITTLE_MEMORY:
-        return Finding(
-            "warning", "memory", f"{free / GIB:.1f} GiB free", "close other programs, or use a smaller model"
-        )
-    return Finding("ok", "memory", f"{free / GIB:.1f} GiB free")
-
-
-def _disk() -> Finding:
-    folder = Path("data")
-    free = devices.free_disk(folder)
-    found = f"{free / GIB:.1f} GiB free in {folder}/"
-    if free < LITTLE_DISK:
-        return Finding("warning", "disk", found, "models and checkpoints need more: free some space, or set `output`")
-    return Finding("ok", "disk", found)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tasks.exports.export_formats import EXPORTS
+from tasks.exports.export import EXPORTS
 from tasks.storage.manifest import load_manifest
 
 COMMAND = str(Path(sys.executable).with_name("packcorpus"))

@@ -23,10 +23,9 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tasks.core.seeded_order import shuffle
+from tasks.core.numbers import shuffle
 from tasks.packing import bin_packing
-from tasks.packing.balance.balanced_order import LINEAR, balanced_order
-from tasks.packing.balance.waiting import RANKS, forecast
+from tasks.packing.balance import LINEAR, RANKS, balanced_order, forecast
 
 LENGTHS = (1024, 4096, 16_384, 32_768, 131_072)
 ROWS = 10_000  # rows of joined conversations

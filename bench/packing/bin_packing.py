@@ -28,13 +28,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.config import Config
-from tasks.core.seeded_order import shuffle
+from tasks.core.numbers import shuffle
 from tasks.packing import bin_packing, several_lengths
-from tasks.packing.balance.put_in_order import put_in_order
+from tasks.packing.balance import put_in_order
 from tasks.packing.column_generation import rows_of
 from tasks.packing.placement import place
 from tasks.storage.row_statistics import RowStatistics
-from tasks.storage.splits import split_names
 
 
 def measure(lengths: np.ndarray, capacity: int) -> str:
@@ -100,11 +99,9 @@ def measure_several(name: str, source: np.ndarray, lengths: tuple[int, ...]) -> 
     singles = [(length,) for length in lengths if length >= int(values.max())]
     for own in (lengths, *singles):
         start = time.process_time()
-        if len(own) > 1:
-            patterns, (bound, proof) = several_lengths.solve(counts, own)
-        else:
-            solved, (rows, proof) = bin_packing.solve(counts[: own[0] + 1], own[0])
-            patterns, bound = [solved], rows * own[0]
+        packed = several_lengths.solve(counts[: own[-1] + 1], own)
+        (rows, proof), patterns = packed.bounds[0], packed.patterns
+        bound, proof = packed.places or (rows * own[0], proof)
         seconds = time.process_time() - start
         rows_of = [each.rows for each in patterns]
         places = sum(rows * length for rows, length in zip(rows_of, own, strict=True))
@@ -148,7 +145,7 @@ def measure_settings(name: str, given: dict[str, Any], what: str, lengths: np.nd
     held_out = np.zeros(len(lengths), np.bool_)
     if config.validation:
         held_out[:: round(1 / config.validation)] = True
-    shards = dict.fromkeys(split_names(1, config.row_lengths), 64)
+    shards = dict.fromkeys(config.rows.split_names(1), 64)
     start = time.process_time()
     placed = place(lengths, held_out, config, shards)
     seconds = time.process_time() - start
@@ -156,7 +153,7 @@ def measure_settings(name: str, given: dict[str, Any], what: str, lengths: np.nd
         statistics = RowStatistics.zeros(placed.rows)
         statistics.squares[:] = np.bincount(placed.row, lengths.astype(np.float64) ** 2)
         start = time.process_time()
-        put_in_order(placed, statistics, config, 1, 0)
+        put_in_order(placed, statistics, config, 1)
         seconds += time.process_time() - start
     bounds = ", ".join(sorted({proof for _, proof in placed.lower_bounds if proof}))
     return f"| {what} | {name} | {len(lengths):,} | {placed.rows:,} | {bounds} | {seconds:.1f} |"

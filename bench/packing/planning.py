@@ -32,7 +32,7 @@ from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.sources.model import Part, SourceFile
 from tasks.storage.files import digest_of, write_receipt
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.tokenization.token_batch import NOTICED
 

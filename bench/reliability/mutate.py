@@ -47,15 +47,14 @@ MODULES = {
     "storage/files": ("storage/test_files",),
     "storage/keys": ("test_recipe", "properties/test_never_stale"),
     "storage/manifest": ("storage/test_manifest",),
-    "storage/facts/ledger": ("storage/test_manifest",),
+    "storage/facts": ("storage/test_manifest",),
     "storage/corpus_folder": ("properties/test_damage",),
     "verification/verify": ("verification/test_verify",),
     "verification/check_ledger": ("verification/test_verify",),
     "verification/check_rows": ("verification/test_verify",),
-    "verification/check_selection": ("verification/test_verify",),
+    "verification/check_index": ("verification/test_verify",),
     "verification/repair": ("verification/test_repair",),
     "verification/rebuild": ("verification/test_repair",),
-    "corpus/manifest_builder": ("test_stages", "storage/test_manifest"),
     "corpus/publish": ("test_stages", "storage/test_manifest"),
 }
 TESTS = (

@@ -132,15 +132,19 @@ def _of_sample() -> dict[str, Pinned]:
         "sample-llama3-error": Pinned(base | {"template": "llama3", "sequence_length": 2048, "overlong": "error"}),
         "sample-too-long": Pinned(base | {"sequence_length": 64, "overlong": "error", "max_rejects": 1.0}),
         "sample-split-epochs": Pinned(
-            base | {"epochs": 3, "validation": 0.1, "sequence_length": 256, "overlong": "split"}
+            base | {"epochs": 3, "validation": 0.1, "sequence_length": 256, "overlong": "split", "max_rejects": 0.5}
         ),
         "sample-lengths": Pinned(base | {"sequence_length": [128, 256, 1024], "overlong": "drop", "max_rejects": 0.5}),
-        "sample-lengths-blocks": Pinned(base | {"sequence_length": [256, 512], "mix": "blocks", "epochs": 2}),
+        "sample-lengths-blocks": Pinned(
+            base | {"sequence_length": [256, 512], "mix": "blocks", "epochs": 2, "max_rejects": 0.5}
+        ),
         "sample-padding-none": Pinned(base | {"padding": "none"}, exported="megatron"),
-        "sample-align": Pinned(base | {"align": 64, "sequence_length": 512}),
-        "sample-balance": Pinned(base | {"balance": {"ranks": 4, "rows_per_rank": 2}, "sequence_length": 512}),
-        "sample-similar": Pinned(base | {"company": "similar", "sequence_length": 512}),
-        "sample-apart": Pinned(base | {"company": "apart", "epochs": 2, "sequence_length": 512}),
+        "sample-align": Pinned(base | {"align": 64, "sequence_length": 512, "max_rejects": 0.5}),
+        "sample-balance": Pinned(
+            base | {"balance": {"ranks": 4, "rows_per_rank": 2}, "sequence_length": 512, "max_rejects": 0.5}
+        ),
+        "sample-similar": Pinned(base | {"company": "similar", "sequence_length": 512, "max_rejects": 0.5}),
+        "sample-apart": Pinned(base | {"company": "apart", "epochs": 2, "sequence_length": 512, "max_rejects": 0.5}),
         "sample-subsample": Pinned(
             base | {"sources": weighted, "weighting": "subsample", "duplicates": "drop", "train_on": "last"}
         ),
@@ -208,7 +212,7 @@ def _of_corpora() -> dict[str, Pinned]:
         )
     glaive = base | {"sources": tools, "tokenizer": str(kind_path("hf_byte_level")), "max_rejects": 0.9}
     return mixtures | {
-        "corpora-drop": Pinned(base | {"overlong": "drop", "sequence_length": 512}, quick=True),
+        "corpora-drop": Pinned(base | {"overlong": "drop", "sequence_length": 512, "max_rejects": 0.5}, quick=True),
         "corpora-split-all": Pinned(base | {"overlong": "split", "train_on": "all"}, exported="axolotl"),
         "corpora-llama2-last": Pinned(
             base | {"overlong": "truncate", "train_on": "last", "validation": 0.03, "template": "llama2"}

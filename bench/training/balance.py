@@ -61,10 +61,10 @@ def rank(manifest: Path, steps: int, folder: Path) -> None:
     from torch.nn.functional import scaled_dot_product_attention
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-    from tasks.core.seeded_order import shuffle
-    from train.data.balanced_rows import balance_of, line_of_rows
+    from tasks.core.numbers import shuffle
     from train.data.corpus import open_corpus
     from train.data.dataset import PackedDataset
+    from train.data.steps import balance_of, line_of_rows
 
     torch.set_num_threads(1)
     me, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

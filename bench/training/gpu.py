@@ -97,7 +97,7 @@ def trl(manifest: Path, model: Path, case: dict[str, Any]) -> dict[str, Any]:
 
 def trl_or_exit(manifest: Path, model: Path, case: dict[str, Any]) -> dict[str, Any]:
     """Run TRL in this process; if it runs out of memory, end with the code SHORTAGE."""
-    from train.machine.out_of_memory import is_shortage
+    from train.machine.process import is_shortage
 
     try:
         return trl(manifest, model, case)

@@ -26,9 +26,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tasks.cli.commands import config, export, look, restore, run
-from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
+from tasks.cli import commands
 from tasks.core.errors import Interrupted, UsageError
+from tasks.core.messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
 
 app = typer.Typer(
     help="Pack conversations into training rows; inspect, verify, and train on the result.",
@@ -59,20 +59,20 @@ def _options(
     pass
 
 
-# In the order of the help. To add a command, add a function to tasks/cli/commands and a line here.
-app.command()(config.init)
-app.command()(config.check)
-app.command()(run.pack)
-app.command()(run.part)
-app.command(**run.PASSED_ON)(run.train)
-app.command()(look.inspect)
-app.command("list")(look.list_command)
-app.command()(look.diff)
-app.command()(look.report)
-app.command()(restore.verify)
-app.command()(restore.repair)
-app.command()(export.export)
-app.command()(export.push)
+# In the order of the help. To add a command, add a function to tasks/cli/commands.py and a line here.
+app.command()(commands.init)
+app.command()(commands.check)
+app.command()(commands.pack)
+app.command()(commands.part)
+app.command(**commands.PASSED_ON)(commands.train)
+app.command()(commands.inspect)
+app.command("list")(commands.list_command)
+app.command()(commands.diff)
+app.command()(commands.report)
+app.command()(commands.verify)
+app.command()(commands.repair)
+app.command()(commands.export)
+app.command()(commands.push)
 
 
 # The exit code that typer returns for a KeyboardInterrupt.

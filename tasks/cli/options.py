@@ -1,14 +1,17 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the output of a command."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tasks.core.error_messages import JSON
 from tasks.core.errors import InputMissing
+from tasks.core.messages import JSON
 from tasks.inspection.manifests import complete_manifest
 from tasks.stores.scratch import local_path_of, root_of
 
@@ -75,3 +78,38 @@ def default_config() -> Path:
             "config_missing", f"{DEFAULT_CONFIG}: no such config; name another config, or run: packcorpus init PATH…"
         )
     return DEFAULT_CONFIG
+
+
+def print_view(value: Any, view: Callable[[Any, Any], None], json_output: bool) -> None:
+    """Print a value as JSON, or with a view on a console."""
+    if json_output:
+        print(value_as_json(value))
+        return
+    from tasks.cli.console import open_console
+
+    view(value, open_console())
+
+
+def print_lines(value: Any, lines: Sequence[str], json_output: bool) -> None:
+    """Print a value as JSON, or as lines of text."""
+    if json_output:
+        print(value_as_json(value))
+        return
+    from tasks.core.printable import printable
+
+    for line in lines:
+        print(printable(line))
+
+
+def value_as_json(value: Any) -> str:
+    """Return a value of tasks.inspection or tasks.dry_run as one line of JSON.
+
+    Fields with repr=False are left out. The line is ASCII, because file names may contain lone surrogates.
+    """
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value):
+            return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.repr}
+        return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
+
+    return json.dumps(value, default=plain)

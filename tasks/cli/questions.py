@@ -17,11 +17,11 @@ from typing import Any
 
 from rich.console import Console
 
-from tasks.cli.views import corpus_view, row_view, search_view, source_view
+from tasks.cli import corpus_view, row_view, source_view
 from tasks.core.errors import UsageError
-from tasks.inspection import kinds, manifests, rows, search, sources
-from tasks.inspection.kinds import Kind, kind_of
+from tasks.inspection import manifests, rows, search, sources
 from tasks.inspection.lookup import pieces_of_number, places_at
+from tasks.inspection.sources import Kind, kind_of
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import load_manifest
 
@@ -37,9 +37,9 @@ _RENDERERS: dict[type, Callable[[Any, Console], None]] = {
     manifests.Overview: corpus_view.show_overview,
     rows.Row: row_view.show_row,
     rows.Conversation: row_view.show_conversation,
-    search.SearchResult: search_view.show_search,
-    search.Rejects: search_view.show_rejects,
-    kinds.ShardFigures: source_view.show_shard,
+    search.SearchResult: row_view.show_search,
+    search.Rejects: row_view.show_rejects,
+    rows.ShardFigures: source_view.show_shard,
     sources.SourceOverview: source_view.show_source,
     sources.SourceRecords: source_view.show_records,
     sources.ConfigOverview: source_view.show_config,
@@ -101,8 +101,8 @@ def answer(path: Path, question: Question, root: Path) -> Any:
     split, row = question.split or "train", question.row
     if kind == "shard":
         if row is None:
-            return kinds.shard_figures(path)
-        path, split, row = kinds.row_of_shard(path, row)
+            return rows.shard_figures(path)
+        path, split, row = rows.row_of_shard(path, row)
     if row is not None:
         return rows.row_of_split(path, row, split, question.ids)
     if only in ("--conversation", "--at"):

@@ -1,9 +1,10 @@
-"""Start a run of the pipeline or of the training in place of this process.
+"""Start a run or a training in place of this process, or run one stage.
 
     packcorpus pack CONFIG             ─▶ luigi --module pipeline PackCorpus --config CONFIG
     packcorpus train CORPUS            ─▶ python -m train --manifest MANIFEST
     packcorpus train diagnose CORPUS   ─▶ python -m train diagnose --manifest MANIFEST
     packcorpus train merge …           ─▶ python -m train merge …
+    packcorpus part CONFIG             ─▶ a stage, or a share of it, in this process
 
 This package imports neither `pipeline` nor `train`. The new process keeps the terminal, the signals, and the process
 id. Its exit code is the exit code of the command.
@@ -12,11 +13,15 @@ id. Its exit code is the exit code of the command.
 from __future__ import annotations
 
 import os
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from tasks.core.error_messages import JSON
+from tasks.core.errors import UsageError
+from tasks.core.messages import JSON
+from tasks.core.printable import suggest, with_urls
 from tasks.inspection.manifests import find_manifest
 from tasks.stores.scratch import local_path_of, root_of, url_of
 
@@ -68,3 +73,36 @@ def _run(module: str, *words: str) -> NoReturn:
     sys.stderr.flush()
     # -P keeps the working directory off sys.path, so a user's own train.py or pipeline.py does not replace ours.
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *words])  # noqa: S606 - no shell is wanted
+
+
+def run_part(config: Path, root: Path, stage: str, share: str, sequence_length: str) -> dict[str, Any]:
+    """Run one share of a stage, and return its counts or, for `publish`, the manifest.
+
+    `share` is I/N, or "" for all of a stage. Raises PackError.
+    """
+    from tasks.config import load_config
+    from tasks.recipe import resolve
+    from tasks.sources.shares import WHOLE, Share
+    from tasks.work import KINDS, run_stage
+
+    stages, chosen = {kind.stage: kind for kind in KINDS}, WHOLE
+    if stage == "pack":
+        raise UsageError("bad_command_line", "--stage pack: is now two stages: --stage plan, then --stage write")
+    if stage not in stages:
+        raise UsageError("bad_command_line", f"--stage {stage}: expected {', '.join(stages)}{suggest(stage, stages)}")
+    if share:
+        if not stages[stage].are_steps:
+            raise UsageError(
+                "bad_command_line", f"--share {share}: --stage {stage} has no shares; run it once, without"
+            )
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", share)
+        number, of = map(int, found.groups()) if found else (0, 0)
+        if not 1 <= number <= of:
+            raise UsageError("bad_command_line", f"--share {share}: expected I/N, from 1/N to N/N, such as 3/16")
+        chosen = Share(number, of)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a machine runs several shares in parallel instead
+    recipe = replace(resolve(config, root), config=load_config(config, sequence_length))
+    steps, done = run_stage(recipe, stages[stage], chosen)
+    every = len(stages[stage].all_of(recipe))
+    counts = {"stage": stage, "share": share or None, "steps": steps, "all": every, "found_done": done}
+    return counts | ({"manifest": with_urls(str(recipe.published))} if stage == "publish" else {})

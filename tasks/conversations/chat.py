@@ -6,24 +6,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
-from tasks.conversations.dialects.calls import CALL_ROLES, tool_calls_of
-from tasks.conversations.dialects.joining import joined, may_follow
-from tasks.conversations.dialects.lists import is_struct_of_lists, list_of, object_of
-from tasks.conversations.dialects.parts import Content, answer_of, content_of_call, read_parts, text_and_parts
-from tasks.conversations.dialects.reasoning import reasoning_in
-from tasks.conversations.dialects.responses import is_item, is_reasoning_item, message_of_item
+from tasks.conversations.calls import CALL_ROLES, joined, may_follow, tool_calls_of
 from tasks.conversations.fields import missing, optional_text, text_of
-from tasks.conversations.keys.loss_weights import is_zero, weight_of
-from tasks.conversations.keys.training_flags import training_flag
-from tasks.conversations.model import ROLES, Message, Record, ToolCall, role_named
+from tasks.conversations.lists import is_struct_of_lists, list_of, object_of
+from tasks.conversations.model import DEVELOPER, ROLES, Message, Record, ToolCall, message_of, role_named
+from tasks.conversations.openai import OPENAI_ROLES
+from tasks.conversations.parts import (
+    Content,
+    answer_of,
+    content_of_call,
+    is_item,
+    is_reasoning_item,
+    message_of_item,
+    read_parts,
+    text_and_parts,
+)
+from tasks.conversations.reasoning import reasoning_in
+from tasks.conversations.turn_weights import is_zero, training_flag, weight_of
 from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown
-from tasks.core.suggest import closest
+from tasks.core.printable import closest, kind, shown
 
-# Names of the roles in published data, in lower case. A source's `roles` adds further names.
+# Names of the roles in published data, in lower case, each with its role in OpenAI's form. A source's `roles` adds
+# further names.
 ROLE_NAMES = {
-    **{role: role for role in ("system", "user", "assistant", "tool")},
-    **dict.fromkeys(("developer",), "system"),
+    **{role: role for role in OPENAI_ROLES},
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "bot", "chatbot", "ai"), "assistant"),
     **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
@@ -143,7 +149,7 @@ def _message(
     name, call_id = item.get("name"), item.get("tool_call_id")
     weight, train = weight_of(item, where), training_flag(item, where)
     return Message(
-        role,
+        "system" if role == DEVELOPER else role,
         content,
         name=None if name is None else text_of(name, f"{where}.name"),
         tool_calls=calls,
@@ -151,6 +157,7 @@ def _message(
         train=False if is_zero(weight) else train,
         reasoning=reasoning,
         loss_weight=weight,
+        developer=role == DEVELOPER,
     )
 
 
@@ -194,7 +201,7 @@ def refuse_role(role: object, where: str, roles: Mapping[str, str]) -> NoReturn:
         raise Reject("bad_role", f"{where}: expected a string, found {kind(role)}")
     near = closest(role, roles)
     name = role if role.isidentifier() and len(role) <= 60 else shown(role)
-    meant = roles[near[0]] if near else "user"
+    meant = message_of(roles[near[0]], "").role if near else "user"
     example = f"roles: {{{meant if meant in ROLES else 'user'}: [{name}]}}"
     known = "; map it to system, user, assistant, or tool, such as"
     advice = f"; did you mean {near[0]}? Or map it with {example}" if near else f"{known} {example}"

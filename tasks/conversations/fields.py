@@ -17,7 +17,7 @@ import orjson
 from tasks.conversations.model import Message
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
-from tasks.readers.arrow_values.written import text_of_written
+from tasks.readers.arrow_values import text_of_written
 from tasks.readers.strict_json import big_integer, duplicate_key, is_exact
 
 # Keys of a message, and their names in the `columns` of a source.

@@ -5,7 +5,7 @@
         → Conversation((Message("user", "2+2?"), Message("assistant", "4")))                      the same conversation
 
 A record is a JSON object or a row of a table. A key whose value is null counts as absent, because a table has every
-column in every row. Keys that a format does not use are counted (keys/unused.py). A record that does not fit its
+column in every row. Keys that a format does not use are counted (unused_keys.py). A record that does not fit its
 format raises `Reject` with one of these codes: not_an_object, missing_key, bad_type, bad_role, bad_content, bad_weight,
 bad_tool_call, bad_tools, big_integer, empty, nul, lone_surrogate, too_many_turns. The message names the place within
 the record, the value, and the fix if there is one.
@@ -18,22 +18,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tasks.conversations.chat import TURN_NAMES
-from tasks.conversations.dialects.lists import MESSAGE_LISTS, with_lists
-from tasks.conversations.dialects.options import OPTIONS, options_of
+from tasks.conversations.guess import guess_messages
 from tasks.conversations.instruction import ALPACA, DOLLY
-from tasks.conversations.keys.guess_messages import guess_messages
-from tasks.conversations.keys.renaming import in_own_names, rename, rename_messages
+from tasks.conversations.lists import MESSAGE_LISTS, with_lists
 from tasks.conversations.messages import MESSAGES
 from tasks.conversations.model import ROLES, Conversation, Format
+from tasks.conversations.names import in_own_names, rename, rename_messages
 from tasks.conversations.oasst import OASST
 from tasks.conversations.prompt_completion import PROMPT_COMPLETION
 from tasks.conversations.sharegpt import SHAREGPT
 from tasks.conversations.text import TEXT
+from tasks.conversations.tools import OPTIONS, options_of
 from tasks.conversations.traces.session import SESSION
 from tasks.conversations.traces.tokens import TOKENS
 from tasks.core.errors import Reject
-from tasks.core.printable import kind, shown
-from tasks.core.suggest import suggest
+from tasks.core.printable import kind, shown, suggest
 
 # The first format that matches a record is the format of the record.
 FORMATS: tuple[Format, ...] = (MESSAGES, SHAREGPT, ALPACA, DOLLY, OASST, PROMPT_COMPLETION, TEXT, SESSION, TOKENS)

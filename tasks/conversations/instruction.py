@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tasks.conversations.dialects.lists import list_of
-from tasks.conversations.dialects.options import OPTIONS
-from tasks.conversations.dialects.reasoning import REASONING_KEYS, reasoning_keys, reasoning_of_record
 from tasks.conversations.fields import optional_text, required_text, system_of, text_of
+from tasks.conversations.lists import list_of
 from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
+from tasks.conversations.reasoning import REASONING_KEYS, reasoning_keys, reasoning_of_record
+from tasks.conversations.tools import OPTIONS
 from tasks.core.errors import Reject
 
 USER_ASSISTANT = ("user", "assistant")

@@ -8,11 +8,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from tasks.conversations.chat import ROLE_NAMES, messages_of, names_and_contents, with_system
-from tasks.conversations.dialects.options import OPTIONS
-from tasks.conversations.dialects.tools import TOOL_KEYS, tools_of
 from tasks.conversations.fields import required
-from tasks.conversations.keys.objects import objects_in_messages
 from tasks.conversations.model import Conversation, Format, Nothing, PlainRecord, Record
+from tasks.conversations.objects import objects_in_messages
+from tasks.conversations.tools import OPTIONS, TOOL_KEYS, tools_of
 
 
 def read(record: Record) -> Conversation:

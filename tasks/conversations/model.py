@@ -32,8 +32,9 @@ class Message:
     from the content. `context` is called input in Alpaca and context in Dolly: it belongs to `content`, but a template
     may render it separately. `train` is None unless the data decides whether the message is trained on (see
     `trained_turns`). `loss_weight` is the value in the record until it is read, and a float afterwards
-    (keys/loss_weights.py). `parts` has the texts of a content that is a list of several parts, for templates that read
-    lists; `content` is then these texts, joined with line breaks.
+    (turn_weights.py). `parts` has the texts of a content that is a list of several parts, for templates that read
+    lists; `content` is then these texts, joined with line breaks. `developer` is true for a system message that the
+    data calls DEVELOPER; only templates that know this role see the difference.
 
     The class is not frozen, although nothing changes a message, because creating a frozen message takes five times as
     long.
@@ -49,6 +50,12 @@ class Message:
     reasoning: str = ""
     loss_weight: object = None
     parts: tuple[str, ...] = ()
+    developer: bool = False
+
+    @property
+    def given_role(self) -> str:
+        """Return the role that the data gives: DEVELOPER, or one of `ROLES`."""
+        return DEVELOPER if self.developer else self.role
 
 
 class RecordedTokens(NamedTuple):
@@ -81,6 +88,9 @@ class Conversation:
 
 ROLES = ("system", "user", "assistant", "tool", "text")
 
+# A name of the system role in OpenAI's form, which some templates know as a role of its own.
+DEVELOPER = "developer"
+
 RECORDED = "\x12"  # the layout of recorded ids
 
 
@@ -90,6 +100,11 @@ def role_named(name: object, roles: Mapping[str, str]) -> str | None:
     `roles` maps names in lower case to roles. The case of `name` is ignored.
     """
     return (roles.get(name) or roles.get(name.lower())) if isinstance(name, str) else None
+
+
+def message_of(given_role: str, content: str) -> Message:
+    """Return a message with a role that the data gives."""
+    return Message("system", content, developer=True) if given_role == DEVELOPER else Message(given_role, content)
 
 
 def turns_of(roles: Sequence[str]) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tasks.conversations.chat import ROLE_NAMES, refuse_role
-from tasks.conversations.dialects.lists import is_struct_of_lists, list_of, object_of
 from tasks.conversations.fields import required, required_text
-from tasks.conversations.keys.objects import objects_in_tree
-from tasks.conversations.model import Conversation, Format, Message, Record, role_named
+from tasks.conversations.lists import is_struct_of_lists, list_of, object_of
+from tasks.conversations.model import Conversation, Format, Message, Record, message_of, role_named
+from tasks.conversations.objects import objects_in_tree
 from tasks.core.errors import Reject
 from tasks.core.printable import kind
 
@@ -36,7 +36,7 @@ def read(record: Record) -> Conversation:
             role = role_named(raw_role, ROLE_NAMES)
             if role is None:
                 refuse_role(raw_role, "role", ROLE_NAMES)
-            messages.append(Message(role, required_text(node, "text")))
+            messages.append(message_of(role, required_text(node, "text")))
             node, place = _best_reply(node)
     except Reject as error:  # joined only here, because joining at every node would take quadratic time
         raise Reject(error.reason, ".".join((*path, error.message))) from None

@@ -6,7 +6,10 @@ from typing import Any
 
 import orjson
 
-from tasks.conversations.model import Conversation, Message, full_text
+from tasks.conversations.model import DEVELOPER, Conversation, Message, full_text
+
+# The roles of messages in this form.
+OPENAI_ROLES = ("system", DEVELOPER, "user", "assistant", "tool")
 
 
 def turns_json(conversation: Conversation) -> str:
@@ -32,7 +35,7 @@ def as_row(message: Any) -> dict[str, Any]:
         for call in message.tool_calls
     ]
     return {
-        "role": message.role,
+        "role": message.given_role,
         "content": full_text(message),
         "name": message.name,
         "tool_calls": calls or None,

@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
 from tasks.conversations.chat import TURN_NAMES, messages_of
-from tasks.conversations.dialects.lists import MAY_OPEN, messages_in
-from tasks.conversations.dialects.options import OPTIONS
-from tasks.conversations.dialects.reasoning import REASONING_KEYS, reasoning_keys, reasoning_of_record
-from tasks.conversations.dialects.tools import TOOL_KEYS, tools_of
 from tasks.conversations.fields import required, system_of, text_of
-from tasks.conversations.keys.objects import Object, objects_in_messages
+from tasks.conversations.lists import MAY_OPEN, messages_in
 from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
+from tasks.conversations.objects import Object, objects_in_messages
+from tasks.conversations.reasoning import REASONING_KEYS, reasoning_keys, reasoning_of_record
+from tasks.conversations.tools import OPTIONS, TOOL_KEYS, tools_of
 from tasks.core.errors import Reject
 from tasks.core.printable import kind
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from itertools import takewhile
 
 # Marks that frame shown text. In the data, they are escaped, so that no text can pass for a mark.
@@ -157,3 +158,18 @@ def lengths_in_words(lengths: Sequence[int]) -> str:
     """Return the lengths that rows have: "1,024", or "512 and 1,024"."""
     *first, last = (f"{length:,}" for length in lengths)
     return " and ".join([", ".join(first), last]) if first else last
+
+
+def suggest(value: str, known: Iterable[str], at_most: int = 1) -> str:
+    """Return "; did you mean X?", or "" if no name is close to a value.
+
+    Up to `at_most` names are suggested, the closest first. Case is ignored.
+    """
+    near = closest(value, known, at_most)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def closest(value: str, known: Iterable[str], at_most: int = 1) -> list[str]:
+    """Return up to `at_most` close names, the closest first. Case is ignored."""
+    names = {name.lower(): name for name in known}
+    return [names[match] for match in get_close_matches(value.lower()[:100], names, at_most)]

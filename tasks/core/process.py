@@ -1,4 +1,4 @@
-"""Measure this process, name the limits of the system, and quiet native code.
+"""Measure this process, and name the limits of the system.
 
 OSError(EMFILE), ImportError("… Too many open files")   ─limit_reached─▶ E705, with the value of ulimit -n
 MemoryError, RuntimeError("can't start new thread")     ─limit_reached─▶ E705, with the value of ulimit -v
@@ -7,13 +7,10 @@ MemoryError, RuntimeError("can't start new thread")     ─limit_reached─▶ E
 from __future__ import annotations
 
 import errno
-import os
 import re
 import resource
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.core.errors import PackError, StorageError
@@ -105,32 +102,3 @@ def peak_memory() -> int:
     """Return the peak resident memory of this process in bytes."""
     # macOS counts bytes, other systems count units of 1,024 bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-_PANIC = re.compile(
-    rb"(?:^\n)?^thread '[^\n]*panicked at [^\n]*\n[^\n]*(?:\n|$)(?:note: [^\n]*RUST_BACKTRACE[^\n]*(?:\n|$))?",
-    re.MULTILINE,
-)
-
-
-@contextmanager
-def hold_panics() -> Iterator[None]:
-    """Leave out the reports of native panics, which Rust writes in any case.
-
-    Everything else that the process writes to stderr arrives when the block ends.
-    """
-    try:
-        before = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(before, 2)
-            held.seek(0)
-            if text := _PANIC.sub(b"", held.read()):
-                os.write(before, text)
-            os.close(before)

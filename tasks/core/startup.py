@@ -31,7 +31,7 @@ def end() -> None:
 
 def _check_memory() -> None:
     """End the command if it may not load its modules."""
-    from tasks.core.error_messages import format_error
+    from tasks.core.messages import format_error
     from tasks.core.process import too_little_memory
 
     if error := too_little_memory():

@@ -22,7 +22,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from tasks.core.errors import InputMissing, UsageError
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest
 
 Model = TypeVar("Model", bound=BaseModel)
 

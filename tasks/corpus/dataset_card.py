@@ -18,10 +18,9 @@ import yaml
 from minijinja import Environment
 
 from tasks.core.printable import counted, lengths_in_words, printable
-from tasks.corpus.mixture_table import mixture_table
+from tasks.corpus.summary import mixture_table
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
 from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import is_weighted
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 from tasks.templates.sections import explain_sections, sections_of_config
 
 CARD = "README.md"
@@ -103,7 +102,7 @@ def _values(manifest: Manifest) -> dict[str, Any]:
     filled = {name: split for name, split in manifest.splits.items() if split.rows}
     form, of_tokens = counted(packing.rows, "row"), lengths_in_words(lengths)
     if packing.enabled:
-        places = f"up to {manifest.sequence_length:,}" if manifest.row_shape.padding == "none" else of_tokens
+        places = f"up to {manifest.sequence_length:,}" if manifest.row_layout.padding == "none" else of_tokens
         form += f" of {places} tokens ({packing.packing_efficiency:.2f} % full)"
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in conversations.dropped.items() if count)
     balance = manifest.config.get("balance")
@@ -129,7 +128,7 @@ def _values(manifest: Manifest) -> dict[str, Any]:
         "first": split_name(kind_of(next(iter(filled), "train"))),
         "eos": manifest.tokenizer.eos_token_id,
         "pad": manifest.tokenizer.pad_token_id,
-        "weighted": is_weighted(manifest.config),
+        "weighted": manifest.row_layout.is_weighted,
         "ranks": balance and balance["ranks"],
         "shuffle": "False" if balance else "True",
         "repacked": [

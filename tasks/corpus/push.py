@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from tasks.core.errors import StorageError, UsageError
 from tasks.corpus.dataset_card import CARD
 from tasks.storage.corpus_folder import changed_files, checked_folder, raise_all
-from tasks.storage.facts.outputs import FileFacts, Shard
+from tasks.storage.facts import FileFacts, Shard
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.stores.hub import Branch, find_branch, has_content
 from tasks.stores.store import Facts

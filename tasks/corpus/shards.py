@@ -22,10 +22,10 @@ import orjson
 import pyarrow as pa
 
 from tasks.storage.arrow import offsets_of, to_arrow, to_numpy
-from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import atomic_file
+from tasks.storage.layout import RowLayout
 from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
-from tasks.storage.tokens.token_files import TokenFiles, WeightRuns
+from tasks.storage.token_files import TokenFiles, WeightRuns
 
 # Tokens per record batch: 13 MB of columns, far below Arrow's 32-bit limits for any sequence length.
 BATCH_TOKENS = 1 << 20
@@ -154,12 +154,12 @@ def sum_of_weights(weights: np.ndarray) -> float:
     return math.fsum((values.astype(np.float64) * counts).tolist())
 
 
-def _lists(rows: Rows, plan: dict[str, np.ndarray], schema: pa.Schema, shape: RowShape) -> pa.RecordBatch:
+def _lists(rows: Rows, plan: dict[str, np.ndarray], schema: pa.Schema, layout: RowLayout) -> pa.RecordBatch:
     """Return rows without the padding after their last piece, as lists."""
     count, length = rows.input_ids.shape
     lengths = (plan["taken"] + plan["closed"]).astype(np.int32)
     pieces = np.bincount(plan["row"], minlength=count)
-    sizes = np.bincount(plan["row"], weights=shape.physical(lengths), minlength=count).astype(np.int64)
+    sizes = np.bincount(plan["row"], weights=layout.places(lengths), minlength=count).astype(np.int64)
     kept = np.arange(length) < sizes[:, None]
     columns = []
     for field in schema:
@@ -188,17 +188,17 @@ def write_shard(
     rows: int,
     tokens: TokenFiles,
     special: tuple[int, int],
+    layout: RowLayout,
     length: int,
     key: str,
-    shape: RowShape | None = None,
     weighting: Weighting | None = None,
 ) -> dict[str, Any]:
-    """Write one shard of format 3.0 or, with a shape, of format 3.1.
+    """Write one shard of format 3.0 or 3.1, whose rows have `length` tokens.
 
     `special` has the ids of EOS and padding. Returns the bytes, sha256, rows, packed tokens, and trained tokens of the
     shard; with `weighting`, also the sum of its weights.
     """
-    schema = row_schema(length, key, shape, weighting is not None)
+    schema = row_schema(layout, length, key)
     columns = {field.name: to_numpy(plan.column(field.name)) for field in plan.schema}
     columns["position"] = tokens.locate(columns)
     runs = tokens.weights(columns) if weighting and weighting.of_data else None
@@ -220,8 +220,8 @@ def write_shard(
                 counts["trained"] += int(np.count_nonzero(built.labels != IGNORED))
                 if weighting:
                     sums.append(weigh_rows(chosen, runs and runs.between(inside), weighting, built))
-                if shape and shape.padding == "none":
-                    batch = _lists(built, chosen, schema, shape)
+                if layout.padding == "none":
+                    batch = _lists(built, chosen, schema, layout)
                     counts["places"] = counts.get("places", 0) + len(batch.column("input_ids").flatten())
                 else:
                     batch = _record_batch(built, schema)

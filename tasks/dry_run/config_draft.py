@@ -14,6 +14,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
@@ -28,12 +29,11 @@ from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.core.printable import counted, from_here, in_bytes
 from tasks.core.yaml_settings import check_settings, parse_settings
-from tasks.dry_run.draft_entries import BUDGET, Entry, Search, find_entries, one_line
+from tasks.dry_run.draft_entries import BUDGET, Entry, Search, find_entries, one_line, tokenizer_near
 from tasks.dry_run.dry_run import predict
-from tasks.dry_run.find_tokenizer import tokenizer_near
-from tasks.dry_run.model import Prediction, about
+from tasks.dry_run.prediction import Prediction
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.sources.model import Source, found_layouts
 from tasks.storage.files import write_bytes
 from tasks.stores.urls import refuse_url
@@ -81,11 +81,10 @@ class Draft:
 
     def summary(self) -> list[str]:
         """Return one line per finding."""
-        read = sum(source.conversations for source in self.found.sources)
-        rejected = sum(source.rejected for source in self.found.sources)
-        count = f"{about(read, self.found)} conversations"
+        read, rejected = _read_and_rejected(self.found)
+        count = f"{self.found.about(read)} conversations"
         if rejected:
-            count = f"{about(read, self.found)} records, {about(read - rejected, self.found)} can be packed"
+            count = f"{self.found.about(read)} records, {self.found.about(read - rejected)} can be packed"
         lines = [
             f"{counted(self.found.files, 'file')}, {in_bytes(self.found.bytes)}, {count}",
             f"tokenizer: {self.tokenizer or NO_TOKENIZER}{f'; {OF_YOUR_MODEL}' * bool(self.tokenizer)}",
@@ -99,7 +98,7 @@ class Draft:
         if "reasoning" in self.values:
             lines.append(f"reasoning: {self.values['reasoning']}: {NO_REASONING}")
         if "max_rejects" in self.values:
-            why = "; ".join([_cut_off(self.found)] * bool(self.found.cut_off.looked_at) + _broken(self.found)[:1])
+            why = "; ".join(_cut_off(self.found) + _broken(self.found)[:1])
             lines.append(f"max_rejects: {self.values['max_rejects']:g} instead of {MAX_REJECTS:g}: {why}")
         if broken := _broken(self.found):
             lines += [f"{broken[0]}:", *(f"  {line}" for line in broken[1:])]
@@ -208,13 +207,13 @@ def make_draft(
     if tokenizer:
         values["tokenizer"] = _path_in(folder, tokenizer)
     values["template"] = template
-    if found.config.reasoning == "drop":
+    if found.settings["reasoning"] == "drop":
         values["reasoning"] = "drop"
     if found.failures:
         problem = next(iter(_broken(found)[1:]), found.failures[0])
         raise DataError("nothing_to_draft", f"{', '.join(map(str, paths))}: no conversation can be packed: {problem}")
     # The share of rejects, rounded up to a percent; an estimate is increased by a fifth.
-    read, rejected = (sum(getattr(source, name) for source in found.sources) for name in ("conversations", "rejected"))
+    read, rejected = _read_and_rejected(found)
     enough = min(1.0, math.ceil(round((100 if found.whole else 120) * rejected / max(read, 1), 6)) / 100)
     if first_failure(found.recipe):  # a smaller share would stop the run
         enough = 1.0
@@ -222,6 +221,10 @@ def make_draft(
         values["max_rejects"] = enough
     draft = Draft(entries, search.left_out, tokenizer, others, template, note, values, found, search.skipped)
     return draft, "".join(f"{line}\n" for line in _lines(draft, output))
+
+
+def _read_and_rejected(found: Prediction) -> tuple[int, int]:
+    return found.ledger.conversations.read, sum(source.rejected for source in found.sources)
 
 
 def _source(path: str, entry: Entry) -> dict[str, Any]:
@@ -236,29 +239,24 @@ def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[st
         return "chatml", note, _predict(values | {"template": "chatml"})
     files = find_tokenizer(tokenizer)
     name, note = _built_in(open_encoder(files))
-    if _has_chat_template(files):
+    has_template = False
+    with suppress(PackError):
+        has_template = files.chat_template() is not None
+    if has_template:
         try:
             found = _predict(values | {"template": "tokenizer"})
-            refused = [reject for reason, reject in found.rejects.items() if _is_refusal(reason)]
-            looked_at = sum(len(source.sample.records) for source in found.sources)
-            if sum(reject.looked_at for reject in refused) <= looked_at / 10:
+            refused = [
+                reject
+                for reject in found.rejects
+                if reject.reason.startswith("template_") or reject.reason == "turn_not_located"
+            ]
+            if sum(reject.looked_at for reject in refused) <= found.looked_at / 10:
                 return "tokenizer", "the tokenizer's own template", found
             problem = refused[0].message
         except PackError as error:
             problem = str(error)
         note += f"; the tokenizer's own template cannot be used: {one_line(problem)}"
     return name, note, _predict(values | {"template": name})
-
-
-def _is_refusal(reason: str) -> bool:
-    return reason.startswith("template_") or reason == "turn_not_located"
-
-
-def _has_chat_template(files: TokenizerFiles) -> bool:
-    try:
-        return files.chat_template() is not None
-    except PackError:
-        return False
 
 
 def _built_in(encoder: Encoder) -> tuple[str, str]:
@@ -275,7 +273,7 @@ def _predict(values: dict[str, Any]) -> Prediction:
     """Return the prediction, without the reasoning if the template does not write it."""
     config = Config.model_validate(values | {"max_rejects": 1.0})
     found = predict(config, Path(), Path(), budget=BUDGET)
-    if "reasoning_not_written" not in found.rejects:
+    if not any(reject.reason == "reasoning_not_written" for reject in found.rejects):
         return found
     return predict(config.model_copy(update={"reasoning": "drop"}), Path(), Path(), budget=BUDGET)
 
@@ -337,34 +335,32 @@ def _note(name: str, draft: Draft) -> str:
     if name == "tokenizer":
         if draft.tokenizer is None:
             return "None was found. To fine-tune a model, set its tokenizer."
-        encoder = found.encoder
         others = f"; also found: {_some(list(map(str, draft.other_tokenizers)))}" if draft.other_tokenizers else ""
-        return f"Found: {encoder.kind}, {encoder.vocab_size:,} tokens{others}. {OF_YOUR_MODEL.capitalize()}."
+        kind = f"{found.tokenizer.kind}, {found.tokenizer.vocab_size:,} tokens"
+        return f"Found: {kind}{others}. {OF_YOUR_MODEL.capitalize()}."
     if name == "template":
         return f"Chosen: {draft.template_note}."
     if name == "reasoning" and name in draft.values:
         return f"Chosen: {NO_REASONING}."
     if name == "sequence_length":
-        share = 100 * found.too_long / max(found.packed + found.dropped["too_long"], 1)
+        counts = found.ledger.conversations
+        share = 100 * found.too_long / max(counts.packed + counts.dropped["too_long"], 1)
         return f"{share:.1f} % of the sampled conversations are longer."
     if name == "max_rejects":
-        notes = [f"Raised: {_cut_off(found)}."] * (bool(found.cut_off.looked_at) and name in draft.values)
+        notes = [f"Raised: {line}." for line in _cut_off(found) if name in draft.values]
         if broken := _broken(found):
             notes.append(f"{broken[0]}: {'; '.join(broken[1:])}")
         return " ".join(notes)
     return ""
 
 
-def _cut_off(found: Prediction) -> str:
-    """Explain why `max_rejects` is raised although the data has no fault.
-
-    The overlong policy rejects these conversations.
-    """
-    config = found.config
-    return (
-        f"{about(found.cut_off.expected, found)} conversations ({CODES['no_trained_tokens'].code}) have no trained "
-        f"token within {config.sequence_length:,} tokens; a larger sequence_length keeps them"
-    )
+def _cut_off(found: Prediction) -> list[str]:
+    """Explain why `max_rejects` is raised although the data has no fault."""
+    count = sum(reject.cut_off for reject in found.rejects)
+    return [
+        f"{found.about(count)} conversations ({CODES['no_trained_tokens'].code}) have no trained token within "
+        f"{found.recipe.config.sequence_length:,} tokens; a larger sequence_length keeps them"
+    ] * bool(count)
 
 
 def _broken(found: Prediction) -> list[str]:
@@ -373,15 +369,12 @@ def _broken(found: Prediction) -> list[str]:
     A line has the code of the reason, the number of records, and the first record.
     """
     lines, total = [], 0
-    for reason, reject in sorted(found.rejects.items()):
-        count = reject.looked_at - (found.cut_off.looked_at if reason == "no_trained_tokens" else 0)
-        if count:
-            total += count
+    for reject in found.rejects:
+        if reject.in_data:
+            total += reject.in_data
             place = reject.place.removeprefix(f"{Path.cwd()}/")
-            lines.append(f"{CODES[reason].code} {reason}, {count:,}: {place} {one_line(reject.message)}")
-    looked_at = sum(len(source.sample.records) for source in found.sources)
-    summary = f"{total:,} of {looked_at:,} sampled records cannot be used and are rejected"
-    return [summary, *lines] if lines else []
+            lines.append(f"{reject.code} {reject.reason}, {reject.in_data:,}: {place} {one_line(reject.message)}")
+    return [f"{total:,} of {found.looked_at:,} sampled records cannot be used and are rejected", *lines] * bool(lines)
 
 
 def _comment(text: str, later: str = "# ", first: str = "# ") -> list[str]:

@@ -1,4 +1,4 @@
-"""Find the files of a draft and the settings to read them with.
+"""Find the files of a draft, settings to read them, and a tokenizer near them.
 
 paths ─▶ files ─sample─▶ Entry: format, columns, number of records that can be used
 """
@@ -13,20 +13,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.conversations.formats import guess_columns
-from tasks.conversations.keys.guess_roles import guess_roles
+from tasks.conversations.guess import guess_roles
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.core.printable import printable_lines
 from tasks.dry_run.sample_tokens import count_unused_keys
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from tasks.inspection.sources import guess_columns_of
 from tasks.readers.container import Record
 from tasks.readers.containers import container_by_extension
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
-from tasks.sources.sampling.sample_files import sample_files
+from tasks.sources.sample_files import sample_files
 from tasks.sources.source_files import find_files
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 
 BUDGET = 2 << 20  # bytes of the sources that are sampled
+
+# Limits of the search for a tokenizer: levels below a start folder, folders per start folder, and bytes of a file.
+DEPTH, MOST_FOLDERS, LARGEST = 2, 500, 64 << 20
+OTHERS = 4  # further tokenizers to mention
 
 
 @dataclass
@@ -200,19 +205,57 @@ def _count_fitting(records: Sequence[Record], file: SourceFile) -> tuple[int, st
     return fitting, first
 
 
-def guess_columns_of(path: Path) -> dict[str, str]:
-    """Return `guess_columns` of the first record of a file, or {} if it is unreadable."""
-    known = Source(path=str(path), format="text")
-    try:
-        [file] = find_files([known], Path())
-        [sample] = sample_files([file], BUDGET // 4, 1 << 24)
-    except PackError:
-        return {}
-    record = next((value for _, value in sample.records if isinstance(value, dict)), {})
-    return guess_columns(record)
-
-
 def one_line(text: str, strip: bool = True) -> str:
     """Make `text` safe for a comment by replacing everything that ends a line."""
     line = printable_lines(text).replace("\n", " ")
     return line.strip() if strip else line
+
+
+def tokenizer_near(folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
+    """Return the nearest tokenizer that loads, and the next candidates.
+
+    Searches the folders of the sources, the working directory, and the folders below them. Does not search the folders
+    above, because their files may belong to another project or person.
+    """
+    found: list[Path] = []
+    for start in dict.fromkeys(folder.resolve() for folder in (*folders, Path())):
+        found += [candidate for candidate in _candidates(start) if candidate not in found]
+    outputs = Layout(Path()).outputs()
+    found = [path for path in found if not any(path.resolve().is_relative_to(output) for output in outputs)]
+    for number, candidate in enumerate(found):
+        try:
+            open_encoder(find_tokenizer(candidate))
+        except PackError:
+            continue
+        return candidate, found[number + 1 :][:OTHERS]
+    return None, []
+
+
+def _candidates(start: Path) -> Iterator[Path]:
+    """Yield folders and files that may be tokenizers, the nearest first."""
+    level, seen = [start], 0
+    for _ in range(DEPTH + 1):
+        below = []
+        for folder in level:
+            seen += 1
+            if seen > MOST_FOLDERS:
+                return
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except OSError:
+                continue
+            names = {entry.name for entry in entries}
+            if names & {"manifest.json", "index.arrow"}:  # a corpus, with its own copy of a tokenizer
+                continue
+            if names & {"tokenizer.json", "tokenizer.model"}:
+                yield folder
+            else:
+                yield from (
+                    Path(entry.path)
+                    for entry in entries
+                    if entry.name.endswith(".model") and entry.is_file() and 0 < entry.stat().st_size <= LARGEST
+                )
+            below += [
+                Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith((".", "__"))
+            ]
+        level = below

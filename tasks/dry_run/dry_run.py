@@ -1,11 +1,11 @@
-"""Predict the result of a run from a bounded sample of every source.
+"""Predict the manifest of a run from a bounded sample of every source.
 
-    config ─find_files─▶ files ─sample_files─▶ records ─tokenize_sample─▶ SampleTokens: tokens, labels, rejects
+    config ─find_files─▶ files ─sample_files─▶ records ─tokenize_records, as in a run─▶ token files, rejects
                                                        │ each conversation represents total / read of its file
        select_pieces, as in a run; shares of a mixture ┤
                                                        ▼
-                                  Selection ─lengths, scaled─▶ bin_packing.pack, as in a run ─▶ Packed: rows, efficiency
-                                                       └──────────▶ Costs, failures, warnings ─▶ Prediction
+                           Selection ─lengths, scaled─▶ bin_packing.pack, as in a run ─▶ rows
+                                     └─sums, scaled───▶ Ledger, mixture ─▶ Prediction, with costs and warnings
 
 The prediction takes seconds and writes nothing. If all data was read, every figure equals the figure of the run.
 Otherwise, figures are estimates. The number of conversations in a file follows from its size and the bytes that were
@@ -16,380 +16,156 @@ counted only within the sample.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tasks.config import Config
-from tasks.core.errors import Reject
-from tasks.dry_run.expected_mixture import Shares, entries_of, shares
-from tasks.dry_run.model import Example, Packed, Prediction, Rejects, SampleTokens, Source
-from tasks.dry_run.resources import estimate_costs
-from tasks.dry_run.sample_tokens import (
-    encodes_equally,
-    fast_encoder,
-    some_texts,
-    thinned,
-    tokenize_sample,
-    train_on_sample,
-    unlike_transformers,
-)
+from tasks.core.error_codes import CODES
+from tasks.corpus.summary import BATCH_ROWS, steps_of
+from tasks.dry_run.cost_model import estimate_costs
+from tasks.dry_run.prediction import Example, Prediction, Rejected, Source, Steps, Tokenizer
+from tasks.dry_run.sample_tokens import SampleTokens, open_samples, tokenize_sample
+from tasks.dry_run.selection import Selection, select
 from tasks.dry_run.warnings import find_failures, find_warnings
 from tasks.encoders.encoder import Encoder
+from tasks.inspection.rows import spans_of
 from tasks.packing import bin_packing, several_lengths
-from tasks.packing.balance.waiting import MOST_ROWS
+from tasks.packing.balance import MOST_ROWS, forecast
 from tasks.packing.ledger import apart, left_out, repeated_prompt_tokens
-from tasks.packing.pieces import Pieces
-from tasks.packing.plan import select_pieces
 from tasks.recipe import Recipe
-from tasks.sources.digests.digest_cache import DigestCache
-from tasks.sources.model import Part
-from tasks.sources.sampling.sample import Sample
-from tasks.sources.sampling.sample_files import sample_files
+from tasks.sources.digests import DigestCache
 from tasks.sources.source_files import find_files
-from tasks.storage.facts.inputs import MixtureFacts
-from tasks.storage.paths import Layout
-from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
-from tasks.storage.splits import SPLITS, length_in, split_names, splits_of
-from tasks.storage.tokens.token_files import TokenColumns
+from tasks.storage.facts import Ledger, MixtureFacts
+from tasks.storage.layout import SPLITS, Layout, kind_of
+from tasks.storage.schemas import DROP_REASONS, IGNORED, REJECTED, SAMPLE_DROP_REASONS, drop_code
 from tasks.tokenization.first_conversations import check_first_conversations
 from tasks.tokenization.token_batch import APART, LEFT_OUT, noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
-SLOWER = 4  # divides the budget if the tokenizer's own library encodes, which takes 1 to 2 s
-MOST_SAMPLES = 8  # samples of a conversation to show
-JINJA_RECORDS = 1000  # conversations to render with a Jinja template, which takes 0.3 to 1 ms for each
 
 
-def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: int = BUDGET) -> Prediction:
+class Placed(NamedTuple):
+    """Columns of the pieces of a Selection, one entry for each."""
+
+    conversation: np.ndarray  # int32, index into the Selection
+    length: np.ndarray  # int32, places in its row
+    separator: np.ndarray  # bool
+    trained: np.ndarray  # int32
+    held_out: np.ndarray  # bool
+    once: np.ndarray  # float64, the number of pieces that it represents, without copies
+    copies: np.ndarray  # float64, with copies, in one packing of its split
+    total: np.ndarray  # float64, in all rows
+
+
+def predict(
+    config: Config, folder: Path, root: Path, workers: int = 2, budget: int = BUDGET, batches: Sequence[int] = ()
+) -> Prediction:
     """Predict the result of a run from about `budget` bytes of its sources.
 
-    `folder` is the folder of the config. Raises the errors that a run would raise about the config, sources, tokenizer,
-    and template.
+    `folder` is the folder of the config. `batches` are numbers of rows per step to show steps and warnings for; by
+    default, BATCH_ROWS are shown. Raises the errors that a run would raise about the config, sources, tokenizer, and
+    template.
     """
     layout = Layout(root)
     cache = DigestCache(layout.digests(), only_read=True)
     files = find_files(config.sources, folder, layout, cache=cache)
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
-        recipe, encoder, samples, texts = _sample(
-            Recipe(config, folder, layout, tuple(files), ()), budget, Path(scratch)
-        )
+        recipe = Recipe(config, folder, layout, tuple(files), ())
+        recipe, encoder, samples, unlike = open_samples(recipe, budget, Path(scratch))
         check_first_conversations(recipe)
         sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]
-        unlike = unlike_transformers(recipe, texts)
         whole = all(sample.whole for sample in samples) and len(samples) == len(files)
-        selection = _select(sampled, recipe, whole)
-        packed, dropped = _pack(selection), _dropped(selection)
-        rejects, cut_off = _count_rejects(sampled, selection)
-        costs = estimate_costs(recipe, sampled, packed, selection.shares.copies, sum(dropped.values()), workers)
-    counts = [_scaled(each) for each in sampled]
-    group, weights = selection.pieces.accepted.samples, selection.weights
+        chosen = select(sampled, recipe, whole)
+        placed = _placed(chosen)
+        rows, squares = _rows(placed, config)
+        places = sum(count * config.rows.length_of(split) for split, count in rows.items())
+        rejects = _rejects(chosen)
+        ledger = _ledger(chosen, placed, rejects, places)
+        costs = estimate_costs(chosen, ledger, places, workers)
+    in_train, longest = placed.copies * ~placed.held_out, config.sequence_length
+    full, trained = 100 * ledger.tokens.packed / max(places, 1), float(placed.trained @ in_train)
+    noticed = noticed_in([each.counts for each in sampled])
+    if unused := {each.sample.file.name: each.unused_keys for each in sampled if each.unused_keys}:
+        noticed["unused_keys"] = unused
     # Conversations that the overlong policy applied to.
-    is_too_long = np.isin(selection.reason, (0, drop_code("too_long"), REJECTED))
-    is_too_long &= selection.pieces.accepted.length > selection.recipe.config.sequence_length
-    chosen, cut = group.most(selection.shares.packed), np.unique(group.first_of(selection.pieces.cut_of))
+    is_too_long = np.isin(chosen.reason, (0, drop_code("too_long"), REJECTED))
+    is_too_long &= chosen.pieces.accepted.length > longest
     found = Prediction(
-        **vars(packed),
-        **vars(costs),
-        config=config,
-        recipe=recipe,
-        encoder=encoder,
-        engine=encoder.engine,
-        workers=workers,
-        sources=_sources(sampled, selection, packed),
+        config=None,
+        settings=config.model_dump(mode="json"),
+        tokenizer=Tokenizer(
+            "" if config.tokenizer is None else recipe.tokenizer_files.main.name,
+            encoder.kind,
+            encoder.vocab_size,
+            trained_here=config.tokenizer is None,
+        ),
+        markers_as_text=list(recipe.template.markers_as_text),
+        whole=whole,
         files=len(files),
         bytes=sum(file.bytes for file in files),
-        whole=whole,
+        engine=encoder.engine,
+        sources=_sources(chosen, placed, encoder),
         rejects=rejects,
-        cut_off=cut_off,
-        noticed=noticed_in([each.counts for each in sampled]),
-        unused_keys={each.sample.file.name: each.unused_keys for each in sampled if each.unused_keys},
-        unlike_transformers=unlike,
-        weighs_alike=_weighs_alike(selection),
-        packed=float(chosen @ weights),
-        too_long=float(group.most(is_too_long) @ weights),
-        dropped=dropped,
-        cut=float(chosen[cut] @ weights[cut]),
-        empty_shares=selection.shares.empty,
-        giving_all=_giving_all(selection),
-        samples=_samples(selection, counts, packed.tokens["encoded"]),
-        left_out={role: round(count) for role, count in left_out(counts).items()},
+        noticed=noticed,
+        ledger=ledger,
+        too_long=round(float(chosen.pieces.accepted.samples.most(is_too_long) @ chosen.weights)),
+        mixture=_mixture(chosen, placed.length * in_train, placed.trained * in_train),
+        rows=rows,
+        packing_efficiency=min(100.0, round(full, 4)) if config.packing else None,
+        **costs,
+        steps=[],
+        waiting=forecast(squares, np.zeros(len(squares), np.int32), config.row_lengths[0]),
+        run_fails=False,
+        failures=[],
+        warnings=[],
+        recipe=recipe,
     )
-    return replace(found, failures=find_failures(found), warnings=find_warnings(found))
+    for batch in batches or BATCH_ROWS:
+        of_splits = (
+            steps_of(count, config.rows.length_of(split), batch, longest)
+            for split, count in rows.items()
+            if kind_of(split) == "train"
+        )
+        count, held = sum(of_splits), round(found.per_row * min(batch, found.train_rows))
+        found.steps.append(Steps(batch, count, round(trained / max(count, 1)), held))
+    failures = find_failures(found, chosen)
+    warnings = [*failures, *find_warnings(found, chosen, unlike, batches)]
+    return replace(found, run_fails=bool(failures), failures=failures, warnings=warnings)
 
 
-def _sample(
-    recipe: Recipe, budget: int, scratch: Path
-) -> tuple[Recipe, Encoder, list[Sample], Callable[[], list[str]]]:
-    """Choose the encoder, and sample the sources.
-
-    The last value returns some texts of the samples, which are rendered once.
-    Samples are smaller for a slow encoder or template. If the config names no tokenizer, one is trained on the samples.
-    """
-    config, files = recipe.config, recipe.files
-    if config.tokenizer is None:
-        samples = sample_files(files, budget // SLOWER, config.max_record_bytes)
-        recipe = train_on_sample(recipe, samples, scratch)
-    reference = recipe.encoder
-    encoder = fast_encoder(reference, config)
-    budget //= 1 if encoder is not reference else SLOWER
-    if config.tokenizer is not None or encoder is not reference:
-        samples = sample_files(files, budget, config.max_record_bytes)
-    texts = cache(lambda: some_texts(recipe, samples))
-    if encoder is not reference and not encodes_equally(encoder, reference, texts()):
-        encoder, samples = reference, [thinned(sample, SLOWER) for sample in samples]
-    if recipe.template.engines:
-        every = -(-sum(len(sample.records) for sample in samples) // JINJA_RECORDS)
-        samples = [thinned(sample, every) for sample in samples]
-    return recipe, encoder, samples, texts
+def _placed(chosen: Selection) -> Placed:
+    pieces, every = chosen.pieces, slice(None)
+    columns, epochs = pieces.columns(every), chosen.recipe.config.epochs
+    of = columns.conversation
+    held_out = pieces.accepted.held_out[of]
+    once, copies = ((chosen.weights * share)[of] for share in (chosen.packed, chosen.copies))
+    trained, total = pieces.trained(every, chosen.tokens), copies * np.where(held_out, 1, epochs)
+    return Placed(of, columns.length, columns.separator, trained, held_out, once, copies, total)
 
 
-# -- which conversations are packed ------------------------------------------------------------------------------------
+# -- rows --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The conversations of the samples, and which of them a run packs."""
-
-    recipe: Recipe  # the sample of each file is a part
-    tokens: TokenColumns
-    weights: np.ndarray  # float64[conversations], the number of conversations that each represents
-    pieces: Pieces
-    reason: np.ndarray  # uint8[conversations], Accepted.reason before the mixture
-    shares: Shares
-
-    @property
-    def parts(self) -> list[slice]:
-        """Return the conversations of each file, as a slice."""
-        return [slice(*edges) for edges in pairwise(self.tokens.edges)]
-
-
-def _select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selection:
-    config = recipe.config
-    if config.overlong == "error":  # the figures are for truncate
-        config = config.model_copy(update={"overlong": "truncate"})
-    parts = tuple(Part(each.sample.file, 0, each.sample.file.bytes, "") for each in sampled)
-    recipe = replace(recipe, config=config, parts=parts)
-    tokens = TokenColumns([each.file for each in sampled], [0] * len(sampled))
-    record, edges = tokens.column("record"), pairwise(tokens.edges)
-    weights = [each.sample.weights[record[slice(*inside)]] for each, inside in zip(sampled, edges, strict=True)]
-    represents = np.concatenate([np.empty(0), *weights])
-    pieces = select_pieces(tokens, recipe, is_sample=not whole)
-    before = pieces.accepted.reason.copy()
-    chosen = shares(pieces, tokens, recipe, None if whole else represents)
-    return Selection(recipe, tokens, represents, pieces, before, chosen)
-
-
-def _dropped(selection: Selection) -> dict[str, float]:
-    """Count the dropped conversations by reason."""
-    accepted = replace(selection.pieces.accepted, reason=selection.reason)
-    weights, chosen = selection.weights, selection.shares
-    outcomes, most = accepted.outcomes(), accepted.samples.most
-    represents = weights if accepted.samples.firsts is None else weights[accepted.samples.firsts]
-    dropped = {reason: float(represents[outcomes == drop_code(reason)].sum()) for reason in DROP_REASONS}
-    dropped["limit"] = float((accepted.left() - most(chosen.within)) @ weights)
-    dropped["weight"] = float((most(chosen.within) - most(chosen.packed)) @ weights)
-    return {reason: count for reason, count in dropped.items() if count >= 0.5 or reason == "too_long"}
-
-
-def _scaled(sampled: SampleTokens) -> dict[str, float]:
-    """Return what some counts of a sample represent."""
-    represents = float(sampled.sample.weights.mean()) if len(sampled.sample.weights) else 0.0
-    return {name: represents * sampled.counts.get(name, 0) for name in (*APART, *LEFT_OUT)}
-
-
-def _samples(selection: Selection, found: Sequence[dict[str, float]], encoded: float) -> dict[str, Any] | None:
-    """Count the samples, as in the ledger.
-
-    `found` has the scaled counts of each file, and `encoded` is the number of tokens.
-
-    Returns None if every conversation is one sample.
-    """
-    if not selection.pieces.accepted.samples.several:
-        return None
-    packed, weights = selection.shares.packed, selection.weights
-    repeated = repeated_prompt_tokens(selection.pieces, selection.tokens)
-    counts = {
-        "read": weights.sum(),
-        "packed": packed @ weights,
-        "repeated_prompt_tokens": repeated @ (packed * weights),
-    }
-    samples: dict[str, Any] = {name: float(count) for name, count in counts.items()}
-    return samples | {"apart": apart(found, samples["read"], encoded)}
-
-
-def _giving_all(selection: Selection) -> list[str]:
-    """Return the paths of the sources that token_share takes completely.
-
-    These sources limit the others.
-    """
-    sources, chosen = selection.recipe.config.sources, selection.shares
-    if selection.recipe.config.weighting != "token_share":
-        return []
-    entries = entries_of(selection.pieces, selection.recipe)
-    within, packed = (np.bincount(entries, each, len(sources)) for each in (chosen.within, chosen.packed))
-    return [sources[entry].path for entry in np.flatnonzero((within > 0) & np.isclose(within, packed))]
-
-
-def _count_rejects(sampled: list[SampleTokens], selection: Selection) -> tuple[dict[str, Rejects], Rejects]:
-    """Count all rejects by reason, and the rejects due to the overlong policy.
-
-    The overlong policy rejects a conversation if it leaves no trained token.
-    """
-    rejects: dict[str, Rejects] = {}
-    cut_off = Rejects()
-    for each in sampled:
-        for record, reject in each.rejects:
-            rejects.setdefault(reject.reason, Rejects()).add(each.sample, record, reject)
-    config = selection.recipe.config
-    message = f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong})"
-    late = Reject("no_trained_tokens", message)
-    is_late = _is_rejected(selection)
-    for each, inside in zip(sampled, selection.parts, strict=True):
-        records = selection.tokens.column("record", inside.start, inside.stop)
-        for record in records[is_late[inside]].tolist():
-            rejects.setdefault(late.reason, Rejects()).add(each.sample, record, late)
-            cut_off.add(each.sample, record, late)
-    return rejects, cut_off
-
-
-def _is_rejected(selection: Selection) -> np.ndarray:
-    """Return whether each conversation was left without a trained token.
-
-    The result is bool[samples]. Only the first sample of a conversation is marked.
-    """
-    return selection.pieces.accepted.samples.only_first(selection.reason == REJECTED)
-
-
-def _weighs_alike(selection: Selection) -> bool:
-    """Return whether loss weights are read from the data and all of them are 1."""
-    if not selection.recipe.config.reads_loss_weights:
-        return False
-    return all((chunk.flatten().to_numpy() == 1).all() for _, chunk in selection.tokens.chunks("weights"))
-
-
-def _sources(sampled: list[SampleTokens], selection: Selection, packed: Packed) -> list[Source]:
-    """Sum up each file and show its first conversation."""
-    found, is_late = [], _is_rejected(selection)
-    for each, inside, encoded, trained in zip(
-        sampled, selection.parts, _encoded(selection), packed.trained_of_sources, strict=True
-    ):
-        sample = each.sample
-        records = selection.tokens.column("record", inside.start, min(inside.stop, inside.start + MOST_SAMPLES))
-        shown = [_example(selection, inside.start + at, sample) for at in np.flatnonzero(records == records[:1])]
-        rejected = sum(float(sample.weights[record]) for record, _ in each.rejects)
-        rejected += float(selection.weights[inside][is_late[inside]].sum())
-        found.append(Source(sample, sample.expected, rejected, encoded, trained, shown))
-    return found
-
-
-def _example(selection: Selection, number: int, sample: Sample) -> Example:
-    """Return one sample of a conversation."""
-    record, turn = (int(selection.tokens.column(name, number, number + 1)[0]) for name in ("record", "turn"))
-    values, place = selection.tokens.tokens(number), sample.records[record].place
-    return Example(place + (f" turn {turn}" if turn >= 0 else ""), values ^ (values >> 31), values >= 0)
-
-
-def _encoded(selection: Selection) -> list[float]:
-    """Return the number of encoded tokens of each file.
-
-    Separators and rejected conversations are not included.
-    """
-    encoded = selection.pieces.accepted.encoded(slice(None)) * (selection.reason != REJECTED)
-    return [float(encoded[inside] @ selection.weights[inside]) for inside in selection.parts]
-
-
-# -- the rows of these conversations ---------------------------------------------------------------------------------
-
-
-def _pack(selection: Selection) -> Packed:
-    """Pack the pieces of all represented conversations, and count rows and tokens."""
-    recipe, pieces, every = selection.recipe, selection.pieces, slice(None)
-    config, accepted, conversation = recipe.config, pieces.accepted, pieces.conversations(every)
-    held_out, weight = accepted.held_out[conversation], (selection.weights * selection.shares.copies)[conversation]
-    length, trained = pieces.columns(every).length, pieces.trained(every, selection.tokens)
+def _rows(placed: Placed, config: Config) -> tuple[dict[str, int], np.ndarray]:
+    """Return the rows of each split, and Σn² of rows of the training split."""
     rows: dict[str, int] = {}
     squares = np.zeros(0, np.int64)
-    trained_of_splits: dict[str, float] = {}
-    for kind in split_names(config.epochs):
-        own = held_out if kind == "validation" else ~held_out
-        names = splits_of(kind, config.row_lengths)
+    for kind in dict.fromkeys(map(kind_of, config.rows.split_names(config.epochs))):
         # A later epoch packs the pieces of the first epoch into the same number of rows.
+        counts = [rows[name] for name in config.rows.splits("train")] if kind not in SPLITS else []
         if kind in SPLITS:
-            counts, of_rows = _rows(length[own], weight[own], config)
+            own = placed.held_out if kind == "validation" else ~placed.held_out
+            counts, of_rows = _packed_rows(placed.length[own], placed.copies[own], config)
             squares = of_rows if kind == "train" else squares
-        else:
-            counts = [rows[name] for name in splits_of("train", config.row_lengths)]
-        rows |= zip(names, counts, strict=True)
-        trained_of_splits[kind] = float(trained[own] @ weight[own])
-    total = weight * np.where(held_out, 1, config.epochs)
-    trained_of_sources = np.bincount(accepted.part(conversation), trained * total, len(recipe.parts))
-    tokens = {
-        "encoded": sum(_encoded(selection)),
-        "packed": float(length @ total),
-        "trained": float(trained @ total),
-    }
-    efficiency = None
-    if config.packing:
-        places = sum(count * length_in(split, config.sequence_length) for split, count in rows.items())
-        tokens["padding"] = max(0.0, places - tokens["packed"])
-        if config.padding == "none":
-            tokens["padding"] = float((-length % config.align) @ total)
-        efficiency = min(100.0, 100 * tokens["packed"] / max(places, 1))
-    return Packed(
-        rows=rows,
-        squares=squares,
-        trained=trained_of_splits,
-        trained_of_sources=trained_of_sources.tolist(),
-        pieces=float(total.sum()),
-        tokens=tokens,
-        efficiency=efficiency,
-        mixture=_mixture(selection, length * weight * ~held_out, trained * weight * ~held_out),
-    )
+        rows |= zip(config.rows.splits(kind), counts, strict=True)
+    return rows, squares
 
 
-def _mixture(selection: Selection, tokens: np.ndarray, trained: np.ndarray) -> list[MixtureFacts]:
-    """Return the contribution of each entry of `sources` to a pass.
-
-    `tokens` and `trained` are float64[pieces].
-    """
-    pieces, chosen, sources = selection.pieces, selection.shares, selection.recipe.config.sources
-    most = pieces.accepted.samples.most
-    entries = entries_of(pieces, selection.recipe)
-    in_train = selection.weights * ~pieces.accepted.held_out
-
-    def by_entry(of: np.ndarray, values: np.ndarray) -> np.ndarray:
-        return np.bincount(of, values, len(sources))
-
-    packed, copies = (by_entry(entries, most(each) * in_train) for each in (chosen.packed, chosen.copies))
-    of = entries[pieces.conversations(slice(None))]
-    tokens_of, trained_of = by_entry(of, tokens), by_entry(of, trained)
-    return [
-        MixtureFacts(
-            path=source.path,
-            weight=source.weight,
-            limit=source.limit,
-            conversations=round(packed[entry]),
-            copies=round(copies[entry]),
-            tokens=round(tokens_of[entry]),
-            trained_tokens=round(trained_of[entry]),
-            tokens_percent=_percent(tokens_of, entry),
-            trained_tokens_percent=_percent(trained_of, entry),
-        )
-        for entry, source in enumerate(sources)
-    ]
-
-
-def _percent(values: np.ndarray, entry: int) -> float:
-    return round(100 * float(values[entry]) / max(1.0, float(values.sum())), 4)
-
-
-def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[list[int], np.ndarray]:
+def _packed_rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[list[int], np.ndarray]:
     """Return the number of rows of each length, and Σn² of rows.
 
     There is Σn² only for rows of one length with padding. If there are more than MOST_ROWS rows, it is that of evenly
@@ -398,12 +174,12 @@ def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[lis
     nothing = np.zeros(0, np.int64)
     if not config.packing:
         return [round(float(weights.sum()))], nothing
-    counts = scaled(bin_packing.in_multiples(lengths, config.align), weights, config.multiples)
+    counts = scaled(config.rows.multiples(lengths), weights, config.rows.capacity)
     if not counts.any():
         return [0] * len(config.row_lengths), nothing
     if len(config.row_lengths) > 1:
         return [each.rows for each in several_lengths.solve(counts, config.row_lengths).patterns], nothing
-    found = bin_packing.pack(counts, config.multiples)
+    found = bin_packing.pack(counts, config.rows.capacity)
     if config.padding == "none":
         return [found.rows], nothing
     every = np.arange(min(found.rows, MOST_ROWS)) * found.rows // max(1, min(found.rows, MOST_ROWS))
@@ -420,3 +196,189 @@ def scaled(lengths: np.ndarray, weights: np.ndarray, capacity: int) -> np.ndarra
     """
     counts = np.bincount(lengths, weights, capacity + 1)
     return np.diff(np.rint(np.cumsum(counts)), prepend=0).astype(np.int64)
+
+
+# -- sums --------------------------------------------------------------------------------------------------------------
+
+
+def _ledger(chosen: Selection, placed: Placed, rejects: Sequence[Rejected], places: int) -> Ledger:
+    """Scale the sums of packing/ledger.py to everything that the samples represent."""
+    config, accepted, weights = chosen.recipe.config, chosen.pieces.accepted, chosen.weights
+    samples, share, stays = accepted.samples, chosen.packed, chosen.reason != REJECTED
+    encoded, conversations = accepted.encoded(slice(None)) * weights, samples.most(share)
+    of_pieces = (placed.length - placed.separator) @ placed.once  # tokens in rows, without separators and copies
+    packed, separators = placed.length @ placed.total, placed.separator @ placed.total
+    trained = placed.trained @ placed.total
+    # Conversations that are cut, and the tokens and pieces that they lose.
+    several = np.unique(chosen.pieces.cut_of)
+    cut, is_split = np.unique(samples.first_of(several)), config.overlong == "split"
+    is_cut, gone = conversations[cut] @ weights[cut], (encoded * stays) @ share - of_pieces
+    pieces_of_each = np.maximum(1, -(-(accepted.length[several] - 1) // (config.sequence_length - 1)))
+    pieces = (weights * share)[several] @ pieces_of_each
+    lost_pieces = pieces - placed.once[chosen.pieces.of >= len(accepted.length)].sum()
+    alignment = (-placed.length % config.align) @ placed.total if config.align > 1 else None
+    padding = (alignment or 0) if config.padding == "none" else max(0.0, places - packed)
+    receipts = [_scaled_counts(each) for each in chosen.sampled]
+    values: dict[str, Any] = {
+        "conversations": {
+            "read": sum(each.sample.expected for each in chosen.sampled),
+            "packed": conversations @ weights,
+            "rejected": {reject.reason: reject.expected for reject in rejects},
+            "dropped": _dropped(chosen),
+            "truncated": 0 if is_split else is_cut,
+            "split": is_cut if is_split else 0,
+        },
+        "pieces": {"packed": placed.total.sum(), "dropped": lost_pieces if is_split else 0},
+        "tokens": {
+            "encoded": (encoded * stays).sum(),
+            "separators": separators,
+            "repeated": packed - separators - of_pieces,
+            "truncated": 0 if is_split else gone,
+            "dropped": (encoded * stays) @ (1 - share) + gone * is_split,
+            "rejected": (encoded * ~stays).sum(),
+            "packed": packed,
+            "padding": padding if config.packing else 0,
+            "trained": trained,
+            "alignment": alignment,
+        },
+        "context": {"tokens": packed - trained, "left_out": left_out(receipts)},
+    }
+    if config.overlong == "turns":
+        whole = chosen.tokens.column("trained") * weights
+        values["tokens"]["trained_truncated"] = whole @ (share * stays) - placed.trained @ placed.once
+    if samples.several:
+        repeated = repeated_prompt_tokens(chosen.pieces, chosen.tokens)
+        dropped = {reason: weights[chosen.reason == drop_code(reason)].sum() for reason in SAMPLE_DROP_REASONS}
+        dropped["limit"] += ((chosen.reason == 0) - chosen.within) @ weights
+        dropped["weight"] += (chosen.within - share) @ weights
+        values["samples"] = {
+            "read": weights.sum(),
+            "packed": share @ weights,
+            "rejected": weights[~stays].sum(),
+            "dropped": {reason: count for reason, count in dropped.items() if count >= 0.5},
+            "repeated_prompt_tokens": repeated @ (share * weights),
+            "apart": apart(receipts, float(weights.sum()), float((encoded * stays).sum())),
+        }
+    return Ledger.model_validate(_rounded(values))
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _rounded(value) if isinstance(value, dict) else None if value is None else round(float(value))
+        for name, value in values.items()
+    }
+
+
+def _scaled_counts(sampled: SampleTokens) -> dict[str, float]:
+    """Return what some counts of a sample represent."""
+    represents = float(sampled.sample.weights.mean()) if len(sampled.sample.weights) else 0.0
+    return {name: represents * sampled.counts.get(name, 0) for name in (*APART, *LEFT_OUT)}
+
+
+def _dropped(chosen: Selection) -> dict[str, float]:
+    """Count the dropped conversations by reason."""
+    accepted, weights = replace(chosen.pieces.accepted, reason=chosen.reason), chosen.weights
+    outcomes, most = accepted.outcomes(), accepted.samples.most
+    represents = weights if accepted.samples.firsts is None else weights[accepted.samples.firsts]
+    dropped = {reason: float(represents[outcomes == drop_code(reason)].sum()) for reason in DROP_REASONS}
+    dropped["limit"] = float((accepted.left() - most(chosen.within)) @ weights)
+    dropped["weight"] = float((most(chosen.within) - most(chosen.packed)) @ weights)
+    return {reason: count for reason, count in dropped.items() if count >= 0.5 or reason == "too_long"}
+
+
+def _rejects(chosen: Selection) -> list[Rejected]:
+    """Count the rejects of tokenization, and then of the overlong policy."""
+    config, is_late = chosen.recipe.config, chosen.cut_off
+    late = f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong})"
+    found: dict[str, list[tuple[str, str, float, bool]]] = {}  # place, message, weight, whether it was cut off
+    for is_cut_off in (False, True):
+        for each, inside in zip(chosen.sampled, chosen.parts, strict=True):
+            rejects = each.rejects
+            if is_cut_off:
+                records = chosen.tokens.column("record", inside.start, inside.stop)[is_late[inside]]
+                rejects = [(record, "no_trained_tokens", late) for record in records.tolist()]
+            for record, reason, message in rejects:
+                weight, place = float(each.sample.weights[record]), each.sample.records[record].place
+                found.setdefault(reason, []).append((place, message, weight, is_cut_off))
+    return [
+        Rejected(
+            code=CODES[reason].code,
+            reason=reason,
+            looked_at=len(rejects),
+            expected=round(sum(weight for _, _, weight, _ in rejects)),
+            place=rejects[0][0],
+            message=rejects[0][1],
+            cut_off=round(sum(weight for _, _, weight, is_cut_off in rejects if is_cut_off)),
+            in_data=sum(not is_cut_off for _, _, _, is_cut_off in rejects),
+        )
+        for reason, rejects in sorted(found.items())
+    ]
+
+
+def _mixture(chosen: Selection, tokens: np.ndarray, trained: np.ndarray) -> list[MixtureFacts]:
+    """Return the contribution of each entry of `sources` to a pass.
+
+    `tokens` and `trained` are float64[pieces].
+    """
+    pieces, sources = chosen.pieces, chosen.recipe.config.sources
+    most, in_train = pieces.accepted.samples.most, chosen.weights * ~pieces.accepted.held_out
+    of_pieces = chosen.entries[pieces.conversations(slice(None))]
+    sums = {
+        name: np.bincount(of, values, len(sources))
+        for name, of, values in (
+            ("conversations", chosen.entries, most(chosen.packed) * in_train),
+            ("copies", chosen.entries, most(chosen.copies) * in_train),
+            ("tokens", of_pieces, tokens),
+            ("trained_tokens", of_pieces, trained),
+        )
+    }
+    found = []
+    for entry, source in enumerate(sources):
+        values: dict[str, Any] = {name: round(float(of_entry[entry])) for name, of_entry in sums.items()}
+        for name in ("tokens", "trained_tokens"):
+            total = max(1.0, float(sums[name].sum()))
+            values[f"{name}_percent"] = round(100 * float(sums[name][entry]) / total, 4)
+        found.append(MixtureFacts(path=source.path, weight=source.weight, limit=source.limit, **values))
+    return found
+
+
+def _sources(chosen: Selection, placed: Placed, encoder: Encoder) -> list[Source]:
+    """Sum up each file and show its first conversation."""
+    accepted, is_late = chosen.pieces.accepted, chosen.cut_off
+    encoded = accepted.encoded(slice(None)) * (chosen.reason != REJECTED) * chosen.weights
+    parts = len(chosen.sampled)
+    trained = np.bincount(accepted.part(placed.conversation), placed.trained * placed.total, parts).tolist()
+    found = []
+    for each, inside, of_file in zip(chosen.sampled, chosen.parts, trained, strict=True):
+        sample, file = each.sample, each.sample.file
+        examples = [_example(chosen, number, each, encoder) for number in chosen.first_samples(inside)]
+        rejected = sum(float(sample.weights[record]) for record, _, _ in each.rejects)
+        rejected += float(chosen.weights[inside][is_late[inside]].sum())
+        found.append(
+            Source(
+                path=file.name,
+                format=file.format,
+                bytes=file.bytes,
+                looked_at=len(sample.records),
+                reach=round(sample.reach, 4),
+                conversations=round(sample.expected),
+                counted=sample.counted,
+                rejected=round(rejected),
+                tokens=round(float(encoded[inside].sum())),
+                trained_tokens=round(of_file),
+                shown=next(iter(examples), None),
+                other_samples=examples[1:],
+                stands_for=sample.stands_for,
+                whole=sample.whole,
+            )
+        )
+    return found
+
+
+def _example(chosen: Selection, number: int, sampled: SampleTokens, encoder: Encoder) -> Example:
+    """Return one sample of a conversation."""
+    record, turn = (int(chosen.tokens.column(name, number, number + 1)[0]) for name in ("record", "turn"))
+    values, place = chosen.tokens.tokens(number), sampled.sample.records[record].place
+    ids = values ^ (values >> 31)
+    spans = spans_of(encoder, ids, np.where(values >= 0, ids, IGNORED))
+    return Example(place + (f" turn {turn}" if turn >= 0 else ""), len(ids), int((values >= 0).sum()), spans)

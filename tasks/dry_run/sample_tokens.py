@@ -1,55 +1,108 @@
-"""Tokenize the sample of a dry run."""
+"""Choose the encoder of a dry run, and tokenize the samples of its sources."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import chain
-from operator import itemgetter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tasks.config import Config
 from tasks.conversations.model import full_text
 from tasks.core.errors import Reject
-from tasks.dry_run.model import SampleTokens
-from tasks.encoders.as_transformers.compare import compare, is_installed
+from tasks.encoders.auto_compare import compare, is_installed
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.gigatoken_encoder import GigatokenEncoder
-from tasks.encoders.gigatoken_model import Unsupported
+from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.readers.containers import container_named
 from tasks.readers.tables import wanted
 from tasks.recipe import Recipe
-from tasks.sources.sampling.sample import Sample
+from tasks.sources.sample_files import Sample, sample_files
 from tasks.storage.schemas import tokens_schema
 from tasks.tokenization.engine_check import HARD, LONGEST, difference, hard_tokens
 from tasks.tokenization.prepare import Preparer, texts_of, unused_keys_of
-from tasks.tokenization.token_batch import COUNTS, Batch
+from tasks.tokenization.token_batch import COUNTS
+from tasks.tokenization.tokenize_part import tokenize_records
 from tasks.tokenization.train_tokenizer import Unread, cut_sentence, train_model
 
-PROOF = 400  # texts encoded by both encoders
-
+PROOF = 400  # texts encoded by both encoders; a run compares more
 TRAINING = 1 << 20  # characters to train a tokenizer on if the config names none: 1 s
+SLOWER = 4  # divides the budget if the tokenizer's own library encodes, which takes 1 to 2 s
+JINJA_RECORDS = 1000  # conversations to render with a Jinja template, which takes 0.3 to 1 ms for each
 
 
-def train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Recipe:
+@dataclass(frozen=True, slots=True)
+class SampleTokens:
+    """The tokenized sample of one file.
+
+    The number of a record is its index in `sample.records`.
+    """
+
+    sample: Sample
+    file: pa.Buffer  # a token file
+    rejects: list[tuple[int, str, str]]  # record, reason, and message
+    counts: dict[str, Any]  # as in the receipt of a token file
+    unused_keys: dict[str, int]
+    seconds: float
+    text: np.ndarray  # int64[conversations], rendered bytes; in format 2.0 only
+
+
+def open_samples(recipe: Recipe, budget: int, scratch: Path) -> tuple[Recipe, Encoder, list[Sample], str]:
+    """Sample the sources, and choose the encoder of the sample.
+
+    Samples are smaller for a slow encoder or template. If the config names no tokenizer, one is trained on the samples.
+    The last value is how the tokens of some texts differ from those of AutoTokenizer, or "".
+    """
+    config, files = recipe.config, recipe.files
+    if config.tokenizer is None:
+        samples = sample_files(files, budget // SLOWER, config.max_record_bytes)
+        recipe = _train_on_sample(recipe, samples, scratch)
+    reference = encoder = recipe.encoder
+    if config.engine != "reference":
+        try:
+            encoder = GigatokenEncoder(reference)
+        except Unsupported:
+            budget //= SLOWER
+    else:
+        budget //= SLOWER
+    if config.tokenizer is not None or encoder is not reference:
+        samples = sample_files(files, budget, config.max_record_bytes)
+    texts = cache(lambda: _some_texts(recipe, samples))
+    if encoder is not reference:
+        proof = [*HARD, *hard_tokens(reference), *texts()]
+        if difference(encoder, reference, proof) is not None:
+            encoder, samples = reference, [_thinned(sample, SLOWER) for sample in samples]
+    if recipe.template.engines:
+        every = -(-sum(len(sample.records) for sample in samples) // JINJA_RECORDS)
+        samples = [_thinned(sample, every) for sample in samples]
+    return recipe, encoder, samples, _unlike_transformers(recipe, texts)
+
+
+def _train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Recipe:
     """Return the recipe with a tokenizer that is trained on the sample.
 
     A run trains the tokenizer on all sources.
     """
-    config = recipe.config
+    config, unread, left = recipe.config, Unread(), TRAINING
     sentences: list[str] = []
-    unread = Unread()
-    left = TRAINING
-    for text in chain.from_iterable(_texts(sample, unread) for sample in samples):
-        left -= len(text)
-        if left < 0:
-            break
-        sentences += cut_sentence(text)
+    for sample in samples:
+        for place, value in sample.records if left >= 0 else ():
+            try:
+                conversation = sample.file.conversation(value)
+            except Reject as reject:
+                unread.add(reject, value, sample.file, place)
+                continue
+            for text in map(full_text, conversation.messages):
+                left -= len(text)
+                if left < 0:
+                    break
+                sentences += cut_sentence(text)
+            if left < 0:
+                break
     path = folder / "tokenizer.model"
     path.write_bytes(train_model(sentences, config.template, config.vocab_size, unread))
     recipe = replace(recipe, config=config.model_copy(update={"tokenizer": str(path)}))
@@ -57,42 +110,8 @@ def train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Reci
     return recipe
 
 
-def _texts(sample: Sample, unread: Unread) -> Iterator[str]:
-    """Yield the texts of all messages.
-
-    Records that cannot be read are added to `unread`.
-    """
-    for place, value in sample.records:
-        try:
-            conversation = sample.file.conversation(value)
-        except Reject as reject:
-            unread.add(reject, value, sample.file, place)
-            continue
-        yield from map(full_text, conversation.messages)
-
-
-def fast_encoder(reference: Encoder, config: Config) -> Encoder:
-    if config.engine == "reference":
-        return reference
-    try:
-        return GigatokenEncoder(reference)
-    except Unsupported:
-        return reference
-
-
-def encodes_equally(fast: Encoder, reference: Encoder, texts: list[str]) -> bool:
-    """Return whether gigatoken and the reference encode texts of the sample equally.
-
-    A run compares more texts.
-    """
-    return difference(fast, reference, [*HARD, *hard_tokens(reference), *texts]) is None
-
-
-def unlike_transformers(recipe: Recipe, texts: Callable[[], list[str]]) -> str:
-    """Return how the tokens of some texts differ from those of AutoTokenizer, or "".
-
-    Nothing is compared if Transformers is not installed, or if the tokenizer is not loaded like AutoTokenizer.
-    """
+def _unlike_transformers(recipe: Recipe, texts: Callable[[], list[str]]) -> str:
+    """Compare with AutoTokenizer if the tokenizer is loaded like it."""
     files = recipe.tokenizer_files
     if not files.like_transformers or not is_installed():
         return ""
@@ -100,7 +119,7 @@ def unlike_transformers(recipe: Recipe, texts: Callable[[], list[str]]) -> str:
     return found.difference or found.failure
 
 
-def some_texts(recipe: Recipe, samples: list[Sample]) -> list[str]:
+def _some_texts(recipe: Recipe, samples: list[Sample]) -> list[str]:
     """Return about PROOF texts of the samples, as the template writes them."""
     texts: list[str] = []
     for sample in samples:
@@ -110,52 +129,31 @@ def some_texts(recipe: Recipe, samples: list[Sample]) -> list[str]:
     return texts
 
 
-def thinned(sample: Sample, every: int) -> Sample:
-    """Return every n-th record of a sample, or at least a few records.
-
-    Together, they represent the same number of conversations.
-    """
-    every = max(1, min(every, len(sample.records) // 20))
-    return sample.thinned(every)
+def _thinned(sample: Sample, every: int) -> Sample:
+    """Return every n-th record of a sample, or at least a few records."""
+    return sample.thinned(max(1, min(every, len(sample.records) // 20)))
 
 
 def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleTokens:
     """Tokenize the sample of one file, as in a run."""
-    config, file = recipe.config, sample.file
-    rejects: list[tuple[int, Reject]] = []
+    config, records = recipe.config, sample.records
     weighted = config.reads_loss_weights
-    schema = tokens_schema(config.packing, weighted)
     receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
-    preparer = Preparer(file, recipe.template, encoder, config.train_on, config.packing, weighted)
-    texts = [np.empty(0, np.int64)]
-    start = time.process_time()
-    batch, out = Batch(encoder, receipt), pa.BufferOutputStream()
+    preparer = Preparer(sample.file, recipe.template, encoder, config.train_on, config.packing, weighted)
+    start, out = time.process_time(), pa.BufferOutputStream()
+    unused, schema = count_unused_keys(sample, weighted), tokens_schema(config.packing, weighted)
+
+    def where(number: int) -> str:
+        return records[number].place
+
     with pa.ipc.new_file(out, schema) as writer:
-
-        def flush() -> None:
-            if batch.records and (encoded := batch.encode(schema)):
-                writer.write_batch(encoded)
-                if not config.packing:
-                    offsets = encoded.column("text").buffers()[1]
-                    texts.append(np.diff(np.frombuffer(offsets, np.int64)[: encoded.num_rows + 1]))
-            rejects.extend(batch.rejects)
-
-        unused = count_unused_keys(sample, weighted)
-        for number, found in enumerate(preparer.prepare_all(record.value for record in sample.records)):
-            if isinstance(found, list):
-                batch.add(number, found)
-            elif isinstance(found, Reject):
-                rejects.append((number, found))
-            else:
-                raise type(found)(found.reason, f"{sample.records[number].place}: {found}")
-            if batch.is_full:
-                flush()
-                batch = Batch(encoder, receipt)
-        flush()
-    seconds = time.process_time() - start
-    receipt |= preparer.left_out
-    rejects.sort(key=itemgetter(0))
-    return SampleTokens(sample, out.getvalue(), rejects, receipt, unused, seconds, np.concatenate(texts))
+        blocks = [(range(len(records)), (record.value for record in records))]
+        rejects = tokenize_records(blocks, preparer, encoder, schema, writer.write_batch, receipt, where)
+    file, seconds = out.getvalue(), time.process_time() - start
+    text = np.empty(0, np.int64)
+    if not config.packing:
+        text = pc.binary_length(pa.ipc.open_file(file).read_all().column("text")).to_numpy().astype(np.int64)
+    return SampleTokens(sample, file, rejects, receipt | preparer.left_out, unused, seconds, text)
 
 
 def count_unused_keys(sample: Sample, weighted: bool = False) -> dict[str, int]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from tasks.conversations.keys.loss_weights import loss_weight_hints
-from tasks.conversations.keys.training_flags import flag_hints
-from tasks.corpus.mixture_table import explain_limits
-from tasks.dry_run.model import Prediction, about, train_rows
-from tasks.encoders.added_tokens import is_blank
+import math
+from collections.abc import Iterator, Sequence
+
+from tasks.conversations.turn_weights import flag_hints, loss_weight_hints
+from tasks.core.printable import counted
+from tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, explain_limits, explain_overlong
+from tasks.dry_run.prediction import Prediction, Steps
+from tasks.dry_run.selection import Selection
+from tasks.encoders.encoder import Encoder, is_blank
 from tasks.packing.pieces import MOST_CONVERSATIONS
 from tasks.packing.rejects import suggest_settings
+from tasks.templates.names import explain_undefined
 from tasks.templates.sections import explain_empty_blocks
 
 # If a larger share of the tokens repeats a prompt, a warning explains the reason.
@@ -17,16 +22,22 @@ NOTEWORTHY = 0.2
 # If a larger share of the conversations has an answer to an empty prompt, a warning says so.
 MOST_EMPTY_PROMPTS = 0.01
 
+# With fewer trained tokens in a step, its gradient comes from a handful of answers. A usual step has 65,536 tokens, a
+# third of them trained.
+FEW_TRAINED = 1000
+# The most epochs that a warning suggests for more steps.
+MOST_EPOCHS = 10
 
-def find_failures(found: Prediction) -> list[str]:
+
+def find_failures(found: Prediction, chosen: Selection) -> list[str]:
     """Return the reasons why the run will fail, as far as the sample shows."""
     config = found.recipe.config
-    failures: list[str] = []
-    read = sum(source.conversations for source in found.sources)
+    read = found.ledger.conversations.read
+    counts = {reject.reason: reject.expected for reject in found.rejects}
     rejected = sum(source.rejected for source in found.sources)
-    cut_off = found.cut_off.expected
-    counts = {reason: reject.expected for reason, reject in found.rejects.items()}
+    failures: list[str] = []
     if rejected and rejected / max(read, 1) > config.max_rejects:
+        cut_off = sum(reject.cut_off for reject in found.rejects)
         failures.append(
             f"The run will fail: {100 * rejected / read:.2f} % of the conversations are rejected, but max_rejects "
             f"allows {100 * config.max_rejects:.2f} %. Rejects shows the first of each reason; "
@@ -34,138 +45,132 @@ def find_failures(found: Prediction) -> list[str]:
         )
     if read - rejected > MOST_CONVERSATIONS:
         failures.append(
-            f"The run will fail: {about(read - rejected, found)} conversations are more than a corpus can have "
+            f"The run will fail: {found.about(read - rejected)} conversations are more than a corpus can have "
             f"({MOST_CONVERSATIONS:,}); divide the sources into several corpora, each with its own config"
         )
     if config.overlong == "error" and found.too_long:
         failures.append(
-            f"The run will fail: {about(found.too_long, found)} conversations are longer than a row, and overlong is "
+            f"The run will fail: {found.about(found.too_long)} conversations are longer than a row, and overlong is "
             "error; use truncate, turns, drop, or split (figures below are for truncate)"
         )
-    if not train_rows(found):
+    if not found.train_rows:
         failures.append("The run will fail: no conversation of the sample is left to train on")
-    elif found.empty_shares:
+    elif chosen.empty:
         failures.append(
-            f"The run will fail: {found.empty_shares} has no conversation in the training split of the sample, so it "
+            f"The run will fail: {chosen.empty} has no conversation in the training split of the sample, so it "
             "cannot have a share of the tokens (weighting: token_share); figures are for the other sources"
         )
     return failures
 
 
-def find_warnings(found: Prediction) -> list[str]:
-    """Return the warnings: facts that a user may want to change or know."""
-    warnings: list[str] = []
-    if limited := explain_limits(found.giving_all, found.dropped.get("weight", 0.0), found.packed):
-        warnings.append(limited)
-    if found.config.duplicates == "drop" and not found.whole:
-        warnings.append("duplicates: drop: duplicates are only found within the sample; the run may drop more")
-    warnings += found.recipe.notes
-    warnings += [*flag_hints(found.unused_keys), *loss_weight_hints(found.unused_keys)]
-    if found.unlike_transformers:
-        warnings.append(
-            f"tokenizer: {found.unlike_transformers}; inference may read other tokens than the model learned"
+def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Sequence[int]) -> Iterator[str]:
+    """Yield facts that a user may want to change or know.
+
+    `unlike` is how tokens differ from those of AutoTokenizer, or "". `batches` are the numbers of rows per step that
+    the user gave.
+    """
+    config, counts, tokens = found.recipe.config, found.ledger.conversations, found.ledger.tokens
+    if limited := explain_limits(chosen.giving_all(), counts.dropped.get("weight", 0), counts.packed):
+        yield limited
+    if config.duplicates == "drop" and not found.whole:
+        yield "duplicates: drop: duplicates are only found within the sample; the run may drop more"
+    yield from (*found.recipe.notes, *explain_undefined(found.recipe.undefined))
+    unused = found.noticed.get("unused_keys", {})
+    if isinstance(unused, dict):
+        yield from (*flag_hints(unused), *loss_weight_hints(unused))
+    if unlike:
+        yield f"tokenizer: {unlike}; inference may read other tokens than the model learned"
+    if config.reads_loss_weights and _weighs_alike(chosen):
+        instead = "none" if config.loss_weight == "data" else "conversation"
+        yield (
+            f"loss_weight: {config.loss_weight}: no record of the sample has a weight other than 1, so the "
+            f"setting has the same effect as loss_weight: {instead}; if the key has another name, map it "
+            "with columns: {loss_weight: KEY}"
         )
-    warnings += _weighs_alike(found)
-    warnings += _overlong(found)
-    warnings += _unbalanced(found)
-    warnings += _repeated(found)
-    warnings += _empty_prompts(found)
-    warnings += explain_empty_blocks(found.noticed, found.config.sections, " of the sample")
-    warnings += _markers_in_content(found)
-    short = [source.sample.file.name for source in found.sources if source.sample.reach < 1]
-    if short:
+    if config.overlong in ("truncate", "turns", "drop"):
+        yield from explain_overlong(found.ledger, found.settings, "will be ")
+    balance = config.balance
+    if balance and found.train_rows < balance.ranks * balance.rows_per_rank:
+        yield (
+            f"balance: {found.about(found.train_rows)} rows are too few for one step of {balance.ranks:,} ranks × "
+            f"{balance.rows_per_rank:,} rows, so it has no effect; lower ranks or rows_per_rank"
+        )
+    samples = found.ledger.samples
+    repeated = samples.repeated_prompt_tokens / max(1, tokens.packed) if samples else 0.0
+    if config.turns == "auto" and repeated >= NOTEWORTHY:
+        yield (
+            "turns: auto: the template writes earlier turns differently once another turn follows, so conversations "
+            f"have several samples; {100 * repeated:.0f} % of all tokens are repeated. With train_on: last, none are "
+            "repeated"
+        )
+    empty = found.noticed["empty_prompts"]
+    if isinstance(empty, int) and empty > MOST_EMPTY_PROMPTS * found.looked_at:
+        yield (
+            f"{100 * empty / found.looked_at:.1f} % of the conversations have an answer to an empty prompt: the user "
+            "message before it is blank, so the model learns to answer without a request; check `columns`, or remove "
+            "these records"
+        )
+    yield from explain_empty_blocks(found.noticed, config.sections, " of the sample")
+    if markers := _markers_in_content(chosen, found.recipe.encoder):
+        setting = ", ".join(f"'-{name}'" for name in markers)
+        yield (
+            f"{' and '.join(markers)} frame turns, but the tokenizer does not mark them as special, so a message can "
+            f"write them, as at inference; to prevent this, set  content_tokens: [{setting}]"
+        )
+    if short := [source.path for source in found.sources if source.reach < 1]:
         names = ", ".join(short[:3]) + " and others" * (len(short) > 3)
-        warnings.append(f"{names}: compressed and too large to read completely; only the beginning was sampled")
-    return warnings
+        yield f"{names}: compressed and too large to read completely; only the beginning was sampled"
+    for steps in found.steps:
+        if batches or steps.rows_per_step == BATCH_ROWS[1]:
+            yield from step_warnings(found, steps)
 
 
-def _overlong(found: Prediction) -> list[str]:
-    """Warn about conversations that are longer than a row."""
-    config, dropped = found.config, found.dropped.get("too_long", 0.0)
-    length = f"longer than {config.sequence_length:,} tokens"
-    keep = "to keep them whole, raise sequence_length; to keep all their tokens, set overlong: split"
-    lines = []
-    if found.cut and config.overlong in ("truncate", "turns"):
-        after = " after the last trained turn that fits" * (config.overlong == "turns")
-        lines.append(f"overlong: {_conversations(found.cut, found)} {length} will be cut{after}; {keep}")
-    if dropped:
-        without = ", without a trained turn that fits," * (config.overlong == "turns")
-        lines.append(f"overlong: {_conversations(dropped, found)} {length}{without} will be dropped; {keep}")
-    return lines
+def _weighs_alike(chosen: Selection) -> bool:
+    """Return whether all loss weights of the data are 1."""
+    return all((chunk.flatten().to_numpy() == 1).all() for _, chunk in chosen.tokens.chunks("weights"))
 
 
-def _weighs_alike(found: Prediction) -> list[str]:
-    """Warn if `loss_weight` reads weights, but all of them are 1."""
-    if not found.weighs_alike:
-        return []
-    instead = "none" if found.config.loss_weight == "data" else "conversation"
-    return [
-        f"loss_weight: {found.config.loss_weight}: no record of the sample has a weight other than 1, so the "
-        f"setting has the same effect as loss_weight: {instead}; if the key has another name, map it "
-        "with columns: {loss_weight: KEY}"
-    ]
-
-
-def _unbalanced(found: Prediction) -> list[str]:
-    """Warn if there are too few rows for `balance`."""
-    balance, rows = found.config.balance, train_rows(found)
-    if balance is None or rows >= balance.ranks * balance.rows_per_rank:
-        return []
-    return [
-        f"balance: {about(rows, found)} rows are too few for one step of {balance.ranks:,} ranks × "
-        f"{balance.rows_per_rank:,} rows, so it has no effect; lower ranks or rows_per_rank"
-    ]
-
-
-def _conversations(count: float, found: Prediction) -> str:
-    return f"{about(count, found)} conversation{'' if round(count) == 1 else 's'}"
-
-
-def _repeated(found: Prediction) -> list[str]:
-    """Explain why conversations have several samples, if `turns: auto` chose so."""
-    if not found.samples or found.config.turns != "auto":
-        return []
-    share = found.samples["repeated_prompt_tokens"] / max(1.0, found.tokens["packed"])
-    if share < NOTEWORTHY:
-        return []
-    return [
-        "turns: auto: the template writes earlier turns differently once another turn follows, so conversations have "
-        f"several samples; {100 * share:.0f} % of all tokens are repeated. With train_on: last, none are repeated"
-    ]
-
-
-def _empty_prompts(found: Prediction) -> list[str]:
-    """Warn if more than a few conversations have an answer to an empty prompt."""
-    count, looked_at = found.noticed["empty_prompts"], sum(len(source.sample.records) for source in found.sources)
-    if count <= MOST_EMPTY_PROMPTS * looked_at:
-        return []
-    return [
-        f"{100 * count / looked_at:.1f} % of the conversations have an answer to an empty prompt: the user message "
-        "before it is blank, so the model learns to answer without a request; check `columns`, or remove these records"
-    ]
-
-
-def _markers_in_content(found: Prediction) -> list[str]:
-    """Warn about tokens that begin or end turns and that messages can write.
+def _markers_in_content(chosen: Selection, encoder: Encoder) -> list[str]:
+    """Return the tokens that begin or end turns and that messages can write.
 
     If a tokenizer does not mark such tokens as special, they are matched in messages, as at inference.
     """
-    encoder = found.encoder
     names = {token: name for name, token in encoder.content_tokens.items() if not is_blank(name)}
     markers: dict[int, None] = {}
-    for one in [example for source in found.sources for example in source.shown]:
-        ids = one.ids.tolist()
-        first = 1 if ids[0] == encoder.bos_id and len(ids) > 1 else 0
-        if ids[first] in names:
-            markers[ids[first]] = None
-            for place in range(first + 1, len(ids)):
-                if ids[place] == ids[first]:
-                    before = [token for token in ids[max(0, place - 3) : place] if encoder.token_bytes(token).strip()]
-                    markers |= dict.fromkeys(token for token in before[-1:] if token in names)
-    if not markers:
-        return []
-    setting = ", ".join(f"'-{names[token]}'" for token in markers)
-    return [
-        f"{' and '.join(names[token] for token in markers)} frame turns, but the tokenizer does not mark them as "
-        f"special, so a message can write them, as at inference; to prevent this, set  content_tokens: [{setting}]"
-    ]
+    for inside in chosen.parts if names else ():
+        for number in chosen.first_samples(inside):
+            values = chosen.tokens.tokens(number)
+            ids = (values ^ (values >> 31)).tolist()
+            first = 1 if ids[0] == encoder.bos_id and len(ids) > 1 else 0
+            if ids[first] in names:
+                markers[ids[first]] = None
+                for place in range(first + 1, len(ids)):
+                    if ids[place] == ids[first]:
+                        before = [id for id in ids[max(0, place - 3) : place] if encoder.token_bytes(id).strip()]
+                        markers |= dict.fromkeys(token for token in before[-1:] if token in names)
+    return [names[token] for token in markers]
+
+
+def step_warnings(found: Prediction, steps: Steps) -> Iterator[str]:
+    """Yield warnings about the optimizer steps of an epoch."""
+    rows, count, trained = steps.rows_per_step, steps.steps, steps.trained_tokens_per_step
+    if 0 < count < FEW_STEPS:
+        alone = math.ceil(found.per_row * found.train_rows / rows)
+        noun = "sample" if found.ledger.samples else "conversation"
+        apart = ""
+        if found.per_row > 1.05 and alone > count:
+            apart = f" With one {noun} per row, it would have {alone:,}."
+        fewer, epochs = found.train_rows // FEW_STEPS, -(-FEW_STEPS // count)
+        ways = [f"{counted(fewer, 'row')} per step"] * (fewer > 0) + [f"{epochs} epochs"] * (epochs <= MOST_EPOCHS)
+        advice = f"Use {', or '.join(ways)}." if ways else "Only more conversations can change that."
+        yield (
+            f"At {counted(rows, 'row')} per step, an epoch has {counted(count, 'step')}, fewer than {FEW_STEPS}."
+            f"{apart} {advice}"
+        )
+    if 0 < trained < FEW_TRAINED:
+        more = -(-rows * FEW_TRAINED // max(1, trained))
+        advice = f" Use {more:,} rows per step." if more < found.train_rows else ""
+        yield (
+            f"At {counted(rows, 'row')} per step, a step has {trained:,} trained tokens, fewer than "
+            f"{FEW_TRAINED:,}. Its gradient comes from a few answers.{advice}"
+        )

@@ -3,7 +3,8 @@
     open_encoder(files) ─▶ Encoder ── encode(texts) ─▶ Encoded(ids, offsets)
                                   └── decode(ids)   ─▶ text, byte for byte if the model can represent it
 
-Control tokens are the tokens that the tokenizer marks as special (see `added_tokens`). Two mechanisms keep them out of
+Control tokens are the tokens that the tokenizer marks as special, and EOS, BOS, padding, and the unknown token, which
+end, begin, or fill a sample, or stand for unknown characters. Two mechanisms keep them out of
 text. First, the tokenizer's own library loads the model without their strings, so it has nothing to match. Second,
 every id is checked: a text that still produces a control id is encoded again, in pieces that split the control string.
 All other added tokens, such as <think>, are ordinary vocabulary: the tokenizer's own library matches them, both in
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,11 +28,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tasks.core.errors import Reject, UsageError
-from tasks.core.printable import shown
-from tasks.encoders.added_tokens import is_blank
-from tasks.encoders.string_search import Needles
-from tasks.encoders.texts import UNDERLINE, Texts
+from tasks.core.errors import DataError, Reject, UsageError
+from tasks.core.printable import shown, suggest
+from tasks.encoders.texts import Needles, Texts, find, needles_of
 from tasks.storage.arrow import offsets_of
 
 # Where the tokenizer itself puts a dummy prefix: nowhere, before a text at the very start, or before each text at the
@@ -73,6 +72,17 @@ class Unencodable(Reject):
     def __init__(self, problems: Mapping[str, str]):
         super().__init__("unwritable_text", next(iter(problems.values())))
         self.problems = problems
+
+
+class TooSlow(DataError):
+    """A text takes the tokenizer far too long.
+
+    It stops the run, because the thread that encodes the text cannot be stopped.
+    """
+
+    def __init__(self, text: str, message: str):
+        super().__init__("slow_tokenizer", message)
+        self.text = text
 
 
 class Encoder(ABC):
@@ -318,18 +328,45 @@ class _Flags:
         return likely[self._table[ids[likely]]]
 
 
-def needles_of(strings: Sequence[str]) -> Needles:
-    """Return strings to be searched with `find`."""
-    return Needles(string.replace(UNDERLINE, " ").encode() for string in strings)
+def content_tokens_of(
+    added: Mapping[str, bool], settings: Sequence[str], reserved: Collection[str], path: Path
+) -> frozenset[str]:
+    """Return the added tokens that a text may become.
 
-
-def find(needles: Needles, texts: Texts) -> list[int]:
-    """Return the indexes of the texts that contain one of the strings.
-
-    Some models treat U+2581 and a space alike, so both are searched as a space.
+    `added` has all added tokens of the tokenizer at `path`, and whether each is special. `settings` change the set in
+    order: `X` adds a token, `-X` removes it, and `-*` removes all but white space. The set never contains `reserved`
+    tokens. Raises UsageError for a name that is not an added token, and for adding a reserved token.
     """
-    places = list(needles.places(texts.spaced.joined))
-    return sorted(set(np.searchsorted(texts.spaced.ends, places).tolist())) if places else []
+    found = {token for token, special in added.items() if is_blank(token) or not special}
+    for setting in settings:
+        name = setting if setting in added else setting.removeprefix("-")
+        if setting == "-*" not in added:
+            found = {token for token in found if is_blank(token)}
+        elif name not in added:
+            raise UsageError(
+                "no_such_token",
+                f"content_tokens: {shown(name)} is not an added token of {path}{suggest(name, added)}; name an added "
+                "token, as `X` to let content write it or as `-X` to prevent that",
+            )
+        elif name != setting:
+            found.discard(name)
+        elif name in reserved:
+            raise UsageError(
+                "bad_setting",
+                f"content_tokens: {shown(name)} begins, ends, or pads a sample, or stands for unknown characters, so "
+                "content may not write it; remove it from content_tokens",
+            )
+        else:
+            found.add(name)
+    return frozenset(found - set(reserved))
+
+
+def is_blank(token: str) -> bool:
+    """Return whether a token consists only of white space.
+
+    Models use such tokens to write indentation.
+    """
+    return not token.replace("▁", " ").strip()
 
 
 def token_name(token: Any) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -14,10 +16,17 @@ import orjson
 
 from tasks.core.errors import DataError
 from tasks.core.printable import shown
-from tasks.core.process import hold_panics
-from tasks.encoders.added_tokens import content_tokens_of
-from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, Unencodable, special_id, token_name
-from tasks.encoders.growth import check_growth
+from tasks.encoders.encoder import (
+    Encoded,
+    Encoder,
+    LeadingSpace,
+    TooSlow,
+    Unencodable,
+    content_tokens_of,
+    special_id,
+    token_name,
+)
+from tasks.encoders.native import Panic, read_spec, run_native, tokenizer_of
 from tasks.encoders.texts import Texts
 from tasks.storage.arrow import offsets_of
 
@@ -91,17 +100,10 @@ class HuggingFaceEncoder(Encoder):
         spec: dict[str, Any] | None = None,
     ):
         """Load a tokenizer.json, or `spec`, which was made from the file at `path`."""
-        from tokenizers import Tokenizer
-
-        try:
-            spec = orjson.loads(path.read_bytes()) if spec is None else spec
-            check_growth(spec, path)
-            spec |= {"truncation": None, "padding": None}  # the padding of an empty text may take all memory
-            whole = Tokenizer.from_str(orjson.dumps(spec).decode())
-        except DataError:
-            raise
-        except Exception as error:  # the library raises bare Exceptions
-            raise DataError("bad_tokenizer", f"{path}: not a valid tokenizer.json: {error}") from None
+        self._path = path
+        spec = read_spec(path) if spec is None else spec
+        spec |= {"truncation": None, "padding": None}  # the padding of an empty text may take all memory
+        whole = tokenizer_of(spec, path)
         if dropout := (spec.get("model") or {}).get("dropout"):
             raise DataError(
                 "random_tokenizer",
@@ -194,17 +196,20 @@ class HuggingFaceEncoder(Encoder):
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         try:
-            with hold_panics():
-                found = [each.ids for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-                if self._prefixing is not None:
-                    found = [self._prefixed(self._prefixing, *each) for each in zip(texts, found, strict=True)]
-            return found
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # a type from Rust, which cannot be imported
+            return run_native(lambda: self._ids_at_once(texts))
+        except TimeoutError as error:
+            text = self._slowest(texts)
+            raise TooSlow(
+                text,
+                f"{self._path}: takes {error} for a text of {len(text):,} characters that begins with "
+                f"{shown(text[:40])}; fix the patterns in the {self._path.name}, or remove the record",
+            ) from None
+        except Exception as error:  # the library raises bare Exceptions, such as for an unknown token that is missing
+            if type(error) not in (Panic, Exception):
                 raise
             problem = f"the tokenizer fails on the text that begins with {shown(texts[0][:40])} ({error})"
         if len(texts) == 1:
-            raise Unencodable({texts[0]: f"{problem}; remove the record, or fix the patterns in the tokenizer.json"})
+            raise Unencodable({texts[0]: f"{problem}; remove the record, or fix the {self._path.name}"})
         problems: dict[str, str] = {}
         for half in (texts[: len(texts) // 2], texts[len(texts) // 2 :]):
             try:
@@ -213,17 +218,36 @@ class HuggingFaceEncoder(Encoder):
                 problems |= failed.problems
         raise Unencodable(problems)
 
+    def _ids_at_once(self, texts: list[str]) -> list[list[int]]:
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        if self._prefixing is None:
+            return ids
+        return [self._prefixed(self._prefixing, *pair) for pair in zip(texts, ids, strict=True)]
+
+    def _slowest(self, texts: list[str]) -> str:
+        """Return the text that takes most of the time, or takes all that is left."""
+        starts: list[float] = []
+
+        def encode_singly() -> None:
+            for text in texts:
+                starts.append(time.monotonic())
+                self._ids_at_once([text])
+
+        with suppress(Exception):
+            run_native(encode_singly)
+        return texts[int(np.argmax(np.diff([*starts, time.monotonic()])))]
+
     def _prefixed(self, prefixing: Any, text: str, ids: list[int]) -> list[int]:
         """Return ids with the spaces that the tokenizer puts after content tokens."""
         if self._content_ids.isdisjoint(ids):
             return ids
         # The text before the first content token already has its leading space, if it needs one.
-        whole = prefixing.encode(text, add_special_tokens=False)
+        [whole] = prefixing.encode_batch([text], add_special_tokens=False)  # unlike `encode`, it releases the GIL
         first = next((place for place, token in enumerate(whole.ids) if token in self._content_ids), None)
         if first is None:
             return ids
-        before = self._tokenizer.encode(text[: whole.offsets[first][0]], add_special_tokens=False).ids
-        return [*before, *whole.ids[first:]]
+        before = text[: whole.offsets[first][0]]
+        return [*self._tokenizer.encode_batch_fast([before], add_special_tokens=False)[0].ids, *whole.ids[first:]]
 
     @cached_property
     def _content_ids(self) -> frozenset[int]:

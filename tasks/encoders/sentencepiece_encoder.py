@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tasks.core.errors import DataError
-from tasks.encoders.added_tokens import content_tokens_of
-from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, special_id
+from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, content_tokens_of, special_id
+from tasks.encoders.native import check_growth, growth_of_charsmap
 from tasks.encoders.texts import Texts
 from tasks.storage.arrow import offsets_of
 
@@ -34,6 +34,7 @@ def read_model(path: Path) -> Any:
     for field in ("pieces", "trainer_spec", "normalizer_spec"):
         if not (model.pieces if field == "pieces" else model.HasField(field)):
             raise DataError("bad_tokenizer", f"{path}: has no {field}: not a SentencePiece model, or truncated")
+    check_growth(growth_of_charsmap(model.normalizer_spec.precompiled_charsmap), f"{path}: its normalizer")
     return model
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import orjson
 
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.encoders.as_transformers.added import Settings
-from tasks.encoders.as_transformers.classes import VERSION
-from tasks.encoders.as_transformers.load import Loaded, find_class, load
+from tasks.encoders.auto_classes import VERSION
+from tasks.encoders.auto_tokenizer import NAMES, Loaded, Settings, find_class, load
 from tasks.encoders.encoder import Encoder, token_name
 from tasks.encoders.huggingface_encoder import HuggingFaceEncoder
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
+from tasks.storage.corpus_folder import check_listed, find_listed
 from tasks.storage.files import sha256_of
+from tasks.storage.manifest import Manifest
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
@@ -33,9 +34,6 @@ _LIKE = "transformers-"
 
 # The folder of a tokenizer with further chat templates, as files NAME.jinja.
 MORE_TEMPLATES = "additional_chat_templates"
-
-# Special tokens with a name in all tokenizers. Other names are in `extra_special_tokens`, or end with `_token`.
-_USUAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +64,11 @@ class TokenizerFiles:
     def loaded(self) -> Loaded:
         """Load the tokenizer like AutoTokenizer.
 
-        Raises UsageError if its class has no rule, and DataError if a file is damaged.
+        The result is kept for the next call, because its digest needs it, too, until `forget_loaded`. Raises UsageError
+        if its class has no rule, and DataError if a file is damaged.
         """
-        return load(self.main, self._deciding())
+        stats = [file.stat() for file in self.files]
+        return _load_once(self, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
 
     def _deciding(self) -> Settings:
         names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
@@ -94,8 +94,9 @@ class TokenizerFiles:
         Like transformers, special_tokens_map.json replaces names of a tokenizer_config.json without added tokens.
         """
         config, named = self._loaded("tokenizer_config.json"), self._loaded("special_tokens_map.json")
+        # Other names are in `extra_special_tokens`, or end with `_token`.
         values = config if "added_tokens_decoder" in config else config | named
-        found = {name: value for name, value in values.items() if name in _USUAL_NAMES or name.endswith("_token")}
+        found = {name: value for name, value in values.items() if name in NAMES or name.endswith("_token")}
         for more in ("model_specific_special_tokens", "extra_special_tokens"):
             for settings in (config, values):
                 if isinstance(settings.get(more), dict):
@@ -133,6 +134,16 @@ class TokenizerFiles:
                     raise DataError("bad_tokenizer", f"{file}: not valid JSON: {error}") from None
                 return loaded if isinstance(loaded, dict) else {}
         return {}
+
+
+@lru_cache(maxsize=1)
+def _load_once(files: TokenizerFiles, _: tuple[tuple[int, int], ...]) -> Loaded:
+    return load(files.main, files._deciding())
+
+
+def forget_loaded() -> None:
+    """Free the memory of the tokenizer that was loaded last."""
+    _load_once.cache_clear()
 
 
 @lru_cache(maxsize=16)
@@ -230,6 +241,7 @@ def open_encoder(
     encoder: Encoder
     if files.like_transformers:
         spec, named, _ = files.loaded()
+        forget_loaded()  # the encoder changes it
         settings |= named
     if files.main.suffix == ".json" or spec:
         encoder = HuggingFaceEncoder(files.main, settings, eos_token, pad_token, content_tokens, spec)
@@ -243,3 +255,41 @@ def open_encoder(
     encoder.digests = files.digests
     encoder.named_tokens = named
     return encoder
+
+
+# -- in a corpus ----------------------------------------------------------------------------------------------------
+
+
+def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
+    """Find the corpus's copy of its tokenizer, and verify its checksums.
+
+    Raises DataError or InputMissing with the name of the file.
+    """
+    listed = [file for file in manifest.files if file.path.startswith("tokenizer/")]
+    files = tuple(find_listed(folder, file.path, file.bytes) for file in listed)
+    for file in listed:
+        check_listed(folder, file)
+    main = folder / manifest.tokenizer.path
+    if main not in files:
+        raise DataError("unreadable_file", f"{main}: the manifest does not list this tokenizer")
+    return TokenizerFiles(main, files, like_transformers=is_like_transformers(manifest.tokenizer.digest))
+
+
+def load_as_of(manifest: Manifest) -> str:
+    """Return how the config of a corpus loads a tokenizer, as in find_tokenizer."""
+    named = manifest.config.get("tokenizer")
+    return str(named["as"]) if isinstance(named, dict) else "transformers"
+
+
+def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
+    """Open the tokenizer in a corpus folder.
+
+    Raises the errors of find_tokenizer_files and open_encoder.
+    """
+    return open_found(manifest, find_tokenizer_files(manifest, folder))
+
+
+def open_found(manifest: Manifest, files: TokenizerFiles) -> Encoder:
+    """Open the tokenizer whose files find_tokenizer_files has found."""
+    config = manifest.config
+    return open_encoder(files, config.get("eos_token"), config.get("pad_token"), config.get("content_tokens") or ())

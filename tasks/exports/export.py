@@ -19,26 +19,37 @@ from typing import Any
 import orjson
 
 from tasks.core.errors import Busy, DataError, UsageError
-from tasks.core.suggest import suggest
-from tasks.exports.export_formats import EXPORTS
-from tasks.exports.model import (
-    FOLDER,
-    ExportFormat,
-    Note,
-    OutputFolder,
-    Part,
-    ShardJob,
-    common_notes,
-)
-from tasks.exports.rows import Rows, read_rows
-from tasks.storage.corpus_folder import checked_folder
-from tasks.storage.facts.outputs import FileFacts, Shard
+from tasks.core.printable import aligned, counted, in_bytes, suggest
+from tasks.exports.automodel import Automodel
+from tasks.exports.axolotl import Axolotl
+from tasks.exports.llama_factory import LlamaFactory
+from tasks.exports.mds import Mds
+from tasks.exports.megatron import Megatron
+from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, ShardJob, common_notes
+from tasks.exports.olmo_core import OlmoCore
+from tasks.exports.trl import Trl
+from tasks.exports.xtuner import Xtuner
+from tasks.storage.corpus_folder import check_listed, checked_folder
+from tasks.storage.facts import FileFacts, Shard
 from tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
 from tasks.storage.manifest import Manifest, load_manifest
+from tasks.storage.shards import RowBatch, open_shard, rows_of
 from tasks.stores.scratch import url_of
 from tasks.stores.urls import refuse_url
 
+# All formats. Import and add new ones here.
+EXPORTS: list[ExportFormat] = [
+    Trl(),
+    Megatron(),
+    Axolotl(),
+    LlamaFactory(),
+    Xtuner(),
+    OlmoCore(),
+    Mds(),
+    Automodel(),
+]
 RECORD = "export.json"
+FIGURES = ("rows", "pieces", "tokens", "trained")  # counts of each split in the record
 THREADS = 8  # shards written at a time; each has one record batch in memory
 
 
@@ -53,6 +64,21 @@ class Export:
     record: dict[str, Any]
     found_done: bool
 
+    def lines(self) -> list[str]:
+        """Return the contents, the settings of the trainer, and notes as lines of text."""
+        record, files = self.record, self.record["files"]
+        state = "already complete, nothing to do" if self.found_done else "written"
+        size = in_bytes(sum(file["bytes"] for file in files))
+        table = [["split", "rows", "pieces", "tokens", "trained"]]
+        table += [[split, *(f"{count:,}" for count in figures.values())] for split, figures in record["splits"].items()]
+        return [
+            f"{self.folder}: {state}: {counted(len(files), 'file')}, {size}",
+            *(f"  {line}" for line in aligned(table)),
+            "set:",
+            *(f"  {line}" for line in _settings_as_lines(record["settings"], str(self.folder))),
+            *(f"note: {note['name']}: {note['text']}" for note in record["notes"]),
+        ]
+
 
 def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Export:
     """Write the corpus of a manifest in the format `to`.
@@ -61,7 +87,11 @@ def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Expor
     """
     if output:
         refuse_url(output, "name a folder, then copy it", "writes")
-    format = format_named(to)
+    format = next((format for format in EXPORTS if format.name == to), None)
+    if format is None:
+        names = [format.name for format in EXPORTS]
+        given = f"--to {to}" if to else "--to is missing"
+        raise UsageError("bad_command_line", f"{given}: expected {', '.join(names)}{suggest(to, names)}")
     manifest = load_manifest(path)
     if not manifest.packing_metadata.enabled:
         raise DataError(
@@ -82,27 +112,23 @@ def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Expor
     if final.name in ("", ".."):
         raise UsageError("bad_command_line", f"--output {final}: expected the name of a new folder")
     provenance = _provenance(manifest, format)
-    with locked(final.with_name(f".{final.name}.lock"), lambda: _refuse(final)):
+
+    def refuse() -> None:
+        raise Busy("busy", f"{final}: another export is writing it; wait for it, then run again")
+
+    with locked(final.with_name(f".{final.name}.lock"), refuse):
         if done := _find_done(final, provenance):
             return Export(final, done, True)
         return Export(final, _write(manifest, folder, format, final, provenance), False)
 
 
-def format_named(name: str) -> ExportFormat:
-    """Return the format with this name.
-
-    Raises UsageError if there is none.
-    """
-    for format in EXPORTS:
-        if format.name == name:
-            return format
-    names = [format.name for format in EXPORTS]
-    given = f"--to {name}" if name else "--to is missing"
-    raise UsageError("bad_command_line", f"{given}: expected {', '.join(names)}{suggest(name, names)}")
-
-
-def _refuse(final: Path) -> None:
-    raise Busy("busy", f"{final}: another export is writing it; wait for it, then run again")
+def _settings_as_lines(settings: dict[str, Any], folder: str, prefix: str = "") -> Iterator[str]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _settings_as_lines(value, folder, f"{prefix}{name}.")
+        else:
+            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            yield f"{prefix}{name} = {text.replace(FOLDER, folder)}"
 
 
 def _provenance(manifest: Manifest, format: ExportFormat) -> dict[str, Any]:
@@ -180,7 +206,7 @@ def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: Ou
                 for file in inside.files:
                     out.files.append(file.model_copy(update={"path": f"{length}/{file.path}"}))
         text = (
-            f"the order of the steps (mix: {manifest.row_shape.mix}) is lost: rows of each length are in a separate "
+            f"the order of the steps (mix: {manifest.row_layout.mix}) is lost: rows of each length are in a separate "
             "folder, and a trainer reads one folder; each step must have rows of one length"
         )
         values = {
@@ -215,17 +241,21 @@ def _write_rows(
 ) -> tuple[dict[str, Any], list[Part]]:
     """Write rows of one length; return settings, notes, and figures, and the parts."""
     splits = {name: split.shards for name, split in manifest.splits.items() if split.rows}
-    jobs = [job for name, shards in splits.items() for job in _jobs(manifest, name, shards)]
+    jobs = [
+        ShardJob(manifest, name, number, len(shards))
+        for name, shards in splits.items()
+        for number in range(len(shards))
+    ]
 
-    def write(job: tuple[ShardJob, Shard]) -> Part:
+    def write(job: ShardJob) -> Part:
         part = Part()
 
-        def counted() -> Iterator[Rows]:
-            for rows in read_rows(manifest, folder, job[1]):
+        def counted() -> Iterator[RowBatch]:
+            for rows in _read(manifest, folder, splits[job.split][job.number]):
                 part.count(rows)
                 yield rows
 
-        format.write_shard(job[0], counted(), part, out)
+        format.write_shard(job, counted(), part, out)
         return part
 
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
@@ -234,9 +264,7 @@ def _write_rows(
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
-    of_split = {
-        name: [part for part, (job, _) in zip(parts, jobs, strict=True) if job.split == name] for name in splits
-    }
+    of_split = {name: [part for part, job in zip(parts, jobs, strict=True) if job.split == name] for name in splits}
     for name, own in of_split.items():
         format.close_split(manifest, name, own, out)
     format.close(manifest, list(splits), out)
@@ -244,19 +272,28 @@ def _write_rows(
     return {
         "settings": format.settings(manifest, parts),
         "notes": [asdict(note) for note in notes],
-        "splits": {name: _figures(own) for name, own in of_split.items()},
+        "splits": {
+            name: {count: sum(getattr(part, count) for part in own) for count in FIGURES}
+            for name, own in of_split.items()
+        },
     }, parts
 
 
-def _jobs(manifest: Manifest, split: str, shards: list[Shard]) -> Iterator[tuple[ShardJob, Shard]]:
-    first = 0
-    for number, shard in enumerate(shards):
-        yield ShardJob(manifest, split, number, len(shards), first), shard
-        first += shard.rows
+def _read(manifest: Manifest, folder: Path, shard: Shard) -> Iterator[RowBatch]:
+    """Check the checksum of a shard, and yield its rows in batches.
 
-
-def _figures(parts: list[Part]) -> dict[str, int]:
-    return {name: sum(getattr(part, name) for part in parts) for name in ("rows", "pieces", "tokens", "trained")}
+    Raises DataError or InputMissing, naming the file.
+    """
+    check_listed(folder, shard)
+    with open_shard(manifest, folder, shard, streamed=True) as batches:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            rows = rows_of(batch, manifest.sequence_length, manifest.row_layout, manifest.tokenizer.pad_token_id)
+            if not ((rows.positions == 0) & rows.filled)[:, 0].all():
+                where = folder / shard.path
+                raise DataError("bad_row", f"{where}: a row does not start at position 0; run packcorpus verify")
+            yield rows
 
 
 def _check_counts(manifest: Manifest, parts: list[Part]) -> None:

@@ -1,6 +1,6 @@
 """Base class of export formats.
 
-    Rows ─write_shard, one thread for each shard─▶ files, a Part ─close_split─▶ files of a split ─close─▶ files of all
+    RowBatch ─write_shard, a thread for each shard─▶ files, a Part ─close_split─▶ files of a split ─close─▶ files of all
 
 A format writes into an OutputFolder, which records every file with its checksum. `settings` returns the settings that
 the trainer needs, and `notes` lists the facts that the format cannot hold.
@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from tasks.exports.rows import Rows
-from tasks.storage.facts.outputs import FileFacts
+from tasks.storage.facts import FileFacts
 from tasks.storage.files import HashingWriter, atomic_file
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX
 from tasks.storage.manifest import Manifest
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX
+from tasks.storage.shards import RowBatch
 
 Settings = dict[str, Any]
 FOLDER = "<folder>"  # in settings: the folder of the export
@@ -78,7 +78,7 @@ class Part:
     facts: dict[str, int] = field(default_factory=dict)  # further counts of the format
     columns: dict[str, np.ndarray] = field(default_factory=dict)  # of the format
 
-    def count(self, rows: Rows) -> None:
+    def count(self, rows: RowBatch) -> None:
         self.rows += len(rows)
         self.pieces += len(rows.lengths)
         self.tokens += int(rows.tokens.sum())
@@ -95,7 +95,6 @@ class ShardJob:
     split: str
     number: int
     shards: int
-    first_row: int  # rows of the split before this shard
 
     @property
     def name(self) -> str:
@@ -121,7 +120,7 @@ class ExportFormat:
     layout: str  # the files of a split, for the documentation
     reader: Reader
 
-    def write_shard(self, job: ShardJob, batches: Iterator[Rows], part: Part, out: OutputFolder) -> None:
+    def write_shard(self, job: ShardJob, batches: Iterator[RowBatch], part: Part, out: OutputFolder) -> None:
         """Write the files of one shard.
 
         The counts of `part` are complete when `batches` has ended.
@@ -153,7 +152,7 @@ def is_balanced(manifest: Manifest) -> bool:
 
 def common_notes(manifest: Manifest, format: ExportFormat, splits: Sequence[str]) -> list[Note]:
     """Return notes on settings of rows, as far as the format loses them."""
-    notes, align = list[Note](), manifest.row_shape.align
+    notes, align = list[Note](), manifest.row_layout.align
     if align > 1 and not format.aligned:
         text = f"align: {align} is lost: the export has no padding between conversations, so they start at any token"
         notes.append(Note("align", text))

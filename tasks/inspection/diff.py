@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.core.errors import InputMissing
-from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.inspection.rows import read_row
 from tasks.storage.corpus_folder import checked_folder
-from tasks.storage.facts.inputs import SourceFacts
+from tasks.storage.facts import SourceFacts
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import open_index
 from tasks.verification.partitions import Partitions

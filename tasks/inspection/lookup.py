@@ -19,14 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.printable import printable
-from tasks.core.suggest import suggest
+from tasks.core.printable import printable, suggest
 from tasks.readers.containers import container_named
 from tasks.storage.corpus_folder import check_unchanged, listed_file, reading
-from tasks.storage.facts.outputs import Shard
+from tasks.storage.facts import Shard
+from tasks.storage.layout import kind_of
 from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_index, to_dicts
-from tasks.storage.splits import kind_of
 
 MOST_RECORDS = (1 << 63) - 1  # the largest number in the index
 

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.core.printable import printable
-from tasks.core.suggest import suggest
+from tasks.core.printable import printable, suggest
 from tasks.stores.scratch import scratch_with, url_of
 
 if TYPE_CHECKING:
-    from tasks.packing.balance.waiting import Waiting
+    from tasks.packing.balance import Waiting
     from tasks.storage.manifest import Manifest
 
 HERE = Path()
@@ -199,8 +198,7 @@ def _check_kind(path: Path, root: Path) -> None:
 
     `inspect` uses the same rules.
     """
-    from tasks.inspection.kinds import kind_of
-    from tasks.inspection.sources import corpora_of
+    from tasks.inspection.sources import corpora_of, kind_of
 
     kind = kind_of(path)
     if kind == "manifest":
@@ -241,7 +239,6 @@ def overview(path: Path) -> Overview:
 
     Raises DataError or InputMissing, naming the wrong or missing file.
     """
-    from tasks.inspection.waiting import waiting_of
     from tasks.storage.corpus_folder import checked_folder
     from tasks.storage.manifest import load_manifest
 
@@ -253,6 +250,22 @@ def overview(path: Path) -> Overview:
             raise
         return Overview(path, manifest, None, [])
     return Overview(path, manifest, folder, waiting_of(manifest, folder))
+
+
+def waiting_of(manifest: Manifest, folder: Path) -> list[Waiting]:
+    """Estimate how long the ranks of a step wait for the slowest rank.
+
+    The estimate is from the first rows of the training split. The result is empty if the corpus has no statistics of
+    rows, or rows of several lengths or without padding. Raises DataError or InputMissing if rows.arrow is missing or
+    damaged.
+    """
+    from tasks.packing.balance import MOST_ROWS, forecast
+    from tasks.storage.row_statistics import statistics_of_split
+
+    if len(manifest.row_lengths) > 1 or manifest.row_layout.padding != "row":
+        return []
+    found = statistics_of_split(manifest, folder, "train", MOST_ROWS)
+    return [] if found is None else forecast(found.squares, found.trained, manifest.length_of_split("train"))
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,24 @@
 
 split, row number        ─row_of_split─▶ Row            ┐
 places from index.arrow  ─conversation─▶ Conversation   ┴─ Pieces: place, source line, and Spans of text
+
+ids, labels ─runs_of─▶ Runs of ids ─spans_of─▶ Spans of text
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.printable import counted, printable
-from tasks.encoders.corpus_tokenizer import open_tokenizer
+from tasks.corpus.summary import DROPPED
 from tasks.encoders.encoder import Encoder
-from tasks.inspection.labels import DROPPED
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.inspection.lookup import (
     Place,
     find_row,
@@ -26,12 +28,11 @@ from tasks.inspection.lookup import (
     pieces_in_row,
     row_number,
 )
-from tasks.inspection.token_runs import spans_of
-from tasks.storage.corpus_folder import check_unchanged, checked_folder
-from tasks.storage.facts.outputs import Shard
-from tasks.storage.manifest import Manifest, load_manifest
+from tasks.storage.corpus_folder import check_copies, check_unchanged, checked_folder
+from tasks.storage.facts import Shard
+from tasks.storage.manifest import Manifest, load_manifest, lost_hint
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
-from tasks.storage.shards import bounds_of_pieces, read_rows
+from tasks.storage.shards import bounds_of_pieces, open_shard, read_rows, rows_of
 
 Piece = dict[str, Any]
 """A Place with `row_of_split` (the number that --row takes), `origin` (FILE:LINE), and, in a packed corpus, `spans`.
@@ -108,7 +109,7 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
             )
         lengths = [piece["length"] for piece in pieces]
         longest, squares = max(lengths, default=0), sum(length * length for length in lengths)
-        if manifest.row_shape.padding == "none":  # these rows have no mask
+        if manifest.row_layout.padding == "none":  # these rows have no mask
             columns = {name: values for name, values in columns.items() if name != "attention_mask"}
             columns["max_seqlen"] = columns["max_seqlen"][0]
         columns = {name: values.tolist() for name, values in columns.items()}
@@ -222,3 +223,159 @@ def encoder_for_row(manifest: Manifest, folder: Path, row: dict[str, Any], encod
             "bad_row", "the row holds ids that the tokenizer does not have; run packcorpus verify to locate them"
         )
     return encoder
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShardFigures:
+    """The figures of one shard.
+
+    `fill` is the percentage of positions that hold a token. `least` and `most` are conversations per row. In format
+    2.0, all fields after `rows` are None.
+    """
+
+    shard: Path
+    manifest: Path
+    split: str
+    first_row: int
+    rows: int
+    tokens: int | None = None
+    trained: int | None = None
+    fill: float | None = None
+    conversations: int | None = None
+    least: int | None = None
+    most: int | None = None
+
+
+def row_of_shard(path: Path, row: int) -> tuple[Path, str, int]:
+    """Return the manifest of a shard, its split, and the number of a row in the split.
+
+    `row` is the number in the shard. Raises UsageError if the shard has fewer rows, and InputMissing if there is no
+    manifest in its folder.
+    """
+    manifest, split, before, shard = _shard_of(path)
+    if not 0 <= row < shard.rows:
+        raise UsageError("not_in_it", f"--row {row}: {path.name} has {shard.rows:,} rows, from 0")
+    return manifest, split, before + row
+
+
+def _shard_of(path: Path) -> tuple[Path, str, int, Shard]:
+    """Return (manifest, split, number of the shard's first row in the split, shard)."""
+    beside = path.parent / "manifest.json"
+    if not beside.is_file():
+        fix = lost_hint(beside) or "; move it back to its folder"
+        raise InputMissing("manifest_missing", f"{path}: is a shard without a manifest.json beside it{fix}")
+    check_copies(beside, path.parent)
+    for name, split in load_manifest(beside).splits.items():
+        before = 0
+        for shard in split.shards:
+            if shard.path == path.name:
+                return beside, name, before, shard
+            before += shard.rows
+    raise UsageError("bad_command_line", f"{path}: is not a shard of the corpus in its folder")
+
+
+def shard_figures(path: Path) -> ShardFigures:
+    """Count the figures of a shard from its rows.
+
+    Raises DataError or InputMissing if the shard differs from its manifest.
+    """
+    beside, split, first_row, shard = _shard_of(path)
+    manifest = load_manifest(beside)
+    if manifest.format_version == "2.0":
+        return ShardFigures(path, beside, split, first_row, shard.rows)
+    check_unchanged(path.parent, shard)
+    length, tokens, trained, counts = manifest.length_of(shard.path), 0, 0, [np.zeros(0, np.int64)]
+    with open_shard(manifest, path.parent, shard) as batches:
+        for rows in (rows_of(batch, length, manifest.row_layout) for batch in batches):
+            counts.append(rows.pieces)
+            tokens += int(rows.tokens.sum())
+            trained += rows.trained
+    held = np.concatenate(counts)
+    return ShardFigures(
+        path, beside, split, first_row, shard.rows, tokens, trained, 100 * tokens / max(shard.rows * length, 1),
+        int(held.sum()), int(held.min(initial=length)), int(held.max(initial=0)),
+    )  # fmt: skip
+
+
+# -- tokens as text ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighboring tokens of one kind: text or a control token, trained or not."""
+
+    ids: list[int]
+    trained: bool
+    control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run with its text.
+
+    `tokens` holds the text of each token, if it was requested.
+    """
+
+    text: str
+    trained: bool
+    control: bool
+    ids: list[int]
+    tokens: list[str] | None = None
+
+
+def runs_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray) -> list[Run]:
+    """Split the tokens of one conversation into runs.
+
+    A run ends where training starts or ends. Every control token is its own run.
+    """
+    runs: list[Run] = []
+    marks = encoder.control_strings
+    for token, label in zip(ids.tolist(), labels.tolist(), strict=True):
+        trained = label != IGNORED
+        control = token in marks or token == encoder.unk_id
+        last = runs[-1] if runs else None
+        if last is None or control or (last.trained, last.control) != (trained, control):
+            runs.append(Run([token], trained, control))
+        else:
+            last.ids.append(token)
+    return runs
+
+
+def spans_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray, tokens: bool = False) -> list[Span]:
+    """Decode the runs of one conversation.
+
+    With `tokens`, each token is also decoded separately.
+    """
+    return [
+        Span(
+            encoder.decode(run.ids),
+            run.trained,
+            run.control,
+            run.ids,
+            list(_texts_of_tokens(encoder, run.ids)) if tokens else None,
+        )
+        for run in runs_of(encoder, ids, labels)
+    ]
+
+
+def _texts_of_tokens(encoder: Encoder, ids: Sequence[int]) -> Iterator[str]:
+    """Yield the text of each token.
+
+    Tokens that together form one character are one text.
+    """
+    held = b""
+    for token in ids:
+        held += encoder.token_bytes(token)
+        try:
+            text = held.decode()
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data":
+                continue
+            text = held.decode("utf-8", "replace")
+        yield text
+        held = b""
+    if held:
+        yield held.decode("utf-8", "replace")

@@ -18,17 +18,16 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import UsageError
-from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.inspection.lookup import Place, find_row, pieces_in_row, read_rejects, row_number
-from tasks.inspection.rows import Piece, place_in_corpus, read_row
-from tasks.inspection.token_runs import Span, spans_of
+from tasks.inspection.rows import Piece, Span, place_in_corpus, read_row, spans_of
 from tasks.storage.arrow import to_arrow
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import IGNORED
-from tasks.storage.shards import open_shard, row_columns, to_dicts
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX
+from tasks.storage.shards import RowBatch, open_shard, rows_of, to_dicts
 
 # Tokens converted to bytes at a time: 4 to 5 bytes each.
 _TOKENS = 1 << 22
@@ -116,24 +115,22 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
                         if text in found["text"]:
                             yield Hit(split, number, at + row, 0, 0, 0, False)
                 else:
-                    columns = row_columns(rows, manifest.sequence_length, manifest.row_shape)
+                    columns = rows_of(rows, manifest.length_of(shard.path), manifest.row_layout)
                     for row, start, first, last, trained in _in_rows(columns, vocabulary, needle):
                         yield Hit(split, number, at + row, start, first, last, trained)
                 at += rows.num_rows
 
 
-def _in_rows(
-    columns: dict[str, np.ndarray], vocabulary: pa.Array, needle: bytes
-) -> Iterator[tuple[int, int, int, int, bool]]:
+def _in_rows(rows: RowBatch, vocabulary: pa.Array, needle: bytes) -> Iterator[tuple[int, int, int, int, bool]]:
     """Yield the first match in each conversation of some rows.
 
     A match is (row, start of the conversation, first token, last token, whether it is trained on), as in Hit.
     """
-    length = columns["input_ids"].shape[1]
-    found = vocabulary.take(to_arrow(columns["input_ids"].reshape(-1)))
+    length = rows.ids.shape[1]
+    found = vocabulary.take(to_arrow(rows.ids.reshape(-1)))
     offsets = np.frombuffer(found.buffers()[1], np.int32)[: len(found) + 1]
     written = found.buffers()[2].to_pybytes()
-    labels, positions, mask = (columns[name].reshape(-1) for name in ("labels", "position_ids", "attention_mask"))
+    labels, positions, mask = (values.reshape(-1) for values in (rows.labels, rows.positions, rows.filled))
     at = written.find(needle)
     while at >= 0:
         # The token with the first byte; tokens without bytes have the offset of the next token.

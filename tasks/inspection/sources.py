@@ -1,4 +1,4 @@
-"""Read records of a source file, and the sources of a config."""
+"""Find the kind of a file, and read source files and the sources of a config."""
 
 from __future__ import annotations
 
@@ -6,24 +6,72 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import pyarrow as pa
 
 from tasks.config import Config, load_config
+from tasks.conversations.formats import guess_columns
 from tasks.conversations.model import Conversation
 from tasks.conversations.openai import as_row
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PackError, Reject, UsageError
-from tasks.dry_run.draft_entries import guess_columns_of
 from tasks.readers.container import RecordReader
-from tasks.readers.containers import container_named
-from tasks.sources.digests.digest_cache import DigestCache
+from tasks.readers.containers import container_by_extension, container_named
+from tasks.sources.digests import DigestCache
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
-from tasks.sources.source_files import identify_file
+from tasks.sources.sample_files import sample_files
+from tasks.sources.source_files import find_files, identify_file
+from tasks.storage.layout import Layout
 from tasks.storage.manifest import load_manifest
-from tasks.storage.paths import Layout
 
+BUDGET = 1 << 19  # bytes that are read to guess the meaning of keys
 SAMPLED = 100  # records at the start of a source that its figures are computed from
+
+
+Kind = Literal["manifest", "shard", "source", "config"]
+
+
+def kind_of(path: Path) -> Kind:
+    """Return the kind of a file.
+
+    The name decides or, if it is ambiguous, the first bytes. A file of unknown kind is treated as a manifest.
+    """
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return "config"
+    if is_shard(path):
+        return "shard"
+    return "source" if is_source(path) else "manifest"
+
+
+def is_shard(path: Path) -> bool:
+    """Return whether a file is a shard.
+
+    The schema decides or, if it cannot be read, whether there is a manifest.json in the same folder.
+    """
+    if path.suffix != ".arrow" or not path.is_file():
+        return False
+    try:
+        with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+            return b"format_version" in (reader.schema.metadata or {})
+    except (pa.ArrowException, OSError):
+        return (path.parent / "manifest.json").is_file()
+
+
+def is_source(path: Path) -> bool:
+    """Return whether a file is a source, by its extension.
+
+    A .json file is not a source if its name, its folder, or its first bytes show that it is a manifest.
+    """
+    if container_by_extension(path.name) is None or not path.is_file():
+        return False
+    if path.suffix != ".json":
+        return True
+    if path.name == "manifest.json" or path.parent.name == "manifests":
+        return False
+    with path.open("rb") as file:
+        return b'"format_version"' not in file.read(4096)
 
 
 @dataclass(frozen=True)
@@ -155,6 +203,18 @@ def _identified(path: Path) -> SourceFile:
         if not columns:
             raise
         return identify_file(path, source=Source(path=str(path), columns=columns))
+
+
+def guess_columns_of(path: Path) -> dict[str, str]:
+    """Return `guess_columns` of the first record of a file, or {} if it is unreadable."""
+    known = Source(path=str(path), format="text")
+    try:
+        [file] = find_files([known], Path())
+        [sample] = sample_files([file], BUDGET, 1 << 24)
+    except PackError:
+        return {}
+    record = next((value for _, value in sample.records if isinstance(value, dict)), {})
+    return guess_columns(record)
 
 
 def _facts(file: SourceFile) -> SourceInfo:

@@ -71,7 +71,6 @@ __all__ = [
     "counts_of",
     "full_rows",
     "histogram",
-    "in_multiples",
     "joined",
     "lower_bound",
     "pack",
@@ -130,15 +129,6 @@ class Packing(NamedTuple):
 
     patterns: Patterns
     bound: tuple[int, str]
-
-
-def in_multiples(lengths: np.ndarray, align: int) -> np.ndarray:
-    """Return lengths in multiples of `align`, rounded up.
-
-    A row of n × align tokens then has a capacity of n. Pieces that start at multiples fit in a row exactly if the sum
-    of these lengths fits, so bounds stay valid.
-    """
-    return lengths if align == 1 else -(-lengths // align)
 
 
 def histogram(lengths: np.ndarray, capacity: int) -> np.ndarray:

@@ -7,63 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from tasks.config import Config
-from tasks.conversations.keys.unused import sum_counts
-from tasks.packing import several_lengths
-from tasks.packing.bin_packing import ALGORITHM
+from tasks.conversations.unused_keys import sum_counts
+from tasks.packing import bin_packing, several_lengths
 from tasks.packing.pieces import CHUNK, Accepted, Pieces
+from tasks.packing.placement import Bound
 from tasks.recipe import Recipe
-from tasks.storage.facts.ledger import Ledger
+from tasks.storage.facts import Ledger
 from tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
-from tasks.storage.tokens.token_files import TokenColumns
+from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.token_batch import APART, LEFT_OUT, counts_in
 
-
-@dataclass(slots=True)
-class Tally:
-    """Sums over the pieces of one packing of each split.
-
-    Each sum is int64[sources, 2, 2]: by source, held out (1) or not (0), and further copy (1) or first copy (0).
-    Multiply by `times` for all packings.
-    """
-
-    pieces: np.ndarray
-    places: np.ndarray  # tokens, separators included
-    trained: np.ndarray
-    separators: np.ndarray
-    times: np.ndarray  # int64[2], packings of the training split and of the held-out split
-
-    def total(self, name: str) -> int:
-        """Sum over all rows of all splits."""
-        return int((getattr(self, name).sum(axis=(0, 2)) * self.times).sum())
-
-    def once(self, name: str) -> int:
-        """Sum over the first copies."""
-        return int(getattr(self, name)[:, :, 0].sum())
-
-    def of_sources(self, name: str) -> np.ndarray:
-        """Sum over all rows of all splits, per source: int64[sources]."""
-        found: np.ndarray = getattr(self, name).sum(axis=2) @ self.times
-        return found
-
-
-def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
-    """Sum up the pieces of each source, in constant memory."""
-    accepted, numbers = pieces.accepted, source_numbers(recipe)
-    sums = np.zeros((4, 4 * len(recipe.files)))
-    for further, (top, bottom) in enumerate(((0, pieces.once), (pieces.once, len(pieces)))):
-        for chunk in pieces.chunks(top, bottom):
-            found = pieces.columns(chunk)
-            group = 4 * numbers[accepted.part(found.conversation)]
-            group += 2 * accepted.held_out[found.conversation] + further
-            for at, values in enumerate((None, found.length, pieces.trained(chunk, tokens), found.separator)):
-                sums[at] += np.bincount(group, values, minlength=sums.shape[1])
-    of_pieces, places, trained, separators = sums.astype(np.int64).reshape(4, -1, 2, 2)
-    return Tally(of_pieces, places, trained, separators, np.array([recipe.config.epochs, 1]))
+# What is summed over pieces. `places` are tokens, separators included.
+UNITS = ("pieces", "places", "trained", "separators")
 
 
 @dataclass(slots=True)
@@ -81,6 +42,76 @@ class Losses:
     tokens_truncated: int = 0
     trained_truncated: int | None = None  # of tokens_truncated; only with overlong: turns
     tokens_rejected: int = 0
+
+
+@dataclass(slots=True)
+class Account:
+    """Outcome of all conversations and tokens of a corpus."""
+
+    sums: np.ndarray  # int64[UNITS, sources, held out or not, further copy or first], of one packing of each split
+    times: np.ndarray  # int64[2], packings of the training split and of the held-out split
+    lost: Losses
+    # int64[sources, 4]: conversations without a trained token in a row, and their tokens; conversations in a pass over
+    # the training split, and their copies
+    of_sources: np.ndarray
+    packed: int  # conversations
+    samples: dict[str, Any] | None  # None if every conversation is one sample
+    alignment: int | None  # padding in all rows that rounds pieces up to `align`; None if `align` is 1
+
+    @property
+    def in_train(self) -> int:
+        """Return the number of conversations in the training split."""
+        return int(self.of_sources[:, 2].sum())
+
+    def one(self, unit: str) -> np.ndarray:
+        """Return the sums of one of UNITS: int64[sources, held out, further copy]."""
+        sums: np.ndarray = self.sums[UNITS.index(unit)]
+        return sums
+
+    def by_source(self, unit: str) -> np.ndarray:
+        """Sum over all rows of all splits: int64[sources]."""
+        found: np.ndarray = self.one(unit).sum(axis=2) @ self.times
+        return found
+
+    def total(self, unit: str) -> int:
+        return int(self.by_source(unit).sum())
+
+    def once(self, unit: str) -> int:
+        """Sum over the first copies."""
+        return int(self.one(unit)[:, :, 0].sum())
+
+
+def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Account:
+    """Count the packed conversations and tokens, and the losses of each source."""
+    config, accepted, left, numbers = recipe.config, pieces.accepted, pieces.accepted.left(), source_numbers(recipe)
+    sums, alignment = np.zeros((len(UNITS), 4 * len(recipe.files))), 0
+    for further, (top, bottom) in enumerate(((0, pieces.once), (pieces.once, len(pieces)))):
+        for chunk in pieces.chunks(top, bottom):
+            of = pieces.columns(chunk)
+            held_out = accepted.held_out[of.conversation]
+            group = 4 * numbers[accepted.part(of.conversation)] + 2 * held_out + further
+            for unit, values in enumerate((None, of.length, pieces.trained(chunk, tokens), of.separator)):
+                sums[unit] += np.bincount(group, values, minlength=sums.shape[1])
+            gaps = config.rows.places(of.length) - of.length
+            alignment += int(gaps[held_out].sum()) + config.epochs * int(gaps[~held_out].sum())
+    of_sources = np.zeros((len(recipe.files), 4), np.int64)
+    firsts = np.searchsorted(numbers, np.arange(len(recipe.files) + 1))  # the first part of each source
+    for number, (first, last) in enumerate(pairwise(accepted.edges[firsts].tolist())):
+        inside = slice(first, last)
+        late = np.flatnonzero(accepted.reason[inside] == REJECTED) + first
+        chosen = left[inside] & ~accepted.held_out[inside]
+        count = int(np.count_nonzero(chosen))
+        copies = count if pieces.copies is None else int(pieces.copies[inside][chosen].sum(dtype=np.int64))
+        of_sources[number] = _conversations(late, accepted), int(accepted.encoded(late).sum()), count, copies
+    return Account(
+        sums.astype(np.int64).reshape(len(UNITS), -1, 2, 2),
+        np.array([config.epochs, 1]),
+        count_losses(pieces, tokens, config),
+        of_sources,
+        int(np.count_nonzero(left)),
+        _count_samples(pieces, tokens) if accepted.samples.several else None,
+        None if config.align == 1 else alignment,
+    )
 
 
 def count_losses(pieces: Pieces, tokens: TokenColumns, config: Config) -> Losses:
@@ -111,18 +142,13 @@ def count_losses(pieces: Pieces, tokens: TokenColumns, config: Config) -> Losses
         is_cut = first + taken < accepted.length[of]
         lost.truncated, lost.tokens_truncated = _conversations(of[is_cut], accepted), gone
     if config.overlong == "turns":
-        lost.trained_truncated = _trained_of(cut, tokens) - int(trained.sum())
+        lost.trained_truncated = -int(trained.sum())
+        for top in range(0, tokens.edges[-1], CHUNK):
+            inside = cut[slice(*np.searchsorted(cut, [top, top + CHUNK]))]
+            if len(inside):
+                column = tokens.column("trained", top, min(top + CHUNK, tokens.edges[-1]))
+                lost.trained_truncated += int(column[inside - top].sum())
     return lost
-
-
-def _trained_of(samples: np.ndarray, tokens: TokenColumns) -> int:
-    """Sum up the trained tokens of whole samples, given in ascending order."""
-    total = 0
-    for top in range(0, tokens.edges[-1], CHUNK):
-        inside = samples[slice(*np.searchsorted(samples, [top, top + CHUNK]))]
-        if len(inside):
-            total += int(tokens.column("trained", top, min(top + CHUNK, tokens.edges[-1]))[inside - top].sum())
-    return total
 
 
 def _conversations(samples: np.ndarray, accepted: Accepted) -> int:
@@ -130,16 +156,15 @@ def _conversations(samples: np.ndarray, accepted: Accepted) -> int:
     return len(np.unique(accepted.samples.first_of(samples)))
 
 
-def count_samples(pieces: Pieces, tokens: TokenColumns) -> dict[str, Any]:
-    """Count the samples and the prompt tokens that they repeat."""
-    accepted = pieces.accepted
-    counts = np.bincount(accepted.reason, minlength=REJECTED + 1).tolist()
+def _count_samples(pieces: Pieces, tokens: TokenColumns) -> dict[str, Any]:
+    reason = pieces.accepted.reason
+    counts = np.bincount(reason, minlength=REJECTED + 1).tolist()
     dropped = zip(SAMPLE_DROP_REASONS, counts[1:], strict=False)
     return {
-        "read": len(accepted.reason),
+        "read": len(reason),
         "packed": counts[0],
         "rejected": counts[REJECTED],
-        "dropped": {reason: count for reason, count in dropped if count},
+        "dropped": {name: count for name, count in dropped if count},
         "repeated_prompt_tokens": int(repeated_prompt_tokens(pieces, tokens).sum()),
     }
 
@@ -163,55 +188,6 @@ def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
     return repeated
 
 
-@dataclass(slots=True)
-class Account:
-    """Outcome of all conversations and tokens of a corpus."""
-
-    tally: Tally
-    lost: Losses
-    # int64[sources, 4]: conversations without a trained token in a row, and their tokens; conversations in a pass over
-    # the training split, and their copies
-    of_sources: np.ndarray
-    packed: int  # conversations
-    samples: dict[str, Any] | None  # None if every conversation is one sample
-    alignment: int | None  # padding in all rows that rounds pieces up to `align`; None if `align` is 1
-
-    @property
-    def in_train(self) -> int:
-        """Return the number of conversations in the training split."""
-        return int(self.of_sources[:, 2].sum())
-
-
-def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Account:
-    """Count the packed conversations and tokens, and the losses of each source."""
-    accepted, left = pieces.accepted, pieces.accepted.left()
-    firsts = np.searchsorted(source_numbers(recipe), np.arange(len(recipe.files) + 1))  # the first part of each source
-    edges = accepted.edges[firsts].tolist()
-    of_sources = np.zeros((len(recipe.files), 4), np.int64)
-    for number in range(len(recipe.files)):
-        inside = slice(edges[number], edges[number + 1])
-        late = np.flatnonzero(accepted.reason[inside] == REJECTED) + edges[number]
-        chosen = left[inside] & ~accepted.held_out[inside]
-        count = int(np.count_nonzero(chosen))
-        copies = count if pieces.copies is None else int(pieces.copies[inside][chosen].sum(dtype=np.int64))
-        of_sources[number] = _conversations(late, accepted), int(accepted.encoded(late).sum()), count, copies
-    samples = count_samples(pieces, tokens) if accepted.samples.several else None
-    lost, alignment = count_losses(pieces, tokens, recipe.config), _alignment(pieces, recipe.config)
-    return Account(tally(pieces, tokens, recipe), lost, of_sources, int(np.count_nonzero(left)), samples, alignment)
-
-
-def _alignment(pieces: Pieces, config: Config) -> int | None:
-    if config.align == 1:
-        return None
-    total = 0
-    for chunk in pieces.chunks():
-        found = pieces.columns(chunk)
-        gaps = -found.length % config.align
-        held_out = pieces.accepted.held_out[found.conversation]
-        total += int(gaps[held_out].sum()) + config.epochs * int(gaps[~held_out].sum())
-    return total
-
-
 def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int) -> Ledger:
     """Build the manifest's ledger.
 
@@ -219,9 +195,9 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
     `places` is rows × sequence_length, or 0 without packing; with `padding: none`, it is the places that rows have.
     Raises DataError if the ledger does not balance.
     """
-    sums, lost, samples = account.tally, account.lost, account.samples
-    packed, encoded = sums.total("places"), sum(receipt["tokens"] for receipt in receipts) - lost.tokens_rejected
-    repeated = packed - sums.total("separators") - (sums.once("places") - sums.once("separators"))
+    lost, samples = account.lost, account.samples
+    packed, encoded = account.total("places"), sum(receipt["tokens"] for receipt in receipts) - lost.tokens_rejected
+    repeated = packed - account.total("separators") - (account.once("places") - account.once("separators"))
     values = {
         "conversations": {
             "read": sum(receipt["conversations"] for receipt in receipts),
@@ -231,21 +207,21 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
             "truncated": lost.truncated,
             "split": lost.split,
         },
-        "pieces": {"packed": sums.total("pieces"), "dropped": lost.pieces},
+        "pieces": {"packed": account.total("pieces"), "dropped": lost.pieces},
         "tokens": {
             "encoded": encoded,
-            "separators": sums.total("separators"),
+            "separators": account.total("separators"),
             "repeated": repeated,
             "truncated": lost.tokens_truncated,
             "dropped": lost.tokens_dropped,
             "rejected": lost.tokens_rejected,
             "packed": packed,
             "padding": places - packed if places else 0,
-            "trained": sums.total("trained"),
+            "trained": account.total("trained"),
             "alignment": account.alignment,
             "trained_truncated": lost.trained_truncated,
         },
-        "context": {"tokens": packed - sums.total("trained"), "left_out": left_out(receipts)},
+        "context": {"tokens": packed - account.total("trained"), "left_out": left_out(receipts)},
     }
     if samples:
         values["samples"] = samples | {"apart": apart(receipts, samples["read"], encoded)}
@@ -280,7 +256,7 @@ def weighting_facts(config: Config, account: Account) -> dict[str, dict[str, Any
     They include the trained tokens and conversations of a split, with copies. These are counts of one pass, which are
     the same for all packings of the training split.
     """
-    trained = account.tally.trained.sum(axis=(0, 2)).tolist()
+    trained = account.one("trained").sum(axis=(0, 2)).tolist()
     conversations = [int(account.of_sources[:, 3].sum()), account.packed - account.in_train]
     kinds = {"of_data": config.reads_loss_weights, "of_conversations": config.weighs_conversations}
     return {
@@ -290,25 +266,19 @@ def weighting_facts(config: Config, account: Account) -> dict[str, dict[str, Any
 
 
 def packing_metadata(
-    config: Config,
-    sums: Tally,
-    rows: int,
-    places: int,
-    bounds: Sequence[tuple[int, str]],
-    bounds_of_places: Sequence[tuple[int, str]],
+    config: Config, account: Account, rows: int, places: int, bounds: Sequence[Bound], of_places: Sequence[Bound]
 ) -> dict[str, Any]:
     """Compute how full the rows are, and compare them with the lower bound.
 
-    `bounds` has the bound of each split and its name. If rows have several lengths, each bound is for the pieces that
-    were chosen for rows of one length, and `bounds_of_places` has the bounds for all lengths together.
+    `bounds` are those of each split. If rows have several lengths, each is for the pieces that were chosen for rows of
+    one length, and `of_places` has the bounds for all lengths together.
     """
-    bound = sum(rows for rows, _ in bounds)
-    per_row = round(sums.total("pieces") / rows, 4)
-    several, above, algorithm = {}, rows / bound - 1, ALGORITHM
-    if bounds_of_places:
-        needed = sum(count for count, _ in bounds_of_places)
+    bound, per_row = sum(rows for rows, _ in bounds), round(account.total("pieces") / rows, 4)
+    several, above, algorithm = {}, rows / bound - 1, bin_packing.ALGORITHM
+    if of_places:
+        needed = sum(count for count, _ in of_places)
         several = {"places": places, "lower_bound_places": needed}
-        above, bounds, algorithm = places / needed - 1, bounds_of_places, several_lengths.ALGORITHM
+        above, bounds, algorithm = places / needed - 1, of_places, several_lengths.ALGORITHM
     return {
         "enabled": config.packing,
         "algorithm": algorithm if config.packing else "one conversation a row",
@@ -316,7 +286,7 @@ def packing_metadata(
         "lower_bound_rows": bound,
         "lower_bound": ", ".join(sorted({name for _, name in bounds if name})),
         "above_lower_bound_percent": round(100 * above, 4),
-        "packing_efficiency": round(100 * sums.total("places") / places, 4) if config.packing else None,
+        "packing_efficiency": round(100 * account.total("places") / places, 4) if config.packing else None,
         "avg_conversations_per_sequence": per_row,
         "compression_ratio": per_row,
     } | several
@@ -324,28 +294,25 @@ def packing_metadata(
 
 def source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account) -> list[dict[str, Any]]:
     """Summarize the contribution of each source file."""
-    trained, found = account.tally.of_sources("trained").tolist(), []
     given = np.zeros((len(recipe.files), 3), np.int64)
     for receipt, number in zip(receipts, source_numbers(recipe), strict=True):
         given[number] += [receipt[name] for name in ("conversations", "accepted", "tokens")]
-    for index, (file, own) in enumerate(zip(recipe.files, given.tolist(), strict=True)):
-        read, accepted, tokens = own
-        late, late_tokens = account.of_sources[index, :2].tolist()
-        found.append(
-            {
-                "path": file.name,
-                "format": file.format,
-                "entry": file.entry,
-                "bytes": file.bytes,
-                "sha256": file.sha256,
-                "conversations": read,
-                "accepted": accepted - late,
-                "rejected": read - accepted + late,
-                "tokens": tokens - late_tokens,
-                "trained_tokens": trained[index],
-            }
-        )
-    return found
+    late, trained = account.of_sources[:, :2].tolist(), account.by_source("trained").tolist()
+    return [
+        {
+            "path": file.name,
+            "format": file.format,
+            "entry": file.entry,
+            "bytes": file.bytes,
+            "sha256": file.sha256,
+            "conversations": read,
+            "accepted": accepted - late[number][0],
+            "rejected": read - accepted + late[number][0],
+            "tokens": tokens - late[number][1],
+            "trained_tokens": trained[number],
+        }
+        for number, (file, (read, accepted, tokens)) in enumerate(zip(recipe.files, given.tolist(), strict=True))
+    ]
 
 
 def unused_keys(recipe: Recipe, receipts: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
@@ -366,14 +333,13 @@ def mixture_facts(recipe: Recipe, account: Account) -> list[dict[str, Any]]:
         | dict.fromkeys(("conversations", "copies", "tokens", "trained_tokens"), 0)
         for source in recipe.config.sources
     ]
-    sums = account.tally
     for number, file in enumerate(recipe.files):
         fact = facts[file.entry]
         count, copies = account.of_sources[number, 2:].tolist()
         fact["conversations"] += count
         fact["copies"] += copies
-        fact["tokens"] += int(sums.places[number, 0].sum())
-        fact["trained_tokens"] += int(sums.trained[number, 0].sum())
+        fact["tokens"] += int(account.one("places")[number, 0].sum())
+        fact["trained_tokens"] += int(account.one("trained")[number, 0].sum())
     for name in ("tokens", "trained_tokens"):
         total = max(1, sum(fact[name] for fact in facts))
         for fact in facts:

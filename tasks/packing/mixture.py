@@ -17,13 +17,12 @@ import numpy as np
 
 from tasks.config import Config
 from tasks.core.errors import DataError, UsageError
-from tasks.core.int32 import MOST, as_int32
-from tasks.core.seeded_order import order_of_contents
+from tasks.core.numbers import MOST, as_int32, order_of_contents
 from tasks.packing.pieces import Pieces
 from tasks.packing.placement import hold_out_at_least_one
 from tasks.recipe import Recipe
 from tasks.storage.schemas import drop_code
-from tasks.storage.tokens.token_files import TokenColumns
+from tasks.storage.token_files import TokenColumns
 
 
 def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:

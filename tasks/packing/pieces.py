@@ -1,6 +1,6 @@
 """Pieces to place in rows: whole conversations, and cuts of overlong ones.
 
-If a conversation has several samples (storage/tokens), "conversation" means one of its samples here, in
+If a conversation has several samples (storage/token_files.py), "conversation" means one of its samples here, in
 placement.py, and in index_writer.py. Filters by content, limits, and weights apply to all samples of a conversation
 together.
 
@@ -25,11 +25,10 @@ import numpy as np
 
 from tasks.config import Config
 from tasks.core.errors import DataError
-from tasks.core.int32 import as_int32, check_number
+from tasks.core.numbers import as_int32, check_number
 from tasks.recipe import Recipe
 from tasks.storage.schemas import REJECTED, drop_code
-from tasks.storage.tokens.samples import Samples
-from tasks.storage.tokens.token_files import TokenColumns
+from tasks.storage.token_files import Samples, TokenColumns
 
 CHUNK = 1 << 18  # conversations or pieces processed at a time
 
@@ -83,6 +82,51 @@ class Accepted:
         found = np.maximum.reduceat(ranked, self.samples.firsts) if len(ranked) else ranked
         found[self.left()[self.samples.firsts]] = 0
         return found
+
+
+def accepted_of(tokens: TokenColumns, validation: float) -> Accepted:
+    """Read the columns of all conversations and hold out a share of them."""
+    length = tokens.column("length")
+    held_out = np.zeros(len(length), np.bool_)
+    # A share of the hash range is a share of the conversations, and does not depend on the rest of the corpus.
+    for top in range(0, len(length) if validation else 0, CHUNK):
+        digests = tokens.column("digest", top, min(top + CHUNK, len(length)))
+        held_out[top : top + CHUNK] = digests < np.uint64(int(validation * 2**64))
+    edges, reason = np.array(tokens.edges, np.int64), np.zeros(len(length), np.uint8)
+    return Accepted(edges, length, tokens.column("separator"), held_out, reason, Samples.of(tokens))
+
+
+def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Config) -> None:
+    """Set `accepted.reason` of conversations that the filters remove.
+
+    Token limits apply to each sample. Turn limits and duplicates apply to a conversation, so all its samples are
+    dropped. No filter depends on the sequence length, so the same conversations remain at every sequence length.
+    """
+    for name in ("tokens", "turns"):
+        least, most = getattr(config, f"min_{name}"), getattr(config, f"max_{name}")
+        if least is None and most is None:
+            continue
+        values = accepted.length if name == "tokens" else tokens.column("turns")
+        if least is not None:
+            accepted.reason[(values < least) & (accepted.reason == 0)] = drop_code(f"min_{name}")
+        if most is not None:
+            accepted.reason[(values > most) & (accepted.reason == 0)] = drop_code(f"max_{name}")
+    if config.duplicates == "drop":
+        _drop_duplicates(accepted, tokens)
+
+
+def _drop_duplicates(accepted: Accepted, tokens: TokenColumns) -> None:
+    """Keep only the first of the remaining conversations with equal content.
+
+    Lengths are compared, too, because two different conversations may share a 64-bit hash. Among 10 million
+    conversations, this happens in 3 of a million corpora. The held-out split is chosen by the same hash, so equal
+    contents are always in the same split.
+    """
+    digests, length = tokens.column("digest"), accepted.samples.total(accepted.length)
+    order = np.lexsort((length, digests))  # stable: equal contents stay in source order
+    order = order[accepted.left()[order]]
+    same = (digests[order[1:]] == digests[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
+    accepted.drop(order[1:][same], "duplicate")
 
 
 class Cut(NamedTuple):
@@ -180,17 +224,16 @@ class Pieces:
             found[chunk] = self.accepted.held_out[self.conversations(chunk)]
         return found
 
+    def trained_of_conversations(self, tokens: TokenColumns) -> np.ndarray:
+        """Return the packed trained tokens of each sample's conversation: int32[samples].
 
-def trained_of_conversations(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
-    """Return the packed trained tokens of each sample's conversation: int32[samples].
-
-    The number includes all pieces and all samples of the conversation, in one copy.
-    """
-    found = np.zeros(len(pieces.accepted.length), np.int64)
-    for chunk in pieces.chunks(0, pieces.once):
-        np.add.at(found, pieces.conversations(chunk), pieces.trained(chunk, tokens))
-    samples = pieces.accepted.samples
-    return as_int32(samples.of_each(samples.total(found)), "trained tokens of a conversation")
+        The number includes all pieces and all samples of the conversation, in one copy.
+        """
+        trained = np.zeros(len(self.accepted.length), np.int64)
+        for chunk in self.chunks(0, self.once):
+            np.add.at(trained, self.conversations(chunk), self.trained(chunk, tokens))
+        samples = self.accepted.samples
+        return as_int32(samples.of_each(samples.total(trained)), "trained tokens of a conversation")
 
 
 def check_conversations(count: int, config: Config) -> None:

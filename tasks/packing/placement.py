@@ -9,40 +9,41 @@ Every split of the corpus is placed separately:
 Guarantee for epochs: each epoch contains every piece of the training split, in the same number of rows. No group of two
 or more pieces shares a row in two epochs, unless no swap with another piece of equal length exists. To achieve this, a
 seeded half of the conversations is packed before the rest, conversations of equal length are assigned in a different
-order, and groups that still meet again are broken up (company/other_epochs.py). A row filled by one conversation is the
+order, and groups that still meet again are broken up (neighbors.py). A row filled by one conversation is the
 same in every epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
 
 import numpy as np
 
 from tasks.config import Config
-from tasks.core.seeded_order import shuffle
+from tasks.core.numbers import shuffle
 from tasks.packing import bin_packing, several_lengths
-from tasks.storage.splits import SPLITS, splits_of
+from tasks.storage.layout import SPLITS
 
 # Distance between the streams for one length of rows and the streams for the next length. The streams of epochs are
 # below it.
 LENGTH = 1 << 17
 
+Bound = tuple[int, str]  # a number that every packing needs, and the name of its proof
+
 
 @dataclass(slots=True)
 class Placed:
-    """Row and start of each piece, int32, and the rows of one or two splits."""
+    """Row and start of each piece, int32, and the rows of one or two kinds of splits."""
 
     row: np.ndarray  # numbered over all shards, in their order
     start: np.ndarray  # offset of the piece's first place within the row
     edges: np.ndarray  # int64[shards + 1], rows before each shard
     rows_of_splits: dict[str, int]
-    lower_bounds: list[tuple[int, str]]  # per split: rows, and the name of the bound
-    # If rows have several lengths, per split: the places that every packing needs, and the name of the bound.
-    places: list[tuple[int, str]] = field(default_factory=list)
+    lower_bounds: list[Bound]  # rows, per split
+    places: Sequence[Bound] = ()  # places, per kind of split; only if rows have several lengths
 
     @property
     def rows(self) -> int:
@@ -50,7 +51,7 @@ class Placed:
 
     def slices(self) -> dict[str, slice]:
         """Return the rows of each split."""
-        ends = np.cumsum([*self.rows_of_splits.values()]).tolist()
+        ends = accumulate(self.rows_of_splits.values())
         return {
             split: slice(end - rows, end) for (split, rows), end in zip(self.rows_of_splits.items(), ends, strict=True)
         }
@@ -65,29 +66,21 @@ def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dic
 
     `lengths` are int32[pieces].
     """
-    if not held_out.any():
-        train = pack_split(lengths, config, "train", 1, shards)
-        nothing = pack_split(lengths[:0], config, "validation", 1, shards)
-        return _joined(train, nothing, train.row, train.start)
-    row, start = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
-    placed: list[Placed] = []
-    for number, split in enumerate(SPLITS):
-        chosen = held_out == bool(number)
-        own = pack_split(lengths[chosen], config, split, 1, shards)
-        own.row += placed[0].rows if placed else 0
-        row[chosen], start[chosen] = own.row, own.start
-        placed.append(own)
-    return _joined(placed[0], placed[1], row, start)
-
-
-def _joined(first: Placed, second: Placed, row: np.ndarray, start: np.ndarray) -> Placed:
+    is_whole = not held_out.any()  # then no column is copied
+    train = pack_split(lengths if is_whole else lengths[~held_out], config, SPLITS[0], 1, shards)
+    validation = pack_split(lengths[held_out], config, SPLITS[1], 1, shards)
+    row, start = train.row, train.start
+    if not is_whole:
+        row, start = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
+        row[~held_out], start[~held_out] = train.row, train.start
+        row[held_out], start[held_out] = validation.row + np.int32(train.rows), validation.start
     return Placed(
         row,
         start,
-        np.concatenate([first.edges, first.rows + second.edges[1:]]),
-        first.rows_of_splits | second.rows_of_splits,
-        first.lower_bounds + second.lower_bounds,
-        first.places + second.places,
+        np.concatenate([train.edges, train.rows + validation.edges[1:]]),
+        train.rows_of_splits | validation.rows_of_splits,
+        train.lower_bounds + validation.lower_bounds,
+        [*train.places, *validation.places],
     )
 
 
@@ -97,63 +90,70 @@ def pack_split(lengths: np.ndarray, config: Config, split: str, epoch: int, shar
     `lengths` are int32[pieces], in tokens. Rows of the shortest length come first. The result depends only on the
     arguments: the lengths, the settings of rows and the seed, the split, the epoch, and the number of shards.
     """
-    names = splits_of(split, config.row_lengths)
-    capacity = config.multiples
-    stream = stream_of(split, epoch)
-    if not config.packing:
-        row, start = shuffle(len(lengths), config.seed, stream), np.zeros(len(lengths), np.int32)
-        return _placed(row, start, {names[0]: len(lengths)}, [(len(lengths), "one conversation a row")], [], shards)
-    lengths = bin_packing.in_multiples(lengths, config.align)
-    counts = bin_packing.histogram(lengths, capacity)
-    if len(config.row_lengths) == 1:
-        solved, bound = bin_packing.solve(counts, capacity)
-        patterns, bounds, places = [solved], [bound], []
+    layout, stream = config.rows, stream_of(split, epoch)
+    names, places = layout.splits(split), list[Bound]()
+    if config.packing:
+        lengths = layout.multiples(lengths)
+        capacities = [length // layout.align for length in layout.lengths]
+        packed = several_lengths.solve(bin_packing.histogram(lengths, layout.capacity), capacities)
+        patterns, bounds, places = packed.patterns, packed.bounds, [packed.places] if packed.places else []
+        # Neighbors in a source are often alike. In source order, neighbors of equal length would share rows, or would
+        # all be in rows of one length.
+        order = shuffle(len(lengths), config.seed, epoch << 10)
+        if epoch > 1:
+            patterns = [*_other_patterns(patterns, capacities, lengths, order, config.seed, epoch)]
+        rows = [each.rows for each in patterns]
+        # Shuffle before allocating columns over the pieces, since it temporarily takes 20 bytes per row.
+        places_of = [shuffle(count, config.seed, stream + number * LENGTH) for number, count in enumerate(rows)]
+        for top, place_of in zip(accumulate(rows), places_of[1:], strict=False):
+            place_of += np.int32(top)
+        place_of = np.concatenate(places_of) if len(places_of) > 1 else places_of[0]
+        row, start = bin_packing.assign(lengths, reduce(bin_packing.joined, patterns), order)
+        for top in range(0, len(row), bin_packing.CHUNK):
+            chunk = slice(top, top + bin_packing.CHUNK)
+            row[chunk] = place_of[row[chunk]]
+        start *= layout.align
     else:
-        patterns, bound = several_lengths.solve(counts, config.row_lengths)
-        counts_of_lengths = [bin_packing.counts_of(each, capacity) for each in patterns]
-        bounds = [
-            bin_packing.lower_bound(own[: length + 1], length)
-            for own, length in zip(counts_of_lengths, config.row_lengths, strict=True)
-        ]
-        places = [bound]
-    # Neighbors in a source are often alike. In source order, neighbors of equal length would share rows, or would all
-    # be in rows of one length.
-    order = shuffle(len(lengths), config.seed, (epoch << 10))
-    if epoch > 1 and len(patterns) == 1:
-        patterns = [_other_patterns(lengths, order, patterns[0], capacity)]
-    elif epoch > 1:
-        for number, (length, own) in enumerate(zip(config.row_lengths, counts_of_lengths, strict=True)):
-            pieces = np.repeat(np.arange(len(own), dtype=np.int32), own)
-            own_order = shuffle(len(pieces), config.seed, (epoch << 10) + (number + 1) * LENGTH)
-            patterns[number] = _other_patterns(pieces, own_order, patterns[number], length)
-    rows = [each.rows for each in patterns]
-    # Shuffle before allocating columns over the pieces, since it temporarily takes 20 bytes per row.
-    places_of = [shuffle(own, config.seed, stream + number * LENGTH) for number, own in enumerate(rows)]
-    for top, place_of in zip(accumulate(rows), places_of[1:], strict=False):
-        place_of += np.int32(top)
-    place_of = np.concatenate(places_of) if len(places_of) > 1 else places_of[0]
-    row, start = bin_packing.assign(lengths, reduce(bin_packing.joined, patterns), order)
-    for top in range(0, len(row), bin_packing.CHUNK):
-        chunk = slice(top, top + bin_packing.CHUNK)
-        row[chunk] = place_of[row[chunk]]
-    start *= config.align
-    return _placed(row, start, dict(zip(names, rows, strict=True)), bounds, places, shards)
-
-
-def _placed(
-    row: np.ndarray,
-    start: np.ndarray,
-    rows_of_splits: dict[str, int],
-    bounds: list[tuple[int, str]],
-    places: list[tuple[int, str]],
-    shards: dict[str, int],
-) -> Placed:
+        row, start = shuffle(len(lengths), config.seed, stream), np.zeros(len(lengths), np.int32)
+        rows, bounds = [len(lengths)], [(len(lengths), "one conversation a row")]
     edges, top = [np.zeros(1, np.int64)], 0
-    for split, rows in rows_of_splits.items():
-        edges.append(top + np.arange(1, shards[split] + 1) * rows // max(shards[split], 1))
-        top += rows
-    bounds = [bound if rows else (0, "") for bound, rows in zip(bounds, rows_of_splits.values(), strict=True)]
-    return Placed(row, start, np.concatenate(edges), rows_of_splits, bounds, places)
+    for name, count in zip(names, rows, strict=True):
+        edges.append(top + np.arange(1, shards[name] + 1) * count // max(shards[name], 1))
+        top += count
+    bounds = [bound if count else (0, "") for bound, count in zip(bounds, rows, strict=True)]
+    return Placed(row, start, np.concatenate(edges), dict(zip(names, rows, strict=True)), bounds, places)
+
+
+def _other_patterns(
+    patterns: Sequence[bin_packing.Patterns],
+    capacities: Sequence[int],
+    lengths: np.ndarray,
+    order: np.ndarray,
+    seed: int,
+    epoch: int,
+) -> Iterator[bin_packing.Patterns]:
+    """Find other patterns of the same lengths, in the same number of rows.
+
+    Yields the patterns of each length of rows. A subset of the pieces is packed first. Its full rows are kept, and all
+    other pieces are packed in further rows. The subset is the first half in `order`; it is halved again while the
+    number of rows differs. If no subset works, the patterns stay the same.
+    """
+    for number, (usual, capacity) in enumerate(zip(patterns, capacities, strict=True)):
+        if len(patterns) > 1:
+            counts = bin_packing.counts_of(usual, capacity)
+            lengths = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+            order = shuffle(len(lengths), seed, (epoch << 10) + (number + 1) * LENGTH)
+        counts, part = bin_packing.histogram(lengths, capacity), len(lengths) // 2
+        other = usual
+        while part:
+            some = bin_packing.histogram(lengths[order[:part]], capacity)
+            full = bin_packing.full_rows(bin_packing.pack(some, capacity), capacity)
+            rest = bin_packing.pack(counts - bin_packing.counts_of(full, capacity), capacity)
+            if full.rows + rest.rows == usual.rows:
+                other = bin_packing.joined(full, rest)
+                break
+            part //= 2
+        yield other
 
 
 def stream_of(split: str, epoch: int) -> int:
@@ -162,28 +162,6 @@ def stream_of(split: str, epoch: int) -> int:
     The training split is 0, the held-out split is 1, and epochs are 2 and above.
     """
     return 1 if split == "validation" else epoch if epoch > 1 else 0
-
-
-def _other_patterns(
-    lengths: np.ndarray, order: np.ndarray, patterns: bin_packing.Patterns, capacity: int
-) -> bin_packing.Patterns:
-    """Find different patterns of the same lengths, in the same number of rows.
-
-    A subset of the pieces is packed first. Its full rows are kept, and all other pieces are packed in further rows. The
-    subset is the first half in `order`; it is halved again while the number of rows differs. Returns `patterns` if no
-    subset works.
-    """
-    counts = bin_packing.histogram(lengths, capacity)
-    part = len(lengths) // 2
-    while part:
-        full = bin_packing.full_rows(
-            bin_packing.pack(bin_packing.histogram(lengths[order[:part]], capacity), capacity), capacity
-        )
-        rest = bin_packing.pack(counts - bin_packing.counts_of(full, capacity), capacity)
-        if full.rows + rest.rows == patterns.rows:
-            return bin_packing.joined(full, rest)
-        part //= 2
-    return patterns
 
 
 def hold_out_at_least_one(

@@ -17,8 +17,9 @@ conversations are held out, weighted, deduplicated, or repacked for further epoc
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -30,58 +31,54 @@ import pyarrow as pa
 
 from tasks.config import Config
 from tasks.core.errors import DataError, StorageError
-from tasks.core.int32 import as_int32
-from tasks.packing import bin_packing
-from tasks.packing.balance.count_rows import statistics_of
-from tasks.packing.balance.put_in_order import put_in_order
-from tasks.packing.company.arrange import arrange, compared_in
-from tasks.packing.company.other_epochs import Companions
-from tasks.packing.filters import filter_conversations
-from tasks.packing.index_writer import index_writer
+from tasks.core.numbers import as_int32
+from tasks.packing.balance import put_in_order, statistics_of
+from tasks.packing.bin_packing import CHUNK
 from tasks.packing.ledger import (
     Account,
     make_ledger,
     mixture_facts,
     packing_metadata,
     source_facts,
+    source_numbers,
     take_account,
     unused_keys,
     weighting_facts,
 )
 from tasks.packing.mixture import mix
-from tasks.packing.pieces import (
-    CHUNK,
-    Accepted,
-    Pieces,
-    check_conversations,
-    cut_overlong,
-    trained_of_conversations,
-)
-from tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
+from tasks.packing.neighbors import EarlierRows, arrange, compared_in
+from tasks.packing.pieces import Pieces, accepted_of, check_conversations, cut_overlong, filter_conversations
+from tasks.packing.placement import Bound, Placed, hold_out_at_least_one, pack_split, place
 from tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
 from tasks.recipe import Recipe
-from tasks.sources.model import Part
-from tasks.storage.arrow import to_arrow, xxh3_of
+from tasks.storage.arrow import strings, to_arrow, xxh3_of
 from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX, first_packing
 from tasks.storage.row_statistics import ROWS
-from tasks.storage.schemas import REJECTED, ROWS_SCHEMA, plan_schema
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX, first_packing, length_in, splits_of
-from tasks.storage.tokens.samples import samples_of
-from tasks.storage.tokens.token_files import TokenColumns
+from tasks.storage.schemas import (
+    DROP_REASONS,
+    REJECTED,
+    ROWS_SCHEMA,
+    SAMPLE_DROP_REASONS,
+    index_schema,
+    plan_schema,
+)
+from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.token_batch import noticed_in
 
 # The errors of reading a damaged token file. pyarrow raises a plain OSError for a damaged footer, and a damaged name of
 # a column is a KeyError. If no checksum differs, such an error has another cause.
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError)
 
+# Pieces to sort by row at a time, 40 bytes each. Each pass scans the rows of all pieces.
+SORTED_AT_ONCE = 1 << 21
+# Conversations or pieces per record batch of the index; a batch is assembled in one step.
+INDEX_BATCH = 1 << 16
+
 
 def plan_files(config: Config) -> tuple[str, ...]:
     """Return the names of the files of a plan, without its receipt."""
     return ("plan.arrow", "index.arrow", *[ROWS] * config.packing, "rejects.jsonl")
-
-
-# Pieces to sort by row at a time, 40 bytes each. Each pass scans the rows of all pieces.
-SORTED_AT_ONCE = 1 << 21
 
 
 def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -98,26 +95,31 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     for file, receipt in zip(files, receipts, strict=True):
         if digest_of(file, "xxh3") != receipt["xxh3"]:
             raise StorageError("damaged_artefact", f"{file}: damaged (checksum mismatch); delete it and run again")
-    bases = record_bases(recipe.parts, receipts)
+    bases = [0] * len(files)  # the number of the first record of each part within its source
+    for part, (before, now) in enumerate(pairwise(recipe.parts), 1):
+        if now.file is before.file:
+            bases[part] = bases[part - 1] + receipts[part - 1]["records"]
     tokens = TokenColumns(files, bases)
     pieces = select_pieces(tokens, recipe)
-    late = late_rejects(pieces.accepted, tokens, recipe)
     early = [
         Rejected(part, bases[part] + record, code, text)  # by tokenization
         for part, receipt in enumerate(receipts)
         for record, code, text in receipt["rejects"]
     ]
-    check_first(early, first_accepted(tokens), recipe)
-    rejects = sorted([*early, *late], key=lambda reject: (reject.part, reject.record))
-    with atomic_file(folder / "rejects.jsonl") as out:
-        write_rejects(out, rejects, recipe)
-    rejected = Counter(reject.reason for reject in rejects)
-    check_rejects(rejected, len(late), read, recipe, folder / "rejects.jsonl")
+    filled = ((part, first) for part, (first, last) in enumerate(pairwise(tokens.edges)) if first < last)
+    check_first(early, next(((n, int(tokens.column("record", at, at + 1)[0])) for n, at in filled), None), recipe)
+    late = [*_late_rejects(pieces, tokens, recipe.config)]
+    rejects_file = folder / "rejects.jsonl"
+    with atomic_file(rejects_file) as out:
+        write_rejects(out, sorted([*early, *late], key=lambda reject: (reject.part, reject.record)), recipe)
+    rejected = Counter(reject.reason for reject in (*early, *late))
+    check_rejects(rejected, len(late), read, recipe, rejects_file)
     pieces = mix(pieces, tokens, recipe)
     account = take_account(pieces, tokens, recipe)
-    check_left(account, read, rejected, recipe, folder / "rejects.jsonl")
-    names, blocks = plan_files(recipe.config), write_blocks(folder, pieces, tokens, recipe)
-    facts = plan_facts(recipe, receipts, account, rejected, blocks)
+    if not account.in_train:
+        raise _nothing_left(account, read, rejected, recipe, rejects_file)
+    facts = _facts_of(recipe, receipts, account, rejected, write_rows(folder, pieces, tokens, recipe))
+    names = plan_files(recipe.config)
     facts["files"] = {name: (folder / name).stat().st_size for name in names}
     # If the sources are gone, a repair uses these checksums to find the plan of a corpus and to check it.
     facts["sha256"] = {name: sha256_of(folder / name) for name in names}
@@ -136,50 +138,6 @@ def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
     return StorageError("damaged_artefact", f"{damaged}: damaged or missing; run again to rebuild it")
 
 
-def plan_facts(
-    recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], blocks: Blocks
-) -> dict[str, Any]:
-    """Return the facts of a plan that the manifest and the shards need.
-
-    `receipts` are the receipts of the token files. Raises DataError if the ledger does not balance.
-    """
-    config = recipe.config
-    rows = sum(blocks.rows_of_splits.values())
-    room = sum(own * length_in(split, config.sequence_length) for split, own in blocks.rows_of_splits.items())
-    places = room * config.packing
-    if config.padding == "none":  # rows may be shorter than they could be
-        places = account.tally.total("places") + (account.alignment or 0)
-    noticed: dict[str, Any] = noticed_in(receipts)
-    if unused := unused_keys(recipe, receipts):
-        noticed = noticed | {"unused_keys": unused}
-    facts: dict[str, Any] = {}
-    if len(config.row_lengths) > 1:
-        facts["bounds_of_splits"] = [bound for bound, _ in blocks.bounds]
-    facts |= {
-        "ledger": make_ledger(receipts, account, rejected, places).model_dump(),
-        "packing_metadata": packing_metadata(config, account.tally, rows, room, blocks.bounds, blocks.places),
-        "sources": source_facts(recipe, receipts, account),
-        "mixture": mixture_facts(recipe, account),
-        "noticed": noticed,
-        "rows_of_shards": blocks.rows_of_shards,
-        "placements": blocks.checksums,
-        "row_sums": blocks.sums,
-    }
-    if config.loss_weight != "none":
-        splits = [first_packing(split) for split in blocks.rows_of_splits for _ in range(recipe.shards[split])]
-        facts |= {"loss_weight": weighting_facts(config, account), "weighted_as": splits}
-    return facts
-
-
-def record_bases(parts: Sequence[Part], receipts: Sequence[dict[str, Any]]) -> list[int]:
-    """Return the number of the first record of each part within its file."""
-    bases = [0] * len(parts)
-    for index in range(1, len(parts)):
-        if parts[index].file is parts[index - 1].file:
-            bases[index] = bases[index - 1] + receipts[index - 1]["records"]
-    return bases
-
-
 def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False) -> Pieces:
     """Hold out, filter, and cut conversations: everything before the mixture.
 
@@ -188,7 +146,7 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
     """
     config = recipe.config
     check_conversations(tokens.edges[-1], config)
-    accepted = read_columns(tokens, config.validation)
+    accepted = accepted_of(tokens, config.validation)
     filter_conversations(accepted, tokens, config)
     pieces = cut_overlong(accepted, tokens, recipe)
     if not is_sample:
@@ -197,57 +155,26 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
     return pieces
 
 
-def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
-    """Read the columns of all conversations and hold out a share of them."""
-    length = tokens.column("length")
-    held_out = np.zeros(len(length), np.bool_)
-    if validation:
-        # A share of the hash range is a share of the conversations, and does not depend on the rest of the corpus.
-        for top in range(0, len(length), CHUNK):
-            chunk = slice(top, min(top + CHUNK, len(length)))
-            held_out[chunk] = tokens.column("digest", chunk.start, chunk.stop) < np.uint64(int(validation * 2**64))
-    return Accepted(
-        edges=np.array(tokens.edges, np.int64),
-        length=length,
-        separator=tokens.column("separator"),
-        held_out=held_out,
-        reason=np.zeros(len(length), np.uint8),
-        samples=samples_of(tokens),
-    )
-
-
-def first_accepted(tokens: TokenColumns) -> tuple[int, int] | None:
-    """Return the part and the record of the first accepted conversation."""
-    for part, (first, last) in enumerate(pairwise(tokens.edges)):
-        if first < last:
-            return part, int(tokens.column("record", first, first + 1)[0])
-    return None
-
-
-def late_rejects(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> list[Rejected]:
-    """List the conversations without a trained token after cutting, in source order."""
-    config, found = recipe.config, list[Rejected]()
+def _late_rejects(pieces: Pieces, tokens: TokenColumns, config: Config) -> Iterator[Rejected]:
+    """Yield the conversations without a trained token after cutting, in source order."""
     message = (
         f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong}); "
         "increase sequence_length to keep it"
     )
+    accepted = pieces.accepted
     late = np.flatnonzero(accepted.samples.only_first(accepted.reason == REJECTED))
     parts = accepted.part(late)
     for part in np.unique(parts).tolist():
-        first, last = int(accepted.edges[part]), int(accepted.edges[part + 1])
-        records = tokens.column("record", first, last)[late[parts == part] - first]
-        found += [Rejected(part, record, "no_trained_tokens", message) for record in records.tolist()]
-    return found
+        first, last = tokens.edges[part : part + 2]
+        for record in tokens.column("record", first, last)[late[parts == part] - first].tolist():
+            yield Rejected(part, record, "no_trained_tokens", message)
 
 
-def check_left(account: Account, read: int, rejected: dict[str, int], recipe: Recipe, rejects_file: Path) -> None:
-    """Raise DataError if no conversation is left to train on.
-
-    The error lists the reasons that removed conversations, and the first reject of each reason.
-    """
+def _nothing_left(
+    account: Account, read: int, rejected: dict[str, int], recipe: Recipe, rejects_file: Path
+) -> DataError:
+    """All rows of a plan: the packings of `train`, and the held-out split."""
     config = recipe.config
-    if account.in_train:
-        return
     counts = [f"{read:,} read", f"{sum(rejected.values()):,} rejected"]
     for reason, count in account.lost.dropped.items():
         setting = getattr(config, reason, None)
@@ -258,75 +185,74 @@ def check_left(account: Account, read: int, rejected: dict[str, int], recipe: Re
     counts += [f"{account.packed:,} held out"] * (account.packed > 0)
     lines = [f"{config.name}: no conversation is left to pack: {', '.join(counts)}"]
     lines += first_of_each(rejects_file, rejected) if rejected else []
-    raise DataError("nothing_to_pack", lines)
+    return DataError("nothing_to_pack", lines)
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Blocks:
-    """Result of a plan: all packings of the training split, and the held-out split."""
+class Written:
+    """The rows of a plan: all packings of `train`, and the held-out split."""
 
     rows_of_shards: list[int] = field(default_factory=list)
     rows_of_splits: dict[str, int] = field(default_factory=dict)
     checksums: list[str] = field(default_factory=list)  # of the placements of each shard
-    bounds: list[tuple[int, str]] = field(default_factory=list)  # of the rows of each split, with their names
+    bounds: list[Bound] = field(default_factory=list)  # of the rows of each split
     sums: dict[str, dict[str, int]] = field(default_factory=dict)  # of row statistics, by split; empty without packing
-    places: list[tuple[int, str]] = field(default_factory=list)  # bounds of places, if rows have several lengths
+    places: list[Bound] = field(default_factory=list)  # of places, if rows have several lengths
 
 
-def write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Blocks:
+def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Written:
     """Place the pieces once per epoch, and write the plan, index, and row statistics.
 
     Without packing, there are no row statistics.
     """
-    config, blocks = recipe.config, Blocks()
-    with (
-        atomic_file(folder / "plan.arrow") as out,
-        pa.ipc.new_file(pa.PythonFile(out, "w"), plan_schema(config.weighs_conversations)) as plan,
-        index_writer(folder / "index.arrow", tokens, recipe, pieces.accepted.samples.several) as index,
-        ExitStack() as stack,
-    ):
-        rows_out = None
-        if config.packing:
-            file = pa.PythonFile(stack.enter_context(atomic_file(folder / ROWS)), "w")
-            rows_out = stack.enter_context(pa.ipc.new_stream(file, ROWS_SCHEMA))
-        held_out, companions = pieces.held_out(), Companions()
-        compared = compared_in(config, tokens)
-        trained = trained_of_conversations(pieces, tokens) if config.weighs_conversations else None
+    config, written = recipe.config, Written()
+    with ExitStack() as stack:
+
+        def opened(name: str, schema: pa.Schema, new: Callable[..., Any] = pa.ipc.new_stream) -> Any:
+            file = pa.PythonFile(stack.enter_context(atomic_file(folder / name)), "w")
+            return stack.enter_context(new(file, schema))
+
+        plan = opened("plan.arrow", plan_schema(config.weighs_conversations), pa.ipc.new_file)
+        index = _Index(opened("index.arrow", index_schema(pieces.accepted.samples.several)), tokens, recipe)
+        rows_out = opened(ROWS, ROWS_SCHEMA) if config.packing else None
+        held_out, earlier, compared = pieces.held_out(), EarlierRows(), compared_in(config, tokens)
+        trained = pieces.trained_of_conversations(tokens) if config.weighs_conversations else None
         for epoch in range(1, config.epochs + 1):
-            split = "train" if epoch == 1 else f"{TRAIN_EPOCH_PREFIX}{epoch}"
             if epoch == 1:
                 placed = place(pieces.lengths(), held_out, config, recipe.shards)
             else:
-                placed = pack_split(pieces.lengths(), config, split, epoch, recipe.shards)
-            if compared is not None:  # the rows of two pieces that swap may have different lengths
-                kind = bin_packing.in_multiples(pieces.lengths(), config.align)
-                kind = kind * 2 + held_out if epoch == 1 else kind
-                arrange(placed.row, placed.start, kind, compared[pieces.conversations(slice(None))], config)
-            if epoch > 1:
-                places = bin_packing.in_multiples(pieces.lengths(), config.align)
-                companions.separate(placed.row, placed.start, pieces.of, places, placed.rows)
+                placed = pack_split(pieces.lengths(), config, f"{TRAIN_EPOCH_PREFIX}{epoch}", epoch, recipe.shards)
+            if compared is not None or epoch > 1:
+                kind = config.rows.multiples(pieces.lengths())
+                if compared is not None:  # pieces of different splits do not swap
+                    of_splits = kind * 2 + held_out if epoch == 1 else kind
+                    arrange(placed.row, placed.start, of_splits, compared[pieces.conversations(slice(None))], config)
+                if epoch > 1:
+                    earlier.separate(placed.row, placed.start, pieces.of, kind, placed.rows)
             if rows_out is not None:
                 statistics = statistics_of(placed.row, placed.rows, pieces, tokens)
                 if config.balance:
                     statistics = put_in_order(placed, statistics, config, epoch)
-                blocks.sums |= {own: statistics.take(rows).sums() for own, rows in placed.slices().items()}
+                written.sums |= {split: statistics.take(rows).sums() for split, rows in placed.slices().items()}
                 for first, last in pairwise(placed.edges.tolist()):
                     rows_out.write_batch(statistics.take(slice(first, last)).batch())
-            blocks.bounds += placed.lower_bounds
-            blocks.places += placed.places
-            blocks.checksums += _write_plan(plan, pieces, tokens, placed, trained)
-            blocks.rows_of_shards += np.diff(placed.edges).tolist()
-            blocks.rows_of_splits |= placed.rows_of_splits
+            written.bounds += placed.lower_bounds
+            written.places += placed.places
+            written.checksums += _write_plan(plan, pieces, tokens, placed, trained)
+            written.rows_of_shards += np.diff(placed.edges).tolist()
+            written.rows_of_splits |= placed.rows_of_splits
             index.write(pieces, placed, with_dropped=epoch == 1)
             if config.epochs > 1:
                 if epoch == 1:
-                    in_train = ~held_out
-                    pieces = replace(pieces, of=pieces.of[in_train])
-                    placed = replace(placed, row=placed.row[in_train])
-                rows = sum(placed.rows_of_splits[own] for own in splits_of(split, config.row_lengths))
-                companions.remember(placed.row, pieces.of, rows)
+                    pieces = replace(pieces, of=pieces.of[~held_out])
+                    placed = replace(placed, row=placed.row[~held_out])
+                rows = sum(n for split, n in placed.rows_of_splits.items() if first_packing(split) == "train")
+                earlier.remember(placed.row, pieces.of, rows)
             del placed  # frees its columns
-    return blocks
+    return written
 
 
 def _write_plan(
@@ -334,7 +260,7 @@ def _write_plan(
     pieces: Pieces,
     tokens: TokenColumns,
     placed: Placed,
-    trained: np.ndarray | None = None,
+    trained: np.ndarray | None,
 ) -> Iterator[str]:
     """Write one record batch per shard, and yield its checksum.
 
@@ -345,18 +271,21 @@ def _write_plan(
     step = max(1, int(shards * SORTED_AT_ONCE // max(1, len(pieces))))
     for first in range(0, shards, step):
         edges = placed.edges[first : first + step + 1]
-        chosen = _rows_between(placed.row, int(edges[0]), int(edges[-1]))
+        inside = [np.empty(0, np.int32)]
+        for top in range(0, len(placed.row), CHUNK):
+            part = placed.row[top : top + CHUNK]
+            inside.append(as_int32(np.flatnonzero((part >= edges[0]) & (part < edges[-1])) + top, "pieces"))
+        chosen = np.concatenate(inside)
         # Row and start as one number, in 31 + 20 bits.
-        order = np.argsort(placed.row[chosen].astype(np.int64) << 20 | placed.start[chosen])
-        chosen = chosen[order]
+        chosen = chosen[np.argsort(placed.row[chosen].astype(np.int64) << 20 | placed.start[chosen])]
         row = placed.row[chosen]
         for low, high in pairwise(edges):
-            inside = slice(*np.searchsorted(row, np.array([low, high], row.dtype)).tolist())  # else it copies `row`
-            of = pieces.columns(chosen[inside])
+            of_shard = slice(*np.searchsorted(row, np.array([low, high], row.dtype)).tolist())  # else it copies `row`
+            of = pieces.columns(chosen[of_shard])
             part, conversation = tokens.rows_of(of.conversation)
             columns = [
-                as_int32(row[inside] - low, "rows of a shard"),
-                placed.start[chosen[inside]],
+                as_int32(row[of_shard] - low, "rows of a shard"),
+                placed.start[chosen[of_shard]],
                 as_int32(part, "parts"),
                 as_int32(conversation, "conversations of a part"),
                 of.first,
@@ -369,10 +298,113 @@ def _write_plan(
             yield xxh3_of(batch)
 
 
-def _rows_between(row: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Return the numbers of the pieces whose row is in [low, high), int32."""
-    found = [np.empty(0, np.int32)]
-    for top in range(0, len(row), bin_packing.CHUNK):
-        part = row[top : top + bin_packing.CHUNK]
-        found.append(as_int32(np.flatnonzero((part >= low) & (part < high)) + top, "pieces"))
-    return np.concatenate(found)
+class _Index:
+    """The writer of index.arrow, which has the place of every conversation.
+
+    The index has one row per piece, in source order. A dropped conversation has a reason, and its split, shard, row,
+    and start are null. Further copies follow, then the further packings of the training split, each in source order.
+    """
+
+    def __init__(self, out: pa.ipc.RecordBatchStreamWriter, tokens: TokenColumns, recipe: Recipe):
+        self._out, self._tokens, self._recipe = out, tokens, recipe
+        self._sources = source_numbers(recipe)
+        self._splits = recipe.config.rows.split_names(recipe.config.epochs)
+
+    def write(self, pieces: Pieces, placed: Placed, with_dropped: bool) -> None:
+        """Write the pieces of one packing and the dropped conversations, in source order."""
+        top, count = 0, len(pieces.accepted.length)
+        # The boundaries of batches do not depend on the parts.
+        for first in range(0, count if with_dropped else 0, INDEX_BATCH):
+            last = min(first + INDEX_BATCH, count)
+            bottom = bisect_left(
+                range(pieces.once), last, top, key=lambda piece: pieces.conversations(slice(piece, piece + 1))[0]
+            )
+            reason = pieces.accepted.reason[first:last]
+            left_out = as_int32(np.flatnonzero((reason > 0) & (reason != REJECTED)) + first, "conversations")
+            self._write(slice(top, bottom), left_out, pieces, placed)
+            top = bottom
+        for first in range(top, len(pieces), INDEX_BATCH):
+            self._write(slice(first, min(first + INDEX_BATCH, len(pieces))), np.empty(0, np.int32), pieces, placed)
+
+    def _write(self, chosen: slice, left_out: np.ndarray, pieces: Pieces, placed: Placed) -> None:
+        accepted, of, config = pieces.accepted, pieces.columns(chosen), self._recipe.config
+        conversation = np.concatenate([of.conversation, left_out])
+        if not len(conversation):
+            return
+        order = np.argsort(conversation, kind="stable")
+        conversation, is_dropped = conversation[order], (order >= len(of.conversation))
+        first, last = int(conversation.min()), int(conversation.max()) + 1
+
+        def column(values: np.ndarray, of_dropped: np.ndarray | None = None) -> pa.Array:
+            """Build a column; dropped conversations are null unless values for them are given."""
+            rest = np.zeros(len(left_out), values.dtype) if of_dropped is None else of_dropped.astype(values.dtype)
+            return to_arrow(np.concatenate([values, rest])[order], is_dropped if of_dropped is None else None)
+
+        def names(numbers: pa.Array, known: tuple[str, ...]) -> pa.Array:
+            return pa.DictionaryArray.from_arrays(numbers, strings(known))
+
+        def stored(name: str) -> np.ndarray:
+            return self._tokens.column(name, first, last)[conversation - first]
+
+        shard, counts = placed.shard(chosen), [self._recipe.shards[split] for split in placed.rows_of_splits]
+        firsts = np.cumsum([0, *counts])
+        within = np.searchsorted(firsts[1:], shard, side="right")
+        splits = np.array([self._splits.index(split) for split in placed.rows_of_splits], np.int8)[within]
+        none = np.zeros(len(left_out), np.int32)
+        is_cut = of.first + of.taken < accepted.length[of.conversation]
+        reason = to_arrow((accepted.reason[conversation] - np.uint8(1)).astype(np.int8), ~is_dropped)
+        several = accepted.samples.several
+        columns = [
+            to_arrow(self._sources[accepted.part(conversation)]),
+            to_arrow(stored("record") + 1),
+            names(column(splits), self._splits),
+            column(as_int32(shard - firsts[within], "shards")),
+            column(as_int32(placed.row[chosen] - placed.edges[shard], "rows of a shard")),
+            column(placed.start[chosen]),
+            column(of.length, accepted.length[left_out]),
+            column(of.first),
+            column(pieces.trained(chosen, self._tokens), none),
+            column(of.separator, none),
+            column(is_cut & (config.overlong in ("truncate", "turns")), none),
+            column(of.closed, none),
+            to_arrow(stored("turns")),
+            to_arrow(stored("digest")),
+            names(reason, SAMPLE_DROP_REASONS if several else DROP_REASONS),
+        ]
+        columns += [to_arrow(stored("turn"))] if several else []
+        self._out.write_batch(pa.record_batch(columns, index_schema(several)))
+
+
+def _facts_of(
+    recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], written: Written
+) -> dict[str, Any]:
+    """Return the facts of a plan that the manifest and the shards need.
+
+    `receipts` are the receipts of the token files. Raises DataError if the ledger does not balance.
+    """
+    config, layout = recipe.config, recipe.config.rows
+    room = sum(rows * layout.length_of(split) for split, rows in written.rows_of_splits.items())
+    places = room * config.packing
+    if layout.padding == "none":  # rows may be shorter than they could be
+        places = account.total("places") + (account.alignment or 0)
+    noticed: dict[str, Any] = noticed_in(receipts)
+    if unused := unused_keys(recipe, receipts):
+        noticed = noticed | {"unused_keys": unused}
+    facts: dict[str, Any] = {}
+    if layout.has_several_lengths:
+        facts["bounds_of_splits"] = [bound for bound, _ in written.bounds]
+    rows = sum(written.rows_of_splits.values())
+    facts |= {
+        "ledger": make_ledger(receipts, account, rejected, places).model_dump(),
+        "packing_metadata": packing_metadata(config, account, rows, room, written.bounds, written.places),
+        "sources": source_facts(recipe, receipts, account),
+        "mixture": mixture_facts(recipe, account),
+        "noticed": noticed,
+        "rows_of_shards": written.rows_of_shards,
+        "placements": written.checksums,
+        "row_sums": written.sums,
+    }
+    if config.loss_weight != "none":
+        splits = [first_packing(split) for split in written.rows_of_splits for _ in range(recipe.shards[split])]
+        facts |= {"loss_weight": weighting_facts(config, account), "weighted_as": splits}
+    return facts

@@ -1,4 +1,4 @@
-"""Choose the length of each row so that all rows together have the fewest places.
+"""Choose the length of each row so that all rows have the fewest places.
 
     counts ─by length of rows─▶ plans, the one with the fewest places ─column generation─▶ Patterns of each length
                                                                                        └─▶ a lower bound of the places
@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tasks.packing import bin_packing
 from tasks.packing.bin_packing import (
     Patterns,
     best_fit_decreasing,
@@ -58,21 +59,30 @@ Rows = list[tuple[Row, int]]  # (row, copies)
 
 
 class Packing(NamedTuple):
-    """Rows of each length, and a lower bound.
+    """Rows of each length, ascending, and lower bounds, each with its name.
 
-    `bound` is the number of places that every packing needs, and the name of the bound.
+    `bounds` has the number of rows of each length that every packing of the pieces chosen for it needs. `places` is the
+    number of places that every packing needs; None for a single length.
     """
 
-    patterns: list[Patterns]  # by length, ascending
-    bound: tuple[int, str]
+    patterns: list[Patterns]
+    bounds: list[tuple[int, str]]
+    places: tuple[int, str] | None
+
+    @property
+    def algorithm(self) -> str:
+        return ALGORITHM if self.places else bin_packing.ALGORITHM
 
 
 def solve(counts: np.ndarray, lengths: Sequence[int]) -> Packing:
-    """Pack a histogram in rows of several lengths, and prove a lower bound.
+    """Pack a histogram in rows of one or several lengths, and prove lower bounds.
 
     The rows have as few places as possible. lengths: ascending. counts: integers, shape (longest + 1,), as returned by
     `bin_packing.histogram`.
     """
+    if len(lengths) == 1:
+        patterns, rows_needed = bin_packing.solve(counts, lengths[0])
+        return Packing([patterns], [rows_needed], None)
     capacities = Capacities(lengths)
     bound = _bound(counts, capacities)
     best: Rows = []
@@ -99,7 +109,8 @@ def solve(counts: np.ndarray, lengths: Sequence[int]) -> Packing:
     by_length: list[Rows] = [[] for _ in lengths]
     for row, copies in _shortened(best, capacities):
         by_length[_number(row, lengths)].append((row, copies))
-    return Packing([patterns_of(rows) for rows in by_length], (bound[0] * capacities.unit, bound[1]))
+    bounds = [lower_bound(_counts_of(rows, length), length) for rows, length in zip(by_length, lengths, strict=True)]
+    return Packing([patterns_of(rows) for rows in by_length], bounds, (bound[0] * capacities.unit, bound[1]))
 
 
 def _saves(cost: int, before: int) -> bool:

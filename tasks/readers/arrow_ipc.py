@@ -133,12 +133,25 @@ def _open(source: Any, name: str) -> Any:
             'is a Feather file of version 1; convert it with  python -c "import pyarrow.feather as f; '
             f"f.write_feather(f.read_table({name!r}), 'converted.feather')\"",
         )
-    length = start.removeprefix(_CONTINUATION)[:4]
-    # Arrow would allocate any length.
-    if len(length) < 4 or not 0 < _LENGTH.unpack(length)[0] <= source.size() - place:
+    begin, stop = _message_at(source, place)
+    source.seek(place)
+    if not begin < stop <= source.size():  # Arrow would allocate any length
         problem = f"byte {place:,}: the Arrow stream is followed by something else" if place else "is not an Arrow file"
         raise _damaged(name, problem)
     return pa.ipc.open_stream(source)
+
+
+def _message_at(source: Any, place: int) -> tuple[int, int]:
+    """Return where the message at a place begins, after its length, and where it ends.
+
+    Both are equal if there is no message.
+    """
+    source.seek(place)
+    start = source.read(len(_CONTINUATION) + _LENGTH.size)
+    mark = len(_CONTINUATION) * start.startswith(_CONTINUATION)
+    length = start[mark : mark + _LENGTH.size]
+    begin = place + mark + len(length)
+    return begin, begin + (_LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else 0)
 
 
 def _check_footer(source: Any, name: str) -> None:
@@ -152,10 +165,7 @@ def _check_footer(source: Any, name: str) -> None:
     source.seek(footer)
     stop = _end_of_blocks(source.read(size))
     if not stop:  # no message follows the schema
-        source.seek(8)
-        start = source.read(8)
-        length = start.removeprefix(_CONTINUATION)[:4]
-        stop = 8 + start.index(length) + 4 + _LENGTH.unpack(length)[0]
+        _, stop = _message_at(source, 8)
     source.seek(min(stop, footer))
     between = source.read(min(footer - stop, _PADDED_END)) if stop < footer else b""
     if stop + len(between) != footer or between.strip(_CONTINUATION + _END):

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from tasks.readers.arrow_ipc import ArrowIpc
 from tasks.readers.container import Container
-from tasks.readers.csv_files.rows import Csv, Tsv
+from tasks.readers.csv_file import Csv, Tsv
 from tasks.readers.json_array import JsonArray
 from tasks.readers.jsonl import Jsonl, Session
 from tasks.readers.parquet import Parquet

@@ -16,7 +16,7 @@ import pyarrow as pa
 from tasks.core.errors import DataError, Reject
 from tasks.core.memory_limit import bomb, bounded_table
 from tasks.core.printable import shown
-from tasks.readers.arrow_values.values import Converter, is_usual
+from tasks.readers.arrow_values import Converter, is_usual
 from tasks.readers.container import Container, File, RecordReader, Rows
 
 BATCH_ROWS, BATCH_BYTES = 1000, 32 << 20  # of a slice that is converted to records at once

@@ -11,7 +11,7 @@ piece, and 24 more if samples have several pieces.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tasks.report.histogram import Histogram
-from tasks.report.row_numbers import RowNumbers
-from tasks.storage.arrow import to_arrow, to_numpy
+from tasks.storage.arrow import offsets_of, to_arrow, to_numpy
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX
 from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_index
 from tasks.verification.partitions import Partitions
@@ -31,6 +30,93 @@ RANGE = 1 << 18  # approximate number of pieces that are collected at a time
 
 _IN_ROW = np.dtype([("row", "i8"), ("length", "i4")])
 _OF_SAMPLE = np.dtype([("source", "i4"), ("record", "i8"), ("turn", "i4"), ("first", "i4"), ("length", "i4")])
+
+
+class Histogram:
+    """Numbers and how often they occur.
+
+    Memory depends on the number of different numbers. A corpus has few different lengths of conversations, because the
+    lengths add up to its tokens: at most √(2 × tokens), which is 1.4 million for 10¹² tokens; thousands in practice.
+
+    `values` are the numbers that occur, ascending. `counts` is how often each of them occurs. Both are int64.
+    """
+
+    def __init__(self, numbers: np.ndarray | Sequence[int] = ()) -> None:
+        self.values, self.counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.add(np.asarray(numbers, np.int64))
+
+    def add(self, numbers: np.ndarray) -> None:
+        """Count further numbers."""
+        values, counts = np.unique(numbers, return_counts=True)
+        self.values, inverse = np.unique(np.concatenate([self.values, values]), return_inverse=True)
+        counts = np.concatenate([self.counts, counts])
+        self.counts = np.zeros(len(self.values), np.int64)
+        np.add.at(self.counts, inverse, counts)
+
+    def __len__(self) -> int:
+        """Return the count of all added numbers."""
+        return int(self.counts.sum())
+
+    def above(self, limit: int) -> int:
+        """Return the count of numbers above a limit."""
+        return int(self.counts[self.values > limit].sum())
+
+    def mean(self) -> float:
+        return float((self.values * self.counts).sum()) / max(1, len(self))
+
+    def quantiles(self, shares: Sequence[float]) -> list[int]:
+        """Return the quantiles at these shares, by the method "inverted_cdf" of numpy.
+
+        A quantile is the smallest number that at least this share of all numbers does not exceed.
+        """
+        places = np.ceil(len(self) * np.array(shares) - 1).clip(0).astype(np.int64)
+        found: list[int] = self.values[np.searchsorted(np.cumsum(self.counts), places, side="right")].tolist()
+        return found
+
+
+class RowNumbers:
+    """The rows of a manifest, numbered over all shards and splits in order."""
+
+    def __init__(self, manifest: Manifest):
+        splits = manifest.splits
+        self._splits = {name: number for number, name in enumerate(splits)}
+        self._shards = offsets_of([len(split.shards) for split in splits.values()])
+        self._rows = offsets_of([shard.rows for split in splits.values() for shard in split.shards])
+        self._lengths = np.array([manifest.length_of_split(name) for name in splits], np.int64)
+        self._repacked = np.array([name.startswith(TRAIN_EPOCH_PREFIX) for name in splits], np.bool_)
+        self.count = int(self._rows[-1])
+
+    def of_entries(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Return the row number of each entry of an index, int64.
+
+        The number is -1 if the entry has no row. Raises ValueError if the manifest lacks the row.
+        """
+        column, is_placed = batch.column("split"), batch.column("row").is_valid()
+        names = column.dictionary.to_pylist()
+        known = np.array([*(self._splits.get(name, -1) for name in names), -1])
+        split = known[column.indices.fill_null(len(names)).to_numpy()]
+        placed = np.flatnonzero(is_placed.to_numpy(zero_copy_only=False))
+        split, row = split[placed], batch.column("row").fill_null(0).to_numpy()[placed]
+        shard = batch.column("shard").fill_null(-1).to_numpy()[placed] + self._shards[split]
+        exists = (split >= 0) & (shard >= self._shards[split]) & (shard < self._shards[split + 1])
+        shard = np.where(exists, shard, 0)
+        if not (exists & (row >= 0) & (row < np.diff(self._rows, append=0)[shard])).all():
+            raise ValueError("it refers to rows that the manifest does not have")
+        numbers = np.full(batch.num_rows, -1)
+        numbers[placed] = self._rows[shard] + row
+        return numbers
+
+    def is_repacked(self, numbers: np.ndarray) -> np.ndarray:
+        """Return whether each row repacks the training split for a later epoch."""
+        return self._repacked[self._split_of(numbers)]
+
+    def lengths(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the number of places of each row, int64."""
+        return self._lengths[self._split_of(numbers)]
+
+    def _split_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the number of the split of each row, and 0 for the row -1."""
+        return np.searchsorted(self._rows[self._shards[1:]], numbers, side="right")
 
 
 class Piece(NamedTuple):
@@ -64,7 +150,7 @@ class Figures:
 def read_figures(manifest: Manifest, folder: Path, drawn: Collection[int] = ()) -> Figures:
     """Read the index once and return the figures.
 
-    They include the pieces of the rows whose numbers (row_numbers.py) are in `drawn`. Raises DataError or InputMissing
+    They include the pieces of the rows whose numbers (RowNumbers) are in `drawn`. Raises DataError or InputMissing
     if the index is not as recorded, and StorageError if temporary files cannot be written.
     """
     figures, rows = Figures(drawn={row: [] for row in drawn}), RowNumbers(manifest)

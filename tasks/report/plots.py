@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from tasks.report.histogram import Histogram
+from tasks.report.figures import Histogram
 
 # Elements in these colors get classes such as "fill-ink".
 COLORS = {"#111111": "ink", "#222222": "one", "#333333": "two", "#444444": "faint"}

@@ -24,33 +24,18 @@ import yaml
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PartMissing, StorageError
 from tasks.core.printable import common_folder, counted, lengths_in_words, printable
-from tasks.corpus.mixture_table import mixture_table
-from tasks.inspection.labels import (
-    BATCH_ROWS,
-    DROPPED,
-    FEW_STEPS,
-    NOTICED,
-    TRAINED_TURNS,
-    WEIGHTED,
-    content_tokens,
-    explain_left_out,
-    explain_samples,
-    steps_of,
-    unused_keys,
-)
+from tasks.corpus import summary
+from tasks.corpus.summary import mixture_table
 from tasks.inspection.lookup import read_rejects
-from tasks.inspection.waiting import waiting_line, waiting_of
-from tasks.report.explanations import explain_padding, explain_rows
-from tasks.report.figures import Figures, read_figures
-from tasks.report.histogram import Histogram
+from tasks.inspection.manifests import waiting_of
+from tasks.report.figures import Figures, Histogram, read_figures
 from tasks.report.rows import HUES, choose, samples
 from tasks.storage.corpus_folder import changed_files, checked_folder, default_report_path, raise_all
-from tasks.storage.facts.inputs import MixtureFacts, SourceFacts
+from tasks.storage.facts import MixtureFacts, SourceFacts
 from tasks.storage.files import write_bytes
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX, RowLayout, kind_of
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 from tasks.stores.urls import refuse_url
-from tasks.templates.sections import explain_sections, sections_of_config
 
 MOST_BYTES = 500_000
 ROWS = 20
@@ -60,6 +45,19 @@ SHOWN = 40  # maximum number of sources, and of shards, to show
 EXAMPLES = 3  # rejects to show per reason
 LONGEST = 300  # characters of a name or message
 LONGEST_CONFIG = 12_000
+COMPANY = {
+    "similar": "If conversations of equal length can trade places, each is in a row with others about its topic "
+    "(company: similar).",
+    "apart": "Near-duplicates do not share a row if there are enough other conversations of their length (company: "
+    "apart).",
+}
+
+MIX = {
+    "tokens": "Steps of all lengths are evenly spread over an epoch (mix: tokens).",
+    "blocks": "An epoch starts with all steps of the shortest rows and continues with the steps of the next length "
+    "(mix: blocks).",
+}
+
 QUANTILES = {"shortest": 0, "median": 0.5, "nine": 0.9, "most": 0.99, "longest": 1}
 
 
@@ -99,12 +97,10 @@ def _pages(manifest: Manifest, folder: Path) -> Iterator[bytes]:
     render = _template()
     rows = sum(split.rows for split in manifest.splits.values())
     figures = read_figures(manifest, folder, choose(manifest.key, rows, ROWS))
-    common = common_folder([source.path for source in manifest.sources])
-    facts = _facts(manifest, folder, figures) | {"common": common}
-    facts["waiting"] = waiting_line(waiting_of(manifest, folder), manifest.config.get("balance"))
+    values = _values(manifest, folder, figures)
     for budget in BUDGETS:
-        yield render(samples=list(samples(manifest, folder, figures.drawn, budget)), **facts).encode()
-    yield render(samples=[], **facts).encode()
+        yield render(samples=list(samples(manifest, folder, figures.drawn, budget)), **values).encode()
+    yield render(samples=[], **values).encode()
 
 
 def _template() -> Callable[..., str]:
@@ -130,8 +126,11 @@ def _compiled() -> Callable[..., str]:
     style = (here / "report.css").read_text(encoding="utf-8")
     # The content security policy allows only this style sheet.
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    template = environment.get_template("report.html.jinja")
-    return lambda **facts: template.render(style=style, style_digest=digest, **facts)
+    environment.globals |= {
+        **{"style": style, "style_digest": digest, "words": summary, "hues": range(HUES)},
+        **{"counted": counted, "lengths_in_words": lengths_in_words},
+    }
+    return environment.get_template("report.html.jinja").render
 
 
 def _text(value: str) -> str:
@@ -145,76 +144,58 @@ def _share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
-# -- facts for the page ------------------------------------------------------------------------------------------------
+# -- values of the page ------------------------------------------------------------------------------------------------
 
 
-def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]:
-    packed = manifest.packing_metadata.enabled
-    ledger = manifest.ledger
-    conversations = ledger.conversations
-    rejected, dropped = sum(conversations.rejected.values()), sum(conversations.dropped.values())
-    steps, token_steps = _conversation_steps(manifest), _token_steps(manifest)
+def _values(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]:
     kinds = dict.fromkeys(kind_of(name) for name, split in manifest.splits.items() if split.rows)
-    first = [kind for kind in kinds if not kind.startswith(TRAIN_EPOCH_PREFIX)]
-    several = len(manifest.row_lengths) > 1
+    later = {kind for kind in map(kind_of, manifest.splits) if kind.startswith(TRAIN_EPOCH_PREFIX)}
     mixture = mixture_table(manifest.mixture, manifest.config.get("weighting"))
-    is_mixed = bool(mixture or ledger.tokens.repeated)  # weights, limits, or copies change the tokens of a source
-    steps_of_splits = {
-        name: [steps_of(manifest, name, batch) for batch in BATCH_ROWS] if kind_of(name) != "validation" else []
+    is_mixed = bool(mixture or manifest.ledger.tokens.repeated)  # these change the tokens of a source
+    steps = {
+        name: [summary.steps_of_split(manifest, name, batch) for batch in summary.BATCH_ROWS]
         for name in manifest.splits
+        if kind_of(name) != "validation"
     }
-    packings = 1 + len({kind_of(name) for name in manifest.splits if name.startswith(TRAIN_EPOCH_PREFIX)})
-    return {
+    shards = [(name, shard) for name, split in manifest.splits.items() for shard in split.shards]
+    values = {
         "manifest": manifest,
-        "packed": packed,
-        "conversation_steps": steps,
-        "token_steps": token_steps,
-        "packings": packings,
-        "lengths": lengths_in_words(manifest.row_lengths),
-        "several": several,
-        "longest_row": "the longest row" if several else "a row",
-        "of_longest": f"of {manifest.sequence_length:,} tokens " if several else "",
-        "explained": explain_rows(manifest),
-        "padding_explained": explain_padding(manifest, packings),
-        "weighted": WEIGHTED.get(str(manifest.config.get("loss_weight")), ""),
-        "steps_of_splits": steps_of_splits,
-        "first_steps": sum(steps[1] for name, steps in steps_of_splits.items() if kind_of(name) == "train"),
-        "first_splits": " and ".join(first),
+        "conversation_steps": _conversation_steps(manifest),
+        "token_steps": _token_steps(manifest),
+        "packings": 1 + len(later),
+        "explained": _explain_rows(manifest),
+        "padding_explained": _explain_padding(manifest, 1 + len(later)),
+        "steps_of_splits": steps,
+        "first_steps": sum(counts[1] for name, counts in steps.items() if kind_of(name) == "train"),
+        "first_splits": " and ".join(kind for kind in kinds if kind not in later),
         "mixture": mixture,
         "by_entry": is_mixed,
-        "rejected": rejected,
-        "dropped": dropped,
-        "turns_apart": explain_samples(ledger.model_dump()) if ledger.samples else "",
-        "left_out": explain_left_out(ledger.context.left_out) if ledger.context else "",
         "places": _places(manifest),
         "reject_reasons": _rejects(manifest, folder),
-        "noticed": [
-            (count, *NOTICED.get(name, ("", name))) for name, count in manifest.noticed_counts.items() if count
-        ],
-        "content_tokens": content_tokens(manifest.content_tokens),
-        "unused_keys": unused_keys(manifest.unused_keys),
         "sources": manifest.sources[:SHOWN],
         "more_sources": len(manifest.sources) - SHOWN,
-        "shards": [(name, shard) for name, split in manifest.splits.items() for shard in split.shards][:SHOWN],
-        "more_shards": sum(len(split.shards) for split in manifest.splits.values()) - SHOWN,
-        "trained_on": TRAINED_TURNS[manifest.train_on]
-        + explain_sections(sections_of_config(manifest.config))
-        + ", without reasoning" * (manifest.config.get("reasoning") == "drop"),
-        "batch_rows": BATCH_ROWS,
-        "few_steps": FEW_STEPS,
+        "shards": shards[:SHOWN],
+        "more_shards": len(shards) - SHOWN,
+        "trained_on": summary.setting_facts(manifest.config)[0].text,
         "quantiles": dict(zip(QUANTILES, figures.lengths.quantiles([*QUANTILES.values()]), strict=True))
         if len(figures.lengths)
         else {},
         "accepted": len(figures.lengths),
         "longer": figures.lengths.above(manifest.sequence_length),
         "shared_by": figures.conversations.mean(),
-        "settings": [(name, _setting(value)) for name, value in manifest.config.items() if name != "sources"],
+        "settings": [
+            (
+                name,
+                "not set" if value in (None, []) else value if isinstance(value, str) else orjson.dumps(value).decode(),
+            )
+            for name, value in manifest.config.items()
+            if name != "sources"
+        ],
         "config": _config(manifest),
-        "published": f"manifests/{Path(manifest.corpus).name}.json",
-        "hues": range(HUES),
-        "counted": counted,
-        "plots": _plots(manifest, figures, steps, token_steps, is_mixed),
+        "waiting": summary.waiting_line(waiting_of(manifest, folder), manifest.config.get("balance")),
+        "common": common_folder([source.path for source in manifest.sources]),
     }
+    return values | {"plots": _plots(manifest, figures, values)}
 
 
 class Step(NamedTuple):
@@ -242,7 +223,7 @@ def _conversation_steps(manifest: Manifest) -> list[Step]:
     steps = [Step("read", ledger.read, []), Step("accepted", left, [("rejected", ledger.read - left)])]
     known = {reason for _, reasons in DROPPING for reason in reasons}
     for name, reasons in (*DROPPING, ("remaining", tuple(sorted(ledger.dropped.keys() - known)))):
-        gone = [(DROPPED.get(reason, reason), ledger.dropped.get(reason, 0)) for reason in reasons]
+        gone = [(summary.DROPPED.get(reason, reason), ledger.dropped.get(reason, 0)) for reason in reasons]
         if lost := sum(count for _, count in gone):
             left -= lost
             steps.append(Step(name, left, gone))
@@ -276,7 +257,7 @@ def _places(manifest: Manifest) -> list[tuple[str, int]]:
     padding = [("padding", tokens.padding)]
     if (alignment := tokens.alignment) is not None:
         padding = [("padding that aligns conversations", alignment), ("other padding", tokens.padding - alignment)]
-    if manifest.row_shape.padding == "none":  # these rows have no other padding
+    if manifest.row_layout.padding == "none":  # these rows have no other padding
         padding.pop()
     return [
         ("trained", tokens.trained),
@@ -286,7 +267,7 @@ def _places(manifest: Manifest) -> list[tuple[str, int]]:
 
 
 def _setting(value: Any) -> str:
-    return "not set" if value in (None, []) else str(value) if isinstance(value, str) else orjson.dumps(value).decode()
+    return "not set" if value in (None, []) else value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 def _config(manifest: Manifest) -> str:
@@ -318,30 +299,80 @@ def _rejects(manifest: Manifest, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+# -- sentences about rows ----------------------------------------------------------------------------------------------
+
+
+def _explain_rows(manifest: Manifest) -> list[str]:
+    """Explain each setting that affects the shape, the content, or the order of rows.
+
+    Returns one or two sentences per setting.
+    """
+    shape, found = manifest.row_layout, list[str]()
+    if len(manifest.row_lengths) > 1:
+        found.append(
+            "Conversations are distributed over the row lengths so that all rows together are as full as possible. The "
+            f"rows of each length are in separate splits, such as {next(iter(manifest.splits))}. A step has rows of "
+            "one length. It has more rows if they are short, so all steps have about the same number of tokens. "
+            f"{MIX.get(shape.mix or '', '')}".rstrip()
+        )
+    if shape.align > 1:
+        found.append(
+            f"Conversations start at multiples of {shape.align:,} (align: {shape.align}). The gaps between them are "
+            "padding, which is not trained on."
+        )
+    if shape.padding == "none":
+        found.append(f"Rows end {_end(shape)}, so their lengths differ (padding: none).")
+    balance = manifest.config.get("balance")
+    if balance and manifest.splits["train"].rows >= balance["ranks"] * balance["rows_per_rank"]:
+        step = f"{balance['ranks']:,} ranks with {counted(balance['rows_per_rank'], 'row')} each"
+        found.append(f"Rows are ordered so that the ranks of a step have about the same work: for {step} (balance).")
+    if company := COMPANY.get(str(manifest.config.get("company"))):
+        found.append(company)
+    return found
+
+
+def _explain_padding(manifest: Manifest, packings: int) -> str:
+    """Explain the figure of padding, after the words "Rows by".
+
+    The training split is packed `packings` times.
+    """
+    shape, tokens, length = manifest.row_layout, manifest.ledger.tokens, f"{manifest.sequence_length:,}"
+    aligning = f"{tokens.alignment or 0:,}"
+    if shape.padding == "none":
+        stored = f"{aligning} padding tokens, which align conversations" if shape.align > 1 else "no padding"
+        return f"unused tokens, that is, the difference from {length}. Rows have {stored}, and end {_end(shape)}."
+    every = "In all splits, " if packings > 1 else ""
+    of_them = f"; {aligning} of them align conversations" if shape.align > 1 else ""
+    return f"padding. {every}{tokens.padding:,} of {manifest.places:,} tokens are padding{of_them}."
+
+
+def _end(shape: RowLayout) -> str:
+    multiple = f", at a multiple of {shape.align:,}" if shape.align > 1 else ""
+    return f"after their last conversation{multiple}"
+
+
 # -- plots -------------------------------------------------------------------------------------------------------------
 
 
-def _plots(
-    manifest: Manifest, figures: Figures, steps: list[Step], token_steps: list[Step], is_mixed: bool
-) -> dict[str, Any]:
+def _plots(manifest: Manifest, figures: Figures, values: dict[str, Any]) -> dict[str, Any]:
     from markupsafe import Markup
 
     from tasks.report import plots
 
     packed = manifest.packing_metadata.enabled
-    shown: Sequence[MixtureFacts | SourceFacts] = manifest.mixture if is_mixed else manifest.sources
+    shown: Sequence[MixtureFacts | SourceFacts] = manifest.mixture if values["by_entry"] else manifest.sources
     common = common_folder([source.path for source in shown])
     by_tokens = sorted(shown, key=lambda source: -source.tokens)
     sources = [(_text(s.path.removeprefix(common)), s.tokens, s.trained_tokens) for s in by_tokens]
     drawn = {
-        "conversations": plots.funnel("conversations", [step[:2] for step in steps]),
-        "tokens": plots.funnel("tokens", [step[:2] for step in token_steps]),
+        "conversations": plots.funnel("conversations", [step[:2] for step in values["conversation_steps"]]),
+        "tokens": plots.funnel("tokens", [step[:2] for step in values["token_steps"]]),
         "sources": plots.sources(sources),
         "lengths": plots.lengths(figures.lengths, manifest.sequence_length, packed),
     }
     if packed:
         pads = pad_groups(figures.padding)
-        unused = "unused tokens per row" if manifest.row_shape.padding == "none" else "padding per row"
+        unused = "unused tokens per row" if manifest.row_layout.padding == "none" else "padding per row"
         drawn["fill"] = plots.bars("fill", pads, unused)
         groups = count_groups(figures.conversations)
         noun = "samples" if manifest.ledger.samples else "conversations"

@@ -22,10 +22,10 @@ import orjson
 from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import printable, printable_lines
-from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.inspection.lookup import turn_of
-from tasks.inspection.token_runs import runs_of
+from tasks.inspection.rows import runs_of
 from tasks.report.figures import Piece
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED

@@ -18,29 +18,30 @@ from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_by_exte
 
 
 class Saved(NamedTuple):
-    """The files of a folder that save_to_disk wrote, in its order, and their rows.
+    """The files of a folder that save_to_disk wrote, in its order.
 
-    `rows` is 0 if the folder does not say it. Messages call the folder `here`.
+    `rows` is how many rows its dataset_info.json says, or 0. Messages call the folder `here`.
     """
 
     here: str
     files: list[str]
     rows: int
 
-    def check(self, paths: Sequence[Path]) -> None:
-        """Raise DataError if the files have fewer rows, or are damaged.
+    def note(self, paths: Sequence[Path]) -> str:
+        """Return a note if the files have fewer rows than dataset_info.json says, or "".
 
-        `paths` are the files on this machine.
+        `paths` are the files on this machine. Raises DataError if a file is damaged. The number does not prove a loss:
+        save_to_disk writes that of the dataset that was loaded, also after filter, select, and train_test_split. The
+        proof is the list of files in state.json, and the end marker of each file.
         """
         named = zip(paths, self.files, strict=True)
-        found = sum(count_rows(path, f"{self.here}/{name}") for path, name in named) if self.rows else 0
-        if found < self.rows:
-            raise DataError(
-                "bad_saved_data",
-                f"{self.here}: has {counted(found, 'row')}, but its dataset_info.json says {self.rows:,}: a part is "
-                "missing? If rows were left out on purpose (filter, select, and train_test_split keep the old number), "
-                f"name the files: {self.here}/data-*.arrow",
-            )
+        count = sum(count_rows(path, f"{self.here}/{name}") for path, name in named) if self.rows else 0
+        if count >= self.rows:
+            return ""
+        return (
+            f"{self.here}: all {counted(count, 'row')} are read; its dataset_info.json says {self.rows:,}, which is "
+            "the number before filter, select, or train_test_split"
+        )
 
 
 def saved_files(entries: Container[str], here: str, read: Callable[[str], bytes]) -> Saved | None:

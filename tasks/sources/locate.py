@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.core.notes import noted
-from tasks.core.suggest import suggest
+from tasks.core.messages import noted
+from tasks.core.printable import suggest
 from tasks.readers.containers import container_by_extension
 from tasks.sources.listed_names import check_extensions, saved_files
 from tasks.sources.remote import Located, find_dataset, find_remote
@@ -54,11 +54,11 @@ def find_paths(pattern: str, folder: Path, copies: Path | None = None, revision:
                 raise
             missing = error
         else:
-            return [Located(path, name) for path, name in found_here]
+            return found_here
     return find_dataset(dataset, missing, copies, revision)
 
 
-def _find_paths(pattern: str, folder: Path, matches: list[str]) -> list[tuple[Path, str]]:
+def _find_paths(pattern: str, folder: Path, matches: list[str]) -> list[Located]:
     """Find the files of a local pattern.
 
     Files are added to `matches` as they are found.
@@ -71,7 +71,7 @@ def _find_paths(pattern: str, folder: Path, matches: list[str]) -> list[tuple[Pa
         if not path.is_file():
             raise DataError("not_a_file", f"{name}: is neither a file nor a folder")
         check_extensions([name], name)
-        return [(path, name)]
+        return [Located(path, name)]
     if not glob.has_magic(pattern):
         if problem := broken_link(path):
             raise DataError("not_a_file", f"{name}: {problem}")
@@ -86,7 +86,7 @@ def _find_paths(pattern: str, folder: Path, matches: list[str]) -> list[tuple[Pa
         raise InputMissing("no_match", f"{name}: the glob matches {found}")
     ordered = sorted(names, key=os.fsencode)
     check_extensions(ordered, name)
-    return [((folder / match).absolute(), match) for match in ordered]
+    return [Located((folder / match).absolute(), match) for match in ordered]
 
 
 def broken_link(path: Path) -> str:
@@ -100,21 +100,21 @@ def broken_link(path: Path) -> str:
     return ""
 
 
-def _in_folder(folder: Path, name: str, found: list[str]) -> list[tuple[Path, str]]:
+def _in_folder(folder: Path, name: str, found: list[str]) -> list[Located]:
     groups = []
     for group in _walk(folder, "", name, set()):
         groups.append(group)
         found += group[1]
-    files = [relative for _, relatives in sorted(groups) for relative in relatives]
+    files = {name: note for _, names, note in sorted(groups) for name in names}
     if not files:
         raise InputMissing("empty_folder", f"{name}: the folder contains no files")
-    check_extensions(files, name)
+    check_extensions([*files], name)
     prefix = "" if name == "." else f"{name.rstrip('/')}/"
-    return [(folder / relative, prefix + relative) for relative in files]
+    return [Located(folder / relative, prefix + relative, note=note) for relative, note in files.items()]
 
 
-def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) -> Iterator[tuple[bytes, list[str]]]:
-    """Yield (sort key, files) for each group of files in a folder.
+def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) -> Iterator[tuple[bytes, list[str], str]]:
+    """Yield (sort key, files, note) for each group of files in a folder.
 
     A saved dataset is one group that keeps its own order; any other file is a group of one. Links are followed, but
     each folder is visited once. Hidden names are skipped.
@@ -127,14 +127,14 @@ def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) ->
     here = f"{name}/{relative}".rstrip("/")
     saved = saved_files(entries, here, lambda name: (folder / name).read_bytes())
     if saved is not None:
-        saved.check([folder / file for file in saved.files])
-        yield os.fsencode(relative), [relative + file for file in saved.files]
+        note = saved.note([folder / file for file in saved.files])
+        yield os.fsencode(relative), [relative + file for file in saved.files], note
         return
     for entry in entries.values():
         if entry.is_dir():
             yield from _walk(folder / entry.name, f"{relative}{entry.name}/", name, seen)
         elif entry.is_file():
-            yield os.fsencode(relative + entry.name), [relative + entry.name]
+            yield os.fsencode(relative + entry.name), [relative + entry.name], ""
         else:
             problem = broken_link(folder / entry.name) or "is neither a file nor a folder"
             raise DataError("not_a_file", f"{here}/{entry.name}: {problem}")

@@ -20,17 +20,15 @@ from pydantic import (
 )
 
 from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, USUAL_COLUMNS, check_format, read_record
-from tasks.conversations.keys.loss_weights import LOSS_WEIGHT
-from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, without_parts
-from tasks.conversations.keys.renaming import is_of_record
-from tasks.conversations.keys.role_names import Roles
 from tasks.conversations.model import Conversation
+from tasks.conversations.names import Roles, is_of_record
+from tasks.conversations.other_data import OTHER_KEYS, check_ignored, without_parts
 from tasks.conversations.traces.session import SESSION, without_media
 from tasks.conversations.traces.tokens import TOKENS
+from tasks.conversations.turn_weights import LOSS_WEIGHT
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.core.yaml_settings import defaults_of
-from tasks.readers.csv_files.delimiter import check_delimiter, name_of
-from tasks.readers.csv_files.encoding import check_encoding
+from tasks.readers.csv_file import check_delimiter, check_encoding, name_of
 from tasks.readers.hashed_blocks import BlockDigests, open_checked
 from tasks.sources.remote_blocks import open_blocks
 from tasks.stores.store import Facts
@@ -152,8 +150,8 @@ class SourceFile:
     modification time of the content that `sha256` was computed from. `entry` is the index of the first entry of
     `sources` that matches the file. `roles` has further names of roles, in lower case, each with its role. `delimiter`
     and `encoding` of a CSV or TSV file are empty for the usual values: comma or tab, and UTF-8. `tokenizer_sha256`
-    names the tokenizer of recorded ids, if the source does. `blocks` has the digests of the file's blocks once the file
-    is hashed.
+    names the tokenizer of recorded ids, if the source does. `note` is what a user may want to know of the file's
+    folder. `blocks` has the digests of the file's blocks once the file is hashed.
 
     The `name` of a remote file is its URL. `path` is then the local copy, `arrived` is the SHA-256 of the copy on
     arrival, and `revision` is the commit of a dataset on the Hub. An object that is read in blocks has its ETag as
@@ -180,6 +178,7 @@ class SourceFile:
     revision: str = ""
     arrived: str = ""
     identity: str = ""
+    note: str = field(default="", compare=False)
     blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -259,9 +258,9 @@ class SourceFile:
 def found_layouts(files: Sequence[SourceFile], sources: Sequence[Source]) -> list[str]:
     """Describe each unusual delimiter or encoding that was detected.
 
-    There is one line for each file, up to five files. Values that are set in the config are not described.
+    The notes on files precede them. There are up to five lines. Values that are set in the config are not described.
     """
-    lines = []
+    lines = list(dict.fromkeys(file.note for file in files if file.note))
     for file in files:
         source = sources[file.entry]
         found = [f"delimiter {name_of(file.delimiter)}"] * bool(file.delimiter and source.delimiter == "auto")

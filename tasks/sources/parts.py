@@ -20,18 +20,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.notes import noted
+from tasks.core.messages import noted
 from tasks.core.printable import in_bytes
 from tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReader
 from tasks.readers.containers import container_named
 from tasks.readers.strict_json import decode_block
-from tasks.sources.digests.digest_cache import DigestCache
-from tasks.sources.digests.hash_files import hash_file
+from tasks.sources.digests import DigestCache, hash_file
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.source_files import find_files
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.stores.copies import damaged_copy
-from tasks.stores.threads import Stop, run_all
+from tasks.stores.store import Stop, run_all
 
 # Each part costs 7 ms of overhead, two files, and two lines of a list that every run reads.
 MOST_PARTS = 2048

@@ -19,16 +19,15 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from tasks.core.errors import DataError, InputMissing, PackError
-from tasks.core.notes import noted
+from tasks.core.messages import noted
 from tasks.readers.containers import container_by_extension
 from tasks.sources.listed_names import Saved, check_extensions, saved_files
 from tasks.sources.model import Part
 from tasks.sources.remote_blocks import open_holes
 from tasks.stores.bucket import open_store
 from tasks.stores.copies import Object, fetch_copies, place_of_copy
-from tasks.stores.receive import changed
 from tasks.stores.scratch import url_of
-from tasks.stores.store import Facts, Reading
+from tasks.stores.store import Facts, Reading, changed
 from tasks.stores.urls import Dataset, split_dataset, split_url
 
 SHOWN = 8  # maximum number of groups of files that a message lists
@@ -39,7 +38,7 @@ class Located(NamedTuple):
 
     `name` is the URL of a remote file, or else the path as in the config. `revision` is the commit of a dataset on the
     Hub. `sha256` is the digest of a copy when it arrived. `identity` is the ETag of an object that is read in blocks;
-    the file at `path` then holds only the blocks that were read.
+    the file at `path` then holds only the blocks that were read. `note` is what a user may want to know of the folder.
     """
 
     path: Path
@@ -47,6 +46,7 @@ class Located(NamedTuple):
     revision: str = ""
     sha256: str = ""
     identity: str = ""
+    note: str = ""
 
 
 class _Listing:
@@ -225,7 +225,9 @@ def _copied(listing: _Listing, copies: Path) -> list[Located]:
     for each, copy in zip(whole, fetch_copies(whole, copies), strict=True):
         located[each.key] = Located(copy.path, each.url, "", copy.sha256)
     for prefix, saved in listing.saved.items():
-        saved.check([located[prefix + file].path for file in saved.files])
+        keys = [prefix + file for file in saved.files]
+        note = saved.note([located[key].path for key in keys])
+        located |= {key: located[key]._replace(note=note) for key in keys}
     return [located[each.key] for each in objects]
 
 

@@ -22,8 +22,7 @@ from xxhash import xxh3_128_digest
 from tasks.readers.hashed_blocks import BLOCK, BlockDigests, CheckedBlocks
 from tasks.storage.files import make_folder
 from tasks.stores.bucket import open_store
-from tasks.stores.receive import changed, scratch_full
-from tasks.stores.store import Facts
+from tasks.stores.store import Facts, changed, scratch_full
 from tasks.stores.urls import split_url
 
 AHEAD = 16  # blocks that are fetched at once when a file is read sequentially

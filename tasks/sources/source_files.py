@@ -9,20 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.conversations.formats import COLUMNS
-from tasks.conversations.keys.renaming import MESSAGE_KEYS
+from tasks.conversations.names import MESSAGE_KEYS
 from tasks.core.errors import DataError, StorageError, UsageError
-from tasks.core.notes import noted
-from tasks.core.printable import shown
-from tasks.core.suggest import suggest
+from tasks.core.messages import noted
+from tasks.core.printable import shown, suggest
 from tasks.readers.containers import EXTENSIONS, container_by_extension
-from tasks.sources.digests.digest_cache import DigestCache
-from tasks.sources.explain import as_yaml
-from tasks.sources.identify import identify
+from tasks.sources.digests import DigestCache
+from tasks.sources.identify import as_yaml, identify
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.remote import Located
-from tasks.storage.paths import Layout
-from tasks.stores.threads import run_all
+from tasks.storage.layout import Layout
+from tasks.stores.store import run_all
 
 AT_ONCE = 8  # objects whose starts are read concurrently
 
@@ -54,14 +52,14 @@ def find_files(
     found: dict[tuple[int, int], SourceFile] = {}
     for entry, source in enumerate(sources):
         with _reading(source):
-            for path, name, revision, arrived, identity in located[entry]:
+            for path, name, revision, arrived, identity, note in located[entry]:
                 if not (arrived or identity) and any(map(path.resolve().is_relative_to, outputs)):
                     raise UsageError(
                         "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {source.path}"
                     )
                 stat = path.stat()
                 file = objects.get((entry, name)) or identify(path, name, source, stat, identity)
-                file = replace(file, entry=entry, revision=revision, arrived=arrived)
+                file = replace(file, entry=entry, revision=revision, arrived=arrived, note=note)
                 first = found.setdefault((stat.st_dev, stat.st_ino), file)
                 ways = _how(first, sources[first.entry]), _how(file, source)
                 if ways[0] != ways[1]:

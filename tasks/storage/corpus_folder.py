@@ -17,9 +17,18 @@ from typing import Protocol
 import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError
-from tasks.storage.facts.outputs import FileFacts, Shard
+from tasks.storage.facts import FileFacts, Shard
 from tasks.storage.files import sha256_of, write_bytes
 from tasks.storage.manifest import Manifest, load_manifest, repair_hint, without_repair_hint
+
+# Files of a corpus folder that the manifest does not list: the manifest itself, and the record of a run.
+UNLISTED = {"manifest.json", "run.json"}
+# Files that a download of a dataset from the Hub adds: git attributes, and the notes of huggingface_hub.
+FROM_HUB, NOTES_OF_HUB = {".gitattributes"}, ".cache/huggingface/"
+LAST = ".last"  # in manifests/: the name of the manifest that the latest run published or found complete
+SHOWN = 20  # files named in one error
+THREADS = 8  # files hashed at a time; hashing releases the GIL
+FEW_BYTES = 1 << 20  # fewer bytes are hashed before threads have started
 
 
 class Remote(Protocol):
@@ -78,10 +87,9 @@ def checked_folder(manifest: Manifest, path: Path) -> Path:
 def published_copy(folder: Path, manifest: Manifest | None = None) -> Path | None:
     """Return the path of the published manifest of a corpus, or None.
 
-    The path is <root>/manifests/<name>.json for the corpus folder <root>/data/corpora/<name>. The file may be missing.
-    The result is None if the corpus folder is elsewhere. It is also None if the file is missing for a good reason:
-    there is no folder manifests/, or `manifest`, from the corpus folder, names another folder, so that the corpus is a
-    copy that was never published.
+    It is <root>/manifests/<name>.json for the corpus folder <root>/data/corpora/<name>, even if it is missing. The
+    result is None for a folder elsewhere, and if the file is missing for a good reason: there is no folder manifests/,
+    or `manifest`, from the corpus folder, names another folder, so that the corpus is a copy.
     """
     home = folder.resolve()
     if home.parts[-3:-1] != ("data", "corpora"):
@@ -91,33 +99,10 @@ def published_copy(folder: Path, manifest: Manifest | None = None) -> Path | Non
     return copy if copy.exists() or (copy.parent.is_dir() and not is_copied) else None
 
 
-# Files of a corpus folder that the manifest does not list: the manifest itself, and the record of a run.
-UNLISTED = {"manifest.json", "run.json"}
-
-
-# Files that a download of a dataset from the Hub adds: git attributes, and the notes of huggingface_hub.
-FROM_HUB, NOTES_OF_HUB = {".gitattributes"}, ".cache/huggingface/"
-
-
-SHOWN = 20  # files named in one error
-
-
-THREADS = 8  # files hashed at a time; hashing releases the GIL
-
-FEW_BYTES = 1 << 20  # fewer bytes are hashed before threads have started
-
-
-LAST = ".last"  # in manifests/: the name of the manifest that the latest run published or found complete
-
-
 def remember_manifest(root: Path, name: str) -> None:
-    """Record `name`, a file of <root>/manifests, as the manifest of the latest run.
-
-    A run that changes nothing writes nothing. A folder that cannot be written to is not an error, because the record is
-    only a convenience.
-    """
+    """Record `name`, a file of <root>/manifests, as the manifest of the latest run."""
     path, content = root / "manifests" / LAST, f"{name}\n".encode()
-    with suppress(StorageError, OSError):
+    with suppress(StorageError, OSError):  # the record is only a convenience
         if not (path.is_file() and path.read_bytes() == content):
             write_bytes(path, content)
 
@@ -135,30 +120,21 @@ def last_manifest(root: Path) -> Path | None:
 def default_report_path(folder: Path) -> Path:
     """Return the default path of the report.
 
-    The report is next to the corpus folder, which contains listed files only. For a corpus in a bucket, it is in the
-    working directory.
+    It is next to the corpus folder or, for a corpus in a bucket, in the working directory.
     """
     return Path(f"{folder.name}.html") if _remote_with(folder) else folder.with_name(f"{folder.name}.html")
 
 
 def check_copies(path: Path, folder: Path) -> None:
-    """Raise DataError unless a manifest and its copy in the corpus folder are equal.
+    """Raise DataError unless a manifest equals its copy in the corpus folder.
 
     A copy that is a symbolic link is an error, too.
     """
     copy = folder / "manifest.json"
     if copy.is_symlink():
-        raise DataError(
-            "link_in_corpus",
-            f"{copy}: is a symbolic link, but the files of a corpus must not be links; {repair_hint(folder)}",
-        )
-    if not path.samefile(copy) and copy.read_bytes() != path.read_bytes():
-        load_manifest(copy)  # raises if the copy is the damaged one
-        raise _differ(path, copy)
-
-
-def _differ(path: Path, copy: Path) -> DataError:
-    return DataError("manifests_differ", f"{path} and {copy} differ, but must be the same bytes; {repair_hint(path)}")
+        raise _is_link(copy, folder)
+    if not path.samefile(copy):
+        _check_same(path, copy)
 
 
 def check_published(path: Path, manifest: Manifest, folder: Path) -> None:
@@ -167,15 +143,26 @@ def check_published(path: Path, manifest: Manifest, folder: Path) -> None:
     Raises InputMissing if it is missing, unless the corpus was never published.
     """
     copy = published_copy(folder, manifest)
-    if copy is None:
-        return
-    if not copy.is_file():
+    if copy is not None and not copy.is_file():
         raise InputMissing("file_missing", f"{copy}: is missing; {repair_hint(folder)}")
-    with reading(copy, folder):
-        same = copy.read_bytes() == path.read_bytes()
-    if not same:
+    if copy is not None:
+        with reading(copy, folder):
+            _check_same(path, copy)
+
+
+def _check_same(path: Path, copy: Path) -> None:
+    if copy.read_bytes() != path.read_bytes():
         load_manifest(copy)  # raises if the copy is the damaged one
-        raise _differ(path, copy)
+        raise DataError(
+            "manifests_differ", f"{path} and {copy} differ, but must be the same bytes; {repair_hint(path)}"
+        )
+
+
+def _is_link(path: Path, folder: Path) -> DataError:
+    return DataError(
+        "link_in_corpus",
+        f"{path}: is a symbolic link, but the files of a corpus must not be links; {repair_hint(folder)}",
+    )
 
 
 def find_listed(folder: Path, name: str, size: int) -> Path:
@@ -186,10 +173,7 @@ def find_listed(folder: Path, name: str, size: int) -> Path:
     where = folder / name
     # A file directly in the folder cannot be behind another link.
     if where.is_symlink() or not (where.parent == folder or where.resolve().is_relative_to(folder.resolve())):
-        raise DataError(
-            "link_in_corpus",
-            f"{where}: is a symbolic link, but the files of a corpus must not be links; {repair_hint(folder)}",
-        )
+        raise _is_link(where, folder)
     if remote := _remote_with(where):
         remote.fetch_listed(folder, name, size)
     if not os.path.isfile(where):
@@ -234,13 +218,12 @@ def check_unchanged(folder: Path, file: Shard | FileFacts) -> None:
     """
     where = find_listed(folder, file.path, file.bytes)
     facts = where.stat()
-    check_digest(where, _digest(where, facts.st_ino, facts.st_mtime_ns), file.sha256, folder)
-
-
-@cache
-def _digest(where: Path, _inode: int, _changed: int) -> str:
     with reading(where):
-        return sha256_of(where)
+        digest = _digest(where, facts.st_ino, facts.st_mtime_ns)
+    check_digest(where, digest, file.sha256, folder)
+
+
+_digest = cache(lambda where, inode, changed: sha256_of(where))
 
 
 def changed_files(folder: Path, files: Sequence[Shard | FileFacts]) -> list[PackError]:

@@ -21,15 +21,24 @@ import orjson
 from pydantic import Field, ValidationError, field_validator
 
 from tasks.core.errors import DataError, InputMissing, StorageError
-from tasks.storage.facts.inputs import MixtureFacts, SourceFacts, TemplateFacts, Tokenizer
-from tasks.storage.facts.ledger import Ledger
-from tasks.storage.facts.model import SHA256, Facts
-from tasks.storage.facts.outputs import FileFacts, PackingMetadata, Shard, Split, WeightSums
-from tasks.storage.facts.row_shape import RowShape, shape_of
+from tasks.storage.facts import (
+    SHA256,
+    Facts,
+    FileFacts,
+    Ledger,
+    MixtureFacts,
+    PackingMetadata,
+    RowShape,
+    Shard,
+    SourceFacts,
+    Split,
+    TemplateFacts,
+    Tokenizer,
+    WeightSums,
+)
 from tasks.storage.files import read_json, to_json
 from tasks.storage.keys import KEY_NAMES, corpus_key, format_version_of, sha256_in
-from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
-from tasks.storage.splits import kind_of, length_in
+from tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout, RowLayout, kind_of
 
 REPAIR = "run: packcorpus repair"
 
@@ -56,7 +65,8 @@ class Manifest(Facts):
         description="Counts of unusual things that were handled. `reasoned_answers`: trained answers with reasoning. "
         "`empty_reasoning`: trained answers for which the template writes an empty block of reasoning. "
         "`content_tokens`: how often conversations contain each added token that content may become, by role. "
-        "`unused_keys`: how often each unused key of the records occurred, by source. A count is absent if it is 0, "
+        "`unused_keys`: how often each unused key of the records occurred, by source. `undefined_names`: in how many "
+        "places a template reads each name that nothing defines, by file. A count is absent if it is 0, "
         "or if an earlier version did not record it."
     )
     packing_metadata: PackingMetadata
@@ -71,14 +81,15 @@ class Manifest(Facts):
     digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the manifest without this field.")
 
     @property
-    def row_shape(self) -> RowShape:
-        """Return the shape of rows; it has only defaults in format 3.0."""
-        return self.shape or RowShape()
+    def row_layout(self) -> RowLayout:
+        shape, weights = self.shape or RowShape(), self.config.get("loss_weight", "none")
+        lengths = tuple(shape.lengths or [self.sequence_length])
+        return RowLayout(lengths, shape.align, shape.padding, shape.mix, weights)
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
         """Return the lengths of rows, ascending. The last one is `sequence_length`."""
-        return tuple(self.row_shape.lengths or [self.sequence_length])
+        return self.row_layout.lengths
 
     @property
     def places(self) -> int:
@@ -124,6 +135,12 @@ class Manifest(Facts):
     def unused_keys(self) -> dict[str, dict[str, int]]:
         """Return how often each unused key occurred, for each source that has any."""
         found = self.noticed.get("unused_keys", {})
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def undefined_names(self) -> dict[str, dict[str, int]]:
+        """Return in how many places each template reads names that nothing defines."""
+        found = self.noticed.get("undefined_names", {})
         return found if isinstance(found, dict) else {}
 
     @property
@@ -229,17 +246,16 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
         yield name, getattr(manifest, name), config.get(name)
     yield "sequence_length", list(manifest.row_lengths), lengths if isinstance(lengths, list) else [lengths]
     yield "sequence_length", manifest.sequence_length, manifest.row_lengths[-1]
-    if manifest.row_shape.lengths:
+    if manifest.shape and manifest.shape.lengths:
         for split, facts in manifest.splits.items():
-            yield f"sequence_length of {split}", facts.sequence_length, length_in(split, 0)
+            length = manifest.row_layout.length_of(split) if "-" in split else 0
+            yield f"sequence_length of {split}", facts.sequence_length, length
     yield "corpus", manifest.corpus, Layout.corpus_name(manifest.name, manifest.key)
     yield "template", manifest.template.name, config.get("template")
     yield "packing", manifest.packing_metadata.enabled, config.get("packing")
     yield "format_version", manifest.format_version, format_version_of(config)
-    shape = shape_of(config)
-    yield "shape", manifest.shape and manifest.shape.model_dump(), shape and shape.model_dump()
-    with_alignment = manifest.row_shape.align > 1
-    yield "alignment", manifest.ledger.tokens.alignment is not None, with_alignment
+    yield "shape", manifest.shape and manifest.shape.model_dump(), RowLayout.of(config).recorded or None
+    yield "alignment", manifest.ledger.tokens.alignment is not None, manifest.row_layout.align > 1
     yield "trained_truncated", manifest.ledger.tokens.trained_truncated is not None, config.get("overlong") == "turns"
     yield "trained_here", tokenizer.trained_here, config.get("tokenizer") is None
     if not tokenizer.trained_here:

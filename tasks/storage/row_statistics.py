@@ -1,6 +1,6 @@
 """Statistics of rows, and rows.arrow, which contains them for a whole corpus.
 
-    manifest ─┬─open_statistics─────▶ RowStatistics of each shard
+    manifest ─┬─read_statistics─────▶ RowStatistics of each shard
               └─statistics_of_split─▶ RowStatistics of a split, or of its first rows
 
 The statistics describe the cost of a row in 20 bytes, without the shards. rows.arrow is an Arrow IPC stream with a
@@ -11,7 +11,6 @@ no rows.arrow.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -77,9 +76,8 @@ def has_statistics(manifest: Manifest) -> bool:
     return any(file.path == ROWS for file in manifest.files)
 
 
-@contextmanager
-def open_statistics(manifest: Manifest, folder: Path) -> Iterator[Iterator[RowStatistics]]:
-    """Open rows.arrow, check its SHA-256, and yield the statistics of each shard.
+def read_statistics(manifest: Manifest, folder: Path) -> Iterator[tuple[str, RowStatistics]]:
+    """Check rows.arrow, and yield the split and the statistics of each shard.
 
     The shards are in the order of the manifest. Raises DataError or InputMissing, naming the file, also if it does not
     match the rows of the shards.
@@ -87,45 +85,37 @@ def open_statistics(manifest: Manifest, folder: Path) -> Iterator[Iterator[RowSt
     file = listed_file(manifest, folder, ROWS)
     check_unchanged(folder, file)
     path = folder / file.path
+
+    def wrong(found: str) -> DataError:
+        return DataError("bad_index", f"{path}: has {found}; {repair_hint(folder)}")
+
     with reading(path, folder), pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as reader:
         if not reader.schema.equals(ROWS_SCHEMA, check_metadata=True):
-            raise _wrong(path, folder, "unexpected columns")
-        yield _by_shard(reader, manifest, path, folder)
-
-
-def _by_shard(reader: pa.RecordBatchReader, manifest: Manifest, path: Path, folder: Path) -> Iterator[RowStatistics]:
-    left = iter(reader)
-    for split in manifest.splits.values():
-        for shard in split.shards:
-            batch: Any = next(left, None)
+            raise wrong("unexpected columns")
+        batches = iter(reader)
+        for split, shard in ((name, shard) for name, own in manifest.splits.items() for shard in own.shards):
+            batch: Any = next(batches, None)
             if batch is None or batch.num_rows != shard.rows:
                 found = "no record batch" if batch is None else f"{batch.num_rows:,} records"
-                raise _wrong(path, folder, f"{found} for the {shard.rows:,} rows of {shard.path}")
+                raise wrong(f"{found} for the {shard.rows:,} rows of {shard.path}")
             batch.validate(full=True)
-            yield RowStatistics(*(to_numpy(batch.column(name)) for name in ROWS_SCHEMA.names))
-    if next(left, None) is not None:
-        raise _wrong(path, folder, "more record batches than the corpus has shards")
-
-
-def _wrong(path: Path, folder: Path, found: str) -> DataError:
-    return DataError("bad_index", f"{path}: has {found}; {repair_hint(folder)}")
+            yield split, RowStatistics(*(to_numpy(batch.column(name)) for name in ROWS_SCHEMA.names))
+        if next(batches, None) is not None:
+            raise wrong("more record batches than the corpus has shards")
 
 
 def statistics_of_split(manifest: Manifest, folder: Path, split: str, most: int | None = None) -> RowStatistics | None:
     """Return the statistics of a split, or of its first `most` rows.
 
-    Returns None if the corpus has no rows.arrow. Raises DataError or InputMissing, like `open_statistics`.
+    Returns None if the corpus has no rows.arrow. Raises DataError or InputMissing, like `read_statistics`.
     """
     if not has_statistics(manifest):
         return None
-    found, rows = list[RowStatistics](), 0
-    with open_statistics(manifest, folder) as shards:
-        for name, facts in manifest.splits.items():
-            for _ in facts.shards:
-                of_shard = next(shards)
-                if name == split:
-                    found.append(of_shard)
-                    rows += len(of_shard)
-                if name == split and most is not None and rows >= most:
-                    return RowStatistics.joined(found).take(slice(0, most))
-    return RowStatistics.joined(found)
+    parts, rows = list[RowStatistics](), 0
+    for name, of_shard in read_statistics(manifest, folder):
+        if name == split:
+            parts.append(of_shard)
+            rows += len(of_shard)
+            if most is not None and rows >= most:
+                break
+    return RowStatistics.joined(parts).take(slice(0, most))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
-from tasks.storage.facts.row_shape import RowShape
-from tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE, WHOLE_MESSAGES
+from tasks.storage.keys import SHAPE_SETTINGS, WHOLE, WHOLE_MESSAGES
+from tasks.storage.layout import RowLayout
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -103,32 +101,29 @@ ROWS_SCHEMA = pa.schema(
 )
 
 
-def is_weighted(settings: dict[str, Any]) -> bool:
-    """Return whether a manifest's settings give rows a column `loss_weight`."""
-    return settings.get("loss_weight", "none") != "none"
+def row_schema(layout: RowLayout, length: int, key: str, format_version: str = "") -> pa.Schema:
+    """Return schema and metadata of a shard with rows of `length` tokens.
 
-
-def row_schema(sequence_length: int, key: str, shape: RowShape | None = None, weighted: bool = False) -> pa.Schema:
-    """Return schema and metadata of a shard of format 3.0 or, with `shape`, 3.1."""
+    `format_version` is the layout's own unless it is given.
+    """
 
     def fixed(value: pa.DataType) -> pa.DataType:
-        return pa.list_(pa.field("item", value, nullable=False), sequence_length)
+        return pa.list_(pa.field("item", value, nullable=False), length)
 
     fields = [
         pa.field("input_ids", fixed(pa.int32()), nullable=False),
         pa.field("attention_mask", fixed(pa.int8()), nullable=False),
         pa.field("labels", fixed(pa.int32()), nullable=False),
         pa.field("position_ids", fixed(pa.int32()), nullable=False),
-        *[pa.field(LOSS_WEIGHT, fixed(pa.float32()), nullable=False)] * weighted,
+        *[pa.field(LOSS_WEIGHT, fixed(pa.float32()), nullable=False)] * layout.is_weighted,
     ]
-    if shape and shape.padding == "none":
+    if layout.padding == "none":
         numbers = pa.list_(pa.field("item", pa.int32(), nullable=False))
         names = ("input_ids", "labels", "position_ids", "seq_lens")
         fields = [pa.field(name, numbers, nullable=False) for name in names]
         fields.append(pa.field("max_seqlen", pa.int32(), nullable=False))
-    settings = shape.model_dump() if shape else {}
-    facts = {name: str(settings[name]) for name in SHAPE_SETTINGS if name in settings}
-    return pa.schema(fields, metadata(sequence_length, key, SHAPED if shape else PACKED) | facts)
+    facts = {name: str(value) for name, value in layout.recorded.items() if name in SHAPE_SETTINGS}
+    return pa.schema(fields, metadata(length, key, format_version or layout.format_version) | facts)
 
 
 def metadata(sequence_length: int, key: str, format_version: str) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Open the shards and the index of a corpus, and check that they belong to it.
 
-    manifest + shard ─open_shard─▶ record batches           read_rows ─▶ rows by number
-    manifest         ─open_index─▶ reader of index.arrow    to_dicts  ─▶ rows of a batch as dicts
+    manifest + shard ─open_shard─▶ record batches ─rows_of─▶ RowBatch: columns, and the bounds of pieces
+                     ─read_rows──▶ rows by number         to_dicts ─▶ rows of a batch as dicts
+    manifest         ─open_index─▶ reader of index.arrow
 
 All readers of a corpus use this module. The size, the schema, and its metadata (format version, key, sequence length)
 are checked when a file is opened, and the number of rows of a shard after its last batch. The SHA-256 of the index is
@@ -14,6 +15,7 @@ import hashlib
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,9 +25,9 @@ import pyarrow as pa
 from tasks.core.errors import DataError
 from tasks.storage.arrow import to_numpy
 from tasks.storage.corpus_folder import check_digest, check_unchanged, find_listed, listed_file, reading
-from tasks.storage.facts.row_shape import RowShape
+from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import Manifest, repair_hint
-from tasks.storage.schemas import IGNORED, conversation_schema, index_schema, is_weighted, row_schema
+from tasks.storage.schemas import IGNORED, LOSS_WEIGHT, conversation_schema, index_schema, row_schema
 
 
 class ListedFile(Protocol):
@@ -52,7 +54,7 @@ def shard_schema(manifest: Manifest, shard: str = "") -> pa.Schema:
     length = manifest.length_of(shard)
     if not manifest.packing_metadata.enabled:
         return conversation_schema(length, manifest.key, manifest.key_version)
-    return row_schema(length, manifest.key, manifest.shape, is_weighted(manifest.config))
+    return row_schema(manifest.row_layout, length, manifest.key, manifest.format_version)
 
 
 @contextmanager
@@ -177,9 +179,9 @@ def read_rows(
 
 
 def _row_arrays(row: pa.RecordBatch, manifest: Manifest, length: int) -> dict[str, Any]:
-    if manifest.row_shape.padding == "none":
+    if manifest.row_layout.padding == "none":
         size = len(row.column("input_ids")[0])
-        columns = row_columns(row, length, manifest.row_shape)
+        columns = row_columns(row, length, manifest.row_layout)
         return {name: values[0, :size] for name, values in columns.items()} | {
             "seq_lens": _values(row, "seq_lens"),
             "max_seqlen": to_numpy(row.column("max_seqlen")),
@@ -191,7 +193,7 @@ def _row_arrays(row: pa.RecordBatch, manifest: Manifest, length: int) -> dict[st
     return columns
 
 
-def row_columns(batch: pa.RecordBatch, length: int, shape: RowShape, pad: int = 0) -> dict[str, np.ndarray]:
+def row_columns(batch: pa.RecordBatch, length: int, layout: RowLayout, pad: int = 0) -> dict[str, np.ndarray]:
     """Return the columns of packed rows, [rows, length] each.
 
     The columns are input_ids, attention_mask, labels, and position_ids. Rows that are stored without padding are padded
@@ -199,7 +201,7 @@ def row_columns(batch: pa.RecordBatch, length: int, shape: RowShape, pad: int = 
     row is empty or too long, or if its columns have different lengths.
     """
     names = ("input_ids", "attention_mask", "labels", "position_ids")
-    if shape.padding == "row":
+    if layout.padding == "row":
         return {name: _values(batch, name).reshape(-1, length) for name in names}
     sizes = sizes_of(batch, "input_ids")
     for name in ("labels", "position_ids"):
@@ -209,7 +211,7 @@ def row_columns(batch: pa.RecordBatch, length: int, shape: RowShape, pad: int = 
         raise ValueError(f"rows have {sizes.min():,} to {sizes.max():,} tokens, expected 1 to {length:,}")
     places = np.arange(length, dtype=np.int32)
     filled = places < sizes[:, None]
-    found: dict[str, np.ndarray] = {
+    found: dict[str, np.ndarray] = {  # in the order of `names`
         "input_ids": np.full((len(sizes), length), pad, np.int32),
         "attention_mask": filled.astype(np.int8),
         "labels": np.full((len(sizes), length), IGNORED, np.int32),
@@ -217,8 +219,8 @@ def row_columns(batch: pa.RecordBatch, length: int, shape: RowShape, pad: int = 
     }
     for name in ("input_ids", "labels", "position_ids"):
         found[name][filled] = _values(batch, name)
-    if shape.align > 1:
-        found["attention_mask"] = _mask_of_pieces(batch, length, shape)
+    if layout.align > 1:
+        found["attention_mask"] = _mask_of_pieces(batch, length, layout)
         # If a row ends with a gap, the positions of the gap continue in the padding.
         rows, lasts, positions = np.arange(len(sizes)), sizes - 1, found["position_ids"]
         further = np.where(found["attention_mask"][rows, lasts] == 1, 0, positions[rows, lasts] + 1)
@@ -241,14 +243,14 @@ def _values(batch: pa.RecordBatch, name: str) -> np.ndarray:
     return to_numpy(values)
 
 
-def _mask_of_pieces(batch: pa.RecordBatch, length: int, shape: RowShape) -> np.ndarray:
+def _mask_of_pieces(batch: pa.RecordBatch, length: int, layout: RowLayout) -> np.ndarray:
     """Return the attention mask of rows with aligned pieces, int8[rows, length].
 
     The lengths of the pieces are in the column `seq_lens`. Each piece starts at a multiple of `align`.
     """
     rows, tokens = batch.num_rows, _values(batch, "seq_lens").astype(np.int64)
     of_row = np.repeat(np.arange(rows), sizes_of(batch, "seq_lens"))
-    places = shape.physical(tokens)
+    places = layout.places(tokens)
     before = np.cumsum(places) - places
     firsts = np.searchsorted(of_row, np.arange(rows))
     inside = before - before[firsts[of_row]] if len(of_row) else before
@@ -274,6 +276,67 @@ def bounds_of_pieces(mask: np.ndarray, positions: np.ndarray) -> tuple[np.ndarra
     ends[:, :-1] &= begins[:, 1:] | ~mask[:, 1:]
     starts = np.flatnonzero(begins)
     return starts, np.flatnonzero(ends) + 1 - starts
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Packed rows, and the pieces in them, in their order.
+
+    Padding follows the last piece of a row. With `align`, it also fills the gap between two pieces. EOS does not mark
+    the bounds of pieces, because with many templates it ends every turn.
+    """
+
+    ids: np.ndarray  # int32[rows, sequence_length]
+    labels: np.ndarray  # int32[rows, sequence_length], not shifted
+    positions: np.ndarray  # int32[rows, sequence_length]
+    filled: np.ndarray  # bool[rows, sequence_length], the places that have a token
+    tokens: np.ndarray  # int64[rows], without padding
+    pieces: np.ndarray  # int64[rows]
+    starts: np.ndarray  # int64[pieces], counted over all places of these rows
+    lengths: np.ndarray  # int64[pieces]
+    weights: np.ndarray | None = None  # float32[rows, sequence_length], if the corpus has `loss_weight`
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def trained(self) -> int:
+        return int(np.count_nonzero(self.labels != IGNORED))
+
+    @property
+    def gaps(self) -> np.ndarray:
+        """Return the padding after each piece: int64[pieces].
+
+        It ends at the next piece or at the end of the row.
+        """
+        ends = self.starts + self.lengths
+        following = np.append(self.starts[1:], 0)
+        following[np.cumsum(self.pieces) - 1] = np.arange(1, len(self) + 1) * self.ids.shape[1]
+        return following - ends
+
+    def next_labels(self) -> np.ndarray:
+        """Return the next token's label for every place: int32[rows, sequence_length].
+
+        The last place of a piece has no label, because the next token is in a different piece, and the first token of a
+        piece is never trained on.
+        """
+        shifted = np.full_like(self.labels, IGNORED)
+        shifted[:, :-1] = self.labels[:, 1:]
+        shifted.reshape(-1)[self.starts + self.lengths - 1] = IGNORED
+        return shifted
+
+
+def rows_of(batch: pa.RecordBatch, length: int, shape: RowLayout, pad: int = 0) -> RowBatch:
+    """Return the packed rows of a record batch; see `row_columns`."""
+    columns = row_columns(batch, length, shape, pad)
+    ids, mask, labels, positions = columns.values()
+    starts, lengths = bounds_of_pieces(mask, positions)
+    weights = None
+    if LOSS_WEIGHT in batch.schema.names:
+        weights = batch.column(LOSS_WEIGHT).flatten().to_numpy().reshape(-1, length)
+    tokens = np.count_nonzero(mask, axis=1).astype(np.int64)
+    pieces = np.bincount(starts // length, minlength=len(ids))
+    return RowBatch(ids, labels, positions, mask == 1, tokens, pieces, starts, lengths, weights)
 
 
 def to_dicts(rows: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -21,10 +21,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import Bug, InputMissing, PackError, PartMissing, StorageError
-from tasks.stores.receive import CHUNK, changed, cut_off, receive
-from tasks.stores.store import Facts, Progress
-from tasks.stores.threads import interruptible
+from tasks.core.errors import Bug, DataError, InputMissing, PackError, PartMissing, StorageError
+from tasks.core.printable import shown
+from tasks.stores.store import CHUNK, Facts, Progress, changed, cut_off, interruptible, receive
 from tasks.stores.urls import split_url
 
 RETRIES = 8  # of a request, in about 20 seconds including pauses
@@ -42,6 +41,9 @@ _NO_CREDENTIALS = re.compile(r"169\.254\.|metadata\.google|[Nn]o credentials|Cre
 # obstore's report of an object that was not deleted. It deletes in batches, which S3 and Azure answer with 200 or 202.
 _NOT_DELETED = re.compile(r"request failed for key .* \(code: (\w{1,60})\)")
 _STATUS_OF_CODE = {"AccessDenied": "403", "SlowDown": "503"}  # codes of S3; Azure reports the status
+
+# obstore's report of a key that it can neither read nor list. It lists no object next to it either.
+_BAD_KEY = re.compile(r'[Pp]ath "(.*?)"(?: contained empty path segment|: Encountered illegal character)', re.DOTALL)
 
 # Causes of errors without an HTTP status, by patterns in their text; the first match counts.
 _CAUSES = {
@@ -187,6 +189,12 @@ def explained(url: str, text: str) -> PackError:
     code = re.search(r"<Code>(\w{1,60})</Code>", text)
     if _NO_CREDENTIALS.search(text):
         return StorageError("store_denied", f"{url}: no credentials were found")
+    if bad := _BAD_KEY.search(text):
+        return DataError(
+            "bad_key",
+            f"{url}: the object {shown(bad[1])} cannot be read, because a part of its key is empty, . or ..; rename "
+            "it, or name each other object by its whole URL",
+        )
     number = _STATUS_OF_CODE.get(status[1], status[1]) if status else ""
     answer = f"HTTP {number}{f' {code[1]}' if code else ''}"
     if number == "404":

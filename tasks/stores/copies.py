@@ -20,12 +20,10 @@ from typing import NamedTuple
 import xxhash
 
 from tasks.core.errors import StorageError
-from tasks.core.notes import noted
+from tasks.core.messages import noted
 from tasks.core.printable import in_bytes
 from tasks.storage.files import has_artifact, locked, make_folder, read_receipt, to_json, write_receipt
-from tasks.stores.receive import scratch_full
-from tasks.stores.store import Facts, Reading
-from tasks.stores.threads import Stop, run_all
+from tasks.stores.store import Facts, Reading, Stop, run_all, scratch_full
 
 DOWNLOADS = 8  # objects that are fetched at the same time; each takes a few MB of memory
 

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.errors import Busy, InputMissing, PackError, PartMissing, StorageError, UsageError
-from tasks.stores.receive import CHUNK, receive
-from tasks.stores.store import Facts, Progress
+from tasks.stores.store import CHUNK, Facts, Progress, receive
 from tasks.stores.urls import Dataset
 
 MAIN = "main"

@@ -23,8 +23,7 @@ from tasks.storage.files import digest_of, has_artifact, has_listed, is_refused,
 from tasks.storage.manifest import load_manifest
 from tasks.stores.bucket import Bucket, open_store
 from tasks.stores.scratch import scratch_with, url_of
-from tasks.stores.store import Facts
-from tasks.stores.threads import run_all
+from tasks.stores.store import Facts, run_all
 
 REQUESTS = 16  # small objects that are fetched at the same time
 

@@ -1,17 +1,23 @@
-"""Define what can be read from a remote store.
+"""Define what can be read from a remote store, and how it is received.
 
-    open_store("s3://bucket/prefix")   Bucket: S3, Google Cloud Storage, Azure, through obstore (bucket.py)
-    open_hub("hf://datasets/o/n")      Hub: a dataset at one commit, read-only, through huggingface_hub (hub.py)
-
-Keys are relative to the root, with /. An object is read whole into a local file. A reader thus never sees a part of an
-object, and no step depends on the behavior of a remote stream.
+Blocking calls run in threads, so that Ctrl-C ends a wait for a server at once. An object that is received into a file
+may meet a full disk or a body that is cut off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from tasks.core.errors import DataError, StorageError
+from tasks.core.printable import in_bytes
+from tasks.storage.files import atomic_file
 
 Progress = Callable[[int], None]
 """Called with the number of bytes of each block that arrives. An exception in it ends the transfer."""
@@ -48,3 +54,111 @@ class Reading(Protocol):
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]:
         """Yield the objects below the folder `prefix`, in the byte order of their keys."""
+
+
+Item = TypeVar("Item")
+
+GRACE = 5.0  # seconds that the other threads have to end after an error or an interrupt
+
+
+class Stop(threading.Event):
+    """A request to all threads of some work to end it."""
+
+    def check(self) -> None:
+        """Raise CancelledError if the request was made."""
+        if self.is_set():
+            raise CancelledError
+
+
+def interruptible(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return the result of a call. In the main thread, signals interrupt the wait."""
+    if threading.current_thread() is not threading.main_thread():
+        return call(*arguments, **options)
+    found: list[Any] = []
+    run_all(lambda _: found.append(call(*arguments, **options)), [None], 1, lambda: None, grace=0)
+    return found[0]
+
+
+def run_all(
+    work: Callable[[Item], None], items: Sequence[Item], count: int, stop: Callable[[], None], grace: float = GRACE
+) -> None:
+    """Do the work for every item in up to `count` threads.
+
+    Work is started in the order of the items. Raises the first error. Before that, or if this thread is interrupted,
+    calls `stop`, which should end the other threads.
+    """
+    waiting, done = SimpleQueue[Item](), SimpleQueue[BaseException | None]()
+    for item in items:
+        waiting.put(item)
+
+    def run() -> None:
+        while True:
+            try:
+                item = waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                work(item)
+                done.put(None)
+            except BaseException as error:
+                done.put(error)
+                return
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(min(count, len(items)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in items:
+            if error := done.get():
+                raise error
+    except BaseException:
+        stop()
+        end = time.monotonic() + grace
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        raise
+    for thread in threads:
+        thread.join()
+
+
+CHUNK = 1 << 20  # bytes of an object that are held in memory
+
+
+def receive(chunks: Iterable[bytes], target: Path, expected: Facts, url: str, progress: Progress | None) -> str:
+    """Write an object to `target`, completely or not at all; return its SHA-256.
+
+    Raises StorageError if the chunks have more or fewer bytes than expected, or if the disk is full.
+    """
+    try:
+        with atomic_file(target) as out:
+            for chunk in chunks:
+                out.write(chunk)
+                if progress:
+                    progress(len(chunk))
+            if out.size != expected.size:
+                raise cut_off(url, out.size, expected.size)
+        return out.digest()
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise scratch_full(url, target.parent, expected.size) from None
+        raise
+
+
+def cut_off(url: str, received: int, size: int) -> StorageError:
+    return StorageError("object_cut", f"{url}: ended after {received:,} of {size:,} bytes; run again")
+
+
+def changed(url: str) -> DataError:
+    return DataError("object_changed", f"{url}: changed since it was listed; run again")
+
+
+def scratch_full(url: str, folder: Path, size: int) -> StorageError:
+    """Return the error for a disk without room for `size` bytes.
+
+    `url` is the object to fetch, or the first of several objects.
+    """
+    return StorageError(
+        "scratch_full",
+        f"{url}: the disk of {folder} has no room for {in_bytes(size)}; make room, or use another --root (or, for a "
+        "root in a bucket, another PACKCORPUS_SCRATCH)",
+    )

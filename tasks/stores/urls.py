@@ -14,7 +14,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from tasks.core.errors import UsageError
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest
 
 BUCKETS = ("s3", "gs", "az")
 SCHEMES = (*BUCKETS, "hf", "file")
@@ -83,11 +83,19 @@ def check_url(url: str) -> str:
 
 
 def split_url(url: str) -> Url:
-    """Split the URL of a bucket. Raises UsageError if it does not name a bucket."""
+    """Split the URL of a bucket.
+
+    Raises UsageError if it does not name a bucket, or if it has a key that no store reads.
+    """
     scheme = check_url(url)
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket or re.search(r"[*?\[\]]", bucket):
         raise UsageError("url_not_supported", f"{url}: does not name a bucket; expected {scheme}://BUCKET/KEY")
+    if key and not {"", ".", ".."}.isdisjoint(key.removesuffix("/").split("/")):
+        raise UsageError(
+            "url_not_supported",
+            f"{url}: a part of the key is empty, . or ..; remove that part, or rename the object if its key has it",
+        )
     return Url(scheme, bucket, key)
 
 

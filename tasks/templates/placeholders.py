@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.conversations.model import Conversation, Message, ToolCall, full_text, options_json
+from tasks.conversations.model import Conversation, Message, ToolCall, full_text, message_of, options_json
 
 GAP = re.compile("\v?\0(\\d+)(?::(\\d+))?\0\v?")
 
@@ -43,7 +43,7 @@ _LONGEST_OPTIONS = 200
 # compared. The digest of a conversation decides, so that the choice does not depend on parts or workers.
 COMPARED = 256
 
-# Role, whether trained on, whether content, reasoning, name, and tool_call_id are present, and the calls of a message.
+# Role of the data, whether trained on, whether content, reasoning, name, and tool_call_id are present, and the calls.
 _Turn = tuple[str, bool, bool, bool, bool, bool, tuple[tuple[Any, bool], ...]]
 
 
@@ -91,7 +91,7 @@ def shape_of(conversation: Conversation, trained: Sequence[bool]) -> tuple[Conve
     values: list[str] = []
     for message, flag in zip(conversation.messages, trained, strict=True):
         if _is_plain(message):
-            turns.append((message.role, flag, message.content != "", False, False, False, ()))
+            turns.append((message.given_role, flag, message.content != "", False, False, False, ()))
             if message.content:
                 values.append(message.content)
             continue
@@ -111,7 +111,7 @@ def shape_of(conversation: Conversation, trained: Sequence[bool]) -> tuple[Conve
                 values.append(call.id)
             calls.append((kind, bool(call.id)))
         content, reasoning, name, call_id = map(bool, known)
-        turns.append((message.role, flag, content, reasoning, name, call_id, tuple(calls)))
+        turns.append((message.given_role, flag, content, reasoning, name, call_id, tuple(calls)))
     if conversation.tools and not has_tools(conversation):
         return None
     options = options_json(conversation)
@@ -165,7 +165,8 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
 
     messages = []
     for role, _, content, reasoning, name, call_id, calls in shape.turns:
-        message = Message(role, text(content), reasoning=text(reasoning))
+        message = message_of(role, text(content))
+        message.reasoning = text(reasoning)
         message.name, message.tool_call_id = text(name) or None, text(call_id) or None
         message.tool_calls = tuple(ToolCall(text(True), value(kind), text(has_id) or None) for kind, has_id in calls)
         messages.append(message)

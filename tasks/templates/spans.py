@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -73,6 +73,15 @@ class Template(Protocol):
     sections: Sections
 
     engines: Engines | BothEngines | None = None  # of a Jinja template
+    # The names that each Jinja source reads and nothing defines, with the number of places.
+    undefined: Sequence[Mapping[str, int]] = ()
+
+    def knows_developer(self, conversation: Conversation) -> bool:
+        """Return whether messages of a conversation keep the role developer.
+
+        Otherwise, they become system messages.
+        """
+        return False
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation.

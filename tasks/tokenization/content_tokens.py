@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from tasks.conversations.model import ROLES
-from tasks.encoders.added_tokens import is_blank
-from tasks.encoders.encoder import Encoder
+from tasks.encoders.encoder import Encoder, is_blank
 from tasks.encoders.texts import SEPARATOR
 from tasks.tokenization.frames import Prepared
 

@@ -25,12 +25,12 @@ import numpy as np
 
 from tasks.core.errors import PackError, UsageError
 from tasks.core.printable import shown
-from tasks.encoders.encoder import Encoded, Encoder, Unencodable
-from tasks.encoders.gigatoken_encoder import GigatokenEncoder
-from tasks.encoders.gigatoken_model import Unsupported
+from tasks.encoders.encoder import Encoded, Encoder, TooSlow, Unencodable
+from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.encoders.texts import UNDERLINE
+from tasks.encoders.tokenizer_files import forget_loaded
 from tasks.recipe import Recipe
-from tasks.sources.sampling.sample_files import sample_files
+from tasks.sources.sample_files import sample_files
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
 from tasks.stores.mirror import mirror_of
@@ -181,6 +181,7 @@ def release_encoders() -> None:
     An encoder takes about 40 MB.
     """
     _gigatoken.cache_clear()
+    forget_loaded()
     forget_frames()
 
 
@@ -239,6 +240,8 @@ def difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str |
             block = next(different, None)
     except Unencodable as error:  # conversations with these texts are rejected
         return difference(fast, reference, [text for text in texts if text not in error.problems])
+    except TooSlow as error:  # the reference will name its place
+        return shown(error.text)
     if block is None:
         return None
     for text in block:

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from tasks.conversations.dialects.pairing import Unpaired
+from tasks.conversations.calls import Unpaired
 from tasks.conversations.model import (
     Conversation,
-    Message,
     content_digest,
     layout_of,
+    message_of,
     role_named,
     turns_of,
     usual_order,
@@ -256,10 +256,10 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         roles = tuple([role_named(name, self._roles) or "" for name in names])
         filling = None
         if roles and all(roles) and len(roles) <= MOST_SHAPES:
-            turns = Conversation(tuple(Message(role, "content") for role in roles))
+            turns = Conversation(tuple(message_of(role, "content") for role in roles))
             filling, _ = self._of_shape(turns, trained_turns(turns, self._train_on))
             if filling and "tool" in roles:
-                filling.roles_with_results = roles
+                filling.roles_with_results = tuple(message.role for message in turns.messages)
         if len(self) < MOST_SHAPES:
             self[names] = filling
         return filling

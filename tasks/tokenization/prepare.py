@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.conversations.dialects.pairing import unpaired_in, unpaired_in_contents
+from tasks.conversations.calls import unpaired_in, unpaired_in_contents
 from tasks.conversations.formats import role_names
-from tasks.conversations.keys.loss_weights import LOSS_WEIGHT, with_loss_weights
-from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import Conversation, PlainRecord, content_digest, is_blank, whole_text
 from tasks.conversations.openai import tools_json, turns_json
+from tasks.conversations.turn_weights import LOSS_WEIGHT, with_loss_weights
+from tasks.conversations.unused_keys import UnusedKeys
 from tasks.core.errors import PackError, Reject
 from tasks.core.printable import counted
 from tasks.encoders.encoder import Encoder
@@ -247,8 +247,9 @@ def comparable(sample: Prepared) -> tuple[object, ...]:
 
 
 def _as_written(conversation: Conversation, template: Template) -> Conversation:
-    """Return a conversation as a row of format 2.0 holds it, with strings as contents.
+    """Return a conversation as a row of format 2.0 holds it.
 
+    Contents are strings, and developer messages are system messages unless the template knows them.
     Raises Reject if it has options for its template.
     """
     if conversation.template_options and template.engines:
@@ -257,9 +258,11 @@ def _as_written(conversation: Conversation, template: Template) -> Conversation:
             "chat_template_kwargs: `packing: false` writes messages and tools, and a trainer would render them without "
             "these options; remove them, set `template_options` in the config, or set `packing: true`",
         )
-    if not any(message.parts for message in conversation.messages):
+    keeps = template.knows_developer(conversation)
+    if not any(message.parts or (message.developer and not keeps) for message in conversation.messages):
         return conversation
-    return replace(conversation, messages=tuple(replace(message, parts=()) for message in conversation.messages))
+    messages = [replace(m, parts=(), developer=m.developer and keeps) for m in conversation.messages]
+    return replace(conversation, messages=tuple(messages))
 
 
 def _why_untrained(conversation: Conversation, train_on: TrainOn) -> str:

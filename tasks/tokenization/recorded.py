@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.conversations.keys.loss_weights import LOSS_WEIGHT
 from tasks.conversations.model import Conversation, RecordedTokens, content_digest, whole_text
 from tasks.conversations.traces.tokens import other_tokenizer
+from tasks.conversations.turn_weights import LOSS_WEIGHT
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.tokenization.frames import Prepared, Shape

@@ -8,14 +8,14 @@ shapes of its conversations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.errors import Reject
-from tasks.encoders.encoder import Encoded, Encoder, Unencodable
+from tasks.core.errors import DataError, Reject
+from tasks.encoders.encoder import Encoded, Encoder, TooSlow, Unencodable
 from tasks.encoders.texts import SEPARATOR, Texts
 from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.templates.spans import TEXT
@@ -93,12 +93,13 @@ class Batch:
     """Samples that are encoded together.
 
     A batch has either all samples of a conversation or none. `encode` adds its counts (COUNTS) to `receipt`, and adds
-    conversations that cannot be encoded to `rejects`.
+    conversations that cannot be encoded to `rejects`. `place_of` returns where a record is.
     """
 
-    def __init__(self, encoder: Encoder, receipt: dict[str, Any]):
+    def __init__(self, encoder: Encoder, receipt: dict[str, Any], place_of: Callable[[int], str]):
         self.encoder = encoder
         self.receipt = receipt
+        self._place_of = place_of
         self._size = 0  # bytes to be encoded
         self.records: list[int] = []
         self.rejects: list[tuple[int, Reject]] = []
@@ -119,12 +120,16 @@ class Batch:
     def encode(self, schema: pa.Schema) -> pa.RecordBatch | None:
         """Return the whole batch as one record batch of the token file.
 
-        Returns None if no conversation can be encoded.
+        Returns None if no conversation can be encoded. Raises DataError if one takes the tokenizer too long.
         """
         while True:
             try:
                 shapes, texts, encoded = self._encoded()
                 break
+            except TooSlow as error:
+                pairs = zip(self.records, self._conversations, strict=True)
+                record = next(number for number, prepared in pairs if error.text in SEPARATOR.join(prepared.texts))
+                raise DataError(error.reason, f"{self._place_of(record)}: {error}") from None
             except Unencodable as error:
                 self._reject(error)
                 if not self.records:

@@ -9,7 +9,7 @@ The token file has the tokens and labels of every conversation.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
@@ -47,7 +47,6 @@ def tokenize_part(
     engines = template.engines
     starts_fast = engines is not None and engines.are_fast
     receipt: dict[str, Any] = dict.fromkeys(("conversations", *COUNTS), 0)
-    rejects: list[list[Any]] = []
     weighted = config.reads_loss_weights
     schema = tokens_schema(config.packing, weighted)
     preparer = Preparer(part.file, template, encoder, config.train_on, config.packing, weighted)
@@ -56,31 +55,25 @@ def tokenize_part(
     with atomic_file(token_file, "xxh3") as out, _rare_collections():
         with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:
 
-            def flush(batch: Batch) -> None:
-                if batch.records and (encoded := batch.encode(schema)):
-                    writer.write_batch(encoded)
-                rejects.extend([number, reject.reason, reject.message] for number, reject in batch.rejects)
-                on_batch(receipt["accepted"] + len(rejects), len(rejects), receipt["tokens"], reader.share)
+            def blocks() -> Iterator[tuple[Sequence[int], Iterable[Any]]]:
+                for numbers, records in reader.blocks():
+                    unused.add(numbers, records, partial(place_of, part))
+                    yield numbers, records
 
-            batch = Batch(encoder, receipt)
-            for numbers, records in reader.blocks():
-                unused.add(numbers, records, partial(place_of, part))
-                for number, found in zip(numbers, preparer.prepare_all(records), strict=False):
-                    if isinstance(found, list):  # first, because it is nearly always true
-                        batch.add(number, found)
-                    elif isinstance(found, Reject):
-                        rejects.append([number, found.reason, found.message])
-                    else:
-                        raise type(found)(found.reason, f"{place_of(part, number)}: {found}")
-                    if batch.is_full:
-                        flush(batch)
-                        batch = Batch(encoder, receipt)
-            flush(batch)
+            def report(rejected: int) -> None:
+                on_batch(receipt["accepted"] + rejected, rejected, receipt["tokens"], reader.share)
+
+            where = partial(place_of, part)
+            rejects = tokenize_records(blocks(), preparer, encoder, schema, writer.write_batch, receipt, where, report)
         for name, count in reader.unread.items():
             unused.add_column(name, count)
-        rejects.sort(key=itemgetter(0))  # some rejects were found when their batch was encoded
         receipt["conversations"] = receipt["accepted"] + len(rejects)
-        receipt |= {"records": reader.records, "bytes": out.size, "xxh3": out.digest(), "rejects": rejects}
+        receipt |= {
+            "records": reader.records,
+            "bytes": out.size,
+            "xxh3": out.digest(),
+            "rejects": [*map(list, rejects)],
+        }
         receipt["engine"] = encoder.engine
         if starts_fast:
             receipt["rendering"] = "minijinja"
@@ -93,6 +86,45 @@ def tokenize_part(
             receipt["unused_keys"] = counts
     write_receipt(receipt_file, receipt)
     return receipt
+
+
+def tokenize_records(
+    blocks: Iterable[tuple[Sequence[int], Iterable[Any]]],
+    preparer: Preparer,
+    encoder: Encoder,
+    schema: pa.Schema,
+    write: Callable[[pa.RecordBatch], None],
+    receipt: dict[str, Any],
+    place: Callable[[int], str],
+    on_batch: Callable[[int], None] = lambda rejected: None,
+) -> list[tuple[int, str, str]]:
+    """Tokenize records, and return the number, reason, and message of each reject.
+
+    `blocks` are the numbers and the values of records. The counts of `receipt` are increased, and `on_batch` is called
+    with the number of rejects after each batch. Raises PackError, which names the place of the record.
+    """
+    rejects: list[tuple[int, str, str]] = []
+
+    def flush(batch: Batch) -> None:
+        if batch.records and (encoded := batch.encode(schema)):
+            write(encoded)
+        rejects.extend((number, reject.reason, reject.message) for number, reject in batch.rejects)
+        on_batch(len(rejects))
+
+    batch = Batch(encoder, receipt, place)
+    for numbers, records in blocks:
+        for number, found in zip(numbers, preparer.prepare_all(records), strict=False):
+            if isinstance(found, list):  # first, because it is nearly always true
+                batch.add(number, found)
+            elif isinstance(found, Reject):
+                rejects.append((number, found.reason, found.message))
+            else:
+                raise type(found)(found.reason, f"{place(number)}: {found}")
+            if batch.is_full:
+                flush(batch)
+                batch = Batch(encoder, receipt, place)
+    flush(batch)
+    return sorted(rejects, key=itemgetter(0))  # some rejects were found when their batch was encoded
 
 
 @contextmanager

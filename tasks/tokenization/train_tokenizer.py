@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.conversations.formats import detect
-from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import full_text
+from tasks.conversations.unused_keys import UnusedKeys
 from tasks.core.errors import DataError, Reject
 from tasks.sources.model import Part, SourceFile
 from tasks.sources.parts import PartReader, place_of

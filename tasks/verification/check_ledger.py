@@ -5,25 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
 from tasks.core.errors import DataError
-from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_found
-from tasks.encoders.tokenizer_files import joined_sha256
+from tasks.encoders.tokenizer_files import find_tokenizer_files, joined_sha256, open_found
 from tasks.storage.corpus_folder import reading
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
-from tasks.storage.splits import split_names
+from tasks.verification.check_index import IndexCheck
 from tasks.verification.check_rows import Tokens
-from tasks.verification.check_selection import Selection, conversations_of
 from tasks.verification.read_index import Index
-from tasks.verification.rules import Conversations
 
 
 def check_beside(manifest: Manifest, folder: Path) -> None:
@@ -47,36 +41,6 @@ def check_beside(manifest: Manifest, folder: Path) -> None:
     ):
         if found != noted:
             raise DataError("wrong_figure", f"{folder / 'manifest.json'}: {name} is recorded as {noted}, found {found}")
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Sums over the conversations, or over the samples, of an index."""
-
-    count: int = 0
-    packed: int = 0
-    truncated: int = 0
-    tokens: int = 0  # without separators; copies count once
-    repeated: int = 0  # prompt tokens that the previous sample of the conversation also contains
-    accepted: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # by source
-    reasons: Counter[int] = field(default_factory=Counter)  # why conversations or samples are not packed
-
-    def add(self, seen: Conversations) -> None:
-        placed = seen["placed"]
-        self.count += len(placed)
-        self.packed += int(np.count_nonzero(placed))
-        self.truncated += int(np.count_nonzero(seen["truncated"]))
-        self.tokens += int(seen["tokens"].sum())
-        inside = seen["source"][seen["source"] < len(self.accepted)]
-        self.accepted += np.bincount(inside, minlength=len(self.accepted))
-        reasons, counts = np.unique(seen["reason"][~placed], return_counts=True)
-        self.reasons.update(dict(zip(reasons.tolist(), counts.tolist(), strict=True)))
-        source, record, length, untrained = (seen[name][placed] for name in ("source", "record", "length", "untrained"))
-        later = (source[1:] == source[:-1]) & (record[1:] == record[:-1])
-        self.repeated += int(np.minimum(untrained[1:], length[:-1])[later].sum())
-
-    def dropped(self, names: tuple[str, ...]) -> dict[str, int]:
-        return dict(sorted(((*names, "unknown")[reason], count) for reason, count in self.reasons.items()))
 
 
 def _check_weights(manifest: Manifest, tokens: Tokens, require: Callable[[str, Any, Any], None]) -> None:
@@ -111,55 +75,49 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens
     ledger.check(ledger.tokens.packed + ledger.tokens.padding if packing.enabled else 0)
     reasons, rejected_by = _count_rejects(folder)
     require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)
-    seen, samples = (_Counts(accepted=np.zeros(len(manifest.sources), np.int64)) for _ in range(2))
-    with closing(Selection(manifest, folder, int(index.totals.entries.sum()))) as selection:
-        for entries in index.by_conversation:
-            conversations = conversations_of(entries)
-            of_samples = conversations
-            seen.add(conversations)
-            if ledger.samples is not None:
-                of_samples = conversations_of(entries, apart=True)
-                samples.add(of_samples)
-            selection.add(entries, conversations, of_samples)
-        require("packed conversations", seen.packed, ledger.conversations.packed)
-        recorded = {reason: count for reason, count in ledger.conversations.dropped.items() if count}
-        require("dropped", seen.dropped(DROP_REASONS), dict(sorted(recorded.items())))
-        require("read", seen.count + reasons.total(), ledger.conversations.read)
-        for number, facts in enumerate(manifest.sources):
-            accepted = int(seen.accepted[number])
-            require(f"{facts.path}: accepted", accepted, facts.accepted)
-            require(f"{facts.path}: rejected", rejected_by[facts.path], facts.rejected)
-            require(f"{facts.path}: conversations", accepted + facts.rejected, facts.conversations)
-            require(f"{facts.path}: trained_tokens", int(index.totals.trained[number]), facts.trained_tokens)
-        of_sources = sum(s.conversations for s in manifest.sources)
-        require("conversations of all sources", of_sources, ledger.conversations.read)
-        require("tokens of all sources", sum(s.tokens for s in manifest.sources), ledger.tokens.encoded)
-        _check_weights(manifest, tokens, require)
-        require("pieces", tokens.pieces, ledger.pieces.packed)
-        require("packed tokens", tokens.packed, ledger.tokens.packed)
-        require("trained tokens", tokens.trained, ledger.tokens.trained)
-        require("separators", index.totals.separators, ledger.tokens.separators)
-        require("repeated", tokens.packed - index.totals.separators - seen.tokens, ledger.tokens.repeated)
-        require("rows", tokens.rows, packing.rows)
-        names = split_names(manifest.config.get("epochs", 1), manifest.row_lengths)
-        require("splits", list(manifest.splits), list(names))
-        for name, split in manifest.splits.items():
-            require(f"rows of {name}", sum(shard.rows for shard in split.shards), split.rows)
-            if split.tokens is not None:
-                require(f"tokens of {name}", tokens.of_splits.get(name, 0), split.tokens)
-        per_row = round(tokens.pieces / tokens.rows, 4)
-        require("avg_conversations_per_sequence", per_row, packing.avg_conversations_per_sequence)
-        require("compression_ratio", per_row, packing.compression_ratio)
-        above = round(100 * (packing.rows / packing.lower_bound_rows - 1), 4) if packing.lower_bound_rows else None
-        if packing.places is not None:
-            require("places", tokens.places, packing.places)
-            bound = packing.lower_bound_places
-            above = round(100 * (tokens.places / bound - 1), 4) if bound else None
-        require("above_lower_bound_percent", above, packing.above_lower_bound_percent)
-        require("truncated", seen.truncated, ledger.conversations.truncated)
-        require("padding", tokens.places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
-        require("alignment", tokens.alignment, ledger.tokens.alignment or 0)
-        selection.check()
+    check = IndexCheck(manifest, folder)
+    for entries in index.by_content:
+        check.add(entries)
+    seen, samples = check.conversations, check.samples
+    require("packed conversations", seen.packed, ledger.conversations.packed)
+    recorded = {reason: count for reason, count in ledger.conversations.dropped.items() if count}
+    require("dropped", seen.dropped(DROP_REASONS), dict(sorted(recorded.items())))
+    require("read", seen.count + reasons.total(), ledger.conversations.read)
+    for number, facts in enumerate(manifest.sources):
+        accepted = int(seen.accepted[number])
+        require(f"{facts.path}: accepted", accepted, facts.accepted)
+        require(f"{facts.path}: rejected", rejected_by[facts.path], facts.rejected)
+        require(f"{facts.path}: conversations", accepted + facts.rejected, facts.conversations)
+        require(f"{facts.path}: trained_tokens", int(index.trained[number]), facts.trained_tokens)
+    of_sources = sum(s.conversations for s in manifest.sources)
+    require("conversations of all sources", of_sources, ledger.conversations.read)
+    require("tokens of all sources", sum(s.tokens for s in manifest.sources), ledger.tokens.encoded)
+    _check_weights(manifest, tokens, require)
+    require("pieces", tokens.pieces, ledger.pieces.packed)
+    require("packed tokens", tokens.packed, ledger.tokens.packed)
+    require("trained tokens", tokens.trained, ledger.tokens.trained)
+    require("separators", index.separators, ledger.tokens.separators)
+    require("repeated", tokens.packed - index.separators - seen.tokens, ledger.tokens.repeated)
+    require("rows", tokens.rows, packing.rows)
+    names = manifest.row_layout.split_names(manifest.config.get("epochs", 1))
+    require("splits", list(manifest.splits), list(names))
+    for name, split in manifest.splits.items():
+        require(f"rows of {name}", sum(shard.rows for shard in split.shards), split.rows)
+        if split.tokens is not None:
+            require(f"tokens of {name}", tokens.of_splits.get(name, 0), split.tokens)
+    per_row = round(tokens.pieces / tokens.rows, 4)
+    require("avg_conversations_per_sequence", per_row, packing.avg_conversations_per_sequence)
+    require("compression_ratio", per_row, packing.compression_ratio)
+    above = round(100 * (packing.rows / packing.lower_bound_rows - 1), 4) if packing.lower_bound_rows else None
+    if packing.places is not None:
+        require("places", tokens.places, packing.places)
+        bound = packing.lower_bound_places
+        above = round(100 * (tokens.places / bound - 1), 4) if bound else None
+    require("above_lower_bound_percent", above, packing.above_lower_bound_percent)
+    require("truncated", seen.truncated, ledger.conversations.truncated)
+    require("padding", tokens.places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
+    require("alignment", tokens.alignment, ledger.tokens.alignment or 0)
+    check.check()
     if (noted := ledger.samples) is not None:
         require("samples: packed", samples.packed, noted.packed)
         require("samples: dropped", samples.dropped(SAMPLE_DROP_REASONS), dict(sorted(noted.dropped.items())))

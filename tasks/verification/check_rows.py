@@ -12,13 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.storage.facts.outputs import Shard
+from tasks.storage.facts import RowSums, Shard
+from tasks.storage.layout import kind_of
 from tasks.storage.manifest import Manifest
-from tasks.storage.row_statistics import RowStatistics
+from tasks.storage.row_statistics import ROWS, RowStatistics, add_sums, has_statistics, read_statistics
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, row_columns, sizes_of
-from tasks.storage.splits import kind_of
-from tasks.verification.check_statistics import RecordedStatistics
 from tasks.verification.read_index import PIECE, Index
 
 
@@ -57,30 +56,63 @@ def _shards(manifest: Manifest, index: Index) -> Iterator[tuple[str, Shard, dict
 
 
 def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
-    total = Tokens()
-    if manifest.loss_weight is not None:
+    """Check the rows of all shards, and their recorded statistics.
+
+    A corpus of an earlier version has no rows.arrow, so its rows are counted but not compared.
+    """
+    total, has_weights = Tokens(), manifest.loss_weight is not None
+    if has_weights:
         total.weights = {kind_of(split): Weights() for split in manifest.splits}
-    with RecordedStatistics(manifest, folder) as recorded:
-        for split, shard, pieces in _shards(manifest, index):
-            path, length, kind = folder / shard.path, manifest.length_of_split(split), kind_of(split)
-            rows, counted, sums = 0, list[RowStatistics](), list[float]()
-            with open_shard(manifest, folder, shard, streamed=True) as batches:
-                for batch in batches:
-                    top, rows = rows, rows + batch.num_rows
-                    inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
-                    chosen = {name: values[inside] for name, values in pieces.items()}
-                    chosen["row"] = chosen["row"] - top
-                    where = f"{path}: row {top}"
-                    counted.append(_check_batch(batch, chosen, manifest, length, where, total))
-                    if manifest.loss_weight is not None:
-                        sums.append(_check_weights(batch, chosen, manifest, length, kind, where, total))
-            recorded.check_shard(counted)
-            total.rows += rows
-            total.of_splits[split] = total.of_splits.get(split, 0) + int(pieces["length"].sum(dtype=np.int64))
-            if manifest.loss_weight is not None:
-                total.weights[kind].sums.append(math.fsum(sums))
-        recorded.check_sums()
+    sums = {split: RowStatistics.zeros(0).sums() for split in manifest.splits}
+    recorded = read_statistics(manifest, folder) if has_statistics(manifest) else None
+    for split, shard, pieces in _shards(manifest, index):
+        path, length, kind = folder / shard.path, manifest.length_of_split(split), kind_of(split)
+        rows, counted, weights = 0, list[RowStatistics](), list[float]()
+        with open_shard(manifest, folder, shard, streamed=True) as batches:
+            for batch in batches:
+                top, rows = rows, rows + batch.num_rows
+                inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
+                chosen = {name: values[inside] for name, values in pieces.items()}
+                chosen["row"] = chosen["row"] - top
+                where = f"{path}: row {top}"
+                counted.append(_check_batch(batch, chosen, manifest, length, where, total))
+                if has_weights:
+                    weights.append(_check_weights(batch, chosen, manifest, length, kind, where, total))
+        statistics = RowStatistics.joined(counted)
+        sums[split] = add_sums(sums[split], statistics.sums())
+        if recorded is not None:
+            _compare_statistics(statistics, next(recorded)[1], f"of {shard.path}", folder / ROWS)
+        total.rows += rows
+        total.of_splits[split] = total.of_splits.get(split, 0) + int(pieces["length"].sum(dtype=np.int64))
+        if has_weights:
+            total.weights[kind].sums.append(math.fsum(weights))
+    if recorded is not None:
+        next(recorded, None)  # raises if there are more
+    for name, facts in manifest.splits.items():
+        expected, file = RowSums(**sums[name]) if recorded is not None else None, folder / "manifest.json"
+        # The ledger check reports splits that the corpus should not have.
+        if facts.statistics != expected and (facts.shards or facts.statistics):
+            raise DataError(
+                "wrong_figure",
+                f"{file}: statistics of {name} are recorded as {facts.statistics}, counted {expected}",
+            )
+        if facts.groups is not None and sum(facts.groups) != facts.rows:
+            raise DataError(
+                "wrong_figure",
+                f"{file}: the groups of {name} have {sum(facts.groups):,} rows, but the split has {facts.rows:,}",
+            )
     return total
+
+
+def _compare_statistics(counted: RowStatistics, recorded: RowStatistics, shard: str, path: Path) -> None:
+    for column in RowStatistics.__slots__:
+        found, expected = getattr(counted, column), getattr(recorded, column)
+        if not np.array_equal(found, expected):
+            row = int(np.flatnonzero(found != expected)[0])
+            raise DataError(
+                "wrong_figure",
+                f"{path}: {column} of row {row} {shard} is recorded as {expected[row]:,}, counted {found[row]:,}",
+            )
 
 
 def _check_batch(
@@ -90,7 +122,7 @@ def _check_batch(
 
     Adds their sums to `total`. Raises DataError for the first broken invariant.
     """
-    count, shape = batch.num_rows, manifest.row_shape
+    count, shape = batch.num_rows, manifest.row_layout
     columns_of_rows = row_columns(batch, length, shape, manifest.tokenizer.pad_token_id)
     ids, mask, labels, positions = (
         columns_of_rows[name] for name in ("input_ids", "attention_mask", "labels", "position_ids")
@@ -154,7 +186,11 @@ def _check_batch(
     if (flat_labels[ends][pieces["closed"]] != IGNORED).any():
         raise DataError("bad_row", f"{where}: the separator after a truncated conversation is trained on")
     if manifest.config.get("overlong") == "turns":
-        _check_turns(flat_ids, flat_labels, ends, pieces, manifest, where)
+        # Truncated conversations end with a trained turn and EOS, which may be the last token of the turn or follow it.
+        if (flat_labels[ends - pieces["closed"]][pieces["truncated"]] == IGNORED).any():
+            raise DataError("bad_row", f"{where}: a truncated conversation does not end with a turn that is trained on")
+        if (flat_ids[ends][pieces["truncated"]] != manifest.tokenizer.eos_token_id).any():
+            raise DataError("bad_row", f"{where}: a truncated conversation does not end with EOS")
     trained = (
         np.add.reduceat(flat_labels != IGNORED, first_tokens, dtype=np.int64) if len(first_tokens) else np.zeros(0)
     )
@@ -177,26 +213,6 @@ def _check_batch(
     return found
 
 
-def _check_turns(
-    ids: np.ndarray,
-    labels: np.ndarray,
-    ends: np.ndarray,
-    pieces: dict[str, np.ndarray],
-    manifest: Manifest,
-    where: str,
-) -> None:
-    """Check that truncated conversations end with a trained turn and EOS.
-
-    `overlong: turns` promises this. `ends` are the last tokens of the pieces. EOS may be the last token of the turn, or
-    close the piece after it.
-    """
-    cut = pieces["truncated"]
-    if (labels[ends - pieces["closed"]][cut] == IGNORED).any():
-        raise DataError("bad_row", f"{where}: a truncated conversation does not end with a turn that is trained on")
-    if (ids[ends][cut] != manifest.tokenizer.eos_token_id).any():
-        raise DataError("bad_row", f"{where}: a truncated conversation does not end with EOS")
-
-
 def _check_weights(
     batch: pa.RecordBatch,
     pieces: dict[str, np.ndarray],
@@ -207,59 +223,41 @@ def _check_weights(
     total: Tokens,
 ) -> float:
     """Check the column `loss_weight` of some rows and return its exact sum."""
-    found = total.weights[kind]
+    sums, facts = total.weights[kind], (manifest.loss_weight or {})[kind]
     weights = batch.column("loss_weight").flatten().to_numpy()
     trained = batch.column("labels").flatten().to_numpy() != IGNORED
-    for bad, what in (
-        (~np.isfinite(weights), "a loss_weight is not a number"),
-        (trained & ~(weights > 0), "a token that is trained on has no loss_weight"),
-        (~trained & (weights != 0), "a token that is not trained on has a loss_weight"),
-    ):
+
+    def require(bad: np.ndarray, rows: np.ndarray | None, what: str) -> None:
+        """Raise DataError at the first `bad` value; `rows` has the row of each."""
         if bad.any():
-            raise DataError("bad_row", f"{where} + {int(np.flatnonzero(bad)[0]) // length}: {what}")
+            at = int(np.flatnonzero(bad)[0])
+            raise DataError("bad_row", f"{where} + {at // length if rows is None else int(rows[at])}: {what}")
+
+    require(~np.isfinite(weights), None, "a loss_weight is not a number")
+    require(trained & ~(weights > 0), None, "a token that is trained on has no loss_weight")
+    require(~trained & (weights != 0), None, "a token that is not trained on has a loss_weight")
     if manifest.config["loss_weight"] == "conversation":
-        found.conversations.append(_count_conversations(weights, trained, pieces, manifest, length, kind, where))
-    found.trained += int(np.count_nonzero(trained))
+        # Each of the n trained tokens of a conversation weighs w = t / (c n), if the split has t trained tokens and c
+        # conversations. So n follows from the weight of a piece, and a piece with k trained tokens is a share of k / n
+        # of its conversation. The shares add up to the number of conversations.
+        places, tokens = np.flatnonzero(trained), pieces["trained"].astype(np.int64)
+        has_trained = tokens > 0
+        tokens, rows = tokens[has_trained], pieces["row"][has_trained]
+        if tokens.sum() != len(places):
+            raise DataError("bad_row", f"{where}: the index and the labels disagree about trained tokens")
+        of_tokens = weights[places]
+        of_pieces = of_tokens[np.cumsum(tokens) - tokens]
+        whole = np.rint(facts.trained / (facts.conversations * of_pieces.astype(np.float64)))
+        expected = (facts.trained / (facts.conversations * np.maximum(whole, 1))).astype(np.float32)
+        is_whole = manifest.config.get("overlong") != "split" and manifest.ledger.samples is None
+        differs = (expected != of_pieces) | ((whole != tokens) if is_whole else (whole < tokens))
+        require(differs, rows, "a loss_weight does not match the number of trained tokens of its conversation")
+        differs = of_tokens != np.repeat(of_pieces, tokens)
+        require(differs, places // length, "a conversation has several values of loss_weight")
+        sums.conversations.append(math.fsum((tokens / whole).tolist()))
+    sums.trained += int(np.count_nonzero(trained))
     values, counts = np.unique(weights, return_counts=True)
     return math.fsum(float(value) * count for value, count in zip(values, counts.tolist(), strict=True))
-
-
-def _count_conversations(
-    weights: np.ndarray,
-    trained: np.ndarray,
-    pieces: dict[str, np.ndarray],
-    manifest: Manifest,
-    length: int,
-    kind: str,
-    where: str,
-) -> float:
-    """Check the weight of each piece and return the number of conversations.
-
-    Each of the n trained tokens of a conversation weighs w = t / (c n), if the split has t trained tokens and c
-    conversations. So n follows from the weight of a piece. The piece's share of its conversation is its number of
-    trained tokens divided by n. The result is the sum of these shares.
-    """
-    facts = (manifest.loss_weight or {})[kind]
-    places, tokens = np.flatnonzero(trained), pieces["trained"].astype(np.int64)
-    counted = tokens > 0
-    tokens, rows = tokens[counted], pieces["row"][counted]
-    if tokens.sum() != len(places):
-        raise DataError("bad_row", f"{where}: the index and the labels disagree about trained tokens")
-    own = weights[places]
-    of_pieces = own[np.cumsum(tokens) - tokens]
-    whole = np.rint(facts.trained / (facts.conversations * of_pieces.astype(np.float64)))
-    expected = (facts.trained / (facts.conversations * np.maximum(whole, 1))).astype(np.float32)
-    is_whole = manifest.config.get("overlong") != "split" and manifest.ledger.samples is None
-    wrong = (expected != of_pieces) | ((whole != tokens) if is_whole else (whole < tokens))
-    if wrong.any():
-        row = int(rows[np.flatnonzero(wrong)[0]])
-        raise DataError(
-            "bad_row", f"{where} + {row}: a loss_weight does not match the number of trained tokens of its conversation"
-        )
-    if (own != np.repeat(of_pieces, tokens)).any():
-        row = int(places[np.flatnonzero(own != np.repeat(of_pieces, tokens))[0]]) // length
-        raise DataError("bad_row", f"{where} + {row}: a conversation has several values of loss_weight")
-    return math.fsum((tokens / whole).tolist())
 
 
 def _check_lists(

@@ -1,17 +1,18 @@
 """Read the index of a corpus and distribute its entries over partitions.
 
-    index.arrow ─read_index─▶ Index      by_shard          the pieces of one shard
-                                         by_conversation   all entries of neighboring conversations, in source order
+    index.arrow ─read_index─▶ Index      by_shard      the pieces of one shard
+                                         by_content    all entries of contents with similar digests
 
-An index may be larger than memory, and it may be in any order, because neither the corpus nor the code that wrote it is
-trusted.
+All entries of a conversation have its content, so a partition has conversations as a whole, and all conversations with
+the same content. An index may be larger than memory, and it may be in any order, because neither the corpus nor the
+code that wrote it is trusted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +21,15 @@ import pyarrow.compute as pc
 
 from tasks.core.errors import DataError
 from tasks.storage.arrow import strings, to_arrow, to_numpy
+from tasks.storage.layout import SPLITS, kind_of
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import SAMPLE_DROP_REASONS
 from tasks.storage.shards import open_index
-from tasks.storage.splits import SPLITS, kind_of
 from tasks.verification.partitions import Partitions
 
 BLOCK = 1 << 16  # entries of the index that are handled at a time
 
-RANGE = 1 << 18  # approximate number of entries in a range of conversations
+RANGE = 12 << 20  # approximate bytes of the index in a range of digests: about 2^18 entries
 
 # Columns that are null if a conversation was dropped. `dropped` is null otherwise. Other columns have no nulls.
 PLACE = {"split", "shard", "row", "start", "first"}
@@ -51,30 +52,14 @@ ENTRY = np.dtype(
 
 
 @dataclass(slots=True)
-class Totals:
-    """Sums over an index.
-
-    Sources that are not in the manifest count as one additional source.
-    """
-
-    trained: np.ndarray  # int64[sources + 1], tokens
-    entries: np.ndarray  # int64[sources + 1]
-    least: np.ndarray  # int64[sources + 1], the smallest record
-    most: np.ndarray  # int64[sources + 1], the largest record
-    placed: int = 0  # pieces in rows
-    separators: int = 0
-    nulls: set[str] = field(default_factory=set)  # columns with null values that are not allowed
-    too_small: set[str] = field(default_factory=set)  # columns with a value below the allowed minimum
-
-
-@dataclass(slots=True)
 class Index:
     """The entries of an index in partitions, and sums over all of them."""
 
-    totals: Totals
     by_shard: Partitions  # of PIECE; one partition per shard, over all splits of the manifest
-    # Of ENTRY; a conversation is in one partition, and partitions are in the order of source and record.
-    by_conversation: Partitions
+    by_content: Partitions  # of ENTRY
+    trained: np.ndarray  # int64[sources + 1], tokens; the last is of sources that are not in the manifest
+    placed: int = 0  # pieces in rows
+    separators: int = 0
 
 
 def kinds_of_splits(manifest: Manifest) -> list[str]:
@@ -87,36 +72,47 @@ def kinds_of_splits(manifest: Manifest) -> list[str]:
 
 @contextmanager
 def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
-    """Check and count the columns of an index, then distribute its entries.
+    """Check and count the columns of an index, and distribute its entries.
 
-    Reads the index twice. Raises DataError if a column has null values or numbers that are not allowed.
+    Raises DataError if a column has null values or numbers that are not allowed.
     """
-    totals = _count(manifest, folder)
-    shards = [len(split.shards) for split in manifest.splits.values()]
-    ranges = max(1, -(-int(totals.entries.sum()) // RANGE))
-    with ExitStack() as stack:
-        by_shard = stack.enter_context(Partitions(sum(shards), PIECE))
-        by_conversation = stack.enter_context(Partitions(ranges, ENTRY))
-        names, kinds = list(manifest.splits), kinds_of_splits(manifest)
-        # The arrays are indexed by split number. Their last element is for unknown splits, which have number -1.
-        kind_numbers = np.array([*(kinds.index(kind_of(name)) for name in names), -1])
-        known, of_splits = np.full(len(names) + 1, -1), np.zeros(len(names) + 1, np.int64)
-        for split, (name, count) in enumerate(zip(manifest.splits, shards, strict=True)):
-            known[names.index(name)], of_splits[names.index(name)] = sum(shards[:split]), count
+    path, names, kinds = folder / "index.arrow", list(manifest.splits), kinds_of_splits(manifest)
+    # By the number of a split. The last element is for unknown splits, which have number -1.
+    shards = np.array([*(len(split.shards) for split in manifest.splits.values()), 0])
+    kind_of_split = np.array([*(kinds.index(kind_of(name)) for name in names), -1])
+    sources, ranges = len(manifest.sources), max(1, -(-path.stat().st_size // RANGE))
+    wrong: dict[str, None] = {}
+    with Partitions(int(shards.sum()), PIECE) as by_shard, Partitions(ranges, ENTRY) as by_content:
+        index = Index(by_shard, by_content, np.zeros(sources + 1, np.int64))
         for block in _blocks(manifest, folder):
-            entries = _entries(block, names)
-            split_of_entry = entries["split"].astype(np.int64)
-            entries["split"] = kind_numbers[split_of_entry]
-            by_conversation.add(range_of(entries, totals, ranges), entries)
-            in_row = block.column("row").is_valid()
-            placed, split = block.filter(in_row), split_of_entry[to_numpy(in_row)]
-            shard = _numpy(placed, "shard").astype(np.int64)
-            exists = (known[split] >= 0) & (shard >= 0) & (shard < of_splits[split])
-            pieces = np.empty(len(shard), PIECE)
+            wrong |= dict.fromkeys(_problems(block))
+            if wrong:
+                continue
+            numbers = {name: to_numpy(block.column(name)) for name in _numeric(block)}
+            index.separators += int(np.count_nonzero(numbers["separator"]))
+            source = np.minimum(numbers["source"], sources)
+            index.trained += np.bincount(source, numbers["trained"], sources + 1).astype(np.int64)
+            split, entries = _numbers(block.column("split"), names), np.empty(block.num_rows, ENTRY)
+            for name in numbers.keys() & set(ENTRY.names or ()):
+                entries[name] = numbers[name]
+            entries["turn"] = numbers.get("turn", -1)
+            entries["first"] = _filled(block.column("first"))
+            entries["split"] = kind_of_split[split]
+            entries["dropped"] = _numbers(block.column("dropped"), SAMPLE_DROP_REASONS)
+            upper = (entries["digest"] >> np.uint64(32)).astype(np.int64)
+            by_content.add(upper * ranges >> 32, entries)  # digests are evenly distributed
+            in_row = to_numpy(block.column("row").is_valid())
+            index.placed += int(np.count_nonzero(in_row))
+            shard = _filled(block.column("shard"))
+            exists = in_row & (shard >= 0) & (shard < shards[split])
+            pieces, placed = np.empty(np.count_nonzero(exists), PIECE), block.filter(to_arrow(exists))
             for name in PIECE.names or ():
-                pieces[name] = _numpy(placed, name)
-            by_shard.add((known[split] + shard)[exists], pieces[exists])
-        yield Index(totals, by_shard, by_conversation)
+                pieces[name] = to_numpy(placed.column(name))
+            firsts = np.cumsum(shards) - shards
+            by_shard.add(firsts[split[exists]] + shard[exists], pieces)
+        for problem in wrong:
+            raise DataError("bad_index", f"{path}: {problem}")
+        yield index
 
 
 def _blocks(manifest: Manifest, folder: Path) -> Iterator[pa.RecordBatch]:
@@ -127,77 +123,25 @@ def _blocks(manifest: Manifest, folder: Path) -> Iterator[pa.RecordBatch]:
                 yield batch.slice(top, BLOCK)
 
 
-def _count(manifest: Manifest, folder: Path) -> Totals:
-    path, sources = folder / "index.arrow", len(manifest.sources)
-    limits = np.iinfo(np.int64)
-    totals = Totals(
-        np.zeros(sources + 1, np.int64),
-        np.zeros(sources + 1, np.int64),
-        np.full(sources + 1, limits.max),
-        np.full(sources + 1, limits.min),
-    )
-    names: list[str] = []
-    for block in _blocks(manifest, folder):
-        names = block.schema.names
-        placed = block.column("row").is_valid()
-        for name in names:
-            column = block.column(name)
-            if name in PLACE:
-                right = column.is_valid().equals(placed)
-            else:
-                right = column.is_null().equals(placed) if name == "dropped" else not column.null_count
-            if not right:
-                totals.nulls.add(name)
-        for name, least in (("length", 1), ("source", 0)):
-            smallest = pc.min(block.column(name)).as_py()
-            if smallest is not None and smallest < least:
-                totals.too_small.add(name)
-        if totals.nulls or totals.too_small:
-            continue
-        totals.placed += placed.true_count
-        totals.separators += pc.sum(block.column("separator")).as_py() or 0
-        source, record = np.minimum(_numpy(block, "source"), sources), _numpy(block, "record")
-        totals.trained += np.bincount(source, _numpy(block, "trained"), sources + 1).astype(np.int64)
-        totals.entries += np.bincount(source, minlength=sources + 1)
-        heads = np.flatnonzero(np.append(True, source[1:] != source[:-1]))
-        np.minimum.at(totals.least, source[heads], np.minimum.reduceat(record, heads))
-        np.maximum.at(totals.most, source[heads], np.maximum.reduceat(record, heads))
-    for name in (name for name in names if name in totals.nulls):
-        raise DataError("bad_index", f"{path}: {name} has null values that are not allowed")
-    for name in (name for name in ("length", "source") if name in totals.too_small):
-        raise DataError("bad_index", f"{path}: an entry has an invalid {name}")
-    return totals
+def _numeric(block: pa.RecordBatch) -> list[str]:
+    return [name for name in block.schema.names if name not in (*PLACE, "dropped")]
 
 
-def range_of(entries: np.ndarray, totals: Totals, ranges: int) -> np.ndarray:
-    """Return the number of the partition of each entry.
-
-    Partitions ascend by source and record, and have about equal sizes. Sizes differ more if the record numbers of a
-    source have large gaps, which is rare and harmless.
-    """
-    source = np.minimum(entries["source"], len(totals.entries) - 1)
-    before = np.cumsum(totals.entries) - totals.entries
-    # float64, because the records of a damaged index may be any numbers. Rounding keeps their order.
-    least = totals.least.astype(np.float64)
-    each = totals.entries / np.maximum(totals.most.astype(np.float64) - least + 1, 1)
-    inside = np.minimum((entries["record"] - least[source]) * each[source], totals.entries[source])
-    place = (before[source] + inside) * (ranges / max(1, int(totals.entries.sum())))
-    return np.minimum(place.astype(np.int64), ranges - 1)
-
-
-def _entries(block: pa.RecordBatch, splits: list[str]) -> np.ndarray:
-    entries = np.empty(block.num_rows, ENTRY)
-    for name in ("source", "record", "length", "trained", "separator", "truncated", "turns", "digest"):
-        entries[name] = _numpy(block, name)
-    entries["first"] = _filled(block.column("first"))
-    entries["turn"] = _numpy(block, "turn") if "turn" in block.schema.names else -1
-    entries["split"] = _numbers(block.column("split"), splits)
-    entries["dropped"] = _numbers(block.column("dropped"), SAMPLE_DROP_REASONS)
-    return entries
-
-
-def _numpy(block: pa.RecordBatch, name: str) -> np.ndarray:
-    return to_numpy(block.column(name))
+def _problems(block: pa.RecordBatch) -> Iterator[str]:
+    """Yield the columns with null values or with numbers that are not allowed."""
+    placed = block.column("row").is_valid()
+    for name in block.schema.names:
+        column = block.column(name)
+        if name in PLACE:
+            right = column.is_valid().equals(placed)
+        else:
+            right = column.is_null().equals(placed) if name == "dropped" else not column.null_count
+        if not right:
+            yield f"{name} has null values that are not allowed"
+    for name, least in (("length", 1), ("source", 0)):
+        smallest = pc.min(block.column(name)).as_py()
+        if smallest is not None and smallest < least:
+            yield f"an entry has an invalid {name}"
 
 
 def _numbers(names: pa.Array, known: tuple[str, ...] | list[str]) -> np.ndarray:

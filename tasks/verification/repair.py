@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from glob import escape
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -30,14 +29,13 @@ from tasks.config import path_in
 from tasks.core.errors import Busy, DataError, InputMissing, PackError
 from tasks.corpus.dataset_card import CARD, dataset_card
 from tasks.corpus.publish import COPIED, files_beside, write_planned_shard
-from tasks.encoders.corpus_tokenizer import open_tokenizer
-from tasks.encoders.tokenizer_files import find_tokenizer
+from tasks.encoders.tokenizer_files import find_tokenizer, open_tokenizer
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, published_copy, raise_all
-from tasks.storage.facts.outputs import FileFacts, Shard
+from tasks.storage.facts import FileFacts, Shard
 from tasks.storage.files import CHUNK, acquire_lock, atomic_file, has_artifact, read_receipt, sha256_of, write_bytes
+from tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout
 from tasks.storage.manifest import Manifest, load_manifest, without_repair_hint
-from tasks.storage.paths import TEMPLATE, TOOL_TEMPLATE, Layout
 from tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
 from tasks.work import Plan, run_all
 
@@ -61,8 +59,9 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile
     InputMissing, or UsageError with the reason if a file cannot be restored. Files that were restored before the error
     stay restored; all other files are unchanged.
     """
-    found = _find_manifest(path)
-    manifest, folder = found.manifest, found.folder
+    unedited, folder, wrong_copies = _find_manifest(path)
+    content = unedited.read_bytes()
+    manifest = load_manifest(unedited)
     # Token files and plans are in the project of the corpus, or in the working directory if the corpus was moved.
     home = folder.resolve()
     root = home.parents[2] if home.parts[-3:] == Path(manifest.corpus).parts else Path.cwd()
@@ -80,9 +79,9 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile
                 _check_size(where, where.stat().st_size, file)
         for file, damage in damaged:
             yield RestoredFile(folder / file.path, damage, _restore(folder / file.path, file, origins))
-    for copy, damage in found.wrong.items():
+    for copy, damage in wrong_copies.items():
         _refuse_folder(copy)
-        write_bytes(copy, found.content)
+        write_bytes(copy, content)
         yield RestoredFile(copy, damage, "the other copy")
     raise_all(foreign_files(manifest, folder), folder)
 
@@ -90,19 +89,14 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
-class _Found(NamedTuple):
-    manifest: Manifest
-    folder: Path
-    content: bytes
-    wrong: dict[Path, str]  # copies of the manifest to restore, and their damage
+def _find_manifest(path: Path) -> tuple[Path, Path, dict[Path, str]]:
+    """Find the unedited copy of a manifest.
 
-
-def _find_manifest(path: Path) -> _Found:
-    """Find the unedited copy of the manifest and the copies to restore."""
-    own = path / "manifest.json" if path.is_dir() and path.suffix != ".json" else path
-    whole: dict[Path, Manifest] = {}
-    wrong: dict[Path, str] = {}
-    folder, copies = _copies(own)
+    Returns this copy, the corpus folder, and the damage of each copy that must be restored.
+    """
+    named = path / "manifest.json" if path.is_dir() and path.suffix != ".json" else path
+    folder, copies = _copies(named)
+    whole, wrong = dict[Path, Manifest](), dict[Path, str]()
     for copy in copies:
         try:
             whole[copy] = load_manifest(copy)
@@ -110,46 +104,39 @@ def _find_manifest(path: Path) -> _Found:
                 wrong[copy] = "is a link"
         except PackError as error:
             wrong[copy] = _message(error, copy)
-    ours = [copy for copy, manifest in whole.items() if PurePosixPath(manifest.corpus).name == folder.resolve().name]
-    for copy in [*whole] if ours else []:
-        if copy not in ours:
+    names = {copy: PurePosixPath(manifest.corpus).name for copy, manifest in whole.items()}
+    if folder.resolve().name in names.values():
+        for copy in (copy for copy, name in names.items() if name != folder.resolve().name):
             wrong[copy] = f"is the manifest of another corpus, {whole.pop(copy).corpus}"
     if not whole:
         raise DataError(
-            "bad_manifest", f"{own}: every copy of the manifest is damaged ({wrong[own]}); run PackCorpus again"
+            "bad_manifest", f"{named}: every copy of the manifest is damaged ({wrong[named]}); run PackCorpus again"
         )
-    first = next(iter(whole))
-    content = first.read_bytes()
-    for copy in whole:
-        if copy.read_bytes() != content:
+    first, *others = whole
+    for copy in others:
+        if copy.read_bytes() != first.read_bytes():
             raise DataError(
                 "manifests_differ",
                 f"{first} and {copy} differ, and neither was edited; delete the wrong copy, then run repair",
             )
-    return _Found(whole[first], folder, content, wrong)
+    return first, folder, wrong
 
 
-def _copies(own: Path) -> tuple[Path, list[Path]]:
-    """Return the corpus folder of a manifest and all copies of the manifest.
-
-    `own`, the manifest that was named, is first.
-    """
-    home = own.absolute().parent
-    corpus = home.parent / "data" / "corpora" / own.stem
+def _copies(named: Path) -> tuple[Path, list[Path]]:
+    """Return the corpus folder of a manifest and all copies of it, `named` first."""
+    home = named.absolute().parent
+    corpus = home.parent / "data" / "corpora" / named.stem
     manifest = None
     with suppress(PackError):
-        manifest = load_manifest(own)
-    if own.name == "manifest.json":
-        folder = own.parent
+        manifest = load_manifest(named)
+    if named.name == "manifest.json":
+        folder = named.parent
     elif home.name == "manifests" and corpus.is_dir():
         folder = corpus
     else:
-        folder = corpus_folder(manifest or load_manifest(own), own)
-    copies: dict[Path, Path] = {}
-    for copy in (own, folder / "manifest.json", published_copy(folder, manifest)):
-        if copy:
-            copies.setdefault(copy.parent.resolve() / copy.name, copy)
-    return folder, [*copies.values()]
+        folder = corpus_folder(manifest or load_manifest(named), named)
+    copies = [copy for copy in (named, folder / "manifest.json", published_copy(folder, manifest)) if copy]
+    return folder, [*{copy.parent.resolve() / copy.name: copy for copy in reversed(copies)}.values()][::-1]
 
 
 def _damage(folder: Path, file: Listed) -> str:
@@ -178,42 +165,33 @@ class _Origins:
     def __init__(self, manifest: Manifest, folder: Path, layout: Layout, config_file: Path | None, scratch: Path):
         self.manifest, self.folder, self.layout = manifest, folder, layout
         self.config_file, self.scratch = config_file, scratch
-        self.in_order: dict[str, Callable[[Listed], Content | None]] = {
+        self._shards = [shard.path for split in manifest.splits.values() for shard in split.shards]
+        self._complete: dict[Path, bool] = {}
+
+    def of(self, file: Listed) -> dict[str, Callable[[Listed], Content | None]]:
+        if file.path == CARD:
+            return {"a copy": self._copied, "the manifest": lambda _: dataset_card(self.manifest)}
+        return {
             "a copy": self._copied,
             "the plan and its token files": self._planned,
             "the sources": lambda file: self._content(self._rebuilt, file),
             "the sources (rebuilt from scratch)": lambda file: self._content(self._rebuilt_from_nothing, file),
         }
-        self.of_card: dict[str, Callable[[Listed], Content | None]] = {
-            "a copy": self._copied,
-            "the manifest": lambda _: dataset_card(manifest),
-        }
-        self._shards = [shard.path for split in manifest.splits.values() for shard in split.shards]
-        self._complete: dict[Path, bool] = {}
 
     def _copied(self, file: Listed) -> Content | None:
         data, name = self.layout.root / "data", Path(file.path)
         candidates = [self.folder / name, *sorted(data.glob(f"corpora/*/{escape(file.path)}"))]
         candidates += sorted(data.glob(f"tokenizers/*/{escape(name.name)}"))
         if name.parts[0] in ("tokenizer", TEMPLATE, TOOL_TEMPLATE):
-            candidates += self._named(name.parts[0])
+            with suppress(PackError):  # the tokenizer or template that the config names
+                config, folder = config_for(self.manifest, self.folder, self.config_file)
+                found = config.tokenizer and find_tokenizer(path_in(folder, config.tokenizer), config.tokenizer_as)
+                candidates += [] if name.parts[0] == "tokenizer" or not found else [path_in(folder, config.template)]
+                candidates += [*found.files, *found.templates] if found else []
         for candidate in candidates:
             if candidate.is_file() and candidate.stat().st_size == file.bytes and sha256_of(candidate) == file.sha256:
                 return candidate
         return None
-
-    def _named(self, name: str) -> list[Path]:
-        """Return the files of the tokenizer or template that the config names.
-
-        Their content is not checked.
-        """
-        try:
-            config, folder = config_for(self.manifest, self.folder, self.config_file)
-            found = find_tokenizer(path_in(folder, config.tokenizer), config.tokenizer_as) if config.tokenizer else None
-            files = [*found.files, *found.templates] if found else []
-            return files if name == "tokenizer" else [path_in(folder, config.template), *files]
-        except PackError:
-            return []
 
     def _planned(self, file: Listed) -> Content | None:
         if self._plan is None:
@@ -229,20 +207,15 @@ class _Origins:
 
         Returns None if there is no such plan. A plan in groups, of an earlier version, has no plan.arrow.
         """
-        sources = [source.path for source in self.manifest.sources]
+        wanted = self.manifest.name, self.manifest.key, [source.path for source in self.manifest.sources]
         for receipt in sorted(self.layout.plan_folder("*").parent.glob("*/plan.json")):
-            try:
+            with suppress(PackError, OSError, LookupError, TypeError, AttributeError):
                 plan = read_receipt(receipt)
-                named = (plan["name"], plan["corpus"], [source["path"] for source in plan["sources"]])
-                is_one = "plan.arrow" in plan["sha256"]
-                if (
-                    is_one
-                    and named == (self.manifest.name, self.manifest.key, sources)
-                    and all(sha256_of(receipt.parent / name) == digest for name, digest in plan["sha256"].items())
-                ):
+                named = plan["name"], plan["corpus"], [source["path"] for source in plan["sources"]]
+                digests = plan["sha256"].items()
+                is_ours = "plan.arrow" in plan["sha256"] and named == wanted
+                if is_ours and all(sha256_of(receipt.parent / name) == digest for name, digest in digests):
                     return receipt.parent, plan["token_files"]
-            except (PackError, OSError, LookupError, TypeError, AttributeError):
-                continue
         return None
 
     @cached_property
@@ -268,20 +241,18 @@ class _Origins:
 
     def _shard(self, file: Listed, plan_folder: Path, layout: Layout, keys: list[str]) -> Path:
         """Write a shard to the scratch folder, using only complete token files."""
-        path = self.scratch / "shard.arrow"
+        path, manifest, tokens = self.scratch / "shard.arrow", self.manifest, list[Path]()
         for key in keys:
-            if layout.token_file(key) not in self._complete:
-                file_and_receipt = layout.token_file(key), layout.token_receipt(key)
-                self._complete[file_and_receipt[0]] = has_artifact(*file_and_receipt, checksum="xxh3")
-        tokens = [layout.token_file(key) for key in keys]
-        tokens = [token_file if self._complete[token_file] else self.scratch / token_file.name for token_file in tokens]
+            token_file = layout.token_file(key)
+            if token_file not in self._complete:
+                self._complete[token_file] = has_artifact(token_file, layout.token_receipt(key), checksum="xxh3")
+            tokens.append(token_file if self._complete[token_file] else self.scratch / token_file.name)
         special = None
-        if self.manifest.packing_metadata.enabled:
-            encoder = open_tokenizer(self.manifest, self.folder)
+        if manifest.packing_metadata.enabled:
+            encoder = open_tokenizer(manifest, self.folder)
             special = encoder.eos_id, encoder.pad_id
-        length, key = self.manifest.length_of(file.path), self.manifest.key
-        number, shape = self._shards.index(file.path), self.manifest.shape
-        write_planned_shard(path, number, plan_folder, tokens, special, length, key, shape=shape)
+        number, length = self._shards.index(file.path), manifest.length_of(file.path)
+        write_planned_shard(path, number, plan_folder, tokens, special, manifest.row_layout, length, manifest.key)
         return path
 
 
@@ -313,7 +284,7 @@ def _restore(where: Path, file: Listed, origins: _Origins) -> str:
     Raises an error with the reason of the last origin if no origin has the bytes.
     """
     reason: PackError = InputMissing("origin_missing", "no copy or source of it exists")
-    for name, find in (origins.of_card if file.path == CARD else origins.in_order).items():
+    for name, find in origins.of(file).items():
         try:
             content = find(file)
             if content is None:

@@ -28,7 +28,7 @@ from tasks.storage.corpus_folder import (
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.verification.check_ledger import check_beside, check_recorded_ledger
 from tasks.verification.check_rows import check_packed_rows, check_unpacked_rows
-from tasks.verification.read_index import Index, read_index
+from tasks.verification.read_index import read_index
 
 
 @dataclass(frozen=True)
@@ -46,38 +46,35 @@ def verify(path: Path) -> list[Check]:
     damaged, the error names all of them, and their content is not checked.
     """
     manifest = load_manifest(path)
-    folder = corpus_folder(manifest, path)
-    files = _check_files(path, manifest, folder)
+    folder, listed = corpus_folder(manifest, path), manifest.listed()
+    _check_files(path, manifest, folder)
+    is_packed = manifest.packing_metadata.enabled
     with read_index(manifest, folder) as index:
-        return [
-            Check("manifest", f"unedited, key {manifest.key[:12]}"),
-            Check("files", f"{files}: sizes and SHA-256 as recorded, no unlisted files"),
-            *_check_content(path, manifest, folder, index),
-        ]
-
-
-def _check_content(path: Path, manifest: Manifest, folder: Path, index: Index) -> list[Check]:
-    """Check the rows, the index, and the ledger."""
-    check_rows = check_packed_rows if manifest.packing_metadata.enabled else check_unpacked_rows
-    tokens = check_rows(manifest, folder, index)
-    index.by_shard.close()
-    held = "every invariant holds" if manifest.packing_metadata.enabled else "the counts match the index"
-    if not tokens.rows:
-        raise DataError("wrong_count", f"{path}: the corpus has no rows")
-    if tokens.pieces != index.totals.placed:
-        raise DataError("bad_index", f"{folder / 'index.arrow'}: refers to shards or rows that do not exist")
-    check_beside(manifest, folder)
-    check_recorded_ledger(manifest, folder, index, tokens)
+        tokens = (check_packed_rows if is_packed else check_unpacked_rows)(manifest, folder, index)
+        index.by_shard.close()
+        if not tokens.rows:
+            raise DataError("wrong_count", f"{path}: the corpus has no rows")
+        if tokens.pieces != index.placed:
+            raise DataError("bad_index", f"{folder / 'index.arrow'}: refers to shards or rows that do not exist")
+        check_beside(manifest, folder)
+        check_recorded_ledger(manifest, folder, index, tokens)
+    size = sum(file.bytes for file in listed)
     rows = f"{counted(tokens.rows, 'row')}, {counted(tokens.packed, 'token')}, {tokens.trained:,} trained"
+    held = "every invariant holds" if is_packed else "the counts match the index"
     return [
+        Check("manifest", f"unedited, key {manifest.key[:12]}"),
+        Check(
+            "files",
+            f"{counted(len(listed), 'file')}, {size:,} bytes: sizes and SHA-256 as recorded, no unlisted files",
+        ),
         Check("rows", f"{rows}: {held}"),
         Check("index", f"{counted(tokens.pieces, 'piece')} in the rows, without gap or overlap"),
         Check("ledger", "conversations, tokens, and figures agree with a second count"),
     ]
 
 
-def _check_files(path: Path, manifest: Manifest, folder: Path) -> str:
-    """Check the size and SHA-256 of every file and return a summary."""
+def _check_files(path: Path, manifest: Manifest, folder: Path) -> None:
+    """Check the size and SHA-256 of every file."""
     wrong: list[PackError] = []
     try:
         check_copies(path, folder)
@@ -86,8 +83,5 @@ def _check_files(path: Path, manifest: Manifest, folder: Path) -> str:
         if error.reason == "manifests_differ":  # it is unknown which of the two copies describes the files
             raise
         wrong.append(error)
-    listed = manifest.listed()
-    wrong += changed_files(folder, listed)
-    wrong += foreign_files(manifest, folder)
+    wrong += changed_files(folder, manifest.listed()) + foreign_files(manifest, folder)
     raise_all(wrong, folder)
-    return f"{counted(len(listed), 'file')}, {sum(file.bytes for file in listed):,} bytes"

@@ -22,16 +22,16 @@ from support.inspected import as_object, shown
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
+from tasks.cli.console import print_hanging, styled
 from tasks.cli.questions import Question, answer, render
-from tasks.cli.views import token_text
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import BOUNDARY
-from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.inspection import lookup, search
-from tasks.inspection.kinds import kind_of
+from tasks.inspection.sources import kind_of
 from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.facts.outputs import FileFacts, Split
+from tasks.storage.facts import FileFacts, Split
 from tasks.storage.files import sha256_of
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import INDEX_SCHEMA
@@ -357,7 +357,7 @@ SCRIPTS = "aé日本語한국어👩‍👩‍👧🇩🇪👍🏽नमस्�
 def test_wrapped_lines_fit_and_lose_nothing(text: str, width: int) -> None:
     console = Console(width=width, force_terminal=True, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
-        token_text.print_hanging(console, token_text.styled(text, ""))
+        print_hanging(console, styled(text, ""))
     lines = capture.get().split("\n")
     assert max(map(cell_len, lines)) <= width
     assert re.sub(r"\s", "", "".join(lines)) == re.sub(r"\s", "", text)

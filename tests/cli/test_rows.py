@@ -27,14 +27,15 @@ from cli.hostile_corpus import (
 )
 from support.inspected import rendered, shown
 
-from tasks.cli.views import corpus_view
+from tasks.cli import corpus_view
 from tasks.core import printable
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection import lookup
 from tasks.inspection import rows as rows_module
 from tasks.inspection.manifests import Overview
-from tasks.storage.facts.outputs import Shard, Split
+from tasks.storage.facts import Shard, Split
 from tasks.storage.files import sha256_of
+from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import load_manifest
 from tasks.storage.schemas import row_schema
 
@@ -178,7 +179,7 @@ def test_rows_are_counted_over_all_shards_and_batches(manifest: Path, tmp_path: 
     """
     length = 8
     facts = load_manifest(manifest)
-    schema = row_schema(length, facts.key)
+    schema = row_schema(RowLayout((length,)), length, facts.key)
     shards = []
     for name, batches in (("a", [[0], [1, 2]]), ("b", [[3], [4]])):
         file = tmp_path / name

@@ -19,12 +19,11 @@ from support.small_corpus import conversations, make_recipe, pack_corpus, write_
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner
 
+from tasks.cli import check_view, corpus_view, diff_view
 from tasks.cli.app import app
-from tasks.cli.views import corpus_view, diff_view, dry_run_view
 from tasks.config import load_config
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.diff import compare
-from tasks.inspection.dry_run import summarize
 from tasks.inspection.manifests import list_manifests
 from tasks.verification.verify import verify
 
@@ -151,17 +150,17 @@ def test_difference_of_conversations(manifests: dict[str, Path], tmp_path: Path,
 @pytest.mark.parametrize("width", [80, 120])
 def test_dry_run(manifests: dict[str, Path], width: int, snapshot: SnapshotAssertion) -> None:
     config = Path("corpus.yaml")
-    run = summarize(predict(load_config(config), Path(), Path(), 2), config, [])
+    run = predict(load_config(config), Path(), Path(), 2)
     # These figures are estimated from the speed of this machine.
-    run = replace(run, seconds=65.0, peak_memory_bytes=300_000_000)
-    assert rendered(run, dry_run_view.show_dry_run, width) == snapshot
+    run = replace(run, config=config, seconds=65.0, peak_memory_bytes=300_000_000)
+    assert rendered(run, check_view.show_prediction, width) == snapshot
 
 
 def test_dry_run_of_several_lengths(tmp_path: Path) -> None:
     config = write_project(tmp_path, conversations(40), sequence_length=[96, 192], validation=0.2)
-    run = summarize(predict(load_config(config), tmp_path, tmp_path, 1), config, [])
-    printed = rendered(run, dry_run_view.show_dry_run, 100)
-    assert re.search(r"^    train-96 .*\n    train-192 .*\n    validation .*\n      validation-96 ", printed, re.M), (
+    run = predict(load_config(config), tmp_path, tmp_path, 1)
+    printed = rendered(run, check_view.show_prediction, 100)
+    assert re.search(r"^    train-96 .*\n    train-192 .*\n    validation .*\n    validation-96 ", printed, re.M), (
         printed
     )
 
@@ -173,6 +172,6 @@ def test_dry_run_of_a_mixture_that_fails(
     sources = [{"path": "chat.jsonl", "weight": 2}, {"path": "more.jsonl", "limit": 5, "weight": 0.5}]
     config = write_project(Path("p"), [*conversations(30), {"messages": 1}], sources=sources, epochs=3, min_turns=3)
     Path("p/more.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in conversations(12, seed=1, longest=200)))
-    run = summarize(predict(load_config(config), Path("p"), Path("p"), 1), config, [8])
-    run = replace(run, seconds=4.21, peak_memory_bytes=300_000_000)
-    assert rendered(run, dry_run_view.show_dry_run, 100) == snapshot
+    run = predict(load_config(config), Path("p"), Path("p"), 1, batches=[8])
+    run = replace(run, config=config, seconds=4.21, peak_memory_bytes=300_000_000)
+    assert rendered(run, check_view.show_prediction, 100) == snapshot

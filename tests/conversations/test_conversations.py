@@ -56,7 +56,7 @@ GOLDEN: list[tuple[str, dict[str, object], Conversation]] = [
         },
         Conversation(
             (
-                SYSTEM,
+                replace(SYSTEM, developer=True),
                 USER,
                 Message("assistant", "4", train=False),
                 Message("user", "And the weather?", name="Ada"),

@@ -18,9 +18,9 @@ from support.tokenizer_kinds import open_kind
 
 from tasks.conversations.chat import ROLE_NAMES
 from tasks.conversations.formats import detect, read_record, role_names
-from tasks.conversations.keys.renaming import in_own_names
-from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import Conversation, Message
+from tasks.conversations.names import in_own_names
+from tasks.conversations.unused_keys import UnusedKeys
 from tasks.core.errors import Reject, UsageError
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.source_files import find_files
@@ -86,7 +86,7 @@ def test_lines_rows_and_records_read_with_care_have_the_same_roles(
     if found != "bad_role":
         known = ROLE_NAMES | dict(file.roles)
         expected = [known[name.lower()] for name in roles]
-        assert [message.role for message in file.conversation(record).messages] == expected
+        assert [message.given_role for message in file.conversation(record).messages] == expected
     else:
         assert not own
 

@@ -21,10 +21,10 @@ from support.commands import BIN, ROOT, command, luigi
 from pipeline.training import TrainingFailed
 from tasks.core import errors
 from tasks.core.error_codes import CODES, EXITS, GROUPS, table
-from tasks.core.error_messages import as_json, as_text, to_pack_error
 from tasks.core.errors import Bug, DataError, Interrupted, PackError, Reject, UsageError
+from tasks.core.messages import as_json, as_text, to_pack_error
 from tasks.core.printable import one_line
-from train.machine.launch import RankFailed
+from train.machine.process import RankFailed
 
 CLASSES: dict[str, Any] = {
     kind.__name__: kind

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from support.commands import BIN
 
-from tasks.core.error_messages import to_pack_error
 from tasks.core.errors import DataError, PackError, StorageError
 from tasks.core.memory_limit import bomb, bounded_table
+from tasks.core.messages import to_pack_error
 from tasks.core.process import LEAST_MEMORY, may_allocate, of_memory
 
 RECORDS = '{"prompt": "a", "completion": "b"}\n' * 50

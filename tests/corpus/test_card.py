@@ -25,8 +25,9 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError
 from tasks.corpus.dataset_card import CARD, dataset_card, size_category, split_name
-from tasks.storage.facts.outputs import Split
+from tasks.storage.facts import Split
 from tasks.storage.keys import VERSIONS
+from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import load_manifest
 from tasks.storage.schemas import row_schema
 from tasks.verification import repair as repair_module
@@ -238,6 +239,6 @@ def test_the_columns_that_it_names_are_those_of_the_rows(made: Path) -> None:
     manifest, card = load_manifest(made), (folder_of(made) / CARD).read_text()
     named = re.findall(r"^\| `(\w+)` \| [^|\d]", card, re.M)
     if manifest.format_version == "3.0":
-        assert set(re.findall(r"^\| `(\w+)` \| int", card, re.M)) == set(row_schema(8, "").names)
+        assert set(re.findall(r"^\| `(\w+)` \| int", card, re.M)) == set(row_schema(RowLayout((8,)), 8, "").names)
     else:
         assert named == ["messages", "tools", "text"]

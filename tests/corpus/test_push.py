@@ -18,13 +18,13 @@ from support.commands import packcorpus, process
 from support.packed_rows import folder_of, pack_small, shards_of
 from support.servers.remote import SECRET, HubStandIn, hub_stand_in, needs_remote
 
-from tasks.core.error_messages import as_json, as_text
 from tasks.core.errors import PackError
+from tasks.core.messages import as_json, as_text
 from tasks.core.printable import in_bytes
 from tasks.corpus import push as push_module
 from tasks.corpus.push import Push, push_corpus
+from tasks.storage.layout import kind_of
 from tasks.storage.manifest import load_manifest
-from tasks.storage.splits import kind_of
 from tasks.verification.verify import verify
 
 needs_remote()

@@ -24,9 +24,9 @@ from tasks.corpus import shards
 from tasks.corpus.shards import Rows, build_rows, write_shard
 from tasks.storage.files import sha256_of
 from tasks.storage.keys import VERSIONS, WHOLE_MESSAGES
+from tasks.storage.layout import RowLayout
 from tasks.storage.schemas import IGNORED, PLAN_SCHEMA, conversation_schema, row_schema
-from tasks.storage.tokens.token_files import TokenFiles, _batches_of
-from tasks.storage.tokens.token_places import places_of
+from tasks.storage.token_files import TokenFiles, places_of
 from tasks.verification.verify import verify
 from train.data.conversations import sft_dataset
 from train.data.corpus import open_corpus
@@ -227,17 +227,13 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     assert len(os.listdir("/dev/fd")) <= before, "fewer, if garbage of another test held one"
 
 
-def rows_in_batches(path: Path, rows: np.ndarray) -> list[tuple[slice, list[int]]]:
-    return [(asked, inside.tolist()) for asked, _, inside in _batches_of(path, rows)]
-
-
-def test_rows_are_counted_from_the_start_of_their_record_batch(tmp_path: Path) -> None:
+def test_rows_are_found_in_their_record_batches(tmp_path: Path) -> None:
     path = tmp_path / "0.arrow"
-    token_file(path, [([~1, 2], True)] * 7, batch=2)
-    found = rows_in_batches(path, np.array([1, 4, 5, 6]))
-    assert found == [(slice(0, 1), [1]), (slice(1, 3), [0, 1]), (slice(3, 4), [0])]
+    token_file(path, [([~number, number], True) for number in range(7)], batch=2)
+    places = places_of(path, np.array([1, 4, 5, 5, 6]))
+    assert [np.fromfile(path, np.int32, 2, offset=place)[1] for place in places] == [1, 4, 5, 5, 6]
     with pytest.raises(IndexError, match=r"0\.arrow: has 7 conversations, but the plan refers to number 7"):
-        rows_in_batches(path, np.array([7]))
+        places_of(path, np.array([7]))
 
 
 def test_a_conversation_that_a_token_file_lacks(tmp_path: Path) -> None:
@@ -262,7 +258,7 @@ def test_a_shard_is_the_same_rows_in_batches_of_any_size(
         for batch_tokens in (1, length, 2 * length, 1 << 20):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(shards, "BATCH_TOKENS", batch_tokens)
-                receipt = write_shard(path, as_batch(plan), rows, tokens, SPECIAL, length, KEY)
+                receipt = write_shard(path, as_batch(plan), rows, tokens, SPECIAL, RowLayout((length,)), length, KEY)
             with pa.memory_map(str(path)) as file:
                 batches = list(pa.ipc.open_stream(file))
             assert max(len(batch) for batch in batches) <= max(1, batch_tokens // length)
@@ -292,7 +288,7 @@ FIXED_PLAN: list[Placed] = [
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
     tokens = open_parts(FIXED_PARTS, tmp_path / "tokens")
-    write_shard(tmp_path / "shard.arrow", as_batch(FIXED_PLAN), 4, tokens, SPECIAL, 8, KEY)
+    write_shard(tmp_path / "shard.arrow", as_batch(FIXED_PLAN), 4, tokens, SPECIAL, RowLayout((8,)), 8, KEY)
     return tmp_path / "shard.arrow"
 
 
@@ -311,7 +307,7 @@ def test_golden_rows(shard: Path) -> None:
 def test_schema_and_metadata(shard: Path) -> None:
     with pa.memory_map(str(shard)) as file:
         schema = pa.ipc.open_stream(file).schema
-    assert schema.equals(row_schema(8, KEY), check_metadata=True)
+    assert schema.equals(row_schema(RowLayout((8,)), 8, KEY), check_metadata=True)
     assert schema.metadata == {b"format_version": b"3.0", b"manifest_key": KEY.encode(), b"sequence_length": b"8"}
     kinds = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "labels": pa.int32(), "position_ids": pa.int32()}
     assert schema.names == list(kinds)
@@ -346,18 +342,20 @@ def test_a_shard_without_rows(tmp_path: Path) -> None:
     disable_progress_bars()
     tokens = open_parts(FIXED_PARTS, tmp_path / "tokens")
     path = tmp_path / "empty.arrow"
-    receipt = write_shard(path, as_batch([]), 0, tokens, SPECIAL, 8, KEY)
+    receipt = write_shard(path, as_batch([]), 0, tokens, SPECIAL, RowLayout((8,)), 8, KEY)
     assert (receipt["rows"], receipt["packed"], receipt["trained"]) == (0, 0, 0)
     with_rows = tmp_path / "rows.arrow"
-    write_shard(with_rows, as_batch(FIXED_PLAN), 4, tokens, SPECIAL, 8, KEY)
+    write_shard(with_rows, as_batch(FIXED_PLAN), 4, tokens, SPECIAL, RowLayout((8,)), 8, KEY)
     assert len(Dataset.from_file(str(path))) == 0
     both = load_dataset("arrow", data_files=[str(path), str(with_rows)], cache_dir=str(tmp_path / "c"), split="train")
     assert len(both) == 4
 
 
 def test_rows_hold_their_arrays() -> None:
-    assert list(Rows.__slots__) == row_schema(8, "", weighted=True).names, "a column is in Rows and not in the schema"
-    assert row_schema(8, "").names == list(COLUMNS)
+    assert list(Rows.__slots__) == row_schema(RowLayout((8,), loss_weight="data"), 8, "").names, (
+        "a column is in Rows and not in the schema"
+    )
+    assert row_schema(RowLayout((8,)), 8, "").names == list(COLUMNS)
 
 
 # -- format 2.0 ------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from support.containers import WRITERS, as_arrow, as_parquet
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError, UsageError
+from tasks.corpus.summary import MOST_KEYS, unused_keys
 from tasks.dry_run.dry_run import predict
-from tasks.inspection.labels import MOST_KEYS, unused_keys
 from tasks.recipe import Recipe
 from tasks.sources.model import Source
 from tasks.storage.manifest import Manifest, load_manifest
@@ -53,7 +53,9 @@ def test_the_counts_are_those_of_the_records_in_every_container(container: str, 
         found = predict(made.config, made.folder, tmp_path)
         # In tables, every record of the sample counts for a column that is not read.
         tables = {"id": 60, "note": 60, "none": 60}
-        assert found.unused_keys == {name: tables if container in ("parquet", "arrow") else {"id": 60, "note": 20}}
+        assert found.noticed["unused_keys"] == {
+            name: tables if container in ("parquet", "arrow") else {"id": 60, "note": 20}
+        }
 
 
 def test_what_has_no_unused_keys_has_the_manifest_of_before(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_other_data_stops_the_run_at_its_first_record_and_ignored_it_is_counted(
     assert manifest.unused_keys == {"chat.jsonl": {"id": 60, "score": 60, "images": 1, "kto_tag": 1}}
     assert manifest.ledger.conversations.packed == 60
     assert ": identical" in rebuild(decided.published)
-    assert predict(decided.config, decided.folder, tmp_path).unused_keys == manifest.unused_keys
+    assert predict(decided.config, decided.folder, tmp_path).noticed["unused_keys"] == manifest.unused_keys
 
 
 def test_parts_of_messages_that_are_ignored_leave_the_text(tmp_path: Path) -> None:

@@ -20,12 +20,11 @@ from support.commands import BIN, SHARED, command, needs_shared
 from support.inspected import rendered
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.cli.views.dry_run_view import show_dry_run
+from tasks.cli.check_view import show_prediction
 from tasks.config import Config, load_config
 from tasks.core.errors import DataError
 from tasks.dry_run.dry_run import predict, scaled
-from tasks.dry_run.model import Prediction, steps
-from tasks.inspection.dry_run import step_warnings, summarize
+from tasks.dry_run.prediction import Prediction
 from tasks.recipe import recipe_of
 from tasks.storage.files import read_json
 from tasks.storage.manifest import Manifest, load_manifest
@@ -36,41 +35,21 @@ def predicted(config: Path, **options: Any) -> Prediction:
     return predict(load_config(config), config.parent, config.parent, **options)
 
 
-def figures_of(manifest: Manifest) -> dict[str, Any]:
-    ledger = manifest.ledger
+def figures_of(found: Manifest | Prediction) -> dict[str, Any]:
+    """Return the figures that a manifest and a prediction share."""
+    is_manifest = isinstance(found, Manifest)
     return {
-        "read": ledger.conversations.read,
-        "packed": ledger.conversations.packed,
-        "dropped": ledger.conversations.dropped,
-        "cut": ledger.conversations.truncated + ledger.conversations.split,
-        "rejected": ledger.conversations.rejected,
-        "pieces": ledger.pieces.packed,
-        "encoded": ledger.tokens.encoded,
-        "packed_tokens": ledger.tokens.packed,
-        "trained": ledger.tokens.trained,
-        "rows": {name: split.rows for name, split in manifest.splits.items()},
-        "efficiency": manifest.packing_metadata.packing_efficiency,
-        "of_sources": [(source.tokens, source.trained_tokens, source.rejected) for source in manifest.sources],
-        "mixture": manifest.mixture,
-    }
-
-
-def figures(found: Prediction) -> dict[str, Any]:
-    return {
-        "read": sum(source.conversations for source in found.sources),
-        "packed": found.packed,
-        "dropped": found.dropped,
-        "cut": found.cut,
-        "rejected": {reason: reject.expected for reason, reject in sorted(found.rejects.items())},
-        "pieces": found.pieces,
-        "encoded": found.tokens["encoded"],
-        "packed_tokens": found.tokens["packed"],
-        "trained": found.tokens["trained"],
-        "rows": found.rows,
-        "efficiency": found.efficiency and round(found.efficiency, 4),
-        "of_sources": [(source.tokens, source.trained, source.rejected) for source in found.sources],
+        "ledger": found.ledger.model_dump(),
+        "rows": {name: split.rows for name, split in found.splits.items()} if is_manifest else found.rows,
+        "efficiency": found.packing_metadata.packing_efficiency if is_manifest else found.packing_efficiency,
+        "of_sources": [(source.tokens, source.trained_tokens, source.rejected) for source in found.sources],
         "mixture": found.mixture,
     }
+
+
+def warnings_of(found: Prediction) -> list[str]:
+    """Return the warnings about steps."""
+    return [warning for warning in found.warnings if warning.startswith("At ")]
 
 
 def mixture(first: float, second: float, limit: int | None = None) -> list[dict[str, Any]]:
@@ -122,12 +101,12 @@ def test_figures_are_exact_if_everything_is_read(
     manifest = load_manifest(pack_corpus(recipe))
     found = predicted(tmp_path / "corpus.yaml")
     assert found.whole
-    assert figures(found) == figures_of(manifest)
+    assert figures_of(found) == figures_of(manifest)
     corpus = tmp_path / manifest.corpus
     shards = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
     # Arrow adds a schema to each file and a header to every batch, which the estimate does not include.
-    assert found.disk["shards"] == pytest.approx(shards, rel=0.1, abs=12_000)
-    assert found.disk["index"] == pytest.approx((corpus / "index.arrow").stat().st_size, rel=0.02, abs=5_000)
+    assert found.bytes_on_disk["shards"] == pytest.approx(shards, rel=0.1, abs=12_000)
+    assert found.bytes_on_disk["index"] == pytest.approx((corpus / "index.arrow").stat().st_size, rel=0.02, abs=5_000)
 
 
 def test_small_parts_cost_little_time_and_save_no_memory(tmp_path: Path) -> None:
@@ -140,7 +119,7 @@ def test_small_parts_cost_little_time_and_save_no_memory(tmp_path: Path) -> None
         config = write_project(tmp_path, conversations(3000), part_size=part_size)
         found.append(predicted(config, workers=1))
     small, large = found
-    assert small.memory == large.memory
+    assert small.peak_memory_bytes == large.peak_memory_bytes
     parts = (tmp_path / "chat.jsonl").stat().st_size / (1 << 10)
     assert parts > 300
     assert small.seconds - large.seconds < 0.01 * parts + 1, "a second is more than the two measured to encode"
@@ -153,8 +132,8 @@ def test_a_tokenizer_trained_on_everything_equals_the_one_of_the_run(tmp_path: P
     recipe = recipe_of(load_config(config), tmp_path, tmp_path)
     manifest = load_manifest(pack_corpus(recipe))
     found = predicted(config)
-    assert figures(found) == figures_of(manifest)
-    assert summarize(found, config, []).settings == load_config(config).model_dump(mode="json"), "it names no tokenizer"
+    assert figures_of(found) == figures_of(manifest)
+    assert found.settings == load_config(config).model_dump(mode="json"), "it names no tokenizer"
 
 
 # -- a sample is read --------------------------------------------------------------------------------------------------
@@ -199,9 +178,9 @@ def test_efficiency_of_real_conversations_is_within_two_points(tmp_path: Path) -
         found = predict(sized, tmp_path, tmp_path, budget=(6 << 20) // 16)
         assert not found.whole
         real = plan["packing_metadata"]
-        assert found.efficiency == pytest.approx(real["packing_efficiency"], abs=2)
+        assert found.packing_efficiency == pytest.approx(real["packing_efficiency"], abs=2)
         assert sum(found.rows.values()) == pytest.approx(real["rows"], rel=0.06)
-        assert found.tokens["encoded"] == pytest.approx(plan["ledger"]["tokens"]["encoded"], rel=0.06)
+        assert found.ledger.tokens.encoded == pytest.approx(plan["ledger"]["tokens"]["encoded"], rel=0.06)
 
 
 @pytest.fixture(scope="module")
@@ -225,16 +204,16 @@ def test_mixture_is_estimated_from_a_sample(large: tuple[Path, list[Any]], weigh
     run_all(Plan(recipe), check_content=True)
     plan = read_json(recipe.plan_folder / "plan.json")
     found = predicted(folder / "corpus.yaml", budget=180_000)
-    assert sum(len(source.sample.records) for source in found.sources) < 2_000
+    assert found.looked_at < 2_000
     for estimate, real in zip(found.mixture, plan["mixture"], strict=True):
         for name in ("conversations", "copies", "tokens", "trained_tokens"):
             assert getattr(estimate, name) == pytest.approx(real[name], rel=0.08), name
         assert estimate.trained_tokens_percent == pytest.approx(real["trained_tokens_percent"], abs=2)
     dropped = plan["ledger"]["conversations"]["dropped"]
-    assert set(found.dropped) == set(dropped)
+    assert set(found.ledger.conversations.dropped) == set(dropped)
     for reason, count in dropped.items():
-        assert found.dropped[reason] == pytest.approx(count, rel=0.15, abs=60), reason
-    assert found.packed == pytest.approx(plan["ledger"]["conversations"]["packed"], rel=0.05)
+        assert found.ledger.conversations.dropped[reason] == pytest.approx(count, rel=0.15, abs=60), reason
+    assert found.ledger.conversations.packed == pytest.approx(plan["ledger"]["conversations"]["packed"], rel=0.05)
     assert found.rows["validation"] == pytest.approx(sum(plan["rows_of_shards"][recipe.shards["train"] :]), rel=0.15)
 
 
@@ -256,13 +235,14 @@ def test_rejects_are_extrapolated_from_a_sample(tmp_path: Path) -> None:
         records[number] = {"messages": [{"role": "assistent", "content": "x"}]}
     config = write_project(tmp_path, records)
     found = predicted(config, budget=300_000)
-    assert sum(len(source.sample.records) for source in found.sources) < 4000
-    assert found.rejects["bad_role"].expected == pytest.approx(1200, rel=0.15)
-    assert found.rejects["bad_role"].place == "chat.jsonl:1"
+    assert found.looked_at < 4000
+    [reject] = found.rejects
+    assert (reject.reason, reject.place) == ("bad_role", "chat.jsonl:1")
+    assert reject.expected == pytest.approx(1200, rel=0.15)
     assert "10." in found.failures[0]
     assert "The run will fail" in found.failures[0]
     again = predicted(config, budget=300_000)
-    assert figures(again) == figures(found)
+    assert figures_of(again) == figures_of(found)
 
 
 # -- the printed page -------------------------------------------------------------------------------------------------
@@ -271,7 +251,7 @@ HOSTILE = "\x1b[31mred\x1b[0m \x9b1m [bold]no[/bold] :smile: <|im_end|> ⟦train
 
 
 def shown(config: Path, batches: list[int], terminal: bool = False) -> str:
-    return rendered(summarize(predicted(config), config, batches), show_dry_run, 100, terminal)
+    return rendered(predicted(config, batches=batches), show_prediction, 100, terminal)
 
 
 def test_a_conversation_of_each_source_is_shown_as_text_with_its_labels(tmp_path: Path) -> None:
@@ -290,27 +270,25 @@ def test_a_conversation_of_each_source_is_shown_as_text_with_its_labels(tmp_path
 
 def test_steps_for_a_batch_size_and_the_warning_for_few_steps(tmp_path: Path) -> None:
     config = write_project(tmp_path, conversations(400))
-    found = predicted(config)
-    count, trained = steps(found, 16)
+    found = predicted(config, batches=[16, 1])
+    count, trained = found.steps[0].steps, found.steps[0].trained_tokens_per_step
     assert count == -(-found.rows["train"] // 16)
-    assert count * trained == pytest.approx(found.tokens["trained"])
-    warnings = step_warnings(found, [16])
+    assert count * trained == pytest.approx(found.ledger.tokens.trained, rel=0.01)
+    warnings = warnings_of(found)
     assert f"an epoch has {count} step" in warnings[0]
     assert "fewer than 100" in warnings[0]
-    [few] = step_warnings(found, [1])[-1:]
-    assert "trained tokens, fewer than 1,000" in few
+    assert "trained tokens, fewer than 1,000" in warnings[-1]
     assert f"{count:,}" in shown(config, [16])
 
 
 def test_advice_for_few_steps_is_feasible(tmp_path: Path) -> None:
-    alone = predicted(write_project(tmp_path, conversations(2)))
-    [warning, *_] = step_warnings(alone, [8])
+    [warning, *_] = warnings_of(predicted(write_project(tmp_path, conversations(2)), batches=[8]))
     assert (
         warning == "At 8 rows per step, an epoch has 1 step, fewer than 100. Only more conversations can change that."
     )
-    many = predicted(write_project(tmp_path, conversations(300), sequence_length=64))
+    many = predicted(write_project(tmp_path, conversations(300), sequence_length=64), batches=[16])
     assert 200 < many.rows["train"] < 400, "the corpus of this test lacks what it is for"
-    [warning, *_] = step_warnings(many, [16])
+    [warning, *_] = warnings_of(many)
     assert re.search(r"Use [23] rows per step, or \d epochs\.$", warning), warning
 
 
@@ -407,6 +385,6 @@ def test_an_error_of_the_template_names_the_place(tmp_path: Path, engine: str) -
         predict(load_config(config), tmp_path, tmp_path)
     config = write_project(tmp_path, [{"messages": chat}, {"messages": reasoned}], engine=engine)
     found = predict(load_config(config), tmp_path, tmp_path)
-    assert found.rejects["reasoning_not_written"].place == "chat.jsonl:2"
+    assert [(reject.reason, reject.place) for reject in found.rejects] == [("reasoning_not_written", "chat.jsonl:2")]
     assert "50.00 % of the conversations are rejected" in found.failures[0]
     assert "the most frequent reason is reasoning_not_written; fix: set reasoning: drop, or" in found.failures[0]

@@ -18,8 +18,7 @@ from support.tokenizer_kinds import SENTENCES, control_strings, hostile, kind_pa
 
 from tasks.encoders import gigatoken_encoder
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.gigatoken_encoder import GigatokenEncoder
-from tasks.encoders.gigatoken_model import Unsupported
+from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.encoders.texts import Texts
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.tokenization.engine_check import HARD, hard_tokens

@@ -1,11 +1,13 @@
-"""Texts in one string of bytes are the texts of a list."""
+"""Texts in one string of bytes are those of a list, and are searched exactly."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.encoders.texts import SEPARATOR, UNDERLINE, Texts
+import tasks.encoders.texts
+from tasks.encoders.texts import SEPARATOR, UNDERLINE, Needles, Texts
 
 texts = st.lists(st.text(st.sampled_from([*"ab é漢🎉", SEPARATOR, UNDERLINE]), max_size=6), max_size=8)
 
@@ -35,3 +37,25 @@ def test_some_texts_are_replaced_by_empty_ones(strings: list[str], data: st.Data
     left_out = data.draw(st.sets(st.integers(0, len(strings) - 1)))
     kept = ["" if number in left_out else text for number, text in enumerate(strings)]
     assert Texts.of(strings).without(sorted(left_out)) == SEPARATOR.join(kept).encode()
+
+
+CONTENTS = st.text("ab<", max_size=12).map(str.encode)
+
+
+@given(st.lists(st.text("ab<", max_size=4).map(str.encode), max_size=4), CONTENTS, st.sampled_from([1, 2, 5, 1 << 17]))
+def test_strings_are_found_where_bytes_finds_them(needles: list[bytes], text: bytes, window: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.encoders.texts, "_WINDOW", window)
+        places = sorted(
+            {place for needle in filter(None, needles) for place in range(len(text)) if text.startswith(needle, place)}
+        )
+        assert list(Needles(needles).places(text)) == places
+
+
+def test_strings_are_found_at_both_ends_and_across_windows() -> None:
+    needles = Needles([b"<s>", "漢".encode()])
+    gap = b"x" * ((1 << 17) - 1)
+    for text in (b"<s>", b"<s>" + gap, gap + b"<s>", gap + "漢".encode(), gap + gap + b"<<s>"):
+        assert list(needles.places(text))
+    for text in (b"", b"<s", gap + b"<s", "字".encode()):
+        assert not list(needles.places(text))

@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -21,20 +20,20 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from reference.exports import READERS, Facts, Row, expected, flat, mds_samples
 from support.commands import ROOT, packcorpus
-from support.packed_rows import folder_of, pack_small, random_rows, shards_of
+from support.packed_rows import folder_of, pack_small, shards_of
 from support.profiles import examples
 from support.tokenizer_kinds import kind_path
 
-from tasks.cli.commands.export import export as export_command
+from tasks.cli.commands import export as export_command
 from tasks.core.errors import DataError, PackError, UsageError
 from tasks.exports import export as export_module
-from tasks.exports.export import Export, export_corpus
-from tasks.exports.export_formats import EXPORTS
-from tasks.exports.formats import mds
+from tasks.exports import mds
+from tasks.exports.export import EXPORTS, Export, export_corpus
 from tasks.exports.model import OutputFolder
-from tasks.exports.rows import rows_of
+from tasks.storage.facts import RowShape
 from tasks.storage.files import sha256_of
 from tasks.storage.manifest import load_manifest
+from tasks.storage.shards import rows_of
 
 NAMES = [format.name for format in EXPORTS]
 IGNORED = -100
@@ -217,7 +216,7 @@ def test_rows_have_the_bounds_and_the_next_labels_of_their_pieces(
     batch = pa.RecordBatch.from_pydict(
         {name: pa.array(values, pa.list_(kinds.get(name, pa.int32()), length)) for name, values in columns.items()}
     )
-    found = rows_of(batch, length, Path("shard"))
+    found = rows_of(batch, length, RowShape())
     assert found.lengths.tolist() == [size for row in rows for size, _ in row]
     assert found.gaps.tolist() == [gap for row in rows for _, gap in row]
     assert found.pieces.tolist() == [len(row) for row in rows]
@@ -295,15 +294,6 @@ def test_a_corpus_without_rows_cannot_be_exported(tmp_path: Path) -> None:
     manifest = pack_small(tmp_path, packing=False)
     with pytest.raises(DataError, match=r"holds conversations as text .*packing: true") as caught:
         export(manifest, "trl", tmp_path / "export")
-    assert caught.value.code == "E541"
-
-
-def test_a_column_that_no_format_holds_is_an_error() -> None:
-    rows = random_rows(2)
-    arrays = {name: pa.array(list(values), pa.list_(pa.int32(), 64)) for name, values in rows.items()}
-    batch = pa.RecordBatch.from_pydict(arrays | {"score": pa.array([np.ones(64)] * 2, pa.list_(pa.float64(), 64))})
-    with pytest.raises(DataError, match="no format can hold the column score") as caught:
-        rows_of(batch, 64, Path("shard"))
     assert caught.value.code == "E541"
 
 

@@ -21,9 +21,9 @@ from support.inspected import rendered
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.cli.output import value_as_json
-from tasks.cli.views import corpus_view, diff_view
-from tasks.cli.views.console import UNBOUNDED, open_console
+from tasks.cli import corpus_view, diff_view
+from tasks.cli.console import UNBOUNDED, open_console
+from tasks.cli.options import value_as_json
 from tasks.inspection import diff
 from tasks.inspection.diff import Change, Difference, _entries, compare
 from tasks.inspection.manifests import Listed, Unreadable, list_manifests

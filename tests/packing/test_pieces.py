@@ -24,7 +24,7 @@ from tasks.packing.ledger import Losses, count_losses
 from tasks.packing.pieces import Accepted, Columns, cut_overlong
 from tasks.sources.model import Source
 from tasks.storage.schemas import REJECTED
-from tasks.storage.tokens.token_files import TokenColumns
+from tasks.storage.token_files import TokenColumns
 
 
 class Result(NamedTuple):

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.config import Config
-from tasks.packing.company.other_epochs import Companions
+from tasks.packing.neighbors import EarlierRows
 from tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
 from tasks.sources.model import Source
-from tasks.storage.splits import SPLITS
+from tasks.storage.layout import SPLITS
 
 Stands = list[tuple[int, int, int]]  # shard, row within it, start
 
@@ -120,10 +120,10 @@ def test_an_epoch_has_all_pieces_in_as_many_rows_and_parts_who_can_be_parted(len
     settings, shards = config(sequence_length=24, seed=seed), {"train": 2, "validation": 0}
     sizes, of = np.array(lengths, np.int32), np.arange(len(lengths), dtype=np.int32)
     first = place(sizes, np.zeros(len(lengths), bool), settings, shards)
-    companions = Companions()
-    companions.remember(first.row, of, first.rows)
+    earlier = EarlierRows()
+    earlier.remember(first.row, of, first.rows)
     second = pack_split(sizes, settings, "train_epoch_2", 2, {"train_epoch_2": 2})
-    companions.separate(second.row, second.start, of, sizes, second.rows)
+    earlier.separate(second.row, second.start, of, sizes, second.rows)
     splits, bounds = {"train": second.rows, "validation": 0}, [*second.lower_bounds, (0, "")]
     as_first = Placed(second.row, second.start, second.edges, splits, bounds)
     check(as_first, lengths, [False] * len(lengths), settings, shards)
@@ -136,14 +136,14 @@ def test_an_epoch_has_all_pieces_in_as_many_rows_and_parts_who_can_be_parted(len
 def test_real_lengths_meet_again_in_next_to_no_row() -> None:
     lengths = (20 + np.exp(np.random.default_rng(0).normal(4.6, 0.6, 3000))).astype(np.int32).clip(max=512)
     of = np.arange(len(lengths), dtype=np.int32)
-    settings, companions, seen = config(sequence_length=512), Companions(), Counter[frozenset[int]]()
+    settings, earlier, seen = config(sequence_length=512), EarlierRows(), Counter[frozenset[int]]()
     placed = place(lengths, np.zeros(len(of), bool), settings, {"train": 1, "validation": 0})
     for epoch in range(2, 6):
-        companions.remember(placed.row, of, placed.rows)
+        earlier.remember(placed.row, of, placed.rows)
         seen |= sets_of(placed, of)
         split = f"train_epoch_{epoch}"
         placed = pack_split(lengths, settings, split, epoch, {split: 1})
-        companions.separate(placed.row, placed.start, of, lengths, placed.rows)
+        earlier.separate(placed.row, placed.start, of, lengths, placed.rows)
         found = sets_of(placed, of)
         assert len(found.keys() & seen.keys()) <= 0.05 * len(found)
 

@@ -27,7 +27,6 @@ from support.profiles import examples
 from support.small_corpus import EOS, PAD, Tokens, ids_of, make_shards_small, token_file, tokens_of, write_receipt
 
 from tasks.config import Config
-from tasks.core import int32
 from tasks.core.errors import DataError, StorageError
 from tasks.corpus.shards import write_shard
 from tasks.packing import pieces as pieces_module
@@ -35,9 +34,9 @@ from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.storage.files import read_receipt
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout, RowLayout
 from tasks.storage.schemas import INDEX_SCHEMA, PLAN_SCHEMA
-from tasks.storage.tokens.token_files import TokenFiles
+from tasks.storage.token_files import TokenFiles
 
 SPECIAL = EOS, PAD
 
@@ -165,7 +164,7 @@ def write_shards(recipe: Recipe) -> dict[tuple[str, int], list[dict[str, Any]]]:
             assert places == sorted(places), "the pieces of a shard stand by row and start"
             rows = receipt["rows_of_shards"][number]
             length = recipe.config.sequence_length
-            write_shard(folder / name, pieces, rows, tokens, SPECIAL, length, "k")
+            write_shard(folder / name, pieces, rows, tokens, SPECIAL, RowLayout((length,)), length, "k")
             split = name.split("-")[0]
             found[split, sum(s == split for s, _ in found)] = read_stream(folder / name)
     return found
@@ -537,7 +536,7 @@ def test_more_conversations_than_one_plan_can_have_are_refused(monkeypatch: pyte
 
 
 def test_pieces_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int32, "MOST", 40)
+    monkeypatch.setattr("tasks.core.numbers.MOST", 40)
     lines: list[Tokens] = [([~5, *range(6, 30)], False)] * 10
     with (
         recipe_of([[PartInput(dict(enumerate(lines)), {}, 10)]], overlong="split", sequence_length=8) as recipe,

@@ -27,7 +27,7 @@ from tasks.core.errors import DataError
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.sources.model import Part, Source, SourceFile
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.storage.schemas import INDEX_SCHEMA, index_schema
 
 

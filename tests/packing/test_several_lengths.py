@@ -26,16 +26,16 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.config import Config
 from tasks.core.errors import DataError, UsageError
-from tasks.exports.export import export_corpus, notes_of
-from tasks.exports.export_formats import EXPORTS
+from tasks.exports.export import EXPORTS, export_corpus, notes_of
 from tasks.inspection.rows import row_of_split
+from tasks.inspection.search import find_conversations
 from tasks.packing import bin_packing, several_lengths
 from tasks.packing.placement import Placed, pack_split, place
 from tasks.sources.model import Source
 from tasks.storage.files import to_json
+from tasks.storage.layout import RowLayout, kind_of
 from tasks.storage.manifest import Manifest, _repeated_values, load_manifest, manifest_digest
-from tasks.storage.row_statistics import RowStatistics, open_statistics
-from tasks.storage.splits import kind_of, length_in, split_names
+from tasks.storage.row_statistics import RowStatistics, read_statistics
 from tasks.verification.rebuild import rebuild
 from tasks.verification.verify import verify
 
@@ -75,7 +75,7 @@ def test_rows_hold_every_conversation_in_few_places(lengths: list[int], data: st
     for each, length in zip(found.patterns, lengths, strict=True):
         assert all(each.lengths[a:b].sum() <= length for a, b in pairwise(each.offsets.tolist()))
     places = places_of(found.patterns, lengths)
-    assert found.bound[0] <= places
+    assert found.places is None or found.places[0] <= places
     for length in lengths:
         if length >= max(pieces):
             alone = bin_packing.pack(counts[: length + 1], length).rows * length
@@ -87,7 +87,8 @@ def test_rows_hold_every_conversation_in_few_places(lengths: list[int], data: st
 def test_the_bound_is_one(lengths: list[int], data: st.DataObject) -> None:
     pieces = tuple(data.draw(st.lists(st.integers(1, lengths[-1]), min_size=1, max_size=7)))
     found = several_lengths.solve(bin_packing.histogram(np.array(pieces), lengths[-1]), lengths)
-    assert found.bound[0] <= fewest_places(pieces, tuple(lengths)) <= places_of(found.patterns, lengths)
+    assert found.places
+    assert found.places[0] <= fewest_places(pieces, tuple(lengths)) <= places_of(found.patterns, lengths)
 
 
 def test_conversations_are_in_short_rows_where_that_takes_no_more_places() -> None:
@@ -124,7 +125,7 @@ def check(placed: Placed, pieces: np.ndarray, settings: Config) -> None:
             assert start == end, "a gap or an overlap"
             end += length
         split = names[int(np.searchsorted(tops, row, side="right")) - 1]
-        assert end <= length_in(split, 0)
+        assert end <= int(split.rpartition("-")[2])
     assert placed.edges[-1] == placed.rows
     for (bound, _), count in zip(placed.lower_bounds, placed.rows_of_splits.values(), strict=True):
         assert bound <= count
@@ -136,7 +137,7 @@ def test_every_packing_is_valid_and_reproducible(lengths: list[int], data: st.Da
     drawn = data.draw(st.lists(st.integers(2, lengths[-1]), min_size=1, max_size=60))
     pieces, settings = np.array(drawn, np.int32), config(sequence_length=lengths, epochs=3, validation=0.1)
     held_out = np.array([data.draw(st.booleans()) for _ in pieces])
-    shards = dict.fromkeys(split_names(3, lengths), 2)
+    shards = dict.fromkeys(RowLayout(tuple(lengths)).split_names(3), 2)
     placed = place(pieces, held_out, settings, shards)
     check(placed, pieces, settings)
     again = place(pieces, held_out, settings, shards)
@@ -297,13 +298,13 @@ def test_weights_are_those_of_all_training_rows_together(tmp_path: Path, overlon
 def test_statistics_are_those_of_the_rows_of_each_length(tmp_path: Path) -> None:
     path, manifest = made(tmp_path, sequence_length=BOTH, validation=0.2, epochs=2)
     rows = rows_of(path, manifest)
-    with open_statistics(manifest, path.parent.parent / manifest.corpus) as shards:
-        for name, split in manifest.splits.items():
-            recorded = RowStatistics.joined([next(shards) for _ in split.shards])
-            assert recorded.trained.tolist() == [sum(label != -100 for label in row["labels"]) for row in rows[name]]
-            assert recorded.longest.max(initial=0) <= length_in(name, 0)
-            assert split.statistics is not None
-            assert recorded.sums() == split.statistics.model_dump()
+    shards = read_statistics(manifest, path.parent.parent / manifest.corpus)
+    for name, split in manifest.splits.items():
+        recorded = RowStatistics.joined([next(shards)[1] for _ in split.shards])
+        assert recorded.trained.tolist() == [sum(label != -100 for label in row["labels"]) for row in rows[name]]
+        assert recorded.longest.max(initial=0) <= int(name.rpartition("-")[2])
+        assert split.statistics is not None
+        assert recorded.sums() == split.statistics.model_dump()
 
 
 def test_wrong_statistics_of_a_length_are_found(tmp_path: Path) -> None:
@@ -342,3 +343,13 @@ def test_a_row_needs_the_length_in_the_name_of_its_split(tmp_path: Path) -> None
     with pytest.raises(UsageError, match=r"rows of train have several lengths here, .*--split train-48, or train-96"):
         row_of_split(path, 0, "train")
     assert row_of_split(path, 0, "train-48").conversations
+
+
+def test_a_text_is_found_in_the_rows_of_every_length(tmp_path: Path) -> None:
+    path, manifest = made(tmp_path, sequence_length=BOTH)
+    found = find_conversations(path, "the", 1000).conversations
+    assert {piece["split"] for piece in found} == {name for name, split in manifest.splits.items() if split.rows}
+    for piece in found:
+        row = row_of_split(path, piece["row_of_split"], piece["split"])
+        [spans] = [one["spans"] for one in row.conversations if one["origin"] == piece["origin"]]
+        assert "the" in "".join(span.text for span in spans)

@@ -20,8 +20,8 @@ from support.small_corpus import conversations, pack_corpus, write_project
 
 from pipeline.engines import start_method
 from pipeline.graph import PackCorpus
-from tasks.core.error_messages import as_text
 from tasks.core.errors import Busy, PackError, StorageError
+from tasks.core.messages import as_text
 from tasks.recipe import Recipe, resolve
 from tasks.sources.shares import WHOLE, Share
 from tasks.storage.files import atomic_file, locked

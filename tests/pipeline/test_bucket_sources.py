@@ -22,17 +22,16 @@ from support.servers.remote import SECRET, FaultyS3, faulty_s3, needs_remote, ne
 from support.small_corpus import conversations, pack_corpus, write_project
 
 from tasks.config import load_config
-from tasks.core.error_messages import as_text
 from tasks.core.errors import PackError
+from tasks.core.messages import as_text
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.sources import sources_of
 from tasks.recipe import Recipe, resolve
-from tasks.sources import remote, remote_blocks
-from tasks.sources.digests import hash_files
+from tasks.sources import digests, remote, remote_blocks
 from tasks.sources.parts import PartReader
 from tasks.sources.shares import Share
 from tasks.storage.files import HashingWriter, read_receipt, write_receipt
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.stores import mirror
 from tasks.stores.bucket import Bucket, open_bucket, open_store
 from tasks.stores.scratch import root_of
@@ -61,7 +60,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
     """Return a bucket with FILES, read in small blocks."""
     use(monkeypatch, s3())
     own_scratch(monkeypatch, tmp_path / "scratch")
-    for module in (hash_files, remote_blocks):
+    for module in (digests, remote_blocks):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
     store = open_store(f"s3://{new_bucket()}/chats")
     for name, content in FILES.items():

@@ -31,6 +31,7 @@ from screenshots import on_terminal
 
 from pipeline import display, messages
 from pipeline.progress import Count, Stage, State, run
+from tasks.corpus.summary import notes
 from tasks.storage.manifest import load_manifest
 from tasks.work import Outcome, WriteShard
 
@@ -237,7 +238,9 @@ def test_samples_and_conversations_that_are_too_long_are_reported(
     share_cut = f"{100 * ledger.tokens.truncated / ledger.tokens.encoded:.2g}"
     facts = {"cut": ledger.tokens.truncated, "cut_share": share_cut, "trained": ledger.tokens.trained_truncated}
     facts |= {"dropped": ledger.tokens.dropped, "pieces": ledger.pieces.packed, "gone": ledger.pieces.dropped}
-    assert list(messages._overlong(manifest)) == [line.format(share=share, **facts) for line in lines]
+    assert [line for line in notes(manifest) if line.startswith("overlong")] == [
+        line.format(share=share, **facts) for line in lines
+    ]
 
 
 def test_a_note_is_called_one_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ from pipeline import training
 from pipeline.patches import _LocalScheduler
 from pipeline.signals import signals
 from tasks.core import startup
-from tasks.core.error_messages import format_error
 from tasks.core.errors import Interrupted
+from tasks.core.messages import format_error
 
 fork = multiprocessing.get_context("fork")
 STOP = [signal.SIGINT, signal.SIGTERM]
@@ -286,7 +286,7 @@ STOPPED = """
 import tasks.cli.app
 def stop(*_):
     os.kill(os.getpid(), signal.SIGINT)
-tasks.cli.commands.restore.find_manifest = stop
+tasks.cli.commands.find_manifest = stop
 tasks.cli.app.main()
 """
 LOADING = startup.INTERRUPTED.decode()

@@ -128,10 +128,9 @@ def test_the_example_of_the_migration_notes_packs_the_sample(tool: str, tmp_path
     assert all(source.rejected == 0 < source.conversations for source in found.sources)
 
 
-@pytest.mark.parametrize("page", ["agent-data", "reasoning-and-tools"])
-def test_the_records_of_a_guide_are_read(page: str) -> None:
+def test_the_records_of_a_guide_are_read() -> None:
     """Every record in a block of JSON has a format and no value that is refused."""
-    text = (ROOT / "docs" / "guides" / f"{page}.md").read_text()
+    text = (ROOT / "docs" / "guides" / "agent-data.md").read_text()
     count = 0
     for block in re.findall(r"^```json\n(.*?)^```", text, re.M | re.S):
         while block := block.strip():

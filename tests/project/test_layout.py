@@ -14,20 +14,16 @@ from support.commands import ROOT
 
 FOLDERS = ("bench", "data/sample", "docs", "pipeline", "tasks", "tests", "train")
 SUFFIXES = (".md", ".py")
-MOST = 12
+MOST = 24
 FILES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file() and path.name[0] != "."]
 SOURCES = [path for path in [*FILES, *ROOT.glob("*.md"), ROOT / "Makefile"] if path.suffix in (*SUFFIXES, "")]
 MENTIONED = re.compile(r"(?<![\w./<])((?:bench|data|docs|pipeline|tasks|tests|train)/[\w/-]+\.(?:md|py))\b")
 
 
 def test_folders_are_small() -> None:
-    """`docs/guides` is the exception.
-
-    The addresses of its pages are published, and the navigation groups them.
-    """
     files = Counter(path.parent.relative_to(ROOT).as_posix() for path in FILES if path.name != "__init__.py")
     too_many = {folder: count for folder, count in files.items() if count > MOST and "__pycache__" not in folder}
-    assert too_many.keys() == {"docs/guides"}
+    assert not too_many
 
 
 def test_files_that_are_mentioned_exist() -> None:

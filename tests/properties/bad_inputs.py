@@ -33,7 +33,7 @@ from support.commands import BIN, ROOT, command
 from support.damage.kinds import DAMAGES
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks.inspection.labels import NOTICED, content_tokens, unused_keys
+from tasks.corpus.summary import NOTICED, content_tokens, unused_keys
 from tasks.storage.files import to_json
 from tasks.storage.manifest import manifest_digest
 

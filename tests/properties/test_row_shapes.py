@@ -18,8 +18,7 @@ from support.small_corpus import conversations, make_recipe, make_shards_small, 
 from tasks.core.errors import DataError, UsageError
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.diff import compare
-from tasks.inspection.kinds import shard_figures
-from tasks.inspection.rows import row_of_split
+from tasks.inspection.rows import row_of_split, shard_figures
 from tasks.inspection.search import find_conversations
 from tasks.storage.manifest import load_manifest
 from tasks.verification.rebuild import rebuild
@@ -114,9 +113,9 @@ def test_the_dry_run_the_report_and_the_card_know_the_shape(shape: dict[str, Any
     manifest = load_manifest(pack_corpus(recipe))
     found = predict(recipe.config, tmp_path, tmp_path)
     assert found.rows == {name: split.rows for name, split in manifest.splits.items()}
-    assert found.tokens["padding"] == manifest.ledger.tokens.padding
+    assert found.ledger.tokens.padding == manifest.ledger.tokens.padding
     size = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
-    assert 0.7 * size < found.disk["shards"] < size * 1.1
+    assert 0.7 * size < found.bytes_on_disk["shards"] < size * 1.1
     page = page_of(recipe.published, tmp_path / "report.html")
     card = (folder_of(recipe.published) / "README.md").read_text()
     columns = set(read_corpus(recipe.published).rows["train"][0].columns)

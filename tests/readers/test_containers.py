@@ -15,7 +15,7 @@ from tasks.readers.container import BLOCK, Container, RecordReader
 from tasks.readers.containers import CONTAINERS, container_by_extension, container_named
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.parts import PartReader, find_parts, place_of
-from tasks.sources.sampling.sample_files import sample_files
+from tasks.sources.sample_files import sample_files
 
 RECORDS = [{"prompt": f'{number}: "a",\t[b]', "completion": "x, y\n" * (number % 40)} for number in range(900)]
 

@@ -20,12 +20,10 @@ from pydantic import ValidationError
 from support.profiles import examples
 
 from tasks.core.errors import DataError, Reject, UsageError
-from tasks.readers.csv_files.delimiter import DELIMITERS, check_delimiter
-from tasks.readers.csv_files.encoding import as_utf8, check_encoding, find_encoding
-from tasks.readers.csv_files.rows import Csv
+from tasks.readers.csv_file import DELIMITERS, Csv, as_utf8, check_delimiter, check_encoding, find_encoding
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.parts import PartReader, find_parts
-from tasks.sources.sampling.sample_files import sample_files
+from tasks.sources.sample_files import sample_files
 
 GERMAN = [("Größe?", "Die Straße ist 3 m breit; außerdem: „schön“."), ("Wie heißt du?", "Käthe, sagte sie.\nJa.")]
 HEADER = ("prompt", "completion")

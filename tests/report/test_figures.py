@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.report import figures
-from tasks.report.histogram import Histogram
+from tasks.report.figures import Histogram
 from tasks.storage.schemas import index_schema
 
 Entry = dict[str, Any]

@@ -32,10 +32,9 @@ from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError, PackError, PartMissing, StorageError
-from tasks.encoders.corpus_tokenizer import open_tokenizer
+from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.report import plots, report, rows
-from tasks.report.figures import read_figures
-from tasks.report.histogram import Histogram
+from tasks.report.figures import Histogram, read_figures
 from tasks.report.report import MOST_BYTES, count_groups, pad_groups, write_report
 from tasks.report.rows import Sample, choose, samples
 from tasks.storage.manifest import load_manifest
@@ -283,7 +282,7 @@ def test_every_token_of_a_sampled_row_is_shown_with_its_label(made: dict[str, Pa
 def _decoded(encoder: Any, row: dict[str, np.ndarray], chosen: np.ndarray) -> str:
     """Decode the trained text run by run."""
     from tasks.core.printable import printable_lines
-    from tasks.inspection.token_runs import runs_of
+    from tasks.inspection.rows import runs_of
 
     filled = int(row["attention_mask"].sum())
     starts = np.flatnonzero(row["position_ids"][:filled] == 0).tolist()

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.core.errors import DataError
-from tasks.sources import parts
-from tasks.sources.digests import digest_cache, hash_files
-from tasks.sources.digests.digest_cache import DigestCache
+from tasks.sources import digests, parts
+from tasks.sources.digests import DigestCache
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.parts import PartReader, find_parts
 
@@ -27,9 +26,9 @@ LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(40))
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that records the names of hashed files."""
     names: list[str] = []
-    chunks = hash_files._chunks
+    chunks = digests._chunks
     monkeypatch.setattr(parts, "HASH_THREADS", 1)  # hash in order
-    monkeypatch.setattr(hash_files, "_chunks", lambda path, *rest: names.append(path.name) or chunks(path, *rest))
+    monkeypatch.setattr(digests, "_chunks", lambda path, *rest: names.append(path.name) or chunks(path, *rest))
     return names
 
 
@@ -37,7 +36,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write two sources that look an hour old, because the clock is an hour ahead."""
     now = time.time_ns
-    monkeypatch.setattr(digest_cache.time, "time_ns", lambda: now() + 3600 * 10**9)
+    monkeypatch.setattr(digests.time, "time_ns", lambda: now() + 3600 * 10**9)
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_bytes(LINES.replace(b"line", name[:1].encode()))
     return tmp_path
@@ -98,7 +97,7 @@ def test_a_file_that_was_just_written_is_not_believed(folder: Path, hashed: list
 
     A change within the same tick of the clock would not change its times.
     """
-    monkeypatch.setattr(digest_cache.time, "time_ns", lambda: (folder / "a.jsonl").stat().st_mtime_ns + 1_999_999_999)
+    monkeypatch.setattr(digests.time, "time_ns", lambda: (folder / "a.jsonl").stat().st_mtime_ns + 1_999_999_999)
     found(folder)
     assert not (folder / "digests").exists()
     found(folder)
@@ -110,7 +109,7 @@ def test_a_file_that_changes_while_it_is_hashed_is_not_kept(folder: Path, monkey
     [(file, _), _] = found(folder)
     started = cache.start(file)
     restore_times(file.path)
-    hashed = digest_cache.Hashed("0" * 64, [], file.blocks)  # type: ignore[arg-type]
+    hashed = digests.Hashed("0" * 64, [], file.blocks)  # type: ignore[arg-type]
     cache.keep(file, 77, started, hashed)
     assert cache.find(file, 77) is None
     cache.keep(file, 77, cache.start(file), hashed)
@@ -123,7 +122,7 @@ def test_a_damaged_entry_is_ignored(tmp_path_factory: pytest.TempPathFactory, at
     folder = tmp_path_factory.mktemp("damaged")
     (folder / "a.jsonl").write_bytes(LINES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digest_cache, "RACY_NS", -(10**15))
+        patch.setattr(digests, "RACY_NS", -(10**15))
         first = found(folder)
         [entry] = (folder / "digests").glob("*.json")
         content = bytearray(entry.read_bytes())

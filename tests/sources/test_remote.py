@@ -10,6 +10,7 @@ import gzip
 import os
 import re
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -39,15 +40,15 @@ from support.servers.remote import (
 from support.small_corpus import conversations, pack_corpus, write_project
 
 from tasks.config import load_config
-from tasks.core.error_messages import as_text
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError
+from tasks.core.messages import as_text
 from tasks.recipe import Recipe, resolve
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source
 from tasks.sources.remote import _Listing
 from tasks.sources.source_files import find_files
+from tasks.storage.layout import Layout
 from tasks.storage.manifest import load_manifest
-from tasks.storage.paths import Layout
 from tasks.stores.bucket import Bucket, open_store
 from tasks.stores.store import Facts, Reading
 from tasks.stores.urls import split_dataset
@@ -214,6 +215,26 @@ def test_an_object_whose_key_looks_like_a_glob_is_found(bucket: Bucket, tmp_path
     assert found.path.read_bytes() == b"a1.jsonl", "else it is one"
 
 
+@pytest.mark.parametrize("bad", ["chats//b.jsonl", "chats/./b.jsonl", "chats/../b.jsonl", "chats/old//"])
+def test_a_key_that_cannot_be_read_is_named(bad: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The library lists no object next to it, but reads each of them."""
+    use(monkeypatch, s3())
+    name = new_bucket()
+    for key in ("chats/a.jsonl", bad, "others/c.jsonl"):
+        headers = {"Content-Type": "text/plain"}
+        request = urllib.request.Request(f"{s3()}/{name}/{key}", CHATS, headers, method="PUT")  # noqa: S310
+        urllib.request.urlopen(request).close()  # noqa: S310
+    for url in (f"s3://{name}/chats", f"s3://{name}/chats/*.jsonl"):
+        with pytest.raises(
+            DataError, match=re.escape(f's3://{name}/chats: the object "{bad}" cannot be read')
+        ) as caught:
+            find_paths(url, tmp_path, tmp_path / "copies")
+        assert caught.value.code == "E696"
+    for key in ("chats/a.jsonl", "others"):
+        [file] = find_paths(f"s3://{name}/{key}", tmp_path, tmp_path / "copies")
+        assert file.path.read_bytes() == CHATS
+
+
 def test_a_saved_dataset_keeps_its_own_order_and_hidden_and_empty_objects_are_left_out(
     bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -229,8 +250,10 @@ def test_a_saved_dataset_keeps_its_own_order_and_hidden_and_empty_objects_are_le
     bucket.put("all/b/dataset_info.json", b'{"splits": {"train": {"num_examples": 3}}}')
     for number in (0, 1):
         bucket.put(f"all/b/data-{number}.arrow", as_arrow([{"text": "a"}]))
-    with pytest.raises(DataError, match=r"all/b: has 2 rows, but its dataset_info\.json says 3"):
-        find_paths(bucket.url_of("all"), tmp_path, tmp_path / "copies")
+    notes = [each.note for each in find_paths(bucket.url_of("all"), tmp_path, tmp_path / "copies")]
+    assert notes[0] == notes[3] == ""
+    assert notes[1] == notes[2]
+    assert "all/b: all 2 rows are read; its dataset_info.json says 3" in notes[1]
 
 
 def test_credentials_in_a_url_are_refused_before_anything_shows_it(tmp_path: Path) -> None:

@@ -28,9 +28,7 @@ from support.profiles import examples
 from tasks.core.errors import DataError, Reject
 from tasks.readers.containers import container_named
 from tasks.sources.model import Source, SourceFile
-from tasks.sources.sampling.sample import Sample
-from tasks.sources.sampling.sample_files import MOST_FILES, sample_files
-from tasks.sources.sampling.sample_windows import places
+from tasks.sources.sample_files import MOST_FILES, Sample, places, sample_files
 from tasks.sources.source_files import find_files
 
 LIMIT = 1 << 20

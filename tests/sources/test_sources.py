@@ -40,15 +40,16 @@ from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
 from tasks.readers import json_array, lines, strict_json
-from tasks.readers.arrow_values.written import Time
+from tasks.readers.arrow_values import Time
 from tasks.readers.compression import BOMB_BYTES
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import CONTAINERS, container_by_extension, container_named
 from tasks.readers.lines import CHUNK
+from tasks.sources import digests
 from tasks.sources import parts as parts_module
-from tasks.sources.digests import hash_files
-from tasks.sources.model import Part, Source, SourceFile
+from tasks.sources.model import Part, Source, SourceFile, found_layouts
 from tasks.sources.parts import PartReader, find_parts, place_of
+from tasks.sources.source_files import find_files
 
 CORPORA = Path(__file__).parents[3] / "shared" / "corpora"
 ALPACA = [
@@ -305,7 +306,7 @@ def test_one_unreadable_file_stops_the_hashing_of_the_others(tmp_path: Path, mon
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n' * 2000)
     monkeypatch.setattr(lines.hashlib, "sha256", Slow)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(hash_files, "HASH_CHUNK", 1)
+    monkeypatch.setattr(digests, "HASH_CHUNK", 1)
     with pytest.raises(StorageError, match=r"a\.jsonl: cannot be read: Input/output error"):
         find_parts([Source(path="*.jsonl", format="text")], tmp_path, 1 << 20)
     assert len(read) < 14 * 2000, "b was read to its end"
@@ -373,7 +374,7 @@ def test_parts_across_the_chunks_of_hashing(tmp_path: Path, monkeypatch: pytest.
     path = write(tmp_path / "a.jsonl", data)
     expected = parts_of(path, 10_000)
     assert len(expected[1]) == len(data) // 10_000 + 1
-    monkeypatch.setattr(hash_files, "HASH_CHUNK", 777)
+    monkeypatch.setattr(digests, "HASH_CHUNK", 777)
     assert find_parts([Source(path="a.jsonl")], tmp_path, 10_000) == [expected]
 
 
@@ -543,8 +544,8 @@ def test_damaged_compression_is_reported_with_its_offset(tmp_path: Path, name: s
         message = fails(tmp_path / name, packed[:cut], format="text")
         assert f"byte {cut:,}: the {kind} data ends early: truncated?" in message
     message = fails(tmp_path / name, packed + b"garbage", format="text")
-    assert f"byte {len(packed):,}: the {kind} data is followed by something else" in message
-    assert f"byte 0: not {kind} data" in fails(tmp_path / name, GOOD, format="text")
+    assert f"byte {len(packed + b'garbage'):,}: the {kind} data is followed by something else" in message
+    assert f"not {kind} data" in fails(tmp_path / name, GOOD, format="text")
     flipped = bytearray(packed)
     flipped[len(packed) // 2] ^= 255
     if kind == "gzip":  # zstandard frames that are compressed in one call have no checksum
@@ -892,6 +893,21 @@ def test_bad_settings(tmp_path: Path) -> None:
         parts_of(tmp_path / "a.jsonl", part_size=0)
 
 
+def test_a_data_set_that_was_filtered_before_it_was_saved_is_whole(tmp_path: Path) -> None:
+    """The library keeps the number of rows from before the filter."""
+    from datasets import load_dataset
+
+    write(tmp_path / "a.jsonl", b"\n".join(orjson.dumps({"text": str(number)}) for number in range(9)))
+    loaded = load_dataset(
+        "json", data_files=str(tmp_path / "a.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    loaded.select([2, 3, 5, 7]).save_to_disk(str(tmp_path / "saved"), num_shards=2)
+    found = find_files([Source(path="saved")], tmp_path)
+    assert [file.path.name for file in found] == ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    [note] = found_layouts(found, [Source(path="saved")])
+    assert note.startswith("saved: all 4 rows are read; its dataset_info.json says 9")
+
+
 def test_a_saved_data_set(tmp_path: Path) -> None:
     def save(folder: Path, order: list[str]) -> None:
         for index, name in enumerate(order):
@@ -911,16 +927,16 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     info = b'{"splits": {"train": {"num_examples": %d}, "test": {"num_examples": 9}}}'
     state = {"_data_files": [{"filename": "data-1.arrow"}, {"filename": "data-0.arrow"}], "_split": "train"}
     write(tmp_path / "saved/train/state.json", orjson.dumps(state))
-    for rows in (1, 2):  # concatenate_datasets keeps the number of one of them
+    for rows, notes in (
+        (1, []),  # concatenate_datasets keeps the number of one of them
+        (2, []),
+        (3, ["saved/train: all 2 rows are read; its dataset_info.json says 3, which is the number before filter, "
+             "select, or train_test_split"]),
+    ):  # fmt: skip
         write(tmp_path / "saved/train/dataset_info.json", info % rows)
-        assert len(names_of(tmp_path, "saved/train")) == 2
-    write(tmp_path / "saved/train/dataset_info.json", info % 3)
-    with pytest.raises(
-        DataError,
-        match=r"saved/train: has 2 rows, but its dataset_info\.json says 3: .*: saved/train/data-\*\.arrow",
-    ):
-        names_of(tmp_path, "saved/train")
-    assert len(names_of(tmp_path, "saved/train/data-*.arrow")) == 2
+        files = find_files([Source(path="saved/train")], tmp_path)
+        assert [file.name for file in files] == ["saved/train/data-1.arrow", "saved/train/data-0.arrow"]
+        assert found_layouts(files, [Source(path="saved/train")]) == notes
     whole = (tmp_path / "saved/train/data-0.arrow").read_bytes()
     write(tmp_path / "saved/train/data-0.arrow", whole[:-8])
     with pytest.raises(DataError, match=r"saved/train/data-0\.arrow: the Arrow stream has no end marker"):
@@ -990,8 +1006,8 @@ def test_a_link_to_itself_is_named_as_such(tmp_path: Path, path: str) -> None:
 def test_a_long_search_shows_what_it_does(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = threading.Event()
     notes: list[str] = []
-    monkeypatch.setattr("tasks.core.notes.FIRST_AFTER", 0.01)
-    monkeypatch.setattr("tasks.core.notes._show", lambda note: (notes.append(note), shown.set()))
+    monkeypatch.setattr("tasks.core.messages.FIRST_AFTER", 0.01)
+    monkeypatch.setattr("tasks.core.messages._show", lambda note: (notes.append(note), shown.set()))
     scan = os.scandir
 
     def slow(folder: Any) -> Any:

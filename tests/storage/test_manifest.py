@@ -21,10 +21,9 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
-from tasks.corpus import manifest_builder
-from tasks.corpus.manifest_builder import build_manifest, publish
+from tasks.corpus.publish import build_manifest, commit, publish
 from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.facts.ledger import Ledger
+from tasks.storage.facts import Ledger
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import Manifest, load_manifest, manifest_digest, repair_hint
@@ -327,9 +326,9 @@ def test_folders_of_a_killed_run_are_synced_before_publishing(copied: Corpus, mo
     folder = root / manifest.corpus
     synced: list[tuple[Path, bool]] = []
     path.unlink()
-    monkeypatch.setattr(manifest_builder, "sync_folder", lambda folder: synced.append((folder, path.exists())))
+    monkeypatch.setattr(publish, "sync_folder", lambda folder: synced.append((folder, path.exists())))
     *files, card = manifest.files
-    publish(manifest.model_copy(update={"files": files}), card, folder, path)
+    commit(manifest.model_copy(update={"files": files}), card, folder, path)
     assert synced == [(above, False) for above in (folder.parent, folder.parent.parent, root)]
     assert path.read_bytes() == (folder / "manifest.json").read_bytes()
     assert load_manifest(path) == manifest

@@ -20,7 +20,7 @@ from tasks.core.errors import PackError
 from tasks.inspection.rows import read_row
 from tasks.report.figures import read_figures
 from tasks.report.rows import samples
-from tasks.storage.facts.outputs import Shard
+from tasks.storage.facts import Shard
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import open_index, open_shard, read_rows, shard_schema
 from tasks.verification.verify import verify

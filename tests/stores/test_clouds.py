@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.servers.remote import SECRET, Answers, failing_store, needs_remote, served
 
-from tasks.core.error_messages import as_text
 from tasks.core.errors import PackError
+from tasks.core.messages import as_text
 from tasks.stores.store import Facts
 
 needs_remote()

@@ -22,9 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.remote import SECRET, failing_store, faulty_s3, needs_remote, new_bucket, s3, use
 
-from tasks.core.error_messages import as_text
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.stores import receive as receiving
+from tasks.core.messages import as_text
+from tasks.stores import store as receiving
 from tasks.stores.scratch import root_of
 from tasks.stores.store import Facts
 
@@ -411,6 +411,9 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
         ("s4://bucket/a", "url_not_supported"),
         ("s3:///a", "url_not_supported"),
         ("s3://*/a", "url_not_supported"),
+        ("s3://bucket//a", "url_not_supported"),
+        ("s3://bucket/a//b", "url_not_supported"),
+        ("s3://bucket/a/../b", "url_not_supported"),
         ("hf://datasets/o/n", "url_not_supported"),
         ("file://relative", "url_not_supported"),
         (f"s3://user:{SECRET}@bucket/a", "url_with_secret"),

@@ -14,7 +14,7 @@ import pytest
 from support.commands import ROOT
 from support.servers.remote import environment, needs_remote
 
-from tasks.stores.threads import interruptible, run_all
+from tasks.stores.store import interruptible, run_all
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])

@@ -18,7 +18,7 @@ from pipeline.engines import Here, Workers
 from tasks import recipe as recipe_module
 from tasks.recipe import Recipe
 from tasks.sources.shares import WHOLE, Share
-from tasks.storage.paths import Layout
+from tasks.storage.layout import Layout
 from tasks.stores.bucket import open_store
 from tasks.stores.scratch import SCRATCH, root_of, url_of
 from tasks.work import KINDS, Outcome, Work, attempt, refresh, run_stage

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tasks.cli.output import value_as_json
+from tasks.cli.options import value_as_json
 from tasks.cli.questions import Question, answer, render
 from tasks.report import report
 

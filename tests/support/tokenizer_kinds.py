@@ -33,7 +33,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.sources.model import Part, Source
 from tasks.sources.source_files import identify_file
-from tasks.storage.tokens.token_files import TokenFiles
+from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.spans import TEXT, Span, Template
 from tasks.tokenization.tokenize_part import tokenize_part
@@ -553,7 +553,7 @@ def check_row(row: Row, spans: Sequence[Span], encoder: Encoder) -> None:
 def read_rows(token_file: Path) -> list[Row]:
     """Return the rows of a token file, with token IDs and labels apart."""
     files = TokenFiles([token_file])
-    table = files.tables[0]
+    table = files.table(0)
     columns = [table.column(name).to_pylist() for name in ("record", "turn", "trained", "separator")]
     rows = []
     for index in range(len(table)):

@@ -147,7 +147,7 @@ def test_check_forecasts_the_error(tmp_path: Path, engine: str) -> None:
         predict(load_config(config), tmp_path, tmp_path)
     assert (caught.value.reason, str(caught.value)) == error_of(make_recipe(tmp_path, records, engine=engine))
     found = predict(load_config(write_project(tmp_path, [GOOD, *records], engine=engine)), tmp_path, tmp_path)
-    assert found.rejects["reasoning_not_written"].looked_at == 100
+    assert [(one.reason, one.looked_at) for one in found.rejects] == [("reasoning_not_written", 100)]
     assert "the most frequent reason is reasoning_not_written; fix: set reasoning: drop" in found.failures[0]
 
 

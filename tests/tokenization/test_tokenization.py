@@ -41,7 +41,7 @@ from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
 from tasks.storage.files import read_receipt
 from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
-from tasks.storage.tokens.token_files import TokenFiles
+from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, Turns, trained_turns
@@ -296,10 +296,10 @@ def test_a_token_and_its_label_are_one_number(tmp_path: Path) -> None:
     ids = (values ^ (values >> 31)).tolist()
     assert encoder.decode(ids) == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|></s>"
     assert encoder.decode(values[values >= 0].tolist()) == "4<|im_end|></s>"
-    assert files.tables[0].schema == TOKENS_SCHEMA
+    assert files.table(0).schema == TOKENS_SCHEMA
     conversation = read_record(GOOD, "messages")
-    assert files.tables[0].column("digest").to_pylist() == [content_digest(whole_text(conversation).encode())]
-    assert len(files.tables[1]) == 0
+    assert files.table(0).column("digest").to_pylist() == [content_digest(whole_text(conversation).encode())]
+    assert len(files.table(1)) == 0
 
 
 def test_without_packing_the_messages_and_the_text_are_kept(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_without_packing_the_messages_and_the_text_are_kept(tmp_path: Path) -> N
         "tools": [{"name": "f"}],
     }
     run(tmp_path, part_of(tmp_path, [line_of(record), line_of(GOOD)]), packing=False)
-    table = TokenFiles([tmp_path / "tokens.arrow"]).tables[0]
+    table = TokenFiles([tmp_path / "tokens.arrow"]).table(0)
     assert table.schema == TOKENS_AND_TEXT_SCHEMA
     messages, tools, text = (table.column(name).to_pylist() for name in ("messages", "tools", "text"))
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
@@ -510,7 +510,7 @@ def test_texts_may_contain_the_separator_of_texts_and_samples_may_have_no_text(s
     encoder = open_kind("sp_bpe_chatml")
     end = Span("<|im_end|>", encoder.controls["<|im_end|>"], True, "assistant")
     conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
-    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0))
+    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
     for number, texts in enumerate(samples):
         spans = [end, *(span for text in texts for span in (Span(text, TEXT, True, "assistant"), end))]
         prepared = prepare_spans(conversation, Sample(spans), encoder)
@@ -530,7 +530,7 @@ def test_texts_are_rejected_in_two_stages() -> None:
     reference = open_kind("sp_bpe_chatml")
     encoder = GigatokenEncoder(reference)
     conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
-    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0))
+    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
     texts = ["a\0§", "§<|im_end|>", "ok", "§\0"]
     for number, text in enumerate(texts):
         batch.add(number, [prepare_spans(conversation, Sample([Span(text, TEXT, True, "assistant")]), encoder)])

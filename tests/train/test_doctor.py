@@ -41,7 +41,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
     for name, fact in (usual | facts).items():
         monkeypatch.setattr(devices, name, fact)
     # The backends of train.model.attention ask torch for a GPU, which tests do not have.
-    monkeypatch.setattr(doctor, "_attention", lambda: Finding("ok", "attention", "sdpa"))
+    monkeypatch.setattr(doctor, "_attention", lambda kind: Finding("ok", "attention", "sdpa"))
 
 
 def examined(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> tuple[int, str]:
@@ -141,9 +141,8 @@ def test_an_unloadable_library_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> 
     assert "problem libraries cannot be loaded: libtorch_cuda.so" in text
 
 
-def test_attention_backends_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "gpu_count", lambda: 0)
-    assert doctor._attention() == Finding("ok", "attention", "sdpa, eager")
+def test_attention_backends_of_this_machine() -> None:
+    assert doctor._attention("cpu") == Finding("ok", "attention", "sdpa, eager")
 
 
 @pytest.mark.parametrize(
@@ -158,9 +157,8 @@ def test_attention_backends_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_kernels_of_models_with_a_state_are_listed(
     installed: dict[str, str], gpus: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "version_of", installed.get)
-    monkeypatch.setattr(devices, "gpu_count", lambda: gpus)
-    finding = doctor._state_kernels()
+    healthy(monkeypatch, gpus=[GPU] * gpus, version_of=installed.get)
+    [finding] = [finding for finding in doctor._compute() if finding.topic == "kernels"]
     assert (finding.level, finding.topic, finding.fix) == ("ok", "kernels", "")
     assert expected in finding.found
     assert ("slow reference code" in finding.found) == (len(installed) < 3 or not gpus)

@@ -28,7 +28,7 @@ from tasks import recipe as recipe_module
 from tasks.core.errors import Busy, DataError, InputMissing, NotReproducible, PackError, StorageError, UsageError
 from tasks.recipe import resolve
 from tasks.storage import corpus_folder
-from tasks.storage.facts.outputs import FileFacts
+from tasks.storage.facts import FileFacts
 from tasks.storage.files import read_json, read_receipt, sha256_of, to_json, write_receipt
 from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import load_manifest, manifest_digest

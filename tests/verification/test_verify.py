@@ -27,11 +27,11 @@ from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.corpus import shards
 from tasks.storage.corpus_folder import reading
-from tasks.storage.facts.row_shape import shape_of
 from tasks.storage.files import sha256_of, to_json
+from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import manifest_digest
 from tasks.storage.schemas import INDEX_SCHEMA, row_schema
-from tasks.verification import check_contents, partitions, read_index
+from tasks.verification import partitions, read_index
 from tasks.verification.verify import verify
 
 LENGTH = 128
@@ -82,8 +82,7 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     Each error must also be found across their boundaries.
     """
     monkeypatch.setattr(read_index, "BLOCK", 3)
-    monkeypatch.setattr(read_index, "RANGE", 5)
-    monkeypatch.setattr(check_contents, "RANGE", 5)
+    monkeypatch.setattr(read_index, "RANGE", 600)
     monkeypatch.setattr(partitions, "IN_MEMORY", 100)
 
 
@@ -117,7 +116,7 @@ class Tampered:
         return int(self.rows["attention_mask"][row].sum())
 
     def write_rows(self, schema: pa.Schema | None = None) -> None:
-        schema = schema or row_schema(LENGTH, self.manifest["key"], shape_of(self.manifest["config"]))
+        schema = schema or row_schema(RowLayout.of(self.manifest["config"]), LENGTH, self.manifest["key"])
         arrays = []
         for field in schema:
             values = self.rows[field.name].reshape(-1).astype(field.type.value_type.to_pandas_dtype())
@@ -568,10 +567,10 @@ def test_an_extra_or_missing_row(truncated: Tampered) -> None:
 
 def test_a_shard_of_another_corpus_or_schema(truncated: Tampered) -> None:
     t = truncated
-    right = row_schema(LENGTH, t.manifest["key"])
+    right = row_schema(RowLayout((LENGTH,)), LENGTH, t.manifest["key"])
     wide = pa.list_(pa.field("item", pa.int64(), nullable=False), LENGTH)
     for schema in (
-        row_schema(LENGTH, "0" * 64),
+        row_schema(RowLayout((LENGTH,)), LENGTH, "0" * 64),
         right.with_metadata({**right.metadata, b"format_version": b"2.0"}),
         right.remove_metadata(),
         right.set(2, pa.field("labels", wide, nullable=False)),
@@ -782,8 +781,7 @@ def test_every_number_of_the_manifest_is_recounted(
     t = copy_of(made, kind, tmp_path)
     # Fewer blocks and ranges take half the time, and there are still several to sum over.
     monkeypatch.setattr(read_index, "BLOCK", 12)
-    for module in (read_index, check_contents):
-        monkeypatch.setattr(module, "RANGE", 20)
+    monkeypatch.setattr(read_index, "RANGE", 1000)
     assert len(t.index) > 2 * 20
     original = orjson.dumps(t.manifest)
     checked = 0

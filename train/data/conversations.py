@@ -31,9 +31,8 @@ from transformers import PreTrainedTokenizerFast
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError, Reject
-from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.tokenizer_files import joined_sha256
+from tasks.encoders.tokenizer_files import find_tokenizer_files, joined_sha256, open_tokenizer
 from tasks.packing.pieces import cut_conversation
 from tasks.storage.corpus_folder import check_listed
 from tasks.storage.manifest import Manifest
@@ -47,6 +46,9 @@ from tasks.templates.spans import Sample, Template, Turns, trained_turns
 from tasks.tokenization.prepare import prepare_spans
 from tasks.tokenization.token_batch import COUNTS, Batch
 from train.data.corpus import Corpus, Shard
+
+_ROWS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
+_OTHER_VERSIONS = "different versions of packcorpus, tokenizers, or transformers are installed; pack the corpus again"
 
 # Arguments of SFTConfig that turn off its preparation, because the rows are already tokenized and cut.
 SFT_SETTINGS: dict[str, Any] = {"dataset_kwargs": {"skip_prepare_dataset": True}}
@@ -89,13 +91,10 @@ def sft_dataset(corpus: Corpus, split: str = "train") -> tuple[Dataset, Counts]:
     batches = []
     for number, shard in enumerate(corpus.splits.get(split, [])):
         sizes = index.filter(pc.equal(index["shard"], number))
-        values, offsets = _tokenize(corpus, shard, manifest, encoder, templates, sizes)
-        batches.append(_cut_all(values, offsets, manifest, encoder, counts))
+        conversations = _tokenize(corpus, shard, manifest, encoder, templates, sizes)
+        batches.append(_cut_all(conversations, manifest, encoder, counts))
     table = pa.Table.from_batches(batches, _ROWS) if batches else _ROWS.empty_table()
     return Dataset(table), counts
-
-
-_ROWS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
 
 
 # -- from a shard to tokens --------------------------------------------------------------------------------------------
@@ -103,75 +102,57 @@ _ROWS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.i
 
 def _tokenize(
     corpus: Corpus, shard: Shard, manifest: Manifest, encoder: Encoder, templates: Sequence[Template], sizes: pa.Table
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of the conversations of a shard, encoded as in a token file.
-
-    The result is int32[tokens] and the offsets int64[conversations + 1]. `sizes` are the index rows of the shard.
-    Raises DataError if the number of conversations, or of their tokens or trained tokens, differs from the index.
-    """
+) -> list[np.ndarray]:
+    """Return the tokens of the conversations of a shard, encoded as in a token file."""
+    # `sizes` are the index rows of the shard, which have the same numbers of tokens.
     path = corpus.folder / shard.path
     with open_shard(manifest, corpus.folder, shard, verified=True) as record_batches:
         rows = pa.Table.from_batches(record_batches, shard_schema(manifest))
-    values, lengths, trained = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-    for batch in _batches(path, rows, manifest, encoder, templates):
-        encoded = batch.encode(TOKENS_SCHEMA)
-        if encoded is None:  # the counts below reveal missing conversations
-            continue
-        tokens = encoded.column("tokens")
-        values.append(tokens.flatten().to_numpy())
-        lengths.append(pc.list_value_length(tokens).to_numpy())
-        trained.append(encoded.column("trained").to_numpy())
-    found = np.concatenate(lengths), np.concatenate(trained)
-    expected = sizes["length"].to_numpy(), sizes["trained"].to_numpy()
-    if len(found[0]) != len(expected[0]):
-        raise DataError(
-            "wrong_count",
-            f"{path}: has {len(found[0]):,} conversations, but index.arrow lists {len(expected[0]):,}",
-        )
-    different = np.flatnonzero((found[0] != expected[0]) | (found[1] != expected[1]))
-    if different.size:
-        row = int(different[0])
-        raise DataError(
-            "other_versions",
-            f"{path}: row {row} yields {found[0][row]:,} tokens, {found[1][row]:,} of them trained on, but the index "
-            f"records {expected[0][row]:,} and {expected[1][row]:,}: {_OTHER_VERSIONS}",
-        )
-    return np.concatenate(values), np.concatenate([[0], np.cumsum(found[0])])
+    conversations: list[np.ndarray] = []
+    trained: list[int] = []
 
+    def encode(batch: Batch) -> Batch:
+        encoded = batch.encode(TOKENS_SCHEMA) if batch.records else None
+        if encoded is not None:  # otherwise, the counts below reveal missing conversations
+            conversations.extend(tokens.values.to_numpy() for tokens in encoded.column("tokens"))
+            trained.extend(encoded.column("trained").to_pylist())
+        return new_batch()
 
-_OTHER_VERSIONS = "different versions of packcorpus, tokenizers, or transformers are installed; pack the corpus again"
+    def new_batch() -> Batch:
+        return Batch(encoder, dict.fromkeys(COUNTS, 0), lambda number: f"{path}: row {number}")
 
-
-def _batches(
-    path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, templates: Sequence[Template]
-) -> Iterator[Batch]:
-    batch = Batch(encoder, dict.fromkeys(COUNTS, 0))
-    number = 0
-    for found in rows.to_batches(max_chunksize=1024):
-        for row in found.to_pylist():
+    batch, number = new_batch(), 0
+    for part in rows.to_batches(max_chunksize=1024):
+        for row in part.to_pylist():
             try:
                 conversation, sample = _sample(row, manifest, encoder, templates)
             except Reject as reject:
-                raise DataError(
-                    "other_versions", f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}"
-                ) from None
+                text = f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}"
+                raise DataError("other_versions", text) from None
             batch.add(number, [prepare_spans(conversation, Sample(sample.spans), encoder)])
             number += 1
             if batch.is_full:
-                yield batch
-                batch = Batch(encoder, dict.fromkeys(COUNTS, 0))
-    if batch.records:
-        yield batch
+                batch = encode(batch)
+    encode(batch)
+    if len(conversations) != len(sizes):
+        text = f"{path}: has {len(conversations):,} conversations, but index.arrow lists {len(sizes):,}"
+        raise DataError("wrong_count", text)
+    expected = zip(sizes["length"].to_pylist(), sizes["trained"].to_pylist(), strict=True)
+    for number, (tokens, own, (length, wanted)) in enumerate(zip(conversations, trained, expected, strict=True)):
+        if (len(tokens), own) != (length, wanted):
+            raise DataError(
+                "other_versions",
+                f"{path}: row {number} yields {len(tokens):,} tokens, {own:,} of them trained on, but the index "
+                f"records {length:,} and {wanted:,}: {_OTHER_VERSIONS}",
+            )
+    return conversations
 
 
 def _sample(
     row: dict[str, Any], manifest: Manifest, encoder: Encoder, templates: Sequence[Template]
 ) -> tuple[Conversation, Sample]:
-    """Return the conversation of a row, and the sample that renders to its text.
-
-    If a conversation has several samples, the messages of a row end with the turn that is trained on. Raises Reject if
-    no sample renders to the text.
-    """
+    """Return the conversation of a row, and the sample that renders to its text."""
+    # If a conversation has several samples, the messages of a row end with the turn that is trained on.
     for conversation in _rebuilt(row, manifest, encoder):
         trained = trained_turns(conversation, manifest.train_on)
         for template in templates:
@@ -206,12 +187,11 @@ def _rebuilt(row: dict[str, Any], manifest: Manifest, encoder: Encoder) -> Itera
 
 
 def _cut_all(
-    values: np.ndarray, offsets: np.ndarray, manifest: Manifest, encoder: Encoder, counts: Counts
+    conversations: Sequence[np.ndarray], manifest: Manifest, encoder: Encoder, counts: Counts
 ) -> pa.RecordBatch:
     """Cut the conversations of one shard to sequence_length, and count them."""
     kept: list[np.ndarray] = [np.empty(0, np.int32)]
-    for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        conversation = values[start:stop]
+    for conversation in conversations:
         cut = cut_conversation(conversation, manifest.sequence_length, split=False)[0]
         counts.read += 1
         if not cut.trained:
@@ -247,10 +227,7 @@ def _manifest(corpus: Corpus) -> Manifest:
 
 
 def open_template(manifest: Manifest, folder: Path, encoder: Encoder, turns: Turns = "auto") -> Template:
-    """Open the template named by the manifest.
-
-    `turns` replaces `turns: auto`. Raises DataError or InputMissing if the template is missing or has changed.
-    """
+    """Open the template named by the manifest; `turns` replaces `turns: auto`."""
     name, sha256 = manifest.template.name, manifest.template.sha256
     turns = manifest.config.get("turns", turns)
     adjust = Adjust(manifest.config.get("reasoning") == "drop", manifest.config.get("default_system"))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from pydantic import ValidationError
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection.manifests import HERE, by_name, find_manifest
 from tasks.storage.corpus_folder import check_listed, checked_folder, find_listed, published_copy, reading
-from tasks.storage.facts.row_shape import RowShape, shape_of
+from tasks.storage.facts import RowShape
 from tasks.storage.files import sha256_of
 from tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE
+from tasks.storage.layout import SPLITS, RowLayout, kind_of
 from tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_values
-from tasks.storage.schemas import LOSS_WEIGHT, is_weighted
+from tasks.storage.schemas import LOSS_WEIGHT
 from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
-from tasks.storage.splits import SPLITS, kind_of, length_in
 from tasks.stores.mirror import remote_with
 from tasks.stores.scratch import local_path_of
 
@@ -64,9 +65,13 @@ class Corpus:
     manifest: Manifest | None
     splits: dict[str, list[Shard]]
     isolated: bool  # rows have position_ids
+    layout: RowLayout
     weighted: bool = False  # rows have loss_weight
     notes: tuple[str, ...] = ()  # messages for the user, one sentence each
-    shape: RowShape = field(default_factory=RowShape)
+
+    def __str__(self) -> str:
+        columns = f"{'with' if self.isolated else 'without'} position_ids" + f", with {LOSS_WEIGHT}" * self.weighted
+        return f"format {self.format_version}, key {self.key[:12] or 'none'}, length {self.sequence_length}, {columns}"
 
     @property
     def packed(self) -> bool:
@@ -80,13 +85,10 @@ class Corpus:
 
     def length_of(self, split: str) -> int:
         """Return the length of the rows of a split."""
-        return length_in(split, self.sequence_length) if len(self.lengths) > 1 else self.sequence_length
+        return self.layout.length_of(split) if len(self.lengths) > 1 else self.sequence_length
 
     def rows(self, split: str) -> int:
-        """Return the number of rows of a split.
-
-        If rows have several lengths, `train` counts the rows of all lengths, and `train-512` counts one length.
-        """
+        """Return the number of rows of a split; `train` counts all lengths."""
         own = [name for name in self.splits if split in (name, kind_of(name))]
         return sum(shard.rows for name in own for shard in self.splits[name])
 
@@ -159,7 +161,7 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
         with reading(where, folder), pa.memory_map(str(where)) as file:
             schema = pa.ipc.open_stream(file).schema
             if version != WHOLE and schema.metadata == wanted.metadata and "position_ids" not in schema.names:
-                _check_rows(where, schema, allow_unisolated, manifest.row_shape)
+                _check_rows(where, schema, allow_unisolated, manifest.row_layout)
                 lacking = True
             else:
                 check_schema(where, schema, wanted, folder)
@@ -172,17 +174,20 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
         manifest=manifest,
         splits=splits,
         isolated=version != WHOLE and not lacking,
-        shape=manifest.row_shape,
-        weighted=is_weighted(manifest.config),
+        layout=manifest.row_layout,
+        weighted=manifest.row_layout.is_weighted,
     )
 
 
 def _check_key(folder: Path, manifest: Manifest) -> None:
-    """Raise DataError if manifest.json and the shards belong to different corpora.
-
-    Without this check, the first listed file would be reported as damaged.
-    """
-    keys = {_key_of(path) for path in folder.glob("*.arrow") if SHARD_NAME.fullmatch(path.name)}
+    """Raise DataError if manifest.json and the shards belong to different corpora."""
+    # Without this check, the first listed file would be reported as damaged.
+    keys = set()
+    for path in folder.glob("*.arrow"):
+        with suppress(OSError, pa.ArrowException):  # a later check reports unreadable shards
+            if SHARD_NAME.fullmatch(path.name):
+                metadata = pa.ipc.open_stream(pa.memory_map(str(path))).schema.metadata or {}
+                keys.add(metadata.get(b"manifest_key", b"").decode(errors="replace"))
     [key] = keys if len(keys) == 1 else {None}
     if key is None or not KEY.fullmatch(key) or key == manifest.key:
         return
@@ -199,47 +204,19 @@ def _check_key(folder: Path, manifest: Manifest) -> None:
     )
 
 
-def _key_of(shard: Path) -> str | None:
-    """Return the corpus key of a shard; None if the shard is unreadable.
-
-    A later check reports unreadable shards.
-    """
-    try:
-        with pa.memory_map(str(shard)) as file:
-            return (pa.ipc.open_stream(file).schema.metadata or {}).get(b"manifest_key", b"").decode(errors="replace")
-    except (OSError, pa.ArrowException):
-        return None
-
-
 # -- without a manifest ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """Metadata of a shard, equal in all shards of a corpus."""
-
-    version: str
-    key: str
-    length: int
-    isolated: bool
-    shape: RowShape
-    weighted: bool
-
-    def __str__(self) -> str:
-        columns = f"{'with' if self.isolated else 'without'} position_ids" + f", with {LOSS_WEIGHT}" * self.weighted
-        return f"format {self.version}, key {self.key[:12] or 'none'}, length {self.length}, {columns}"
 
 
 def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
     splits: dict[str, list[Shard]] = {split: [] for split in SPLITS}
-    first: tuple[Path, _Header] | None = None
+    first: Corpus | None = None
     for split, path in _find_shards(folder):
-        header, rows = _read_header(path, allow_unisolated)
-        first = first or (path, header)
-        if header != first[1]:
-            raise DataError(
-                "mixed_shards", f"{path}: belongs to a different corpus ({header}) than {first[0].name} ({first[1]})"
-            )
+        corpus, rows = _read_header(path, allow_unisolated)
+        first = first or corpus
+        if corpus != first:
+            name = next(shard.path for shards in splits.values() for shard in shards)
+            text = f"{path}: belongs to a different corpus ({corpus}) than {name} ({first})"
+            raise DataError("mixed_shards", text)
         splits.setdefault(split, []).append(Shard(path.name, rows, path.stat().st_size, None))
     if not first:
         raise DataError(
@@ -247,31 +224,16 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
             f"{folder}: contains neither a manifest.json nor shards (such as train-00000-of-00001.arrow)"
             f"{lost_hint(folder)}",
         )
-    header = first[1]
-    key = header.key
+    key = first.key
     if not KEY.fullmatch(key):  # a key of the bytes, so that a run resumes only on equal rows
         digests = [sha256_of(folder / shard.path) for shards in splits.values() for shard in shards]
         key = hashlib.sha256("".join(digests).encode()).hexdigest()
-    return Corpus(
-        name=folder.resolve().name,
-        folder=folder,
-        format_version=header.version,
-        key=key,
-        sequence_length=header.length,
-        manifest=None,
-        splits=splits,
-        isolated=header.isolated,
-        shape=header.shape,
-        weighted=header.weighted,
-        notes=(*notes, f"{folder}: has no packcorpus manifest, so there are no digests and damage can go unnoticed"),
-    )
+    note = f"{folder}: has no packcorpus manifest, so there are no digests and damage can go unnoticed"
+    return replace(first, key=key, splits=splits, notes=(*notes, note))
 
 
 def _find_shards(folder: Path) -> list[tuple[str, Path]]:
-    """Return (split, path) of every shard, in order.
-
-    Raises DataError or InputMissing if a split is incomplete.
-    """
+    """Return (split, path) of every shard, in order."""
     found: dict[str, dict[int, Path]] = {}
     totals: dict[str, int] = {}
     for path in sorted(folder.glob("*.arrow")):
@@ -288,14 +250,13 @@ def _find_shards(folder: Path) -> list[tuple[str, Path]]:
         if missing := set(range(totals[split])) ^ paths.keys():
             name = f"{split}-{min(missing):05d}-of-{totals[split]:05d}.arrow"
             raise InputMissing(
-                "file_missing",
-                f"{folder}: {name} is missing or out of range; training needs the complete corpus",
+                "file_missing", f"{folder}: {name} is missing or out of range; training needs the complete corpus"
             )
     return [(split, paths[number]) for split, paths in found.items() for number in sorted(paths)]
 
 
-def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
-    """Return the metadata and the number of rows of a shard."""
+def _read_header(path: Path, allow_unisolated: bool) -> tuple[Corpus, int]:
+    """Return the corpus of a shard, without its splits, and its number of rows."""
     find_listed(path.parent, path.name, path.lstat().st_size)
     with reading(path), pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_stream(file)
@@ -332,23 +293,33 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
     if not length.isdecimal() or not int(length):
         raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {describe_metadata(schema)}")
     try:
-        shape = shape_of({name: metadata[name] for name in SHAPE_SETTINGS if name in metadata}) or RowShape()
+        shape = RowShape.model_validate({name: metadata[name] for name in SHAPE_SETTINGS if name in metadata})
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         raise DataError("not_trainable", f"{path}: metadata: {found['loc'][0]}: {found['msg']}") from None
+    layout = RowLayout((int(length),), shape.align, shape.padding)
     if packed:
-        _check_rows(path, schema, allow_unisolated, shape)
-    key, columns = metadata.get("manifest_key", ""), set(schema.names)
-    return _Header(version, key, int(length), "position_ids" in columns, shape, LOSS_WEIGHT in columns), rows
+        _check_rows(path, schema, allow_unisolated, layout)
+    corpus = Corpus(
+        name=path.parent.resolve().name,
+        folder=path.parent,
+        format_version=version,
+        key=metadata.get("manifest_key", ""),
+        sequence_length=int(length),
+        manifest=None,
+        splits={},
+        isolated="position_ids" in names,
+        weighted=LOSS_WEIGHT in names,
+        layout=layout,
+    )
+    return corpus, rows
 
 
-def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool, shape: RowShape) -> None:
-    """Raise DataError unless columns are lists of integers and position_ids exist.
-
-    With `allow_unisolated`, position_ids may be missing, except in rows without padding.
-    """
-    required = LISTS if shape.padding == "none" else REQUIRED
-    if shape.padding == "none" and "position_ids" not in schema.names:
+def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool, layout: RowLayout) -> None:
+    """Raise DataError unless columns are lists of integers and position_ids exist."""
+    # With `allow_unisolated`, position_ids may be missing, except in rows without padding.
+    required = LISTS if layout.padding == "none" else REQUIRED
+    if layout.padding == "none" and "position_ids" not in schema.names:
         raise DataError("not_trainable", f"{path}: rows without padding have no position_ids; pack them again")
     for name in (*required, "position_ids"):
         if name not in schema.names:

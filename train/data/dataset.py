@@ -28,7 +28,7 @@ import torch
 from tasks.core.errors import DataError
 from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.corpus_folder import reading
-from tasks.storage.facts.row_shape import RowShape
+from tasks.storage.layout import RowLayout
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import bounds_of_pieces, check_row_count, read_verified, row_columns, sizes_of
 from train.data.corpus import Corpus, Shard, open_corpus
@@ -131,39 +131,29 @@ class PackedDataset(torch.utils.data.Dataset):
         self.notes: tuple[str, ...] = ()
         if is_wsl() and self.load == "mmap":
             self.notes = ("on WSL mapped rows are slow; give WSL more memory in .wslconfig, then set load: memory",)
-        threads = max(1, cpus() // processes)
-        whole: Columns | None = None
-        if self.load == "memory":
+        mapped, threads = self.load == "mmap", max(1, cpus() // processes)
+        if not mapped:
             threads = max(1, min(threads, RAW_BYTES // largest))
-            if corpus.shape.padding != "none":
-                whole = {name: np.empty((self.rows, self.length), dtype_of(name)) for name in self._names}
-        first_rows = accumulate((shard.rows for shard in shards), initial=0)
+
+        def load_shard(shard: Shard) -> list[tuple[Columns, Counts]]:
+            batches = read_rows(corpus.folder, shard, self._names, self.length, mapped, corpus.layout)
+            if mapped:
+                return list(batches)
+            return [({name: values.copy() for name, values in columns.items()}, counts) for columns, counts in batches]
+
         with ThreadPoolExecutor(threads) as pool:  # hashing and copying release the GIL
-            loaded = list(pool.map(lambda shard, first: self._load(shard, first, whole), shards, first_rows))
-        self._blocks = [whole] if whole else [block for blocks, _ in loaded for block in blocks]
+            loaded = [batch for batches in pool.map(load_shard, shards) for batch in batches]
+        self._blocks = [block for block, _ in loaded]
         self._first_rows = [0, *accumulate(len(block["input_ids"]) for block in self._blocks)][:-1]
-        if corpus.shape.padding == "none":
+        if corpus.layout.padding == "none":
             self.lengths = np.concatenate([np.diff(block["input_ids"].offsets) for block in self._blocks])
             self.nbytes = 4 * len(self._names) * int(self.lengths.sum())
         else:
             self.lengths = np.full(self.rows, self.length)
-        facts = np.array([fact for _, facts in loaded for fact in facts])
+        facts = np.array([counts for _, counts in loaded])
         self.max_id = int(facts[:, 0].max())
         self.tokens, self.trained_tokens, conversations = facts[:, 1:].sum(axis=0).tolist()
         self.conversations: int | None = conversations if corpus.isolated else None
-
-    def _load(self, shard: Shard, start: int, whole: Columns | None) -> tuple[list[Columns], list[Counts]]:
-        """Map a shard, or copy it into `whole` from row `start`, and count its batches."""
-        blocks, counts = [], []
-        length, shape, mapped = self.length, self.corpus.shape, self.load == "mmap"
-        for first, columns, found in read_rows(self.corpus.folder, shard, self._names, length, mapped, shape):
-            counts.append(found)
-            if whole is None:
-                blocks.append(columns if mapped else {name: values.copy() for name, values in columns.items()})
-            else:
-                for name, values in columns.items():
-                    whole[name][start + first : start + first + len(values)] = values
-        return blocks, counts
 
     def __len__(self) -> int:
         return self.rows
@@ -172,13 +162,16 @@ class PackedDataset(torch.utils.data.Dataset):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
-        """Return several rows; negative numbers count from the end, as in a list.
-
-        The rows are copies. Rows without padding are separate, and others share one tensor for each column.
-        """
-        places = [self._place(row) for row in rows]
+        """Return copies of several rows; negative numbers count from the end."""
+        places = []
+        for number in map(operator.index, rows):
+            row = number + self.rows if number < 0 else number
+            if not 0 <= row < self.rows:
+                raise IndexError(f"row {number} of {self.rows}")
+            number = bisect_right(self._first_rows, row) - 1
+            places.append((self._blocks[number], row - self._first_rows[number]))
         kinds = {name: np.int64 if name == "labels" else dtype_of(name) for name in self._names}
-        if self.corpus.shape.padding == "none":
+        if self.corpus.layout.padding == "none":
             return [
                 {name: torch.from_numpy(block[name][row].astype(kind)) for name, kind in kinds.items()}
                 for block, row in places
@@ -190,14 +183,6 @@ class PackedDataset(torch.utils.data.Dataset):
                 copy[:] = block[name][row]
             columns.append(torch.from_numpy(values))
         return [dict(zip(kinds, row, strict=True)) for row in zip(*columns, strict=True)]
-
-    def _place(self, number: SupportsIndex) -> tuple[Columns, int]:
-        row = operator.index(number)
-        row += self.rows if row < 0 else 0
-        if not 0 <= row < self.rows:
-            raise IndexError(f"row {operator.index(number)} of {self.rows}")
-        block = bisect_right(self._first_rows, row) - 1
-        return self._blocks[block], row - self._first_rows[block]
 
 
 def column_names(corpus: Corpus) -> tuple[str, ...]:
@@ -211,12 +196,9 @@ def dtype_of(name: str) -> type[np.generic]:
 
 
 def read_rows(
-    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool, shape: RowShape
-) -> Iterator[tuple[int, Columns, Counts]]:
-    """Verify a shard and yield (first row, columns, counts) of each record batch.
-
-    Raises DataError or InputMissing, which name the file.
-    """
+    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool, shape: RowLayout
+) -> Iterator[tuple[Columns, Counts]]:
+    """Verify a shard and yield (columns, counts) of each record batch."""
     data = read_verified(folder, shard, mapped=mapped)
     path, rows = folder / shard.path, 0
     for batch in _record_batches(path, data):
@@ -228,11 +210,15 @@ def read_rows(
             continue
         counts = _check_and_count(columns, mask, path, first, shape.align)
         if shape.padding == "none":
-            _check_lengths(batch, columns, mask, path)
+            starts, lengths = bounds_of_pieces(mask, columns["position_ids"])
+            sizes, pieces = np.bincount(starts // mask.shape[1], minlength=len(mask)), batch.column("seq_lens")
+            same = np.array_equal(sizes_of(batch, "seq_lens"), sizes)
+            if not (same and np.array_equal(to_numpy(pieces.flatten()), lengths)):
+                raise DataError("bad_row", f"{path}: seq_lens do not match the runs of position_ids")
             with reading(path):
                 values = {name: to_numpy(batch.column(name).flatten()) for name in names}
                 columns = {name: Ragged(values[name], offsets_of(sizes_of(batch, name))) for name in names}
-        yield first, columns, counts
+        yield columns, counts
     check_row_count(path, rows, shard.rows, folder)
 
 
@@ -242,12 +228,9 @@ def _record_batches(path: Path, data: pa.Buffer) -> Iterator[pa.RecordBatch]:
 
 
 def _matrices(
-    batch: pa.RecordBatch, names: Sequence[str], length: int, shape: RowShape
+    batch: pa.RecordBatch, names: Sequence[str], length: int, shape: RowLayout
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return the columns and the attention_mask, int8[rows, L].
-
-    They are views if possible. Rows without padding are padded.
-    """
+    """Return the columns and the attention_mask, int8[rows, L]; rows are padded."""
     if shape.padding == "none":
         batch.validate()
         columns = row_columns(batch, length, shape)
@@ -256,15 +239,6 @@ def _matrices(
     kinds = {name: pa.from_numpy_dtype(dtype_of(name)) for name in names}
     columns = {name: _matrix(batch.column(name), name, kind, length) for name, kind in kinds.items()}
     return columns, _matrix(batch.column("attention_mask"), "attention_mask", pa.int8(), length)
-
-
-def _check_lengths(batch: pa.RecordBatch, columns: dict[str, np.ndarray], mask: np.ndarray, path: Path) -> None:
-    """Raise DataError unless `seq_lens` has the lengths of the conversations in rows."""
-    starts, lengths = bounds_of_pieces(mask, columns["position_ids"])
-    counts = np.bincount(starts // mask.shape[1], minlength=len(mask))
-    found = to_numpy(batch.column("seq_lens").flatten())
-    if not (np.array_equal(sizes_of(batch, "seq_lens"), counts) and np.array_equal(found, lengths)):
-        raise DataError("bad_row", f"{path}: seq_lens do not match the runs of position_ids")
 
 
 def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.ndarray:
@@ -278,11 +252,8 @@ def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.n
 
 
 def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: int, align: int = 1) -> Counts:
-    """Check rows, and return max_id, tokens, trained tokens, and conversations.
-
-    Raises DataError if a row violates its format. Shards without a manifest have never been verified before. These
-    faults would otherwise make training go wrong without an error.
-    """
+    """Check rows, and return max_id, tokens, trained tokens, and conversations."""
+    # Shards without a manifest have never been verified. These faults would make training go wrong without an error.
     ids, labels, positions = columns["input_ids"], columns["labels"], columns.get("position_ids")
 
     def require(valid: np.ndarray, fault: str) -> None:

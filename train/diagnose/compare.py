@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from train.diagnose.factors import BASELINE, COMBINED, Trial, as_word, option
+from train.diagnose.factors import BASELINE, COMBINED, Trial, as_word, combined, option
 
 # A difference below this is not worth a setting, no matter how exactly it was measured.
 WORTHWHILE = 0.02
@@ -26,13 +26,15 @@ WORTHWHILE = 0.02
 # Student's t: if the noise is known from 1, 2, … degrees of freedom, 95 of 100 means are within this number of errors.
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
+# Minimum and maximum number of repeats of each winner. The minimum holds only while time is left.
+FEWEST, MOST = 2, 4
+# A speedup this many times as large as its error needs no more repeats.
+CLEAR = 4.0
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Measurements of a trial, or the reason why it could not run.
-
-    Speeds are over all ranks, without the first step.
-    """
+    """Measurements of a trial without its first step, or why it could not run."""
 
     trial: Trial
     reason: str = ""
@@ -116,10 +118,8 @@ def counted_runs(runs: Sequence[Outcome]) -> Sequence[Outcome]:
 
 
 def mean_of(runs: Sequence[Outcome]) -> Outcome:
-    """Return one outcome for all runs of a trial, or the first failure.
-
-    It has mean speeds, the most memory, and all other figures of the last run.
-    """
+    """Return one outcome for all runs of a trial, or the first failure."""
+    # It has mean speeds, the most memory, and all other figures of the last run.
     if failed := next((one for one in runs if one.reason), None):
         return failed
     counted = counted_runs(runs)
@@ -151,7 +151,11 @@ def speedups(runs: Sequence[Outcome], noise: Noise | None = None) -> dict[str, S
         steps = 2 * math.hypot(statistics.fmean(one.spread for one in counted), base_spread) / math.sqrt(count)
         # Runs of the baseline surround these runs, so there is one more of them.
         chance = noise.error * math.sqrt(1 / count + 1 / (count + 1))
-        drift = _change_around(counted[0].at, baselines) / 2 if count == 1 else 0.0
+        drift = 0.0
+        if count == 1:  # the change between the runs of the baseline before and after this run, or between the last two
+            after = next((n for n, one in enumerate(baselines) if one.at > counted[0].at), len(baselines) - 1)
+            around = [one.tokens_per_second for one in baselines[max(0, after - 1) : after + 1]]
+            drift = (max(around) - min(around)) / statistics.fmean(around) / 2
         found[name] = Speedup(ratio, ratio * max(steps, chance, drift), count, len(counted) < len(of_trial))
     return found
 
@@ -164,11 +168,8 @@ def ratios(runs: Sequence[Outcome], baselines: Sequence[Outcome]) -> list[float]
 
 
 def noise_of(runs: Sequence[Outcome]) -> Noise:
-    """Return the noise of single runs, as far as repeats show it.
-
-    It combines the deviations of repeats from the mean of their trial, and the deviations of each run of the baseline
-    from the line between its neighbors.
-    """
+    """Return the noise of single runs, as far as repeats show it."""
+    # From deviations of repeats from the mean of their trial, and of each run of the baseline from its neighbors.
     baselines = baselines_of(runs)
     squares, freedom = 0.0, 0
     for of_trial in by_trial(runs).values():
@@ -185,21 +186,8 @@ def noise_of(runs: Sequence[Outcome]) -> Noise:
     return Noise(math.sqrt(squares / freedom), freedom) if freedom else UNKNOWN
 
 
-def _change_around(at: float, baselines: Sequence[Outcome]) -> float:
-    """Return the change of the baseline around a time, relative to its mean.
-
-    It is the change between the runs before and after the time, or between the last two runs if none is after it.
-    """
-    after = next((n for n, one in enumerate(baselines) if one.at > at), len(baselines) - 1)
-    pair = [one.tokens_per_second for one in baselines[max(0, after - 1) : after + 1]]
-    return (max(pair) - min(pair)) / statistics.fmean(pair)
-
-
 def deviation(found: Sequence[float], expected: Sequence[float]) -> float:
-    """Return the largest relative difference of two series of steps.
-
-    Only steps that both series have are compared. Returns NaN if there are none.
-    """
+    """Return the largest relative difference of two series; NaN without steps."""
     pairs = [(a, b) for a, b in zip(found, expected, strict=False) if math.isfinite(a) and math.isfinite(b)]
     return max((abs(a - b) / abs(b) for a, b in pairs), default=math.nan)
 
@@ -216,10 +204,8 @@ def is_comparable(outcome: Outcome, reference: Outcome | None) -> bool:
 
 
 def winners(runs: Sequence[Outcome], noise: Noise | None = None) -> list[Trial]:
-    """Return the trials that are faster than the baseline, the fastest first.
-
-    Only the fastest trial of each factor is returned. Trials that train something else do not count.
-    """
+    """Return the fastest trial of each factor that is faster than the baseline."""
+    # Trials that train something else do not count.
     trials = {one.trial.name: one.trial for one in runs}
     speeds = speedups(runs, noise)
     best: dict[str, Trial] = {}
@@ -232,10 +218,7 @@ def winners(runs: Sequence[Outcome], noise: Noise | None = None) -> list[Trial]:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """Recommendation in a sentence, and the options to copy.
-
-    The options are empty if no setting is faster.
-    """
+    """Recommendation in a sentence, and the options to copy."""
 
     sentence: str
     options: str = ""
@@ -271,11 +254,47 @@ def conclude(runs: Sequence[Outcome], has_untried: bool = True) -> Conclusion:
     how = f"the mean of {found.runs} runs" if found.runs > 1 else "one run; a larger --budget repeats it"
     return Conclusion(
         f"{name} trains {found.ratio:.2f}× ± {found.error:.2f} as many tokens per second ({how}).{also}",
-        options(trials[name]),
+        " ".join(word for setting, value in trials[name].settings.items() for word in option(setting, value)),
         ", ".join(f"{name}: {as_word(value)}" for name, value in trials[name].corpus.items()),
     )
 
 
-def options(trial: Trial) -> str:
-    """Return the settings of a trial as options of the command line."""
-    return " ".join(word for name, value in trial.settings.items() for word in option(name, value))
+# -- repeats -----------------------------------------------------------------------------------------------------------
+
+
+def runs_to_repeat(count: int) -> int:
+    """Return the number of runs that it takes to repeat `count` winners."""
+    # With the combination and the last run of the baseline.
+    return FEWEST * (count + 1) + (count > 1) + 1
+
+
+def to_repeat(runs: Sequence[Outcome]) -> list[Trial]:
+    """Return the trials of the next round: unclear winners, and their combination.
+
+    A round runs the baseline once, and then each of these trials once. The next round runs them in reverse. Each trial
+    is therefore measured in alternation with the baseline, even if the speed of the machine changes.
+    """
+    of_trial = by_trial(runs)
+    tried_once = [one for one in runs if one.trial.factor == BASELINE or one is of_trial[one.trial.name][0]]
+    speeds, found = speedups(runs), []
+    for trial in winners(tried_once, UNKNOWN):  # judged by one run of each trial
+        repeats = len(of_trial[trial.name]) - 1
+        if trial.name not in speeds or repeats >= MOST:
+            continue
+        speed = speeds[trial.name]
+        if repeats < FEWEST or WORTHWHILE < speed.ratio - 1 < CLEAR * speed.error:
+            found.append(trial)
+    if together := combination(runs):
+        repeats = len(counted_runs(of_trial.get(together.name, [])))
+        if repeats < FEWEST and (not repeats or together.name in speeds):
+            found.append(together)
+    return found
+
+
+def combination(runs: Sequence[Outcome]) -> Trial | None:
+    """Return the trial that combines all winners; None if there are fewer than two."""
+    # If a combination has already run, it is returned. Otherwise, only winners that have a repeat are combined.
+    of_trial = by_trial(runs)
+    known = next((one.trial for one in runs if one.trial.factor == COMBINED), None)
+    confirmed = [trial for trial in winners(runs) if len(of_trial[trial.name]) > 1]
+    return known or (combined(confirmed) if len(confirmed) > 1 else None)

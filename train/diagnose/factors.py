@@ -7,11 +7,13 @@ The most promising trials are first, because a time budget may end before the la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from train.config import TrainingConfig
+from train.data.corpus import Corpus
 
 # Factors that change the training itself. They are never part of the recommended options.
 LEARNS_OTHERWISE = ("precision", "quantization", "optimizer", "lora_r", "lora_targets")
@@ -19,7 +21,7 @@ LEARNS_OTHERWISE = ("precision", "quantization", "optimizer", "lora_r", "lora_ta
 # In the order of the trials. `sequence_length` and `packing` change the corpus.
 FACTORS = (
     "sequence_length", "attention", "activation_checkpointing", "micro_batch", "fused_loss", "packing", "compile",
-    "precision", "quantization", "lora_targets", "optimizer", "lora_r", "loader_workers", "pin_memory",
+    "precision", "quantization", "lora_targets", "optimizer", "lora_r", "loader_workers",
 )  # fmt: skip
 
 # The factors of trials that change none of these factors, or several of them.
@@ -33,10 +35,7 @@ REFERENCE = {"precision": "fp32", "attention": "eager", "compile": False, "fused
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Run with some settings changed.
-
-    `corpus` holds changed settings of the corpus, which is then packed again.
-    """
+    """Run with some settings changed, perhaps on a corpus that is packed again."""
 
     name: str
     factor: str
@@ -68,11 +67,23 @@ class InEffect:
     packed: bool
     has_fused_loss: bool
 
-    def measured(self) -> dict[str, Any]:
-        """Return the values of settings that can be `auto`.
+    @classmethod
+    def of(cls, record: dict[str, Any], corpus: Corpus) -> InEffect:
+        """Return the settings in effect in a finished run, by its training.json."""
+        choices = record["choices"]
+        return cls(
+            device=choices["device"],
+            precision=choices["precision"],
+            attention=choices["attention"],
+            micro_batch=choices["micro_batch"],
+            rows_per_step=choices["micro_batch"] * choices["accumulation"],
+            sequence_length=corpus.sequence_length,
+            packed=corpus.packed,
+            has_fused_loss=bool((choices["options"] or {}).get("fused_loss")),
+        )
 
-        They are in effect in all trials that do not change them.
-        """
+    def measured(self) -> dict[str, Any]:
+        """Return the values of settings that can be `auto`."""
         return {
             "device": self.device, "precision": self.precision, "attention": self.attention,
             "micro_batch": self.micro_batch, "fused_loss": self.has_fused_loss,
@@ -99,59 +110,40 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
         "optimizer": ["paged_adamw_8bit" if config.optimizer == "adamw_torch_fused" else "adamw_torch_fused"],
         "lora_r": [rank for rank in (config.lora_r // 2, 2 * config.lora_r) if rank],
         "loader_workers": [0 if config.loader_workers else 2],
-        "pin_memory": [not config.pin_memory] if on_gpu else [],
     }
-    # Not all other backends compute in fp32.
+    # Some other backends do not compute in fp32.
     also = {} if now.attention in ("sdpa", "eager") else {"attention": "sdpa"}
     trials = [
         Trial(f"{factor}: {as_word(value)}", factor, {factor: value} | (also if value == "fp32" else {}))
         for factor, values in options.items()
         for value in values
     ]
-    return [*trials, *(_repacked(now) if now.packed else ())]
+    if not now.packed:
+        return trials
+    for length in (now.sequence_length // 2, 2 * now.sequence_length, now.sequence_length // 4):
+        if length >= SHORTEST:  # the number of tokens per pass stays the same
+            size = {"micro_batch": max(1, now.micro_batch * now.sequence_length // length)}
+            trials.append(Trial(f"sequence_length: {length}", "sequence_length", size, {"sequence_length": length}))
+    return [*trials, Trial("packing: false", "packing", {"micro_batch": "auto"}, {"packing": False})]
 
 
 def in_order(trials: list[Trial]) -> list[Trial]:
-    """Return the first trial of each factor, then the second ones, and so on.
-
-    Factors are in the order of FACTORS, the most promising first.
-    """
-    rank: dict[str, int] = {}
-    place = {}
-    for trial in trials:
-        place[trial.name] = (rank.get(trial.factor, 0), FACTORS.index(trial.factor))
-        rank[trial.factor] = rank.get(trial.factor, 0) + 1
-    return sorted(trials, key=lambda trial: place[trial.name])
+    """Return the first trial of each factor, then the second ones, and so on."""
+    # FACTORS has the most promising first.
+    of_factor = {factor: [trial for trial in trials if trial.factor == factor] for factor in FACTORS}
+    return [trial for turn in zip_longest(*of_factor.values()) for trial in turn if trial]
 
 
 def refusal(trial: Trial, unavailable: Mapping[str, Mapping[str, str]]) -> str:
-    """Return why this machine cannot run a trial; "" if it may be able to.
-
-    `unavailable` is from training.json of the baseline: {setting: {value: reason}}.
-    """
+    """Return why this machine cannot run a trial; "" if it may be able to."""
+    # `unavailable` is from training.json of the baseline: {setting: {value: reason}}.
     found = (unavailable.get(name, {}).get(as_word(value), "") for name, value in trial.settings.items())
     return next(filter(None, found), "")
 
 
-def _repacked(now: InEffect) -> Iterator[Trial]:
-    """Yield trials with rows of other lengths, and a trial without packing.
-
-    The number of tokens per pass stays the same for other lengths.
-    """
-    for length in (now.sequence_length // 2, 2 * now.sequence_length, now.sequence_length // 4):
-        if length >= SHORTEST:
-            size = max(1, now.micro_batch * now.sequence_length // length)
-            yield Trial(
-                f"sequence_length: {length}", "sequence_length", {"micro_batch": size}, {"sequence_length": length}
-            )
-    yield Trial("packing: false", "packing", {"micro_batch": "auto"}, {"packing": False})
-
-
 def combined(winners: list[Trial]) -> Trial:
-    """Return one trial that combines all winners.
-
-    If two winners set the micro-batch, it is measured.
-    """
+    """Return one trial that combines all winners."""
+    # If two winners set the micro-batch, it is measured.
     settings: dict[str, Any] = {}
     corpus: dict[str, Any] = {}
     for trial in winners:

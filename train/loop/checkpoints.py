@@ -14,31 +14,84 @@ ranks. A lost checkpoint can therefore be replaced by a copy from any machine.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from tasks.core.errors import DataError
-from tasks.storage.files import read_json, sha256_of, to_json, write_bytes
-from train.evaluation.history import history
-from train.loop.run_folder import COMPLETE, checkpoints_of, step_of
-from train.machine.disk import Disk
-from train.machine.ranks import gather, main_first, together
+from tasks.core.errors import DataError, StorageError
+from tasks.storage.files import make_folder, read_json, sha256_of, to_json, write_bytes
+from train.evaluation import history
+from train.loop.run_folder import COMPLETE, MARK, checkpoints_of, step_of
+from train.machine.ranks import gather, main_first, place, together
 
 ADAPTER = "adapter_model.safetensors"
+KEPT = 2  # newest checkpoints that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """File system of a run, as seen by this rank."""
+
+    shared: bool  # by all ranks
+    writes: bool  # this rank writes, for all ranks that see the same files
+
+
+def find_disk(folder: Path) -> Disk:
+    """Determine which ranks write to a folder.
+
+    All ranks must call this. If there are several, the folder is created. A folder that merely has the same name on
+    every machine is not mistaken for a shared folder, because the first rank of each machine writes a file. Raises
+    DataError if some machines share the folder and others do not, StorageError if it cannot be written.
+    """
+    here = place()
+    if not torch.distributed.is_initialized():
+        return Disk(shared=True, writes=True)
+    places = gather(here)
+    [run, *_] = gather(secrets.token_hex(8))
+    marks = {where.rank: folder / f"{MARK}{run}-{where.rank}" for where in places if where.local_rank == 0}
+    mine = marks.get(here.rank)
+    with together():
+        if mine:
+            try:
+                make_folder(folder)
+                mine.touch()
+            except OSError as error:
+                text = f"{mine}: cannot be written: {error.strerror or error}"
+                raise StorageError("cannot_write", text) from error
+    try:
+        with together():
+            seen = [rank for rank, mark in marks.items() if mark.exists()]
+        views = gather(seen)
+    finally:
+        if mine:
+            mine.unlink(missing_ok=True)
+    if all(0 in view for view in views):
+        return Disk(shared=True, writes=here.rank == 0)
+    firsts = {where.node: where.rank for where in places if where.local_rank == 0}
+    if all(view == [firsts.get(where.node)] for where, view in zip(places, views, strict=True)):
+        return Disk(shared=False, writes=here.local_rank == 0)
+    with_first, without = (
+        ", ".join(str(where) for where, view in zip(places, views, strict=True) if (0 in view) == sees)
+        for sees in (True, False)
+    )
+    with together():
+        raise DataError(
+            "folders_differ",
+            f"{folder}: {with_first} share it, but {without} cannot see their files; set `output` to a folder that "
+            "all machines share, or to a separate local folder on each machine",
+        )
 
 
 class Checkpoints(TrainerCallback):
-    """Callback that seals every saved checkpoint and removes old checkpoints.
+    """Callback that seals checkpoints, and keeps the newest and perhaps the best."""
 
-    It keeps the newest `keep` checkpoints and, with `keep_best`, the best.
-    """
-
-    def __init__(self, facts: dict[str, Any], keep: int, keep_best: bool = False):
-        self._facts, self._keep, self._keep_best = facts, keep, keep_best
+    def __init__(self, facts: dict[str, Any], keep_best: bool = False):
+        self._facts, self._keep_best = facts, keep_best
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         folder = Path(args.output_dir)
@@ -51,20 +104,17 @@ class Checkpoints(TrainerCallback):
             if args.should_save:
                 seal(checkpoint, self._facts | {"step": state.global_step})
                 best = history(state.log_history).best if self._keep_best else None
-                for old in checkpoints_of(folder)[: -self._keep]:
+                for old in checkpoints_of(folder)[:-KEPT]:
                     if not (best and step_of(old) == best.step):
                         shutil.rmtree(old)
 
 
 def exchange_random_states(checkpoint: Path, rank: int, writes: bool) -> None:
-    """Write the random states of the ranks on other machines.
-
-    Each rank has already written its own state.
-    """
+    """Write the random states of the ranks on other machines."""
     name = f"rng_state_{rank}.pth"
     with together():
-        own = (name, (checkpoint / name).read_bytes())
-    states = gather(own)
+        state = (checkpoint / name).read_bytes()
+    states = gather((name, state))
     with together():
         for name, state in states if writes else []:
             if not (checkpoint / name).exists():
@@ -83,25 +133,16 @@ def seal(checkpoint: Path, facts: dict[str, Any]) -> None:
 
 
 def newest_complete(folder: Path, corpus_key: str) -> Path | None:
-    """Return the newest complete checkpoint, or None.
-
-    Raises DataError if a file of the checkpoint changed since it was written, or if the checkpoint belongs to another
-    corpus.
-    """
-    newest = next((one for one in reversed(checkpoints_of(folder)) if (one / COMPLETE).exists()), None)
+    """Return the newest complete checkpoint, or None."""
+    newest = next((path for path in reversed(checkpoints_of(folder)) if (path / COMPLETE).exists()), None)
     if newest and (path := _changed(newest, corpus_key)):
-        raise DataError(
-            "bad_checkpoint",
-            f"{path}: changed since it was written; delete {newest} to resume from the previous checkpoint",
-        )
+        text = f"{path}: changed since it was written; delete {newest} to resume from the previous checkpoint"
+        raise DataError("bad_checkpoint", text)
     return newest
 
 
 def best_complete(folder: Path, step: int, corpus_key: str) -> Path:
-    """Return the checkpoint of the step with the lowest validation loss.
-
-    Raises DataError if it is missing, changed, or belongs to another corpus.
-    """
+    """Return the checkpoint of the step with the lowest validation loss."""
     checkpoint = folder / f"checkpoint-{step}"
     fault, path = "is missing or incomplete", checkpoint
     if (checkpoint / COMPLETE).exists():
@@ -117,10 +158,7 @@ def best_complete(folder: Path, step: int, corpus_key: str) -> Path:
 
 
 def _changed(checkpoint: Path, corpus_key: str) -> Path | None:
-    """Return a file that changed since it was written, or None.
-
-    Raises DataError if the checkpoint belongs to another corpus.
-    """
+    """Return a file that changed since it was written, or None."""
     facts = read_json(checkpoint / COMPLETE)
     if facts["corpus"] != corpus_key:
         raise DataError(
@@ -136,11 +174,7 @@ def _changed(checkpoint: Path, corpus_key: str) -> Path | None:
 
 
 def newest_of_all(folder: Path, corpus_key: str, disk: Disk) -> Path | None:
-    """Return the checkpoint that all ranks resume from, or None.
-
-    Removes incomplete checkpoints, and newer ones that some machines lack. Raises DataError if a file of the checkpoint
-    changed, if the checkpoint belongs to another corpus, or if the machines have no checkpoint in common.
-    """
+    """Return the checkpoint that all ranks resume from, or None; remove others."""
     steps = None
     with together():
         if disk.writes:
@@ -149,9 +183,9 @@ def newest_of_all(folder: Path, corpus_key: str, disk: Disk) -> Path | None:
                     shutil.rmtree(checkpoint)
             files = {step_of(path): read_json(path / COMPLETE)["files"] for path in checkpoints_of(folder)}
             steps = {step: str(listed.get(ADAPTER, {}).get("sha256", "")) for step, listed in files.items()}
-    found = {rank: steps for rank, steps in enumerate(gather(steps)) if steps is not None}
+    steps_of = {rank: steps for rank, steps in enumerate(gather(steps)) if steps is not None}
     with together():
-        newest = _newest_common(folder, found)
+        newest = _newest_common(folder, steps_of)
         if disk.writes:
             for checkpoint in checkpoints_of(folder):
                 if newest is None or step_of(checkpoint) > newest:
@@ -160,25 +194,20 @@ def newest_of_all(folder: Path, corpus_key: str, disk: Disk) -> Path | None:
     return main_first(disk.writes, lambda: newest_complete(folder, corpus_key))
 
 
-def _newest_common(folder: Path, found: dict[int, dict[int, str]]) -> int | None:
-    """Return the newest step with the same checkpoint on all machines.
-
-    `found` maps a rank to the digest of the checkpoint of each step. Returns None if there are no checkpoints. Raises
-    DataError if there is no common checkpoint.
-    """
-    if not any(found.values()):
+def _newest_common(folder: Path, steps_of: dict[int, dict[int, str]]) -> int | None:
+    """Return the newest step with the same checkpoint on all machines, or None."""
+    # `steps_of` maps a rank to {step: digest of its checkpoint}.
+    if not any(steps_of.values()):
         return None
-    common = set.intersection(*(set(steps) for steps in found.values()))
-    step = max(common, default=None)
-    if step is None or len({steps[step] for steps in found.values()}) > 1:
-        having = "; ".join(f"rank {rank} has {_listed(steps)}" for rank, steps in found.items())
+    step = max(set.intersection(*map(set, steps_of.values())), default=None)
+    if step is None or len({digests[step] for digests in steps_of.values()}) > 1:
+        having = []
+        for rank, digests in steps_of.items():
+            names = [f"checkpoint-{step} ({digest[:8]})" for step, digest in sorted(digests.items())]
+            having.append(f"rank {rank} has {', '.join(names) or 'none'}")
         raise DataError(
             "folders_differ",
-            f"{folder}: the machines have no checkpoint in common: {having}; copy the folder to the machines that lack "
-            "it, or delete it on all of them to start over",
+            f"{folder}: the machines have no checkpoint in common: {'; '.join(having)}; copy the folder to the "
+            "machines that lack it, or delete it on all of them to start over",
         )
     return step
-
-
-def _listed(steps: dict[int, str]) -> str:
-    return ", ".join(f"checkpoint-{step} ({digest[:8]})" for step, digest in sorted(steps.items())) or "none"

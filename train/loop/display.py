@@ -22,7 +22,7 @@ from rich.text import Text
 from transformers import TrainerCallback
 
 from tasks.core.printable import counted, duration
-from train.evaluation.samples import Sample, lines_of
+from train.evaluation import Sample, lines_of
 
 LINE_EVERY = 10.0  # seconds between two lines if the output is not a terminal
 

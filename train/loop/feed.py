@@ -20,13 +20,23 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from tasks.core.printable import counted
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
 from train.config import TrainingConfig
-from train.data.balanced_rows import balance_of, balanced_steps
 from train.data.corpus import Corpus
 from train.data.dataset import PackedDataset
-from train.data.mixed_rows import Mix, mixed_steps
-from train.data.step_rows import Order, Shares, StepRows, empty_conversation, empty_row, first_row, shuffled_steps
+from train.data.steps import (
+    Mix,
+    Order,
+    Shares,
+    StepRows,
+    balance_of,
+    balanced_steps,
+    empty_conversation,
+    empty_row,
+    first_row,
+    mixed_steps,
+    shuffled_steps,
+)
 from train.loop.run_folder import WITHOUT_VALIDATION
 from train.loop.trainer import packed_trainer
 from train.model.attention import Collator
@@ -65,12 +75,12 @@ class PackedFeed:
         opened = [*first.values()]
         self.isolated, self._seed = corpus.isolated, config.seed
         self.train = first[lengths[-1]]
-        self.equal = corpus.shape.padding == "row"
+        self.equal = corpus.layout.padding == "row"
         self.longest: Any = self.train
         if not self.equal:  # time and memory that are measured on the first rows are an upper bound for all rows
             self.longest = Subset(self.train, np.argsort(-self.train.lengths, kind="stable").tolist())
         self.spread = several  # a step with fewer rows has as many passes as the others
-        self._mix: Mix = corpus.shape.mix or "tokens"
+        self._mix: Mix = corpus.layout.mix or "tokens"
         self.max_id = max(
             rows.max_id for rows in (*(rows for own in self._packings for rows in own.values()), *held_out)
         )
@@ -80,7 +90,7 @@ class PackedFeed:
         self.rows = math.ceil(self.padded_tokens / self.train.length) if several else len(self.train)
         self.notes = list(dict.fromkeys(note for rows in opened for note in rows.notes))
         self.in_memory = all(rows.load == "memory" for rows in opened)
-        up_to = "up to " * (corpus.shape.padding == "none")
+        up_to = "up to " * (corpus.layout.padding == "none")
         of_lengths = ", ".join(f"{counted(len(rows), 'row')} of {up_to}{length:,}" for length, rows in first.items())
         size = sum(rows.nbytes for rows in opened) / 1e6
         self.described = (
@@ -116,14 +126,12 @@ class PackedFeed:
         rows = StepRows(self.order(shares.rows_per_step), shares, empty_row, spread=self.spread)
         trainer = packed_trainer(model, given, collator, rows, self.validation)
         if not (trainer.model_accepts_loss_kwargs or self.train.corpus.weighted):
+            # The model computes the mean loss of each pass, which would be NaN without a trained token.
             rows.filler = first_row
         return trainer
 
     def positions(self) -> torch.Tensor:
-        """Return the position_ids of typical rows, one after another, int[1, tokens].
-
-        A row without position_ids has 0 … L - 1.
-        """
+        """Return the position_ids of typical rows, one after another, int[1, tokens]."""
         rows = [self.train[row] for row in range(min(64, len(self.train)))]
         return torch.cat([row.get("position_ids", torch.arange(len(row["input_ids"]))) for row in rows])[None]
 
@@ -167,7 +175,7 @@ class ConversationFeed:
         return DataCollatorForLanguageModeling(pad_token_id=self._padding.pad_token_id)
 
     def trainer(self, model: Any, given: dict[str, Any], collator: Any, rows_per_step: int | None = None) -> Any:
-        from train.loop.sft_trainer import conversation_trainer
+        from train.loop.trainer import conversation_trainer
 
         trainer = conversation_trainer(model, given, collator, self.train, self.validation, self._padding)
         shares = Shares.of(given, rows_per_step)
@@ -183,10 +191,7 @@ Feed = PackedFeed | ConversationFeed
 
 
 def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
-    """Open the rows and check the digests of shards.
-
-    Raises DataError or InputMissing, which name the file.
-    """
+    """Open the rows and check the digests of shards."""
     feed: Feed = PackedFeed(corpus, config) if corpus.packed else ConversationFeed(corpus, config)
     if os.environ.get(WITHOUT_VALIDATION):
         feed.validation = None

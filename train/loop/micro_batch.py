@@ -30,12 +30,12 @@ from tasks.core.process import peak_memory
 from train.config import TrainingConfig
 from train.loop.run_folder import largest_divisor
 from train.machine import devices
-from train.machine.out_of_memory import is_shortage
+from train.machine.process import is_shortage
 from train.machine.ranks import largest, together
-from train.model.adapters.adapter import keep_random
-from train.model.attention import autocast, batch_of
+from train.model.adapter import keep_random
+from train.model.attention import batch_of, run_pass
 from train.model.isolation import NEAR
-from train.model.sharding import is_sharded
+from train.model.qlora import is_sharded
 
 BUDGET = {"cpu": 30.0, "cuda": 120.0}  # seconds
 # Share of the free memory to use. A GPU loses some to fragmentation, and a CPU needs some for other processes.
@@ -46,10 +46,7 @@ Agree = Callable[[list[float]], list[float]]
 
 
 class Memory(Protocol):
-    """Memory that passes may use, up to `limit` bytes.
-
-    If `cautious`, no pass that may exceed the limit is tried.
-    """
+    """Memory for passes, up to `limit`; if `cautious`, never exceeded in a trial."""
 
     limit: float
     cautious: bool
@@ -144,8 +141,10 @@ def find_micro_batch(
             reason = f"{size} rows need more memory than available"
             break
         trials.append(Trial(size, seconds, used, size * sequence_length / seconds))
-    micro_batch = choose(trials)
-    return Choice(micro_batch, rows_per_step // micro_batch, tuple(trials), reason)
+    # The smallest size within 3 % of the highest tokens/s.
+    best = max(trial.tokens_per_second for trial in trials)
+    size = min(trial.rows for trial in trials if trial.tokens_per_second >= (1 - NEAR) * best)
+    return Choice(size, rows_per_step // size, tuple(trials), reason)
 
 
 def _too_long(sequence_length: int) -> PartMissing:
@@ -156,17 +155,9 @@ def _too_long(sequence_length: int) -> PartMissing:
     )
 
 
-def choose(trials: Sequence[Trial]) -> int:
-    """Return the smallest size within 3 % of the highest tokens/s."""
-    best = max(trial.tokens_per_second for trial in trials)
-    return min(trial.rows for trial in trials if trial.tokens_per_second >= (1 - NEAR) * best)
-
-
 def _reason_to_stop(trials: Sequence[Trial], size: int, limit: float | None, spent: float, budget: float) -> str | None:
-    """Return the reason not to try the next size, or None.
-
-    Costs are assumed to grow at most linearly.
-    """
+    """Return the reason not to try the next size, or None."""
+    # Costs are assumed to grow at most linearly.
     last, best = trials[-1], max(trial.tokens_per_second for trial in trials)
     if last.tokens_per_second < (1 - NEAR) * best:
         return f"tokens/s fall at {last.rows} rows"
@@ -181,10 +172,7 @@ def _reason_to_stop(trials: Sequence[Trial], size: int, limit: float | None, spe
 def _time(
     step: Callable[[int], None], size: int, budget: float, clock: Callable[[], float], memory: Memory
 ) -> tuple[list[float], bool]:
-    """Time one or two passes after a warm-up.
-
-    Returns their seconds, and whether the passes fit into memory.
-    """
+    """Time one or two passes after a warm-up: their seconds, and whether they fit."""
     times: list[float] = []
     memory.reset()
     while len(times) < 3 and sum(times[1:]) <= budget * (len(times) > 1):
@@ -205,24 +193,15 @@ def _time(
 def micro_batch(
     model: Any, dataset: Any, collator: Any, config: TrainingConfig, rows_per_step: int, ranks: int, dtype: torch.dtype
 ) -> Choice:
-    """Choose the micro-batch of a model with an adapter.
-
-    Sizes are measured on the first rows of the dataset, unless the config sets one. `rows_per_step` is the number for
-    one rank. Measuring does not affect training: gradients are cleared, and the state of the random number generators
-    is restored. Raises PartMissing if one row does not fit into memory.
-    """
+    """Choose the micro-batch of a model with an adapter."""
+    # Measured on the first rows, unless the config sets it. `rows_per_step` is for one rank. Training is not affected.
     length = len(dataset[0]["input_ids"])
     device = model.device
     # As in training, accelerate converts all outputs of mixed precision, which takes memory for the logits.
     converted: Callable[[Any], Any] = convert_to_fp32 if dtype != torch.float32 else lambda outputs: outputs
 
     def step(size: int) -> None:
-        batch = batch_of(dataset, range(size), collator, device)
-        with autocast(device, dtype):
-            loss = converted(model(**batch))["loss"]
-        loss.backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        run_pass(model, batch_of(dataset, range(size), collator, device), dtype, converted)
 
     memory: Memory = _GpuMemory(model) if device.type == "cuda" else _CpuMemory(devices.processes_here(ranks))
     model.train()

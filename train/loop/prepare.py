@@ -18,24 +18,20 @@ import torch
 from accelerate import PartialState
 
 from tasks.core.printable import counted
-from tasks.encoders.corpus_tokenizer import find_tokenizer_files
-from tasks.encoders.tokenizer_files import TokenizerFiles
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer_files
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
 from train.loop import micro_batch
-from train.loop.checkpoints import newest_of_all
+from train.loop.checkpoints import Disk, find_disk, newest_of_all
 from train.loop.feed import Feed, open_feed
 from train.loop.run_folder import Choices, RunFolder, largest_divisor, step_of
-from train.machine.alarm import fail_alike
 from train.machine.devices import Device, check_reporting
-from train.machine.disk import Disk, find_disk
-from train.machine.meeting import require_same
-from train.machine.ranks import gather, main_first, together
+from train.machine.ranks import fail_alike, gather, main_first, require_same, together
 from train.model import attention_trial, base_model, flops, isolation, options, qlora
 from train.model.attention import autocast, backend_to_load, batch_of, require_available, use_attention
-from train.model.same_ids import check_rows
-from train.model.sharding import check_ranks, is_sharded, shard
+from train.model.qlora import check_ranks, is_sharded, shard
+from train.model.same_tokenizer import check_rows
 
 
 @dataclass(frozen=True)
@@ -93,10 +89,7 @@ class _Start:
         return bool(setting)
 
     def rows_of_step(self, feed: Feed, config: TrainingConfig) -> int:
-        """Return the number of rows of a step over all ranks.
-
-        It never changes during a run.
-        """
+        """Return the rows of a step over all ranks, which never change in a run."""
         if self.before:
             return self.before.rows_per_step
         ranks = self.place[2]
@@ -196,10 +189,8 @@ def prepare(
 def _choose(
     model: Any, feed: Feed, config: TrainingConfig, start: _Start, tried: list[isolation.Trial], dtype: torch.dtype
 ) -> Choices:
-    """Choose attention, options, and micro-batch.
-
-    The known choices of an earlier start with the same device, precision, and number of ranks are reused.
-    """
+    """Choose attention, options, and micro-batch."""
+    # The choices of an earlier start with the same device, precision, and number of ranks are reused.
     known = start.known
     with autocast(model.device, dtype):
         attention, table = _choose_attention(
@@ -250,10 +241,7 @@ def _choose_size(
 def _choose_attention(
     model: Any, feed: Feed, attention: str, seed: int, tried: list[isolation.Trial]
 ) -> tuple[str, list[str]]:
-    """Set an attention backend, and return its name and a table of measurements.
-
-    `auto` measures all backends.
-    """
+    """Set an attention backend, and return its name and a table of measurements."""
     if attention == "auto":
         if not feed.isolated:
             return "sdpa", []

@@ -11,7 +11,6 @@ import sys
 import warnings
 from contextlib import redirect_stdout
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,21 +21,17 @@ from tasks.core.errors import Interrupted, PartMissing
 from tasks.core.printable import counted, printable
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
-from train.evaluation.decisions import Decisions
-from train.evaluation.history import history, outcome
-from train.evaluation.samples import Sample, Samples, samples_of
-from train.loop import effect, record
+from train.evaluation import Decisions, Sample, Samples, history, outcome, samples_of
+from train.loop import record
+from train.loop.callbacks import Interruption, Profile, RankClock, slow_ranks
 from train.loop.checkpoints import Checkpoints, best_complete
 from train.loop.display import ProgressLine, open_console, say, show_effect, show_result
 from train.loop.prepare import Run, prepare
 from train.loop.run_folder import RunFolder
 from train.loop.trainer import arguments
-from train.machine import alarm, devices, meeting, out_of_memory, ranks
-from train.machine.interruption import Interruption
-from train.machine.rank_speed import RankClock, slow_ranks
-from train.machine.signals import LAUNCHED, SignalGuard, is_rank
-from train.measures.advice import advise
-from train.measures.profile import Profile
+from train.machine import devices, process, ranks
+from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_rank, or_stop_all
+from train.measures import advise
 from train.model import base_model, flops
 from train.model.attention import unavailable_backends
 from train.model.options import gave_up, no_fused_loss_reason
@@ -48,11 +43,16 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     base_model.silence_libraries()
     # An existing adapter may have a rank for experts. PEFT applies it, but warns because no layer matches it.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
-    device = _meet(config, folder)
-    if device is None:
-        return
+    with or_stop_all():
+        device = devices.resolve(config)
+    if is_one_of_several():
+        libraries = {name: version.partition("+")[0] for name, version in record.versions().items()}
+        facts = {**folder.facts, "device in effect": f"{device.kind} {device.precision}", **libraries}
+        if ranks.meet(facts, finished=folder.record.exists()):
+            if os.environ.get("LOCAL_RANK") == "0":
+                folder.report_finished()
+            return
     state = ranks.start(cpu=device.kind == "cpu")
-    alarm.watch()
     console = open_console(quiet=not state.is_main_process)
     run = prepare(corpus, config, folder, root, device, state)
     line = ProgressLine(console)
@@ -62,34 +62,31 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         callbacks += [Samples(corpus, run.feed.validation, run.model, config.samples, folder.path, console)]
     with redirect_stdout(sys.stderr):  # experiment trackers print
         trainer = _trainer(run, *callbacks)
-    steps = effect.count_steps(trainer, config)
+    steps = record.count_steps(trainer, config)
     with ranks.together():
         if run.disk.writes:
             folder.write(run.choices)
-    in_effect, lacking = effect.in_effect(run, steps), unavailable(device)
-    show_effect(console, run.notes, run.choices.table, in_effect, effect.warnings(run, steps))
+    in_effect, lacking = record.in_effect(run, steps), unavailable(device)
+    show_effect(console, run.notes, run.choices.table, in_effect, record.warnings(run, steps))
 
     if device.kind == "cuda":
         torch.cuda.reset_peak_memory_stats()  # the isolation check needs more memory than a step
     try:
-        with redirect_stdout(sys.stderr), out_of_memory.watching(partial(_is_reduced, run)):
+        with redirect_stdout(sys.stderr):
             _take_steps(trainer, run, steps)
             evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
             done = interruption.stopped or trainer.state.global_step in evaluated
             if run.feed.validation is not None and not done:
                 trainer.evaluate()  # the run was killed before it evaluated this step
     except RuntimeError as error:
-        if out_of_memory.may_be_shortage(error):
+        if process.may_be_shortage(error):
             reduce_micro_batch(run, trainer.state.global_step + 1, error)
-        if _is_reduced(run):  # another rank reduced the micro-batch and ended
-            _run_again("")
         raise
     finally:
         line.close()
     if interruption.stopped:
-        raise Interrupted(
-            "interrupted", f"interrupted after step {trainer.state.global_step}; run the same command to resume"
-        )
+        text = f"interrupted after step {trainer.state.global_step}; run the same command to resume"
+        raise Interrupted("interrupted", text)
     if run.choices.options and run.choices.options["compile"] and gave_up():
         console.print("warning: compile: torch stopped compiling during this run", style="yellow")
     waited = record.data_wait(record.summary(trainer.state.log_history))
@@ -101,8 +98,8 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         samples, *_ = ranks.gather(samples_of(folder.path, decided["kept_step"]) if state.is_main_process else [])
     result = record.summary(log) | decided
     # All other advice was printed as warnings before the first step.
-    measured = effect.advice_of(result, speeds, config)
-    advice = [*advise(effect.figures(run, steps)), *measured]
+    measured = record.advice_of(result, speeds, config)
+    advice = [*advise(record.figures(run, steps)), *measured]
     with ranks.together():
         if run.disk.writes:
             if decided["kept_step"] < trainer.state.global_step:
@@ -125,31 +122,9 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         print(printable(str(folder.record)))
 
 
-def _meet(config: TrainingConfig, folder: RunFolder) -> devices.Device | None:
-    """Return the device of this rank, after all ranks have found theirs.
-
-    Returns None if the run has finished on all machines. Raises DataError if the corpus, settings, or libraries of the
-    ranks differ.
-    """
-    with meeting.or_stop_all():
-        device = devices.resolve(config)
-    if not meeting.is_one_of_several():
-        return device
-    libraries = {name: version.partition("+")[0] for name, version in record.versions().items()}
-    facts = {**folder.facts, "device in effect": f"{device.kind} {device.precision}", **libraries}
-    if not meeting.meet(facts, finished=folder.record.exists()):
-        return device
-    if os.environ.get("LOCAL_RANK") == "0":
-        folder.report_finished()
-    return None
-
-
 def reduce_micro_batch(run: Run, step: int, error: RuntimeError) -> NoReturn:
-    """Write a smaller micro-batch to run.json, and raise Restart.
-
-    Raises PartMissing if a pass has only one row, or if a launcher other than ours started this rank.
-    """
-    choices, happened = run.choices, out_of_memory.described(error)
+    """Write a smaller micro-batch to run.json, and raise Restart."""
+    choices, happened = run.choices, process.described(error)
     smaller = choices.halved(f"step {step} {happened} with {counted(choices.micro_batch, 'row')} per pass")
     if smaller is None:
         length = run.feed.padded_tokens / run.feed.rows
@@ -159,20 +134,10 @@ def reduce_micro_batch(run: Run, step: int, error: RuntimeError) -> NoReturn:
             "activation_checkpointing: true, or use a smaller base_model. The same command resumes the run",
         ) from None
     run.folder.write(smaller)
-    _run_again(f"{run.folder.last_reduction()}, if you run the same command again")
-
-
-def _run_again(message: str) -> NoReturn:
-    """Raise Restart, or PartMissing if torchrun started this rank."""
-    if is_rank() and LAUNCHED not in os.environ:
+    if is_rank() and LAUNCHED not in os.environ:  # torchrun would not start the ranks again
+        message = f"{run.folder.last_reduction()}, if you run the same command again"
         raise PartMissing("out_of_memory", message) from None
-    raise out_of_memory.Restart from None
-
-
-def _is_reduced(run: Run) -> bool:
-    """Return whether another rank has reduced the micro-batch."""
-    now = run.folder.choices()
-    return now is not None and now.micro_batch < run.choices.micro_batch
+    raise process.Restart from None
 
 
 def _trainer(run: Run, *callbacks: Any) -> Any:
@@ -187,14 +152,13 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
     trainer.measure(run.feed.tokens / run.feed.padded_tokens, run.flops_per_token, peak and peak * choices.ranks)
     if run.config.profile and trainer.is_world_process_zero():
         callbacks = (*callbacks, Profile(run.config.profile, run.folder.path))
-    checkpoints = Checkpoints({"corpus": run.corpus.key}, run.config.keep_checkpoints, run.config.keep == "best")
-    for callback in (*callbacks, checkpoints):
+    for callback in (*callbacks, Checkpoints({"corpus": run.corpus.key}, run.config.keep == "best")):
         trainer.add_callback(callback)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def _take_steps(trainer: Any, run: Run, steps: effect.Steps) -> None:
+def _take_steps(trainer: Any, run: Run, steps: record.Steps) -> None:
     if run.checkpoint is None:
         trainer.train()
         return
@@ -213,10 +177,8 @@ def _take_steps(trainer: Any, run: Run, steps: effect.Steps) -> None:
 
 
 def unavailable(device: devices.Device) -> dict[str, dict[str, str]]:
-    """Return the values of settings that cannot be used on this machine, with reasons.
-
-    `diagnose` reads them from training.json, because it does not load torch itself. A value is written as in YAML.
-    """
+    """Return the values of settings that cannot be used on this machine, with reasons."""
+    # `diagnose` reads them from training.json, because it does not load torch itself. A value is written as in YAML.
     fused_loss = no_fused_loss_reason()
     return {
         "attention": unavailable_backends(torch.device(device.kind), device.dtype),

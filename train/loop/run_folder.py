@@ -26,13 +26,14 @@ from tasks.core.printable import printable
 from tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
 from train.config import EARLIER, TrainingConfig
 from train.data.corpus import Corpus
-from train.machine.disk import MARK
 from train.model.digests import adapter_digest, folder_digest
 
 VERSION = 1
 # Settings that may differ between ranks: they name files on a machine, or do not change the joint work of the ranks.
 OWN = {"base_model", "tokenizer", "adapter", "output", "load", "gpus"}
 LOCK = "run.lock"
+# Prefix of the files that show whether machines share the folder. A killed run may leave some behind.
+MARK = ".rank-"
 # Environment variable that `diagnose` sets for its trials, which are only timed.
 WITHOUT_VALIDATION = "PACKCORPUS_WITHOUT_VALIDATION"
 COMPLETE = "complete.json"
@@ -61,10 +62,7 @@ class Choices:
         return self.step or self.micro_batch * self.accumulation * self.ranks
 
     def halved(self, why: str) -> Choices | None:
-        """Return these choices with at most half the micro-batch; None if it is 1.
-
-        The number of rows per step stays the same.
-        """
+        """Return these choices with at most half the micro-batch; None if it is 1."""
         rows = self.micro_batch * self.accumulation
         if self.micro_batch == 1:
             return None
@@ -75,10 +73,7 @@ class Choices:
 
 
 def largest_divisor(rows: int, most: int) -> int:
-    """Return the largest divisor of `rows` up to `most`.
-
-    Passes of this size add up to a step of `rows`.
-    """
+    """Return the largest divisor of `rows` up to `most`."""
     return next(size for size in range(min(rows, most), 0, -1) if rows % size == 0)
 
 
@@ -126,10 +121,8 @@ class RunFolder:
             # A run that was killed while it wrote run.json leaves a partial file.
             left = (f".{self._run.name}.", MARK)
             if self.path.is_dir() and any(p.name != LOCK and not p.name.startswith(left) for p in self.path.iterdir()):
-                raise UsageError(
-                    "run_folder_taken",
-                    f"{self.path}: contains files that do not belong to a training run; set another `output`",
-                )
+                text = f"{self.path}: contains files that do not belong to a training run; set another `output`"
+                raise UsageError("run_folder_taken", text)
             return
         found = read_json(self._run)
         if found.get("corpus") != self.identity["corpus"]:
@@ -156,10 +149,7 @@ class RunFolder:
             )
 
     def claim(self) -> None:
-        """Lock the folder until this process ends.
-
-        Raises Busy if it is locked.
-        """
+        """Lock the folder until this process ends; raises Busy if it is locked."""
         if not acquire_lock(self.path / LOCK):
             raise Busy("busy", f"{self.path}: another run is using this folder; wait until it ends, then retry")
 
@@ -181,10 +171,7 @@ class RunFolder:
         return f"{choices.reduced[-1]}: continuing {start} with {choices.micro_batch}"
 
     def write(self, choices: Choices) -> None:
-        """Write run.json.
-
-        A resumed run reuses the choices, so its losses are the same.
-        """
+        """Write run.json; a resumed run reuses the choices, so its losses are the same."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_bytes(self._run, to_json({"key": self.key, **self.identity, "choices": asdict(choices)}))
 

@@ -22,11 +22,11 @@ from tasks.core import process
 from tasks.core.errors import DataError
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
-from train.data.step_rows import StepRows
-from train.evaluation.accuracy import count_predicted
-from train.measures.phases import COMPUTE, Phases
+from train.data.steps import StepRows
+from train.evaluation import count_predicted
+from train.measures import COMPUTE, Phases
 from train.model.attention import autocast, dtype_of
-from train.model.sharding import data_parallel, is_sharded
+from train.model.qlora import data_parallel, is_sharded
 
 # Steps that fp16 may skip in a row. Each skipped step halves the scale, from 65536 to 2^-14, the smallest normal number
 # of fp16.
@@ -73,7 +73,6 @@ def arguments(
         "remove_unused_columns": False,
         "train_sampling_strategy": "sequential",  # StepRows are already in order
         "dataloader_num_workers": config.loader_workers,
-        "dataloader_pin_memory": config.pin_memory,
         "use_cpu": device == "cpu",
         "seed": config.seed,
         "average_tokens_across_devices": True,
@@ -81,22 +80,15 @@ def arguments(
     }
 
 
-class Measured:
-    """Mixin for a Trainer that adds measurements to the log of each step.
+class Measured(Trainer):
+    """Trainer with measured steps and an exact validation loss."""
 
-    `share` is the share of tokens in packed rows that are not padding. `flops` is the useful work per token. `peak` is
-    the FLOP/s of the devices of all ranks, or None if it is unknown. Then there is no MFU.
-    """
-
-    share: float
-    flops: float
-    peak: float | None
-    args: Any
-    state: Any
-    model: Any
-    train_dataset: Any
+    control: Any
 
     def measure(self, share: float, flops: float, peak: float | None) -> None:
+        """Begin to measure; `share` is the share of tokens that are not padding."""
+        # `flops` is the useful work per token. `peak` is the FLOP/s of the devices of all ranks; without it, there is
+        # no MFU.
         self.share, self.flops, self.peak = share, flops, peak
         self._phases = Phases(self.args.device)
         self._skipped = 0  # number of steps skipped in a row
@@ -109,7 +101,7 @@ class Measured:
         self._tokens = self._trained = 0.0
 
     def get_train_dataloader(self) -> Any:
-        loader = super().get_train_dataloader()  # type: ignore[misc]
+        loader = super().get_train_dataloader()
         loader.device = None  # _prepare_inputs copies batches instead, where the copy can be measured
         return loader
 
@@ -120,14 +112,19 @@ class Measured:
             self._scale = self._loss_scale()
         self._phases.enter("data")
         timed = self._timed(epoch_iterator)
-        batches, trained = super().get_batch_samples(timed, num_batches, device)  # type: ignore[misc]
+        batches, trained = super().get_batch_samples(timed, num_batches, device)
         for batch in batches:
             self._padded_tokens += batch["labels"].numel()
             mask = batch.get("attention_mask")  # present if the collator pads the rows
             self._tokens += batch["labels"].numel() * self.share if mask is None else float(mask.sum())
         self._trained = float(trained)
         if batches and LOSS_WEIGHT in batches[0]:
-            return batches, self._sum_of_weights(batches, device)
+            # The weighted loss of the step is divided by the sum of the weights of its tokens on all ranks.
+            self.model_accepts_loss_kwargs = True  # the loss of `weigh_loss` does, even if the model's own does not
+            trained = torch.stack([batch[LOSS_WEIGHT][:, 1:].double().sum() for batch in batches]).sum().to(device)
+            if self.args.average_tokens_across_devices and self.args.world_size > 1:
+                trained = self.accelerator.gather(trained).sum()
+            return batches, trained.float()
         return batches, trained
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -142,32 +139,21 @@ class Measured:
                 self._waited += time.perf_counter() - start
             yield batch
 
-    def _sum_of_weights(self, batches: list[dict[str, torch.Tensor]], device: Any) -> torch.Tensor:
-        """Return the sum of the weights of a step's tokens on all ranks.
-
-        The weighted loss of the step is divided by this sum.
-        """
-        self.model_accepts_loss_kwargs = True  # the loss of `weigh_loss` does, even if the model's own loss does not
-        total = torch.stack([batch[LOSS_WEIGHT][:, 1:].double().sum() for batch in batches]).sum().to(device)
-        if self.args.average_tokens_across_devices and self.args.world_size > 1:
-            total = self.accelerator.gather(total).sum()  # type: ignore[attr-defined]
-        return total.float()
-
     def training_step(self, *inputs: Any, **named: Any) -> Any:
         self._phases.enter("copy")
-        loss = super().training_step(*inputs, **named)  # type: ignore[misc]
+        loss = super().training_step(*inputs, **named)
         self._phases.enter("optimizer")  # the next micro-batch of the same step ends it at once
         return loss
 
     def compute_loss(self, *inputs: Any, **named: Any) -> Any:
         self._phases.enter("forward")
-        loss = super().compute_loss(*inputs, **named)  # type: ignore[misc]
+        loss = super().compute_loss(*inputs, **named)
         self._phases.enter("backward")
         return loss
 
     def _maybe_log_save_evaluate(self, *inputs: Any, **named: Any) -> None:
         self._phases.enter("")
-        super()._maybe_log_save_evaluate(*inputs, **named)  # type: ignore[misc]
+        super()._maybe_log_save_evaluate(*inputs, **named)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._started is not None:
@@ -181,18 +167,16 @@ class Measured:
             logs |= self._scaling()
             logs |= self._measures(time.perf_counter() - self._started)
             self._reset()
-        super().log(logs, start_time)  # type: ignore[misc]
+        super().log(logs, start_time)
 
     def _loss_scale(self) -> float:
         """Return the scale of the loss, which keeps small gradients in the range of fp16."""
-        return self.accelerator.scaler.get_scale() if self.args.fp16 else 1.0  # type: ignore[attr-defined]
+        return self.accelerator.scaler.get_scale() if self.args.fp16 else 1.0
 
     def _scaling(self) -> dict[str, float]:
-        """Return the loss scale, and whether the step was skipped, for fp16.
-
-        A step is skipped if gradients exceed the range of fp16, and the scale is then lower. accelerate does not report
-        this, because a fused optimizer skips the step itself. Raises DataError if SKIPPED steps in a row are skipped.
-        """
+        """Return the loss scale, and whether the step was skipped, for fp16."""
+        # accelerate does not report that a step was skipped, because a fused optimizer skips it itself. The scale is
+        # then lower.
         if not self.args.fp16:
             return {}
         scale = self._loss_scale()
@@ -208,7 +192,8 @@ class Measured:
 
     def _measures(self, seconds: float) -> dict[str, float]:
         """Return the measurements of one optimizer step, with tokens of all ranks."""
-        ranks = self.args.world_size
+        ranks, device = self.args.world_size, self.args.device
+        on_gpu = device.type == "cuda"
         rate = self._padded_tokens * ranks / seconds
         measures = {
             "step_seconds": seconds,
@@ -216,24 +201,21 @@ class Measured:
             "tokens_per_second": rate,
             "non_pad_tokens_per_second": self._tokens * ranks / seconds,
             "trained_tokens_per_second": self._trained / seconds,
-            "memory_bytes": float(peak_memory(self.args.device)),
+            "memory_bytes": float(torch.cuda.max_memory_allocated(device) if on_gpu else process.peak_memory()),
         }
         phases = self._phases.take()
         measures |= {f"{phase}_seconds": spent for phase, spent in phases.items()}
-        if self.args.device.type == "cuda":
+        if on_gpu:
             measures["gpu_share"] = sum(phases[phase] for phase in COMPUTE) / seconds
-            memory = torch.cuda.get_device_properties(self.args.device).total_memory
+            memory = torch.cuda.get_device_properties(device).total_memory
             measures["memory_share"] = measures["memory_bytes"] / memory
         return measures | ({"mfu": rate * self.flops / self.peak} if self.peak else {})
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Compute the mean loss and the accuracy of trained tokens.
-
-        Each row counts once, for any number of ranks. Rows with `loss_weight` also have a weighted mean.
-        """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
+        """Compute the mean loss and accuracy of trained tokens; each row counts once."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         self.model.eval()
         sums = torch.zeros(5, dtype=torch.float64, device=self.args.device)
         with torch.no_grad(), count_predicted(self.model) as predicted:
@@ -241,7 +223,7 @@ class Measured:
                 tokens, weights = (batch["labels"][:, 1:] != -100).sum(), batch.get(LOSS_WEIGHT)
                 weight = torch.zeros((), device=tokens.device) if weights is None else weights[:, 1:].double().sum()
                 # In a run that lacks only its record, the model was not prepared and lacks its own autocast.
-                with self.compute_loss_context_manager(), autocast(self.args.device, dtype_of(self.args)):  # type: ignore[attr-defined]
+                with self.compute_loss_context_manager(), autocast(self.args.device, dtype_of(self.args)):
                     outputs = self.model(**batch)
                     right = predicted(outputs, batch["labels"])
                 loss = outputs["loss"].double()
@@ -257,43 +239,35 @@ class Measured:
             metrics[f"{metric_key_prefix}_weighted_loss"] = float(sums[3] / sums[4])
         self._started = None  # evaluation is not part of a step
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[attr-defined,has-type]
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def _batches_of_rank(self, dataset: Any) -> Iterator[tuple[dict[str, torch.Tensor], bool]]:
-        """Yield batches, and whether they count.
-
-        All ranks yield the same number of batches, because they may share the weights of a model.
-        """
+        """Yield batches, and whether they count."""
+        # All ranks yield the same number of batches, because they may share the weights of a model.
         size = self.args.per_device_eval_batch_size
         for part in dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]:  # rows of one length each
             mine = range(self.args.process_index, len(part), self.args.world_size)
             for start in range(0, math.ceil(len(part) / self.args.world_size), size):
                 rows = [part[row] for row in mine[start : start + size] or range(1)]
-                yield self._prepare_inputs(self.data_collator(rows)), start < len(mine)  # type: ignore[attr-defined]
+                yield self._prepare_inputs(self.data_collator(rows)), start < len(mine)
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if training and is_sharded(model):
-            return data_parallel(model, self.accelerator)  # type: ignore[attr-defined]
-        return super()._wrap_model(model, training, dataloader)  # type: ignore[misc]
-
-
-class PackedTrainer(Measured, Trainer):
-    """Trainer for packed rows (format 3.0 or 3.1)."""
+            return data_parallel(model, self.accelerator)
+        return super()._wrap_model(model, training, dataloader)
 
 
 def one_gpu(args: TrainingArguments) -> TrainingArguments:
-    """Use one GPU per process even if more are visible.
-
-    Otherwise, the Trainer multiplies the batch by the number of GPUs and wraps the model in DataParallel.
-    """
+    """Use one GPU per process even if more are visible."""
+    # Otherwise, the Trainer multiplies the batch by the number of GPUs and wraps the model in DataParallel.
     assert args.device  # reading it counts the GPUs, once
     args._n_gpu = 1
     return args
 
 
-def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: StepRows, validation: Any) -> PackedTrainer:
-    return PackedTrainer(
+def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: StepRows, validation: Any) -> Measured:
+    return Measured(
         model=model,
         args=one_gpu(TrainingArguments(**given)),
         data_collator=collator,
@@ -302,8 +276,29 @@ def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: Step
     )
 
 
-def peak_memory(device: Any) -> int:
-    """Return the peak memory of this process in bytes, on the GPU or the CPU."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return process.peak_memory()
+def conversation_trainer(
+    model: Any, given: dict[str, Any], collator: Any, train: Any, validation: Any, padding: Any
+) -> Any:
+    """Build TRL's SFTTrainer for tokenized conversations (format 2.0)."""
+    from trl import SFTConfig, SFTTrainer  # takes seconds to load
+
+    from train.data.conversations import SFT_SETTINGS
+
+    class ConversationTrainer(Measured, SFTTrainer):
+        pass
+
+    adapter = {name: weights.detach().clone() for name, weights in model.named_parameters() if weights.requires_grad}
+    trainer = ConversationTrainer(
+        model=model,
+        args=one_gpu(SFTConfig(**given, **SFT_SETTINGS)),
+        data_collator=collator,
+        train_dataset=train,
+        eval_dataset=validation,
+        processing_class=padding,
+    )
+    # TRL converts the adapter of a quantized model to bf16, which is too coarse for small steps.
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if name in adapter:
+                weights.data = adapter[name]
+    return trainer

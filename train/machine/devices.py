@@ -4,12 +4,13 @@
     facts + TrainingConfig ─resolve─▶ Device(kind, precision, name)     the device actually in effect
                            └─ranks──▶ number of processes
 
-Each fact has its own small function. Functions import torch only if they need it, so a machine without torch can be
-examined too. A run stops if it would use less than the settings request or than the machine has.
+Functions import torch only if they need it, so a machine without torch can be examined too. A run stops if it would use
+less than the settings request or than the machine has.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tasks.core.errors import PartMissing
 from train.config import TrainingConfig
+from train.machine.process import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -56,40 +58,30 @@ class Device:
 
 
 def resolve(config: TrainingConfig) -> Device:
-    """Return the device and the precision that are actually in effect.
-
-    Raises PartMissing if a GPU is present but not used (unless `device: cpu` is set), or if the requested GPU,
-    precision, or NF4 is unavailable. This tries bitsandbytes on the GPU, so call it in the process that trains.
-    """
-    kind = _kind(config)
+    """Return the device and the precision that are actually in effect."""
+    # This tries bitsandbytes on the GPU, so call it in the process that trains.
+    kind, precision = _kind(config), config.precision
     if kind == "cuda" and (reason := no_code_reason()):
         raise PartMissing("no_gpu", f"{reason}; to train without it, set device: cpu")
     if config.quantization == "nf4" and (reason := no_nf4_reason(kind)):
-        raise PartMissing(
-            "no_nf4", f"quantization: nf4 cannot be used: {reason}; to train without it, set quantization: none"
-        )
+        text = f"quantization: nf4 cannot be used: {reason}; to train without it, set quantization: none"
+        raise PartMissing("no_nf4", text)
     if kind == "cpu":
-        if config.precision in ("bf16", "fp16"):
-            raise PartMissing(
-                "no_bf16",
-                f"precision: {config.precision} has no effect on a CPU, which computes in fp32 here; "
-                "set precision: auto, or train on a GPU",
+        if precision in ("bf16", "fp16"):
+            text = (
+                f"precision: {precision} has no effect on a CPU, which computes in fp32 here; set precision: auto, or "
             )
+            raise PartMissing("no_bf16", f"{text}train on a GPU")
         return Device("cpu", "fp32", f"CPU, {cpus()} cores")
     best = best_precision()
-    if config.precision == "bf16" and best != "bf16":
-        raise PartMissing(
-            "no_bf16", f"precision: bf16 cannot be used: {no_bf16_reason()}; set precision: auto or {best}"
-        )
-    return Device("cuda", best if config.precision == "auto" else config.precision, gpus()[_own_gpu()].name)
+    if precision == "bf16" and best != "bf16":
+        text = f"precision: bf16 cannot be used: {no_bf16_reason()}; set precision: auto or {best}"
+        raise PartMissing("no_bf16", text)
+    return Device("cuda", best if precision == "auto" else precision, gpus()[_own_gpu()].name)
 
 
 def ranks(config: TrainingConfig) -> int:
-    """Return the number of processes, without initializing CUDA.
-
-    There is one process per GPU. On a CPU, there is one, or as many as `gpus`. Raises PartMissing if a GPU is present
-    but not used, if the requested GPU is missing, or if `gpus` is more than torch can see.
-    """
+    """Return the number of processes, one per GPU, without initializing CUDA."""
     if _kind(config) == "cpu":
         return 1 if config.gpus == "auto" else config.gpus
     count = gpu_count()
@@ -106,8 +98,7 @@ def check_libraries() -> None:
     """Raise PartMissing if packcorpus or a package of its `train` extra is missing."""
     if reason := not_installed_reason():
         raise PartMissing("library_missing", f"packcorpus {reason}")
-    missing = [name for name in training_needs() if version_of(name) is None or not _is_found(name)]
-    if missing:
+    if missing := [name for name in training_needs() if version_of(name) is None or find_spec(name) is None]:
         raise PartMissing(
             "library_missing",
             f"training needs {', '.join(missing)}, which is not installed; run: make extras, or "
@@ -123,13 +114,6 @@ def not_installed_reason() -> str | None:
         "runs from its source folder and is not installed in this Python, so its requirements are unknown; "
         "run: make extras, or pip install '.[train]'"
     )
-
-
-def _is_found(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ImportError:
-        return False
 
 
 def training_needs() -> dict[str, str]:
@@ -167,10 +151,8 @@ def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
 
 
 def _own_gpu() -> int:
-    """Return the index of this process's GPU.
-
-    A launcher may make only one GPU visible to each process.
-    """
+    """Return the index of this process's GPU."""
+    # A launcher may make only one GPU visible to each process.
     return int(os.environ.get("LOCAL_RANK", "0")) % gpu_count()
 
 
@@ -255,12 +237,11 @@ def no_code_reason() -> str | None:
 
 def no_bf16_reason() -> str | None:
     """Return why torch's GPUs cannot compute in bf16; None if all of them can."""
-    for gpu in gpus():
-        # Turing and older GPUs emulate bf16, several times slower than fp32. Ampere is 8.0, and AMD reports 9 or more.
-        if gpu.capability < (8, 0):
-            major, minor = gpu.capability
-            return f"{gpu.name} (compute capability {major}.{minor}) has no bf16, which requires 8.0"
-    return None
+    # Turing and older GPUs emulate bf16, several times slower than fp32. Ampere is 8.0, and AMD reports 9 or more.
+    old = next((gpu for gpu in gpus() if gpu.capability < (8, 0)), None)
+    if old is None:
+        return None
+    return f"{old.name} (compute capability {'.'.join(map(str, old.capability))}) has no bf16, which requires 8.0"
 
 
 def best_precision() -> Literal["bf16", "fp16", "fp32"]:
@@ -273,16 +254,13 @@ def best_precision() -> Literal["bf16", "fp16", "fp32"]:
 
 def no_nf4_reason(kind: str) -> str | None:
     """Return why NF4 fails and how to fix it; None if a small product is right."""
-    # bitsandbytes logs an error of twenty lines if its library cannot be loaded.
-    import logging
-
     import torch
 
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs twenty lines if its library cannot be loaded
     try:
         from bitsandbytes import functional, matmul_4bit
     except ImportError as error:
-        return f"bitsandbytes cannot be imported ({_first_line(error)}); run: make extras"
+        return f"bitsandbytes cannot be imported ({first_line(error)}); run: make extras"
     version = metadata.version("bitsandbytes")
     device = f"cuda:{_own_gpu()}" if kind == "cuda" else kind
     try:
@@ -294,7 +272,7 @@ def no_nf4_reason(kind: str) -> str | None:
         fix = "reinstall it"
         if kind == "cuda":
             fix = f"install a release built for CUDA {torch.version.cuda} (for details run python -m bitsandbytes)"
-        return f"bitsandbytes {version} does not work on this {called(kind)} ({_first_line(failure)}); {fix}"
+        return f"bitsandbytes {version} does not work on this {called(kind)} ({first_line(failure)}); {fix}"
     # Half of the widest gap between two of NF4's 16 values is 0.152.
     if deviation > 0.16:
         return (
@@ -307,11 +285,6 @@ def no_nf4_reason(kind: str) -> str | None:
 def called(kind: str) -> str:
     """Return the name of a kind of device: GPU or CPU."""
     return "GPU" if kind == "cuda" else "CPU"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:160].rstrip(".")
 
 
 def has_nccl() -> bool:
@@ -348,11 +321,8 @@ def is_wsl() -> bool:
 
 
 def free_memory() -> int:
-    """Return the bytes of memory available without swapping.
-
-    The limit of a container is respected. If the system does not report available memory (macOS), half of the total
-    memory is returned.
-    """
+    """Return the bytes of memory available without swapping."""
+    # The limit of a container is respected. macOS does not report available memory.
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             free = 1024 * int(line.split()[1])

@@ -1,7 +1,5 @@
 """Run `python -m train merge RUN`: merge an adapter into its base model.
 
-    run, base ─▶ adapter checked ─▶ weights, each layer compared ─▶ config, card ─▶ logits compared ─▶ renamed
-
 The last line of standard output is the path of the folder.
 """
 
@@ -11,11 +9,9 @@ import logging
 from pathlib import Path
 
 from tasks.core.printable import printable
+from train.config import Parser
 from train.machine import devices
 from train.merge.find_run import find_base, find_run
-from train.options import Parser
-
-PRECISIONS = ("bf16", "fp16", "fp32")
 
 
 def parser() -> Parser:
@@ -26,7 +22,9 @@ def parser() -> Parser:
     )
     ours.add_argument("run", metavar="RUN", help="the folder of a run, its training.json, its name, or its key")
     ours.add_argument(
-        "--dtype", choices=PRECISIONS, help="precision of the merged weights (default: that of the base model)"
+        "--dtype",
+        choices=("bf16", "fp16", "fp32"),
+        help="precision of the merged weights (default: that of the base model)",
     )
     ours.add_argument(
         "--output", type=Path, metavar="FOLDER", help="folder to write (default: data/merged/<name of the run>-<dtype>)"

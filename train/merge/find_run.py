@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.core.suggest import suggest
+from tasks.core.printable import suggest
 from tasks.storage.files import read_json
 from train.loop.run_folder import checkpoints_of, model_digest, step_of
 
@@ -42,10 +42,6 @@ class Run:
     def key(self) -> str:
         return str(self.record["key"])
 
-    @property
-    def base_model(self) -> str:
-        return str(self.record["base_model"])
-
 
 @dataclass(frozen=True, slots=True)
 class Base:
@@ -57,15 +53,8 @@ class Base:
     digest: str | None  # of the files of a local folder
 
 
-# -- the run -----------------------------------------------------------------------------------------------------------
-
-
 def find_run(text: str, root: Path) -> Run:
-    """Return the run that a user names.
-
-    `text` is a folder, its training.json, or a name or key below data/adapters of `root`. Raises InputMissing,
-    UsageError, or DataError.
-    """
+    """Return the run that a user names by its folder, record, name, or key."""
     path = Path(os.path.expanduser(text))
     if os.path.isfile(path) and path.name != RECORD:
         raise UsageError("bad_command_line", f"{path}: is not a training run; name its folder, or its {RECORD}")
@@ -88,46 +77,35 @@ def find_run(text: str, root: Path) -> Run:
 
 def _by_name(text: str, root: Path) -> Path:
     home = root / "data" / "adapters"
-    found = sorted(
-        (path for path in home.glob("*") if path.is_dir()),
-        key=lambda path: (path.stat().st_mtime_ns, path.name),
-    )
-    names = [path.name for path in found]
-    if text in names:
+    folders = [path for path in home.glob("*") if path.is_dir()]
+    folders.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
+    parts = {path: path.name.rpartition("-") for path in folders}  # (name, "-", 12 characters of the key)
+    if home / text in parts:
         return home / text
-    if named := [path for path in found if path.name.rpartition("-")[0] == text]:
+    if named := [path for path in folders if parts[path][0] == text]:
         finished = [path for path in named if (path / RECORD).is_file()] or named
-        if len(finished) > 1:
-            raise UsageError(
-                "bad_command_line",
-                f"{text}: there are several runs of this name ({', '.join(path.name for path in finished[-LISTED:])}); "
-                "name one of them",
-            )
-        return finished[0]
-    if len(text) >= SHORTEST_KEY and (keyed := [path for path in found if _has_key(path, text)]):
-        if len(keyed) > 1:
-            listed = ", ".join(path.name for path in keyed[-LISTED:])
-            raise UsageError("bad_command_line", f"{text}: is the prefix of several keys ({listed}); use a longer one")
+        if len(finished) == 1:
+            return finished[0]
+        listed = ", ".join(path.name for path in finished[-LISTED:])
+        text = f"{text}: there are several runs of this name ({listed}); name one of them"
+        raise UsageError("bad_command_line", text)
+    keyed = [path for path in folders if parts[path][2].startswith(text)] if len(text) >= SHORTEST_KEY else []
+    if len(text) == 64:
+        keyed = [path for path in folders if len(parts[path][2]) == 12 and text.startswith(parts[path][2])]
+    if len(keyed) == 1:
         return keyed[0]
-    hint = suggest(text, (name for full in names for name in (full, full.rpartition("-")[0])), LISTED)
+    if keyed:
+        listed = ", ".join(path.name for path in keyed[-LISTED:])
+        raise UsageError("bad_command_line", f"{text}: is the prefix of several keys ({listed}); use a longer one")
+    names = [path.name for path in folders]
+    hint = suggest(text, (name for path in folders for name in (path.name, parts[path][0])), LISTED)
     known = f", which has {', '.join(reversed(names[-LISTED:]))}" if names else ", which has no runs"
     raise InputMissing("no_such_run", f"{text}: no such run, and no such name or key in {home}/{hint or known}")
 
 
-def _has_key(folder: Path, text: str) -> bool:
-    key = folder.name.rpartition("-")[2]
-    return key.startswith(text) or (len(key) == 12 and len(text) == 64 and text.startswith(key))
-
-
-# -- its base model ----------------------------------------------------------------------------------------------------
-
-
 def find_base(run: Run) -> Base:
-    """Return the base model of a run.
-
-    Raises InputMissing if the model is missing, DataError if it has changed or is quantized.
-    """
-    named = run.base_model
+    """Return the base model of a run."""
+    named = str(run.record["base_model"])
     base = _local(run, Path(named)) if os.path.isabs(named) else _of_hub(run, named)
     config = read_json(base.folder / "config.json") if (base.folder / "config.json").is_file() else {}
     if quantized := config.get("quantization_config"):
@@ -145,9 +123,17 @@ def _local(run: Run, folder: Path) -> Base:
         raise InputMissing(
             "model_missing", f"base_model: {folder}: is missing; restore it at this path, then merge again"
         )
-    digest = model_digest(str(folder))
-    expected = run.record.get("base_digest") or _recorded(run)
-    if (expected and digest != expected) or not _is_own(folder, run):
+    digest, settings, run_json = model_digest(str(folder)), run.record["config"], run.folder / "run.json"
+    expected = run.record.get("base_digest")
+    if settings.get("base_model"):
+        if not expected and run_json.is_file():  # of a run whose training.json has none
+            expected = read_json(run_json).get("base_model")
+        is_own = True
+    else:  # the name of a small Llama ends with a digest of its config and seed
+        described = [read_json(folder / "config.json"), settings.get("seed")]
+        key = hashlib.sha256(orjson.dumps(described, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        is_own = folder.name.endswith(key[:12])
+    if not is_own or (expected and digest != expected):
         raise DataError(
             "base_changed",
             f"base_model: {folder}: has changed since {run.folder} was trained on it (a file was added, removed, or "
@@ -156,25 +142,6 @@ def _local(run: Run, folder: Path) -> Base:
     cached = _CACHED.search(folder.as_posix())
     name = cached["name"].replace("--", "/") if cached else folder.name
     return Base(folder, name, cached["commit"] if cached else None, digest)
-
-
-def _recorded(run: Run) -> str | None:
-    """Return the digest in run.json, for a run whose training.json has none."""
-    path = run.folder / "run.json"
-    return read_json(path).get("base_model") if run.record["config"].get("base_model") and path.is_file() else None
-
-
-def _is_own(folder: Path, run: Run) -> bool:
-    """Return whether a small Llama's config matches its folder's name.
-
-    Returns True for other models.
-    """
-    if run.record["config"].get("base_model"):
-        return True
-    described = orjson.dumps(
-        [read_json(folder / "config.json"), run.record["config"].get("seed")], option=orjson.OPT_SORT_KEYS
-    )
-    return folder.name.endswith(hashlib.sha256(described).hexdigest()[:12])
 
 
 def _of_hub(run: Run, name: str) -> Base:

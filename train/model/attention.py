@@ -17,6 +17,7 @@ Rows without padding differ in length, so the Collator joins the rows of a batch
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, default_data_collator
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from tasks.core.errors import PartMissing
@@ -55,10 +57,7 @@ FLAGS = {
 # Kernels outside torch's own operators. If one fails, it may crash the process or the GPU.
 APART = ("flash3", "flash2", "varlen", "flex")
 
-PACKAGES = {
-    "flash2": ("flash-attn", is_flash_attn_2_available),
-    "flash3": ("flash-attn-3", is_flash_attn_3_available),
-}
+PACKAGES = {"flash2": ("flash-attn", is_flash_attn_2_available), "flash3": ("flash-attn-3", is_flash_attn_3_available)}
 
 
 def unavailable_reason(backend: str, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str | None:
@@ -94,11 +93,8 @@ def require_available(backend: str, device: torch.device, dtype: torch.dtype) ->
 
 
 def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
-    """Return the backend to load a model with, and a note if the settings differ.
-
-    `config` is the config of the model. `auto` starts with sdpa, or with eager if the model lacks sdpa. Every model has
-    eager. Raises PartMissing if the model's code lacks the backend.
-    """
+    """Return the backend to load a model with, and a note if the settings differ."""
+    # `auto` starts with sdpa, or with eager, which every model has.
     missing = missing_backends(config)
     if wanted == "auto":
         return ("eager" if "sdpa" in missing else "sdpa"), ""
@@ -136,10 +132,7 @@ def precision_of(model: Any) -> torch.dtype:
 
 
 def use_attention(model: Any, backend: str) -> None:
-    """Make a model, with or without an adapter, use an attention backend.
-
-    Raises PartMissing if the backend is not available here or the model does not support it.
-    """
+    """Make a model, with or without an adapter, use an attention backend."""
     require_available(backend, model.device, precision_of(model))
     try:
         model.set_attn_implementation(BACKENDS[backend])
@@ -203,6 +196,17 @@ def batch_of(dataset: Any, rows: Iterable[int], collator: Any, device: torch.dev
     return {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
 
 
+def run_pass(model: Any, batch: dict[str, Any], dtype: torch.dtype, converted: Any = lambda outputs: outputs) -> float:
+    """Run a forward and backward pass to completion, and return its seconds."""
+    start = time.perf_counter()
+    with autocast(model.device, dtype):
+        loss = converted(model(**batch))["loss"]
+    loss.backward()
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return time.perf_counter() - start
+
+
 def varlen_forward(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -246,3 +250,28 @@ def varlen_forward(
 
 # No mask is registered under this name, so transformers builds none.
 AttentionInterface.register("varlen", varlen_forward)
+
+
+# Models whose decoders accept finished masks, and otherwise build masks from everything but the positions.
+WITHOUT_POSITIONS = ("afmoe", "gpt_oss", "granitemoehybrid")
+
+
+def separate_by_positions(model: Any) -> None:
+    """Derive the masks of a model from the positions of each batch."""
+    if model.config.get_text_config().model_type in WITHOUT_POSITIONS:
+        model.get_decoder().register_forward_pre_hook(_add_masks, with_kwargs=True)
+
+
+def _add_masks(decoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    positions = named.get("position_ids")
+    if positions is None or named.get("attention_mask") is not None or named.get("past_key_values") is not None:
+        return args, named
+    # Only the shape, the device, and the precision of the embeddings are used.
+    like = torch.empty(
+        (*positions.shape, 1), dtype=decoder.get_input_embeddings().weight.dtype, device=positions.device
+    )
+    given = {"config": decoder.config, "inputs_embeds": like, "attention_mask": None, "past_key_values": None}
+    masks = {"full_attention": create_causal_mask(**given, position_ids=positions), "linear_attention": None}
+    if getattr(decoder.config, "sliding_window", None):
+        masks["sliding_attention"] = create_sliding_window_causal_mask(**given, position_ids=positions)
+    return args, named | {"attention_mask": masks}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ import torch
 
 from tasks.core.errors import PackError
 from train.config import TrainingConfig
-from train.machine.out_of_memory import may_be_shortage
+from train.machine.process import may_be_shortage
 from train.model.attention import APART, autocast, backend_to_load, missing_backends, unavailable_reason
 from train.model.base_model import read_config, silence_libraries
 from train.model.isolation import ROWS, Trial, choose_rows, try_backend
@@ -42,10 +43,8 @@ COMMAND = (sys.executable, "-P", "-m", "train.model.attention_trial")
 def try_apart(
     base: Path | str, config: TrainingConfig, device: torch.device, dtype: torch.dtype, dataset: Any, count: int
 ) -> list[Trial]:
-    """Try every backend whose kernel may crash; see `isolation.fastest`.
-
-    Backends that the machine or the model lacks are not tried.
-    """
+    """Try every backend whose kernel may crash; see `isolation.fastest`."""
+    # Backends that the machine or the model lacks are not tried.
     if config.sharding == "full":  # a separate process would need the whole model
         return [Trial(backend, 0.0, "not tried with sharding: full") for backend in APART]
     lacking = missing_backends(read_config(base))
@@ -63,8 +62,8 @@ def in_process(request: dict[str, Any], command: Sequence[str] = COMMAND, limit:
     """Run one trial in a separate process; if it crashes, the trial has the reason."""
     backend = request["backend"]
     # The process is not one of the ranks.
-    own = {name: text for name, text in os.environ.items() if not name.startswith(("TORCHELASTIC_", "MASTER_"))}
-    own = {name: text for name, text in own.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    of_ranks = re.compile("TORCHELASTIC_.*|MASTER_.*|RANK|LOCAL_RANK|WORLD_SIZE")
+    own = {name: text for name, text in os.environ.items() if not of_ranks.fullmatch(name)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "request.json").write_bytes(orjson.dumps(request))
@@ -72,9 +71,15 @@ def in_process(request: dict[str, Any], command: Sequence[str] = COMMAND, limit:
             process = subprocess.Popen(  # noqa: S603 - this Python, and a path
                 [*command, name], env=own, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
             )
-            code = _wait(process, folder / LOADED, limit)
-        if code is None:
-            return Trial(backend, 0.0, f"took longer than {limit:.0f} s")
+            until = math.inf
+            while (code := process.poll()) is None:
+                if until == math.inf and (folder / LOADED).exists():
+                    until = time.monotonic() + limit
+                if time.monotonic() > until:
+                    process.kill()
+                    process.wait()
+                    return Trial(backend, 0.0, f"took longer than {limit:.0f} s")
+                time.sleep(0.05)
         if code == 0 and (folder / "result.json").exists():
             return Trial(**orjson.loads((folder / "result.json").read_bytes()))
         lines = (folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -82,23 +87,6 @@ def in_process(request: dict[str, Any], command: Sequence[str] = COMMAND, limit:
         return Trial(backend, 0.0, f"its process was killed by {signal.Signals(-code).name}")
     last = (lines or ["no message"])[-1]
     return Trial(backend, 0.0, f"its process failed ({last[:160]})")
-
-
-def _wait(process: subprocess.Popen[bytes], loaded: Path, limit: float) -> int | None:
-    """Wait for the process and return its exit code; None if it took too long.
-
-    The process is killed if it runs longer than `limit` seconds after it loaded the model.
-    """
-    until = math.inf
-    while (code := process.poll()) is None:
-        if until == math.inf and loaded.exists():
-            until = time.monotonic() + limit
-        if time.monotonic() > until:
-            process.kill()
-            process.wait()
-            return None
-        time.sleep(0.05)
-    return code
 
 
 def run(request: dict[str, Any], folder: Path) -> Trial:
@@ -127,18 +115,17 @@ def run(request: dict[str, Any], folder: Path) -> Trial:
 def main(folder: Path) -> None:
     """Run the trial that request.json in a folder describes, and write result.json."""
     parent = os.getppid()
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+    def end_with_parent() -> None:  # so that this process does not keep the GPU busy
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     silence_libraries()
     result = run(orjson.loads((folder / "request.json").read_bytes()), folder)
     (folder / "result.json").write_bytes(orjson.dumps(asdict(result)))
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent ends, so that it does not keep the GPU busy."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -23,18 +23,18 @@ from safetensors.torch import save
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from tasks.core.errors import DataError, InputMissing
-from tasks.encoders.corpus_tokenizer import load_as_of
-from tasks.encoders.same_tokenizer import differences
 from tasks.encoders.tokenizer_files import (
     DECIDING,
     TOKENIZER_FILES,
     TokenizerFiles,
     find_tokenizer,
     is_like_transformers,
+    load_as_of,
 )
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest
 from train.config import TrainingConfig
+from train.model.same_tokenizer import differences
 
 PARAMETERS = 23_000_000
 # Two wide layers are a quarter faster on a CPU than four (attention is cheaper), and learn more in the same steps.
@@ -89,11 +89,8 @@ def small_llama(vocab_size: int, sequence_length: int) -> LlamaConfig:
 
 
 def build_small_llama(vocab_size: int, sequence_length: int, seed: int, folder: Path) -> Path:
-    """Write the small Llama to `folder`/llama-23m-<digest>, unless it exists.
-
-    The digest covers the config and the seed. config.json is written last and marks the model as complete. Equal
-    arguments yield equal bytes.
-    """
+    """Write the small Llama to `folder`/llama-23m-<digest>, unless it exists."""
+    # config.json is written last and marks the model as complete. Equal arguments yield equal bytes.
     config = small_llama(vocab_size, sequence_length)
     described = orjson.dumps([orjson.loads(config.to_json_string()), seed], option=orjson.OPT_SORT_KEYS)
     with torch.device("meta"):
@@ -111,11 +108,7 @@ def build_small_llama(vocab_size: int, sequence_length: int, seed: int, folder: 
 
 
 def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, folder: Path) -> Path | str:
-    """Return the base model's folder, or its Hugging Face name.
-
-    If the config names no model, a small Llama is built in `folder`. Raises InputMissing if the path does not exist,
-    DataError if it contains no model.
-    """
+    """Return the base model's folder, or its Hugging Face name."""
     named = config.base_model
     if named is None:
         return build_small_llama(vocab_size, sequence_length, config.seed, folder)
@@ -136,10 +129,7 @@ def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, fo
 
 
 def commit_of(base: Path | str) -> str | None:
-    """Return the commit of a model on the Hub; None for a local folder.
-
-    It is the commit in the local cache, which was loaded last.
-    """
+    """Return the commit of a model on the Hub in the cache; None for a folder."""
     from huggingface_hub import try_to_load_from_cache
 
     found = None if isinstance(base, Path) else try_to_load_from_cache(base, "config.json")
@@ -173,10 +163,8 @@ def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
 
 
 def positions(config: Any) -> int | None:
-    """Return the length of the longest row that a model accepts; None if unlimited.
-
-    With rope scaling, a config may contain the length before scaling.
-    """
+    """Return the length of the longest row that a model accepts; None if unlimited."""
+    # With rope scaling, a config may contain the length before scaling.
     longest = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     if longest and rope.get("factor"):
@@ -203,12 +191,7 @@ def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int
 
 
 def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: TrainingConfig, base: Path | str) -> str:
-    """Check that the model will be used with the tokenizer that made the rows.
-
-    `corpus` are the files of the corpus's tokenizer. They are compared with the config's `tokenizer`, or else with the
-    base model's own tokenizer. Returns a note for the user. Raises DataError if a text could become other tokens or if
-    a tokenizer cannot be read, InputMissing or UsageError if `tokenizer` does not exist.
-    """
+    """Check that the model's tokenizer is the one that made the rows; return a note."""
     wanted = manifest.tokenizer.sha256
     place, path = config.tokenizer or base, tokenizer_path(config, base)
     if not config.tokenizer and not has_tokenizer(path):
@@ -230,24 +213,15 @@ def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: Training
 
 
 def tokenizer_path(config: TrainingConfig, base: Path | str) -> Path:
-    """Return the config's `tokenizer`, or else the folder of the base model.
-
-    Raises InputMissing if a model cannot be downloaded from the Hub.
-    """
-    return Path(config.tokenizer) if config.tokenizer else base if isinstance(base, Path) else _of_hub(base)
-
-
-def _of_hub(name: str) -> Path:
-    """Download the tokenizer of a model on the Hub.
-
-    Raises InputMissing.
-    """
+    """Return the config's `tokenizer`, or else the folder of the base model."""
+    if config.tokenizer or isinstance(base, Path):
+        return Path(config.tokenizer or base)
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[*TOKENIZER_FILES, *DECIDING]))
+        return Path(snapshot_download(base, allow_patterns=[*TOKENIZER_FILES, *DECIDING]))
     except Exception as error:  # network, name, or access token: each library raises its own class
-        raise unreadable(name, error) from None
+        raise unreadable(base, error) from None
 
 
 def has_tokenizer(folder: Path) -> bool:

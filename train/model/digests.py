@@ -18,10 +18,8 @@ SAMPLES, SAMPLE = 256, 4096
 
 
 def folder_digest(folder: Path) -> str:
-    """Identify a local model by its small files and by samples of its large files.
-
-    Reading all weights would take minutes. Training changes most weights, so samples reveal it.
-    """
+    """Identify a local model by its small files and by samples of its large files."""
+    # Reading all weights would take minutes. Training changes most weights, so samples reveal it.
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -35,18 +33,12 @@ def folder_digest(folder: Path) -> str:
 
 
 def adapter_digest(folder: Path) -> str:
-    """Identify an adapter by its weights and its settings.
-
-    Raises DataError if one of the files is missing or unsafe.
-    """
+    """Identify an adapter by its weights and its settings."""
     return hashlib.sha256("".join(sha256_of(path) for path in adapter_files(folder)).encode()).hexdigest()
 
 
 def adapter_files(folder: Path) -> tuple[Path, Path]:
-    """Return the files with the weights and the settings of an adapter.
-
-    Raises DataError if one of them is missing or unsafe.
-    """
+    """Return the files with the weights and the settings of an adapter."""
     found = folder / ADAPTER_WEIGHTS, folder / ADAPTER_CONFIG
     if not folder.is_dir():
         raise DataError("bad_adapter", f"adapter: {folder}: no such folder; use one that contains {ADAPTER_WEIGHTS}")

@@ -69,10 +69,8 @@ def share_in_4_bits(model: Any) -> float:
 
 
 def parameters(model: Any) -> tuple[int, int]:
-    """Return the numbers of all and of trainable parameters, with the adapter.
-
-    A byte of NF4 holds two parameters.
-    """
+    """Return the numbers of all and of trainable parameters, with the adapter."""
+    # A byte of NF4 holds two parameters.
     # Tied weights are yielded once.
     counts = [(_count(weights), weights.requires_grad) for weights in model.parameters()]
     return sum(count for count, _ in counts), sum(count for count, trainable in counts if trainable)
@@ -84,10 +82,7 @@ def _count(weights: Any) -> int:
 
 
 def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
-    """Return the useful FLOP per token.
-
-    `position_ids`, int[rows, L], are the positions of typical rows.
-    """
+    """Return the useful FLOP per token, for the positions of typical rows."""
     config = model.config.get_text_config()
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = None if head is None or embeddings.weight is head.weight else embeddings.weight
@@ -114,10 +109,7 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
 
 
 def peak_flops(name: str, dtype: torch.dtype) -> float | None:
-    """Return the peak FLOP/s of a GPU; None in fp32, or if it is unknown.
-
-    `name` is the name that torch reports.
-    """
+    """Return the peak FLOP/s of a GPU; None in fp32, or if it is unknown."""
     if dtype == torch.float32:
         return None
     if re.search(r"\bMIG\b|\bLaptop\b|\bMax-Q\b", name):  # a part of the chip, or a slower one

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,10 +28,10 @@ import torch
 from tasks.core.errors import DataError, PackError, PartMissing
 from tasks.core.printable import counted
 from tasks.storage.schemas import LOSS_WEIGHT
-from train.machine.alarm import fail_alike
+from train.machine.ranks import fail_alike
 from train.model import states
-from train.model.adapters.adapter import keep_random, set_random
-from train.model.attention import BACKENDS, Collator, batch_of, missing_backends, precision_of, use_attention
+from train.model.adapter import keep_random, set_random
+from train.model.attention import BACKENDS, Collator, batch_of, missing_backends, precision_of, run_pass, use_attention
 
 OF_LOSS = ("labels", LOSS_WEIGHT)  # columns of a batch that do not affect logits
 # Number of logits compared at a time: 2 × 256 MiB in fp32.
@@ -51,10 +50,7 @@ FAILURES = (ImportError, NotImplementedError, RuntimeError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Result of the check.
-
-    Differences are the largest absolute differences between logits. They may be NaN.
-    """
+    """Result of the check, with the largest differences of logits, perhaps NaN."""
 
     rows: int
     conversations: int  # each was replaced once, and compared once while its neighbors were replaced
@@ -64,23 +60,23 @@ class Isolation:
     rounding: float = 0.0  # how far logits may move because of rounding, relative to `own_moved`
 
     @property
-    def passed(self) -> bool:
-        return self.moved <= self.allowed and self.sees and self.own_moved < math.inf
-
-    @property
     def allowed(self) -> float:
         """Return how far logits may move without a leak."""
         return max(self.noise, self.rounding * self.own_moved)
 
     @property
-    def leaks(self) -> bool:
-        """Return whether conversations see each other, and the check is conclusive."""
-        return self.sees and math.isfinite(self.moved) and math.isfinite(self.own_moved) and not self.passed
-
-    @property
     def sees(self) -> bool:
         """Return whether the effect is far above the noise; if not, nothing is proven."""
         return self.own_moved > 10 * self.noise
+
+    @property
+    def passed(self) -> bool:
+        return self.moved <= self.allowed and self.sees and self.own_moved < math.inf
+
+    @property
+    def leaks(self) -> bool:
+        """Return True only if a leak was seen, and False if nothing is proven."""
+        return self.sees and math.isfinite(self.moved) and math.isfinite(self.own_moved) and not self.passed
 
     def __str__(self) -> str:
         return (
@@ -111,11 +107,7 @@ def number_conversations(rows: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 
 def choose_rows(dataset: Any, count: int) -> list[int]:
-    """Return the first `count` rows with at least two conversations.
-
-    If there are fewer such rows, they are repeated. If there are none, the list is empty. `dataset` is like
-    PackedDataset.
-    """
+    """Return the first `count` rows with at least two conversations, repeated."""
     found: list[int] = []
     for number in range(len(dataset)):
         if count_conversations(dataset[number]) >= 2:
@@ -187,10 +179,7 @@ def _hidden(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
 
 
 def _moved(model: Any, one: torch.Tensor, other: torch.Tensor, where: torch.Tensor) -> float:
-    """Return the largest difference between the logits of two passes.
-
-    Only tokens in `where`, bool[B, L], are compared. The result may be NaN.
-    """
+    """Return the largest difference of logits of the tokens in `where`, bool[B, L]."""
     head = model.get_output_embeddings()
     step = max(1, LOGITS // model.get_input_embeddings().num_embeddings)
     pairs = zip(one[where].split(step), other[where].split(step), strict=True)
@@ -231,10 +220,7 @@ def require_isolation(
         if result.passed:
             return result
         reason = states.LEAKS[way]
-        # Models that were made in bf16 may exceed the largest number of fp16, 65504.
-        overflows = precision_of(model) == torch.float16 and not math.isfinite(result.own_moved + result.moved)
-        fix = "Set precision: fp32" if overflows else _fix_leak(model, attention)
-        failure = DataError("leak", f"{_fault(result, attention)}; training was not started. {fix}")
+        failure = DataError("leak", _leak(model, result, attention))
         if not result.leaks:
             break
     raise failure
@@ -248,39 +234,39 @@ def _worst(batches: Sequence[Isolation]) -> Isolation:
     return Isolation(rows, conversations, moved, -own_moved, noise, batches[0].rounding)
 
 
-def _fault(result: Isolation, attention: str) -> str:
-    numbers = (result.moved, result.own_moved, result.noise)
-    if not all(map(math.isfinite, numbers)):
-        return f"the model's logits are not finite with attention `{attention}`, so isolation cannot be checked"
-    if not result.sees:
-        return (
-            f"isolation cannot be checked with attention `{attention}`: replacing a conversation moved its own logits "
-            f"by only {result.own_moved:.3g}, while two equal passes differ by {result.noise:.3g}"
+def _leak(model: Any, result: Isolation, attention: str) -> str:
+    """Describe a result that is not a proof, and the fix."""
+    fix = f"{_fix(attention).capitalize()}"
+    if attention in states.ALONE:
+        fix = (
+            f"The code of {model.config.model_type} models mixes tokens of different conversations, even if each "
+            "conversation has its own row; use another model"
         )
-    return (
+    # Models that were made in bf16 may exceed the largest number of fp16, 65504.
+    if precision_of(model) == torch.float16 and not math.isfinite(result.own_moved + result.moved):
+        fix = "Set precision: fp32"
+    fault = (
         f"conversations see each other with attention `{attention}` (logits moved by {result.moved:.3g} after other "
         f"conversations were replaced; rounding explains at most {result.allowed:.3g})"
     )
+    if not all(map(math.isfinite, (result.moved, result.own_moved, result.noise))):
+        fault = f"the model's logits are not finite with attention `{attention}`, so isolation cannot be checked"
+    elif not result.sees:
+        fault = (
+            f"isolation cannot be checked with attention `{attention}`: replacing a conversation moved its own logits "
+            f"by only {result.own_moved:.3g}, while two equal passes differ by {result.noise:.3g}"
+        )
+    return f"{fault}; training was not started. {fix}"
 
 
 def _failure(model: Any, attention: str, error: Exception) -> str:
     fix = _fix(attention)
-    # Some models have no other backend.
-    if attention == "eager" and not getattr(model.get_decoder(), "_supports_sdpa", True):
+    if attention == "eager" and not getattr(model.get_decoder(), "_supports_sdpa", True):  # it has no other backend
         fix = "use another model"
     if attention in states.ALONE and states.layers_with_state(model):
         # Its scans have kernels of their own, which all backends use.
         fix = f"if this names a package with kernels, update or uninstall it, or else {fix}"
     return f"attention `{attention}` does not run here: {states.cause(error)}; {fix}"
-
-
-def _fix_leak(model: Any, attention: str) -> str:
-    if attention in states.ALONE:
-        return (
-            f"The code of {model.config.model_type} models mixes tokens of different conversations, even if each "
-            "conversation has its own row; use another model"
-        )
-    return f"{_fix(attention).capitalize()}"
 
 
 def _fix(attention: str) -> str:
@@ -313,7 +299,15 @@ def fastest(
     config = model.config.get_text_config()
     known = {name: Trial(name, 0.0, f"{config.model_type} models lack it") for name in missing_backends(config)}
     known |= {trial.attention: trial for trial in tried}
-    trials = [known.get(name) or _try(model, dataset, count, name, seed, passes) for name in BACKENDS]
+    for name in BACKENDS:
+        if name in known:
+            continue
+        try:
+            known[name] = try_backend(model, dataset, count, name, seed=seed, passes=passes)
+        except (PackError, torch.OutOfMemoryError) as error:
+            fail_alike(model, error)
+            known[name] = Trial(name, 0.0, str(error) if isinstance(error, PackError) else "ran out of memory")
+    trials = [known[name] for name in BACKENDS]
     if torch.distributed.is_initialized():
         speeds = torch.tensor([trial.tokens_per_second for trial in trials], device=model.device)
         torch.distributed.all_reduce(speeds, torch.distributed.ReduceOp.MIN)
@@ -328,22 +322,8 @@ def fastest(
     return best.attention, trials
 
 
-def _try(model: Any, dataset: Any, count: int, backend: str, seed: int, passes: int) -> Trial:
-    try:
-        return try_backend(model, dataset, count, backend, seed=seed, passes=passes)
-    except PackError as error:
-        fail_alike(model, error)
-        return Trial(backend, 0.0, str(error))
-    except torch.OutOfMemoryError as error:
-        fail_alike(model, error)
-        return Trial(backend, 0.0, "ran out of memory")
-
-
 def try_backend(model: Any, dataset: Any, count: int, backend: str, *, seed: int, passes: int = 1) -> Trial:
-    """Use a backend, check the isolation of `count` rows, and time passes.
-
-    Raises DataError if conversations see each other, PartMissing if the backend does not run here.
-    """
+    """Use a backend, check the isolation of `count` rows, and time passes."""
     collate, device = Collator(backend), model.device
     mode = model.training
     model.train()
@@ -352,14 +332,9 @@ def try_backend(model: Any, dataset: Any, count: int, backend: str, *, seed: int
         require_isolation(model, dataset, collate, count, attention=backend, seed=seed)
         batch = batch_of(dataset, range(count), collate, device)
         batch.pop(LOSS_WEIGHT, None)  # the model may not accept it
-        seconds = []
         with keep_random(device):
-            for _ in range(1 + passes):
-                start = time.perf_counter()
-                model(**batch).loss.backward()
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                seconds.append(time.perf_counter() - start)
+            # The precision is that of the caller's autocast.
+            seconds = [run_pass(model, batch, torch.float32) for _ in range(1 + passes)]
         return Trial(backend, batch["input_ids"].numel() / statistics.median(seconds[1:]))
     except FAILURES as error:
         if isinstance(error, torch.OutOfMemoryError):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo.utils import counters
@@ -24,10 +23,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from tasks.core.errors import DataError
 from tasks.core.printable import counted
 from tasks.storage.schemas import LOSS_WEIGHT
-from train.machine.alarm import fail_alike
-from train.machine.ranks import largest
-from train.model.adapters.adapter import keep_random, set_random
-from train.model.attention import autocast
+from train.machine.ranks import fail_alike, largest
+from train.model.adapter import keep_random, set_random
+from train.model.attention import autocast, run_pass
 
 # Relative difference of loss and gradient norm up to which two steps count as equal.
 SAME = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 1e-2}
@@ -48,10 +46,7 @@ Undo = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """Result of a trial: whether an option is in use, and a note for the user.
-
-    `seconds` is the time of a pass with the option, if it was timed.
-    """
+    """Whether an option is used, a note, and the seconds of a pass if timed."""
 
     used: bool
     note: str
@@ -66,10 +61,7 @@ def no_fused_loss_reason() -> str:
 
 
 def try_fused_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int) -> Tried:
-    """Use the fused loss if a step with it gives the same loss and gradient.
-
-    See `loss_and_gradient`.
-    """
+    """Use the fused loss if a step with it gives the same loss and gradient."""
     if reason := no_fused_loss_reason():
         return Tried(False, f"fused_loss: not used: {reason}")
     undo, off, reason = _try(model, fuse_loss, batch, dtype, seed)
@@ -82,11 +74,8 @@ def try_fused_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtyp
 def try_compile(
     model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int, *, timed: bool = True
 ) -> Tried:
-    """Compile the layers if loss and gradient stay the same and passes are faster.
-
-    `batch` has as many rows as the batches of training, because torch compiles for this size. Without `timed`, for
-    example if a run is resumed, the speed does not matter.
-    """
+    """Compile the layers if loss and gradient stay the same and passes are faster."""
+    # torch compiles for the number of rows in `batch`. Without `timed`, as in a resumed run, the speed does not matter.
     plain = _seconds(model, batch, dtype) if timed else math.nan
     before = _compiled()
     undo, off, reason = _try(model, compile_layers, batch, dtype, seed)
@@ -96,7 +85,7 @@ def try_compile(
             seconds = _seconds(model, batch, dtype)
         plain, seconds = largest([plain, seconds], model.device)
         times = f"a pass takes {seconds:.3g} s with it and {plain:.3g} s without"
-        reason, flaws = _flaws(before, _compiled())
+        reason, flaws = _flaws(before)
         if largest([float(bool(reason))], model.device)[0]:
             reason = reason or "another rank could not"
         elif timed and seconds > (1 - FASTER) * plain:
@@ -111,10 +100,7 @@ def try_compile(
 def _try(
     model: Any, turn_on: Callable[[Any], Undo], batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int
 ) -> tuple[Undo, float, str]:
-    """Turn on an option, and compare a step with and without it.
-
-    Returns a function that undoes the option, the relative difference, and the reason not to use the option.
-    """
+    """Turn on an option: how to undo it, its difference, why not to use it."""
     undo: Undo = lambda: None  # noqa: E731
     off, reason = math.nan, ""
     # The zero weights of a new adapter hide most gradients.
@@ -136,11 +122,12 @@ def _try(
 
 
 def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> tuple[float, float]:
-    """Return the mean loss of the trained tokens and the gradient norm of one step.
-
-    Clears the gradient afterwards. Dropout is off, because compiled code draws different random numbers.
-    """
-    dropouts = list(_dropouts(model))
+    """Return the mean loss of the trained tokens and the gradient norm of one step."""
+    # Dropout is off, because compiled code draws different random numbers.
+    dropouts = [(module, "p", module.p) for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    # Some models, such as OPT and BioGPT, call the dropout function with their own rate.
+    attributes = ((module, name, p) for module in model.modules() for name, p in vars(module).items())
+    dropouts += [(module, name, p) for module, name, p in attributes if "drop" in name and isinstance(p, float)]
     for module, name, _ in dropouts:
         setattr(module, name, 0.0)
     # As in training, the loss is scaled in fp16, because small gradients would vanish. If large ones overflow, the
@@ -161,15 +148,6 @@ def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.d
         model.zero_grad()
         for module, name, p in dropouts:
             setattr(module, name, p)
-
-
-def _dropouts(model: Any) -> Iterator[tuple[Any, str, float]]:
-    """Yield (module, attribute, rate) for each dropout rate of a model."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            yield module, "p", module.p
-        # Some models, such as OPT and BioGPT, call the dropout function with their own rate.
-        yield from ((module, name, p) for name, p in vars(module).items() if "drop" in name and isinstance(p, float))
 
 
 @contextmanager
@@ -193,11 +171,8 @@ def _adapter_with_gradients(model: Any, seed: int) -> Iterator[None]:
 
 
 def compile_layers(model: Any) -> Undo:
-    """Compile each decoder layer in place.
-
-    All layers share one graph per batch size, and weights keep their names. Activation checkpointing is part of
-    transformers' layers, so it is compiled with them.
-    """
+    """Compile each decoder layer in place."""
+    # All layers share one graph per batch size. Activation checkpointing is compiled with them.
     layers = model.get_decoder().layers
     for layer in layers:
         layer.compile()
@@ -211,27 +186,17 @@ def compile_layers(model: Any) -> Undo:
 
 def _seconds(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> float:
     """Return the median seconds of a forward and backward pass; infinity if it fails."""
-    times = []
     try:
         with keep_random(model.device):
-            for _ in range(1 + PASSES):
-                start = time.perf_counter()
-                with autocast(model.device, dtype):
-                    loss = model(**batch)["loss"]
-                loss.backward()
-                if model.device.type == "cuda":
-                    torch.cuda.synchronize(model.device)
-                times.append(time.perf_counter() - start)
+            return statistics.median([run_pass(model, batch, dtype) for _ in range(1 + PASSES)][1:])
     except RuntimeError as error:
         fail_alike(model, error)
         return math.inf
     finally:
         model.zero_grad()
-    return statistics.median(times[1:])
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
+class _Compiled(NamedTuple):
     """Counts of torch's compilations in this process so far."""
 
     graphs: int
@@ -246,25 +211,19 @@ def _compiled() -> _Compiled:
     return _Compiled(counters["stats"]["unique_graphs"], counters["graph_break"].total(), failed, limits)
 
 
-def _flaws(before: _Compiled, now: _Compiled) -> tuple[str, str]:
-    """Return why the layers are not compiled, or else which parts of them are not.
-
-    torch reports neither.
-    """
-    if now.graphs == before.graphs:
-        causes = {
-            "TORCHDYNAMO_DISABLE is set": torch._dynamo.config.disable,
-            "torch._dynamo.config.suppress_errors hides the error": torch._dynamo.config.suppress_errors,
-        }
-        cause = next((f" ({cause})" for cause, holds in causes.items() if holds), "")
+def _flaws(before: _Compiled) -> tuple[str, str]:
+    """Return why the layers are not compiled, or which parts of them are not."""
+    graphs, breaks, failed, refused = (now - then for now, then in zip(_compiled(), before, strict=True))
+    settings = torch._dynamo.config
+    if not graphs:
+        cause = " (torch._dynamo.config.suppress_errors hides the error)" * settings.suppress_errors
+        cause = " (TORCHDYNAMO_DISABLE is set)" if settings.disable else cause
         return f"torch compiled nothing and ran the layers as they are{cause}", ""
-    if now.refused > before.refused:
-        limit = torch._dynamo.config.recompile_limit
-        return f"torch compiled a layer {limit} times, its limit, and then ran it as it is", ""
-    breaks, failed = now.breaks - before.breaks, now.failed - before.failed
-    found = [counted(breaks, "graph break")] * bool(breaks)
-    found += [f"{counted(failed, 'function')} not compiled"] * bool(failed)
-    return "", f"; {', '.join(found)}" if found else ""
+    if refused:
+        return f"torch compiled a layer {settings.recompile_limit} times, its limit, and then ran it as it is", ""
+    parts = [counted(breaks, "graph break")] * bool(breaks)
+    parts += [f"{counted(failed, 'function')} not compiled"] * bool(failed)
+    return "", f"; {', '.join(parts)}" if parts else ""
 
 
 def gave_up() -> bool:
@@ -276,10 +235,7 @@ def gave_up() -> bool:
 
 
 def comparable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return COMPARED tokens of a row, including the first that is trained on.
-
-    A shorter row is returned whole.
-    """
+    """Return COMPARED tokens of a row, including the first that is trained on."""
     trained = (torch.as_tensor(row["labels"]) >= 0).nonzero()
     first = int(trained[0]) if len(trained) else 0
     start = max(0, min(first - 1, len(row["labels"]) - COMPARED))
@@ -288,10 +244,7 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class WeightedOutput(CausalLMOutputWithPast):
-    """Output of a model for a batch with `loss_weight`.
-
-    `token_loss` is the mean loss without weights.
-    """
+    """Output with `loss_weight`; `token_loss` is the mean loss without weights."""
 
     token_loss: torch.Tensor | None = None
 
@@ -302,8 +255,73 @@ def weigh_loss(model: Any) -> Undo:
     `loss_weight` is float32[B, L]; see `weighted_loss`. A pass without it or without labels is unchanged. Without this
     function, models of transformers silently ignore `loss_weight`.
     """
-    causal = _causal(model)
-    return _replace_forward(causal, partial(_forward_with_weights, causal, causal.forward))
+    return _replace_forward(model, fused=False)
+
+
+def fuse_loss(model: Any) -> Undo:
+    """Make a causal language model compute its loss without all logits in memory.
+
+    The loss is computed from the hidden states in chunks. A pass with labels then returns the loss but no logits. A
+    pass without labels is unchanged. With `num_items_in_batch`, the loss is the sum over the trained tokens divided by
+    this number, as the Trainer's accumulation requires. `loss_weight` is applied as by `weigh_loss`.
+    """
+    return _replace_forward(model, fused=True)
+
+
+def _replace_forward(model: Any, fused: bool) -> Undo:
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model  # without an adapter around it
+    former = vars(causal).get("forward")
+    causal.forward = partial(_forward, causal, causal.forward, fused)
+
+    def undo() -> None:
+        del causal.forward  # restores the method of its class
+        if former is not None:
+            causal.forward = former
+
+    return undo
+
+
+def _forward(
+    causal: Any,
+    plain: Callable[..., Any],
+    fused: bool,
+    input_ids: torch.Tensor | None = None,
+    labels: torch.Tensor | None = None,
+    loss_weight: torch.Tensor | None = None,
+    **inputs: Any,
+) -> Any:
+    if labels is None or (loss_weight is None and not fused):
+        return plain(input_ids=input_ids, **inputs | ({} if labels is None else {"labels": labels}))
+    items = inputs.pop("num_items_in_batch", None)
+    targets, logits = pad(labels, (0, 1), value=-100)[:, 1:].flatten(), None
+    if fused:
+        hidden = causal.get_decoder()(input_ids=input_ids, **inputs)[0]
+        head = causal.get_output_embeddings()
+        chunks = zip(hidden.flatten(0, 1).to(head.weight.dtype).split(CHUNK), targets.split(CHUNK), strict=True)
+        of_chunks = [
+            torch.nn.functional.linear_cross_entropy(
+                x,
+                head.weight,
+                target,
+                linear_bias=head.bias,
+                reduction="sum" if loss_weight is None else "none",
+                options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK, chunking_method=None),
+            ).float()
+            for x, target in chunks
+        ]
+        if loss_weight is None:
+            items = (targets != -100).sum() if items is None else items
+            return CausalLMOutputWithPast(loss=torch.stack(of_chunks).sum() / items)
+        losses = torch.cat(of_chunks)
+    else:
+        logits = plain(input_ids=input_ids, **inputs).logits
+        values = logits.float().flatten(0, 1)
+        losses = torch.nn.functional.cross_entropy(
+            values, targets.to(values.device), ignore_index=-100, reduction="none"
+        )
+    assert loss_weight is not None
+    loss, token_loss = weighted_loss(losses, labels, loss_weight, items)
+    return WeightedOutput(loss=loss, logits=logits, token_loss=token_loss)
 
 
 def weighted_loss(
@@ -323,10 +341,8 @@ def weighted_loss(
 
 
 def require_same_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
-    """Raise DataError unless weights of 1 leave the loss of a model unchanged.
-
-    Call this after `weigh_loss`. A model may add other terms to the loss of its tokens.
-    """
+    """Raise DataError unless weights of 1 leave the loss of a model unchanged."""
+    # A model may add other terms to the loss of its tokens.
     plain = {name: values for name, values in batch.items() if name != LOSS_WEIGHT}
     ones = plain | {LOSS_WEIGHT: torch.ones_like(batch[LOSS_WEIGHT])}
     with torch.no_grad(), autocast(model.device, dtype):
@@ -337,84 +353,3 @@ def require_same_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.d
             f"the corpus has a loss_weight for each token, and the loss of this model is not the mean of its tokens "
             f"({own:g}, which would be {ours:g}); pack the corpus with loss_weight: none, or use another model",
         )
-
-
-def _causal(model: Any) -> Any:
-    """Return the causal language model, without an adapter around it."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _replace_forward(causal: Any, forward: Callable[..., Any]) -> Undo:
-    former = vars(causal).get("forward")
-    causal.forward = forward
-
-    def undo() -> None:
-        del causal.forward  # restores the method of its class
-        if former is not None:
-            causal.forward = former
-
-    return undo
-
-
-def _forward_with_weights(
-    causal: Any,
-    plain: Callable[..., Any],
-    input_ids: torch.Tensor | None = None,
-    labels: torch.Tensor | None = None,
-    loss_weight: torch.Tensor | None = None,
-    **inputs: Any,
-) -> Any:
-    if labels is None or loss_weight is None:
-        inputs |= {} if labels is None else {"labels": labels}
-        return plain(input_ids=input_ids, **inputs)
-    items = inputs.pop("num_items_in_batch", None)
-    outputs = plain(input_ids=input_ids, **inputs)
-    targets = pad(labels, (0, 1), value=-100)[:, 1:].flatten()
-    logits = outputs.logits.float().flatten(0, 1)
-    losses = torch.nn.functional.cross_entropy(logits, targets.to(logits.device), ignore_index=-100, reduction="none")
-    loss, token_loss = weighted_loss(losses, labels, loss_weight, items)
-    return WeightedOutput(loss=loss, logits=outputs.logits, token_loss=token_loss)
-
-
-def fuse_loss(model: Any) -> Undo:
-    """Make a causal language model compute its loss without all logits in memory.
-
-    The loss is computed from the hidden states in chunks. A pass with labels then returns the loss but no logits. A
-    pass without labels is unchanged. With `num_items_in_batch`, the loss is the sum over the trained tokens divided by
-    this number, as the Trainer's accumulation requires. `loss_weight` is applied as by `weigh_loss`.
-    """
-    causal = _causal(model)
-    return _replace_forward(causal, partial(_forward_with_fused_loss, causal, causal.forward))
-
-
-def _forward_with_fused_loss(
-    causal: Any,
-    plain: Callable[..., Any],
-    input_ids: torch.Tensor | None = None,
-    labels: torch.Tensor | None = None,
-    num_items_in_batch: torch.Tensor | int | None = None,
-    loss_weight: torch.Tensor | None = None,
-    **inputs: Any,
-) -> Any:
-    if labels is None:
-        return plain(input_ids=input_ids, **inputs)
-    hidden = causal.get_decoder()(input_ids=input_ids, **inputs)[0]
-    head = causal.get_output_embeddings()
-    targets = pad(labels, (0, 1), value=-100)[:, 1:].flatten()
-    chunks = zip(hidden.flatten(0, 1).to(head.weight.dtype).split(CHUNK), targets.split(CHUNK), strict=True)
-    sums = [
-        torch.nn.functional.linear_cross_entropy(
-            x,
-            head.weight,
-            target,
-            linear_bias=head.bias,
-            reduction="sum" if loss_weight is None else "none",
-            options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK, chunking_method=None),
-        ).float()
-        for x, target in chunks
-    ]
-    if loss_weight is not None:
-        loss, token_loss = weighted_loss(torch.cat(sums), labels, loss_weight, num_items_in_batch)
-        return WeightedOutput(loss=loss, token_loss=token_loss)
-    items = (targets != -100).sum() if num_items_in_batch is None else num_items_in_batch
-    return CausalLMOutputWithPast(loss=torch.stack(sums).sum() / items)

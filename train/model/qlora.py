@@ -13,17 +13,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from tasks.core.errors import DataError, PartMissing
+from tasks.core.errors import DataError, PartMissing, UsageError
 from tasks.core.printable import counted
 from train.config import TrainingConfig
-from train.machine.out_of_memory import is_shortage
+from train.machine.process import is_shortage
 from train.model import states
-from train.model.adapters.adapter import add_adapter
-from train.model.attention import BACKENDS
+from train.model.adapter import add_adapter
+from train.model.attention import BACKENDS, separate_by_positions
 from train.model.base_model import read_config, unreadable
-from train.model.masks import separate_by_positions
 
 
 def load_model(
@@ -118,3 +121,63 @@ def quantized(model: Any) -> list[Any]:
     from bitsandbytes.nn import Linear4bit
 
     return [layer for layer in model.modules() if isinstance(layer, Linear4bit)]
+
+
+def is_sharded(model: Any) -> bool:
+    return bool(getattr(model, "shards_frozen_weights", False))
+
+
+def share_of_rank(model: Any) -> float:
+    """Return the share of frozen bytes that this rank keeps between two passes."""
+    frozen = [weights for weights in model.parameters() if not weights.requires_grad]
+    kept = sum(weights.to_local().nbytes if isinstance(weights, DTensor) else weights.nbytes for weights in frozen)
+    return kept / max(1, sum(weights.nbytes for weights in frozen))
+
+
+def check_ranks(config: TrainingConfig) -> None:
+    """Raise UsageError if `sharding: full` is set with one rank or with samples."""
+    if config.sharding == "full" and config.samples:
+        raise UsageError(
+            "bad_setting", "samples: one rank generates them, which sharding: full does not allow; set samples: 0"
+        )
+    if config.sharding == "full" and not torch.distributed.is_initialized():
+        raise UsageError("bad_setting", "sharding: full needs several ranks; set sharding: none, or use more GPUs")
+
+
+def shard(model: Any, device: torch.device | str) -> None:
+    """Move a model to `device` and divide its frozen weights among all ranks.
+
+    The model has an adapter. Only the layers of its decoder are divided. Embeddings, norms outside the layers, the
+    head, and the adapter stay whole. Raises DataError if the model has no list of layers.
+    """
+    device, decoder = torch.device(device), model.get_decoder()
+    layers = next((child for child in decoder.children() if isinstance(child, torch.nn.ModuleList)), None)
+    if not layers:
+        raise DataError("bad_model", f"sharding: full: a {model.config.model_type} model has no list of layers")
+    trained = {weights for weights in model.parameters() if weights.requires_grad}
+    whole = trained | (set(model.parameters()) - set(layers.parameters()))
+    states = {layer: layer.weight.quant_state for layer in quantized(model)}
+    for tensor in (*whole, *model.buffers()):
+        tensor.data = tensor.data.to(device)
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=trained)
+    fully_shard(decoder, mesh=mesh, ignored_params=whole)
+    for layer, state in states.items():
+        state.to(device)
+        # bitsandbytes reads the state of the layer once its weight has been gathered. The counts of weights read the
+        # state of the weight.
+        layer.quant_state = layer.weight.quant_state = state
+    model.hf_device_map = model.get_base_model().hf_device_map = {"": device}
+    model.shards_frozen_weights = True
+
+
+def data_parallel(model: Any, accelerator: Any) -> Any:
+    """Wrap a sharded model for training, because accelerate refuses sharded weights."""
+    model = accelerator.prepare_model(model, evaluation_mode=True)  # autocast only
+    model._ddp_params_and_buffers_to_ignore = [
+        name for name, weights in model.named_parameters() if not weights.requires_grad
+    ]
+    options = accelerator.ddp_handler.to_kwargs() if accelerator.ddp_handler else {}
+    index = accelerator.device.index
+    return DistributedDataParallel(model, device_ids=[index] if accelerator.device.type == "cuda" else None, **options)

@@ -84,10 +84,7 @@ def cut(position_ids: torch.Tensor) -> Cuts:
 
 
 def groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Group segments, the longest first.
-
-    No segment is less than half as long as the longest of its group.
-    """
+    """Group segments; none is less than half as long as the longest of its group."""
     found: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         if not found or 2 * lengths[number] < lengths[found[-1][0]]:
@@ -116,18 +113,12 @@ def separation(model: Any) -> Separation:
 
 
 def layers_with_state(model: Any) -> list[Any]:
-    """Return the decoder layers that mix tokens by a convolution.
-
-    The convolution may be alone or before a scan.
-    """
-    found = [
-        module
-        for module in model.get_decoder().modules()
-        if any(isinstance(part, torch.nn.Conv1d) for part in module.children())
-    ]
+    """Return the decoder layers that mix tokens by a convolution."""
+    modules = model.get_decoder().modules()
+    layers = [layer for layer in modules if any(isinstance(part, torch.nn.Conv1d) for part in layer.children())]
     # A layer whose forward has no **kwargs takes more than hidden states, or returns other shapes.
-    named = (inspect.signature(type(layer).forward).parameters.values() for layer in found)
-    return found if all(any(name.kind is name.VAR_KEYWORD for name in names) for names in named) else []
+    named = (inspect.signature(type(layer).forward).parameters.values() for layer in layers)
+    return layers if all(any(name.kind is name.VAR_KEYWORD for name in names) for names in named) else []
 
 
 def ways(model: Any, attention: str) -> list[str]:
@@ -144,10 +135,7 @@ def missing(model: Any) -> str:
 
 
 def cause(error: Exception) -> str:
-    """Return the first line of an error.
-
-    If transformers lacks kernels, this line names the package to install.
-    """
+    """Return the first line of an error, which may name a package to install."""
     return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
 
 
@@ -198,11 +186,7 @@ def _run_layer(state: Separation, layer: Any, plain: Any, /, *args: Any, **named
         hidden = next(iter((*args, *named.values())))
         if hidden.shape[:2] != state.cuts.shape:
             raise RuntimeError(f"a layer has {tuple(hidden.shape[:2])} tokens, but the batch has {state.cuts.shape}")
-        return (
-            _run_whole(state.cuts, plain, args, named)
-            if state.way == KERNELS
-            else run_apart(state.cuts, plain, args, named)
-        )
+        return run_apart(state.cuts, plain, args, named, whole=state.way == KERNELS)
     finally:
         layer.training = mode
 
@@ -212,7 +196,7 @@ def _run_decoder(state: Separation, _decoder: Any, plain: Any, /, *args: Any, **
     if state.cuts is None:
         return plain(*args, **named)
 
-    named.pop("attention_mask", None)  # for the whole batch, from train.model.masks
+    named.pop("attention_mask", None)  # for the whole batch, from train.model.attention
 
     def with_positions(*args: Any, **named: Any) -> Any:
         if named.get("position_ids") is not None:
@@ -224,50 +208,32 @@ def _run_decoder(state: Separation, _decoder: Any, plain: Any, /, *args: Any, **
     return run_apart(state.cuts, with_positions, args, named)
 
 
-def run_apart(cuts: Cuts, call: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call a module with segments as rows, and join its outputs to [B, L, …]."""
-    named = {name: value for name, value in named.items() if not name.startswith(OF_BATCH)}
-    found = []
-    for tokens in cuts.batches:
-        take = partial(_take, tokens)
-        out = call(*_each(cuts, take, args), **_each(cuts, take, named))
-        found.append(_first(out).flatten(0, 1))
-    return _with_first(out, torch.cat(found)[cuts.back].unflatten(0, cuts.shape))
+def run_apart(
+    cuts: Cuts, call: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], whole: bool = False
+) -> Any:
+    """Call a module with segments as rows, and join its outputs to [B, L, …].
 
-
-def _run_whole(cuts: Cuts, call: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call a module with the batch as one sequence, and with its bounds."""
-    bounds = {"seq_idx": cuts.numbers, "cu_seq_lens_q": cuts.bounds}
-    out = call(*_each(cuts, _join, args), **_each(cuts, _join, named) | bounds)
-    return _with_first(out, _first(out)[0].unflatten(0, cuts.shape))
-
-
-def _take(tokens: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return x.flatten(0, 1)[tokens]
-
-
-def _join(x: torch.Tensor) -> torch.Tensor:
-    return x.flatten(0, 1)[None]
-
-
-def _each(cuts: Cuts, change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Change each tensor that has the tokens of the batch, also within containers."""
-    if isinstance(value, torch.Tensor) and value.shape[1:2] == cuts.shape[1:]:
-        if len(value) == 1:
-            value = value.expand(cuts.shape[0], *value.shape[1:])
-        return change(value)
-    if isinstance(value, dict):
-        return {name: _each(cuts, change, x) for name, x in value.items()}
-    return type(value)(_each(cuts, change, x) for x in value) if type(value) in (tuple, list) else value
-
-
-def _first(out: Any) -> torch.Tensor:
-    """Return the hidden states among the outputs of a module."""
-    found: torch.Tensor = out if isinstance(out, torch.Tensor) else out[0]
-    return found
-
-
-def _with_first(out: Any, hidden: torch.Tensor) -> Any:
+    With `whole`, it is called once, with the batch as one sequence and with its bounds.
+    """
+    if not whole:
+        named = {name: value for name, value in named.items() if not name.startswith(OF_BATCH)}
+    bounds = {"seq_idx": cuts.numbers, "cu_seq_lens_q": cuts.bounds} if whole else {}
+    parts = []
+    for tokens in [slice(None)] if whole else cuts.batches:
+        out = call(*_each(cuts, tokens, args), **_each(cuts, tokens, named) | bounds)
+        parts.append((out if isinstance(out, torch.Tensor) else out[0]).flatten(0, 1))
+    hidden = torch.cat(parts)[slice(None) if whole else cuts.back].unflatten(0, cuts.shape)
     if isinstance(out, torch.Tensor):
         return hidden
     return (hidden, *out[1:]) if isinstance(out, tuple) else type(out)(last_hidden_state=hidden)
+
+
+def _each(cuts: Cuts, tokens: Any, value: Any) -> Any:
+    """Take `tokens` of each tensor with the tokens of the batch, also in containers."""
+    if isinstance(value, torch.Tensor) and value.shape[1:2] == cuts.shape[1:]:
+        flat = value.expand(cuts.shape[0], *value.shape[1:]) if len(value) == 1 else value
+        taken = flat.flatten(0, 1)[tokens]
+        return taken[None] if isinstance(tokens, slice) else taken
+    if isinstance(value, dict):
+        return {name: _each(cuts, tokens, x) for name, x in value.items()}
+    return type(value)(_each(cuts, tokens, x) for x in value) if type(value) in (tuple, list) else value

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from tasks.conversations.dialects.lists import list_of
-from tasks.conversations.dialects.parts import keys_of_part
-from tasks.conversations.dialects.tools import tools_of
 from tasks.conversations.fields import missing, parsed, text_of
-from tasks.conversations.keys.objects import Object
-from tasks.conversations.keys.other_data import MEDIA_PARTS, part_of_other_data
+from tasks.conversations.lists import list_of
 from tasks.conversations.model import Conversation, Format, Record
+from tasks.conversations.objects import Object
+from tasks.conversations.other_data import MEDIA_PARTS, part_of_other_data
+from tasks.conversations.parts import keys_of_part
+from tasks.conversations.tools import tools_of
 from tasks.conversations.traces.claude_code import is_claude_code, read_claude_code
 from tasks.conversations.traces.codex import is_codex, is_old_codex, read_codex
 from tasks.conversations.traces.pi import is_pi, read_pi

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from tasks.conversations.openai import OPENAI_ROLES
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.strings import Unchanged
@@ -39,7 +40,6 @@ _START = rf"""(?:^|["'}}]){_SPACE}"""
 _LIKE_ESCAPE = re.compile(r"\\u[0-9a-f]{4}|^[\\u0-9a-f]{2,12}$")
 
 _OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
-_ROLES = {"system", "user", "assistant", "tool"}
 
 
 class Breaker:
@@ -47,7 +47,7 @@ class Breaker:
 
     def __init__(self, encoder: Encoder, source: str):
         self._encoder, self._source = encoder, source
-        self._intact = Unchanged(lambda text: self._broken_text(text, _PRIVATE_CHARACTER), _OUR_KEYS, _ROLES)
+        self._intact = Unchanged(lambda text: self._broken_text(text, _PRIVATE_CHARACTER), _OUR_KEYS, OPENAI_ROLES)
 
     def broken(self, messages: Any, tools: Any, options: Mapping[str, Any] | None = None, said: str = "") -> Broken:
         """Break the control strings of messages, tools, and options of the template.

@@ -36,10 +36,14 @@ class ByTools(Template):
         self.name, self.encoder = default.name, default.encoder
         self.adjust, self.sections = default.adjust, default.sections
         self.engines = BothEngines(default.engines, tool_use.engines)
+        self.undefined = (*default.undefined, *tool_use.undefined)
 
     def of(self, conversation: Conversation) -> JinjaTemplate:
         """Return the template that renders a conversation."""
         return self._tool_use if conversation.tools else self._default
+
+    def knows_developer(self, conversation: Conversation) -> bool:
+        return self.of(conversation).knows_developer(conversation)
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         return self.of(conversation).spans(conversation, trained)

@@ -15,12 +15,13 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from tasks.conversations.dialects.reasoning import REASONING_KEYS
 from tasks.conversations.model import Message
 from tasks.conversations.openai import as_openai, in_parts
+from tasks.conversations.reasoning import REASONING_KEYS
 from tasks.core.errors import Reject
 from tasks.templates.jinja.engines.renderer import Renderer
 from tasks.templates.jinja.engines.requests import Job
+from tasks.templates.names import knows_developer
 from tasks.templates.reasoning import ReasoningForm, is_ambiguous, with_reasoning
 
 # Templates that search the content for reasoning split it at the end marker, or test for this marker.
@@ -40,6 +41,7 @@ class ExpectedForms:
     def __init__(self, source: str, renderer: Renderer, options: Mapping[str, Any] | None = None):
         self._source, self._renderer, self._options = source, renderer, options
         self._reads_lists: dict[str, bool] = {}
+        self.knows_developer = knows_developer(source)
         # Most templates read `reasoning_content`. That of gpt-oss reads `thinking`, and Gemma 4 also `reasoning`.
         self._fields = tuple(key for key in REASONING_KEYS[1:] if re.search(rf"\b{key}\b", source))
 
@@ -49,6 +51,7 @@ class ExpectedForms:
         A content of several parts is a list of their texts if the template reads lists, for `in_parts`.
         """
         found = as_openai(message)
+        found["role"] = self.role_of(message)
         if message.role == "assistant":
             if not self._separates(message):
                 found = self._in_form(found, self.reasoning)
@@ -59,9 +62,13 @@ class ExpectedForms:
                 if text_arguments:
                     for call, written in zip(message.tool_calls, found["tool_calls"], strict=True):
                         written["function"]["arguments"] = call.arguments
-        if message.parts and found["content"] == "\n".join(message.parts) and self.reads_lists(message.role):
+        if message.parts and found["content"] == "\n".join(message.parts) and self.reads_lists(found["role"]):
             found["content"] = [*message.parts]
         return found
+
+    def role_of(self, message: Message) -> str:
+        """Return the role of a message as the template reads it."""
+        return message.given_role if self.knows_developer else message.role
 
     def _in_form(self, answer: dict[str, Any], form: ReasoningForm) -> dict[str, Any]:
         return with_reasoning(answer, form, self._fields)
@@ -79,9 +86,8 @@ class ExpectedForms:
             message = in_parts({"role": role, "content": texts})
             if role == "tool":
                 message |= {"name": "t-o-o-l", "tool_call_id": "callabcde"}
-            messages = {"system": [message, question, answer], "user": [message, answer]}
-            messages |= {"assistant": [question, message], "tool": [question, call, message]}
-            found = self._text_of(*messages[role])
+            messages = {"user": [message, answer], "assistant": [question, message], "tool": [question, call, message]}
+            found = self._text_of(*messages.get(role, [message, question, answer]))
             self._reads_lists[role] = all(re.search(rf"{text}(?!['\"])", found) for text in texts)
         return self._reads_lists[role]
 

@@ -30,6 +30,7 @@ import orjson
 from tasks.conversations.model import Conversation, options_json
 from tasks.conversations.openai import in_parts
 from tasks.core.errors import DataError, PackError, Reject, UsageError
+from tasks.encoders.auto_tokenizer import NAMES as SPECIAL_TOKENS
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import GIVEN_TO_TEMPLATES, NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
@@ -41,7 +42,7 @@ from tasks.templates.jinja.expected_forms import ExpectedForms
 from tasks.templates.jinja.neutral import Neutral
 from tasks.templates.jinja.splitter import Splitter
 from tasks.templates.jinja.token_boundary import TokenBoundary
-from tasks.templates.jinja.turns.context import Context, has_gaps
+from tasks.templates.jinja.turns.context import Checked, Context, has_gaps
 from tasks.templates.jinja.turns.cuts import Answer, Cuts, Written, answers_at, empty_block, starts_with_block, without
 from tasks.templates.jinja.turns.flagged import Range
 from tasks.templates.jinja.turns.labels import Labels
@@ -130,12 +131,17 @@ class JinjaTemplate(Template):
         ends = encoder.control_pattern.pattern
         constants = special | dict(options or {})
         self._renderer = Renderer(name, source, constants, date, ends)
+        given = {*constants, *GIVEN_TO_TEMPLATES, "documents", *SPECIAL_TOKENS}
+        self.undefined = ({name: n for name, n in self._renderer.names_read.items() if name not in given},)
         self.engines = Engines(self._renderer, source, constants, date, ends)
         self._source = source
         self._readings: dict[str, _Reading] = {}  # by options of conversations as JSON
         self.sections = sections
         self._cuts = Cuts(name, encoder, self._boundary, sections)
         self._context = Context(name)
+
+    def knows_developer(self, conversation: Conversation) -> bool:
+        return self._reading(conversation).forms.knows_developer
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation that is one sample.
@@ -215,21 +221,46 @@ class JinjaTemplate(Template):
         if not samples or samples[0].turn is not None:
             controls.insert(0, [string for _, string, _ in self._splitter.controls_in(rendering.text, breaker)])
         self._require_own_controls(controls, job, conversation)
-        count = len(job.messages)
-        ends = [(each.text, count if each.turn is None else each.turn + 1) for each in rendering.samples]
-        if not ends or rendering.samples[0].turn is None:  # one sample with every prompt
-            ends, job = [(rendering.text, count)], job._replace(turns=[], method="others")
-        self._context.require(ends, job.messages, job.tools, breaker, partial(self._texts_with, job))
+        self._context.require(
+            self._checked(rendering, job), job.messages, job.tools, breaker, partial(self._checked_with, job, rendering)
+        )
         return samples
 
-    def _texts_with(self, job: Job, messages: Sequence[Any], tools: Any) -> list[str]:
-        """Return the texts of the samples of other messages; [] for a reject."""
-        engine: Engine = "minijinja" if self.engines.are_fast else "jinja2"
+    def _checked(self, rendering: Rendering, job: Job) -> list[Checked]:
+        """Return the samples of a rendering with the ranges of each trained message."""
+        if not rendering.samples:
+            return [Checked(rendering.text, len(job.messages), {})]
+        checked, after = [], 0
+        for text, ranges, turn, turns, _, flagged in rendering.samples:
+            end = len(job.messages) if turn is None else turn + 1
+            if self._all:
+                others = self._without(rendering)
+                where = {k: others for k in range(end) if k not in turns}
+            else:
+                where = {k: ranges[n : n + 1] for n, k in enumerate(turns)}
+                added = [k for k in job.turns if after <= k < end and job.messages[k]["role"] != "assistant"]
+                where |= {k: [*flagged] for k in added}
+            checked.append(Checked(text, end, where))
+            after = end
+        return checked
+
+    def _checked_with(
+        self, job: Job, rendering: Rendering, messages: Sequence[Any], tools: Any, located: bool
+    ) -> list[Checked]:
+        """Return the samples of other messages; [] for a reject.
+
+        If one sample has every prompt, turns are located only if `located`, because this takes further renderings.
+        """
+        is_fast = self.engines.are_fast and job.engine != "jinja2"
+        engine: Engine = "minijinja" if is_fast else "jinja2"
         other = job._replace(messages=[*messages], tools=tools, marks=False, engine=engine)
+        if not located and (not rendering.samples or rendering.samples[0].turn is None):
+            other = other._replace(turns=[], method="others")
         try:
-            return [sample.text for sample in self.engines.render(other).samples]
+            found = self.engines.render(other)
         except (Reject, DataError):
             return []
+        return self._checked(found, other) if found.samples else []
 
     @property
     def _reads_marks(self) -> bool:
@@ -338,7 +369,10 @@ class JinjaTemplate(Template):
         alike = (
             job.method,
             len(conversation.tools),
-            *((m.role, not m.content, not m.reasoning, len(m.tool_calls), len(m.parts)) for m in conversation.messages),
+            *(
+                (m.given_role, not m.content, not m.reasoning, len(m.tool_calls), len(m.parts))
+                for m in conversation.messages
+            ),
             options_json(conversation),
             *job.turns,
             *(~k for k in job.last),
@@ -401,7 +435,7 @@ class JinjaTemplate(Template):
         """
         if any(message.parts for message in conversation.messages):
             forms = self._reading(conversation).forms
-            if any(message.parts and forms.reads_lists(message.role) for message in conversation.messages):
+            if any(message.parts and forms.reads_lists(forms.role_of(message)) for message in conversation.messages):
                 return None
             messages = tuple(replace(message, parts=()) for message in conversation.messages)
             conversation = replace(conversation, messages=messages)
@@ -440,8 +474,12 @@ class JinjaTemplate(Template):
             rendering, strips = self._traced(broken, turns, "apart")
         if rendering.lost or rendering.unusual is None:
             return None
-        for text, _, turn, *_ in rendering.samples:
-            if not has_gaps(text, broken.messages if turn is None else broken.messages[: turn + 1], broken.tools):
+        for text, ranges, turn, numbers, *_ in rendering.samples:
+            parts = [(text, broken.messages if turn is None else broken.messages[: turn + 1], broken.tools)]
+            parts += [
+                (text[start:stop], [broken.messages[k]], None) for k, (start, stop) in zip(numbers, ranges, strict=True)
+            ]
+            if not all(has_gaps(*part) for part in parts):
                 return None  # each of these conversations is rendered and rejected
         samples = self._located(rendering, conversation, None, broken.breaker)
         *tests, formats = rendering.unusual

@@ -180,7 +180,7 @@ SHOWN = [
 def test_the_records_of_the_guide_are_read_as_it_says() -> None:
     guide = (ROOT / "docs" / "guides" / "agent-data.md").read_text(encoding="utf-8")
     found = []
-    for block in guide.split("```json\n")[1:]:
+    for block in guide.partition("\n## Agent data\n")[2].split("```json\n")[1:]:
         text = block.partition("```")[0].strip()
         while text:
             record, end = json.JSONDecoder().raw_decode(text)

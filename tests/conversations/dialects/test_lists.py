@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tasks.conversations.formats import detect, read_record
-from tasks.conversations.keys.other_data import without_parts
-from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import Conversation, Message
+from tasks.conversations.other_data import without_parts
+from tasks.conversations.unused_keys import UnusedKeys
 from tasks.core.errors import DataError, Reject
 from tasks.sources.model import Source
 from tasks.tokenization.plain_records import PlainRecords

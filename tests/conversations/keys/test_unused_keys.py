@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.conversations.formats import FORMAT_OF, FORMATS, read_record
-from tasks.conversations.keys.other_data import IGNORABLE, without_parts
-from tasks.conversations.keys.unused import LONGEST_KEY, MOST_PATHS, OTHERS, UnusedKeys, is_absent, sum_counts
 from tasks.conversations.model import Format, Message
+from tasks.conversations.other_data import IGNORABLE, without_parts
+from tasks.conversations.unused_keys import LONGEST_KEY, MOST_PATHS, OTHERS, UnusedKeys, is_absent, sum_counts
 from tasks.core.errors import DataError, Reject
 from tasks.templates.spans import TrainOn, trained_turns
 from tasks.tokenization.plain_records import PlainRecords

@@ -199,7 +199,7 @@ def test_sessions_are_packed_one_row_of_the_index_each(tmp_path: Path) -> None:
     path = pack_corpus(made)
     verify(path)
     manifest = load_manifest(path)
-    assert load_manifest(path).ledger.conversations.packed == predicted.packed == 5
+    assert load_manifest(path).ledger.conversations.packed == predicted.ledger.conversations.packed == 5
     [line] = (corpus_folder(manifest, path) / "rejects.jsonl").read_text().splitlines()
     found = json.loads(line)
     assert (found["source"], found["code"], found["record"]) == ("sessions/9.jsonl", "E204", 1)

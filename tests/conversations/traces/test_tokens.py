@@ -200,7 +200,7 @@ def test_plan_verify_rebuild_and_export_are_as_usual(overlong: str, tmp_path: Pa
     path = pack_corpus(made)
     verify(path)
     manifest = load_manifest(path)
-    assert predicted.packed == manifest.ledger.conversations.packed
+    assert predicted.ledger.conversations.packed == manifest.ledger.conversations.packed
     assert ": identical" in rebuild(path)
     done = packcorpus(tmp_path, "export", path, "--to", "trl")
     assert done.returncode == 0, done.stderr

@@ -23,10 +23,10 @@ from transformers import AutoModelForCausalLM
 from tasks.storage.files import sha256_of, to_json
 from train.config import TrainingConfig
 from train.loop.run_folder import model_digest
-from train.merge import compare
+from train.merge import merge_run
 from train.merge.find_run import find_base, find_run
 from train.merge.merge_run import merge
-from train.model.adapters.adapter import add_adapter
+from train.model.adapter import add_adapter
 
 CORPUS = {"name": "mine", "key": "c" * 64, "sequence_length": 256}
 RESULT = {"steps": 4, "loss_steps": 1, "first_loss": 3.5, "last_loss": 1.25, "validation_loss": None}
@@ -93,7 +93,7 @@ def merged(run: Path, output: Path, dtype: str | None = None, root: Path | None 
     No garbage is collected before each model is loaded: these models are tiny, and that takes an eighth of the time.
     """
     found = find_run(str(run), output.parent)
-    with mock.patch.object(compare, "gc"):
+    with mock.patch.object(merge_run, "gc"):
         return merge(found, find_base(found), dtype, output, root or output.parent)
 
 

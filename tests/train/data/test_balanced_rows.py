@@ -23,9 +23,9 @@ from tasks import recipe
 from tasks.config import Balance
 from tasks.storage.row_statistics import statistics_of_split
 from train.config import TrainingConfig
-from train.data.balanced_rows import balance_of, line_of_rows, why_unbalanced
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
+from train.data.steps import balance_of, line_of_rows, why_unbalanced
 from train.loop.feed import open_feed
 from train.loop.trainer import arguments
 

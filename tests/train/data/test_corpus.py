@@ -18,6 +18,7 @@ from support.packed_rows import LENGTH, PACKED, folder_of, pack_small, random_ro
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from tasks.storage.layout import RowLayout
 from tasks.storage.schemas import row_schema
 from tasks.storage.shards import read_verified
 from train.data.corpus import open_corpus
@@ -209,11 +210,11 @@ def test_a_shard_of_another_corpus_is_rejected_despite_its_digest(copy: Path) ->
     shard = shards_of(copy)[1]
     columns = random_rows(2)
     key = open_corpus(copy).key
-    schema = row_schema(LENGTH, "c" * 64)
+    schema = row_schema(RowLayout((LENGTH,)), LENGTH, "c" * 64)
     arrays = [pa.array(columns[f.name].tolist(), f.type) for f in schema]
     for metadata, renamed, found in (
         (schema.metadata, False, "manifest_key=cccc"),
-        (row_schema(LENGTH, key).metadata, True, "columns "),
+        (row_schema(RowLayout((LENGTH,)), LENGTH, key).metadata, True, "columns "),
     ):
         fields = [pa.field("x" if renamed and f.name == "labels" else f.name, f.type, f.nullable) for f in schema]
         table = pa.table(arrays, schema=pa.schema(fields, metadata))

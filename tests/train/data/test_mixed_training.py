@@ -30,10 +30,9 @@ from tasks.core.errors import DataError
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.data.mixed_rows import runs_of
-from train.data.step_rows import empty_row
-from train.loop.effect import count_steps
+from train.data.steps import empty_row, runs_of
 from train.loop.feed import PackedFeed, open_feed
+from train.loop.record import count_steps
 from train.loop.trainer import arguments
 
 LENGTHS = [96, 192]

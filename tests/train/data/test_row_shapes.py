@@ -64,13 +64,13 @@ def test_rows_with_gaps_are_those_of_the_shards(corpora: dict[str, Path], load: 
         assert {name: values.tolist() for name, values in row.items()} == {name: other.columns[name] for name in row}
     assert rows.conversations == sum(len(row.entries) for row in wanted)
     assert rows.tokens == sum(entry["length"] for row in wanted for entry in row.entries)
-    assert open_corpus(corpora["aligned"]).shape.align == 16
+    assert open_corpus(corpora["aligned"]).layout.align == 16
 
 
 def test_a_folder_of_aligned_shards_needs_no_manifest(corpora: dict[str, Path], tmp_path: Path) -> None:
     for shard in shards_of(corpora["aligned"]):
         (tmp_path / shard.name).write_bytes(shard.read_bytes())
-    assert open_corpus(tmp_path).shape.align == 16
+    assert open_corpus(tmp_path).layout.align == 16
     alone, whole = PackedDataset(tmp_path), PackedDataset(corpora["aligned"])
     assert (alone.tokens, alone.conversations) == (whole.tokens, whole.conversations)
 

@@ -16,9 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.diagnose.compare import (
+    FEWEST,
+    MOST,
     WORTHWHILE,
     Outcome,
     Speedup,
+    combination,
     conclude,
     deviation,
     is_comparable,
@@ -26,10 +29,10 @@ from train.diagnose.compare import (
     noise_of,
     speedups,
     spread_of,
+    to_repeat,
     winners,
 )
 from train.diagnose.factors import COMBINED, Trial
-from train.diagnose.schedule import FEWEST, MOST, combination, to_repeat
 
 positive = st.floats(0.1, 1e6)
 

@@ -26,13 +26,12 @@ from tasks.storage.manifest import load_manifest
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.diagnose import command as diagnose
-from train.diagnose import compare, factors, run_trial, schedule
+from train.diagnose import compare, factors, trials
 from train.diagnose.command import Diagnosis
 from train.diagnose.compare import Outcome, speedups
 from train.diagnose.factors import Trial
-from train.diagnose.replan import lost, replan
-from train.diagnose.run_trial import failure, outcome_of, unused_option
-from train.measures.phases import PHASES
+from train.diagnose.trials import failure, lost, outcome_of, replan, unused_option
+from train.measures import PHASES
 
 LENGTH = 512
 
@@ -116,7 +115,7 @@ def diagnosed(
     process: type[Forked] = Forked,
 ) -> tuple[Path, dict[str, Any], str]:
     """Return the path of a diagnosis, its content, and the output."""
-    monkeypatch.setattr(run_trial, "Popen", process)
+    monkeypatch.setattr(trials, "Popen", process)
     monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
     assert diagnose.main(given) == 0
     shown = capsys.readouterr()
@@ -129,8 +128,8 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
 ) -> None:
     monkeypatch.setattr(factors, "SHORTEST", LENGTH // 2)
     # One repeat is cheap, and too few to know the noise while other processes run, so it counts as none.
-    monkeypatch.setattr(schedule, "FEWEST", 1)
-    monkeypatch.setattr(schedule, "MOST", 1)
+    monkeypatch.setattr(compare, "FEWEST", 1)
+    monkeypatch.setattr(compare, "MOST", 1)
     monkeypatch.setattr(compare, "STUDENT", (0.0,))
     given = words(folder, "long", "--only", "sequence_length", "--steps", "3", "--attention", "eager")
     given += ["--tokens-per-step", str(LENGTH), "--quantization", "none"]
@@ -155,7 +154,7 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     assert capsys.readouterr().out.strip() == str(path)
 
 
-class WithoutFusedLoss(run_trial.Runner):
+class WithoutFusedLoss(trials.Runner):
     """Runner on a machine whose torch has no fused loss."""
 
     def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
@@ -271,7 +270,7 @@ def test_a_diagnosis_ends_within_its_budget_and_repeats_the_winner(
     assert [*tried, *(trial.name for trial in found.untried)] == planned
     winner = "activation_checkpointing: false"
     if winner in tried:
-        assert names.count(winner) == 1 + (schedule.FEWEST if budget >= 300 else 1)
+        assert names.count(winner) == 1 + (compare.FEWEST if budget >= 300 else 1)
         assert speedups(found.runs)[winner].ratio == pytest.approx(1.4)
 
 
@@ -295,8 +294,8 @@ def test_a_trial_that_compiles_for_long_does_not_end_the_trials(
         (300, ONLY, 3.0, "no time for a run in fp32"),  # a third of the budget, which trials need
         (400, ONLY, 3.0, "first"),
         (400, ONLY, 9.0, "reference: fp32, eager: took longer than 111 s"),
-        (300, ("pin_memory",), 3.0, "last"),
-        (150, ("pin_memory",), 3.0, "no time for a run in fp32"),
+        (300, ("loader_workers",), 3.0, "last"),
+        (150, ("loader_workers",), 3.0, "no time for a run in fp32"),
     ],
 )
 def test_the_reference_leaves_time_for_the_trials(
@@ -309,7 +308,7 @@ def test_the_reference_leaves_time_for_the_trials(
     assert Simulated.now <= budget
     assert len({one.trial.name for one in found.runs}) >= min(4, 1 + len(only))
     assert found.runs[-1].trial.name == "current settings"
-    why = diagnose._why_not_compared(found)
+    why = found.results().not_compared
     if why:
         assert reference in why
     else:
@@ -361,7 +360,7 @@ def test_an_interrupted_diagnosis_shows_its_finished_trials_and_writes_nothing(
     monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
     monkeypatch.setattr(diagnose.os, "_exit", end)
     if is_broken:
-        monkeypatch.setattr(diagnose, "results_of", lambda _: 1 / 0)
+        monkeypatch.setattr(Diagnosis, "results", lambda _: 1 / 0)
     given = diagnose.parser().parse_args(["--manifest", "short", "--budget", "100000"])
     console = Console(file=io.StringIO(), width=160)
     corpus = open_corpus(Path("short"), root=folder)
@@ -380,7 +379,7 @@ def test_an_interrupted_diagnosis_shows_its_finished_trials_and_writes_nothing(
 
 
 def test_settings_that_do_not_train_end_the_diagnosis(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_trial, "Popen", Forked)
+    monkeypatch.setattr(trials, "Popen", Forked)
     monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
     with pytest.raises(PackError, match="flash2 needs a GPU") as caught:
         diagnose.main(words(folder, "long", "--attention", "flash2"))

@@ -14,10 +14,10 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import LENGTH, tiny_model
 from support.training.validation import evaluated
 
+from train import evaluation
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
-from train.evaluation import accuracy
-from train.evaluation.accuracy import count_predicted
+from train.evaluation import count_predicted
 from train.loop.feed import PackedFeed
 from train.loop.trainer import arguments
 from train.model.attention import Collator
@@ -50,7 +50,7 @@ def predicting(feed: PackedFeed) -> Any:
 def test_an_evaluation_has_the_mean_of_all_trained_tokens(
     feed: PackedFeed, predicting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool, rows_per_pass: int
 ) -> None:
-    monkeypatch.setattr(accuracy, "CHUNK", 7)
+    monkeypatch.setattr(evaluation, "CHUNK", 7)
     expected = evaluated(predicting.eval(), feed.validation)
     assert 0.05 < expected[1] < 0.9, "otherwise a wrong count may look right"
     if fused:
@@ -68,7 +68,7 @@ def test_an_evaluation_has_the_mean_of_all_trained_tokens(
 def test_with_fused_loss_no_logits_of_other_tokens_are_computed(
     feed: PackedFeed, predicting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accuracy, "CHUNK", 7)
+    monkeypatch.setattr(evaluation, "CHUNK", 7)
     fuse_loss(predicting)
     sizes: list[int] = []
     predicting.get_output_embeddings().register_forward_hook(lambda _, given, found: sizes.append(len(found)))

@@ -13,9 +13,9 @@ from support.training.architectures import ARCHITECTURES, TRAINS, build
 from support.training.tiny_training import VOCABULARY, force_attention, plain_kernels, tiny_model
 
 from train.config import TrainingConfig
-from train.evaluation.generate import generating, greedy
-from train.model.adapters.adapter import add_adapter
-from train.model.masks import separate_by_positions
+from train.evaluation import generating, greedy
+from train.model.adapter import add_adapter
+from train.model.attention import separate_by_positions
 from train.model.options import fuse_loss
 
 PROMPT, LIMIT = list(range(5, 45)), 12

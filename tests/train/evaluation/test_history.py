@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.config import TrainingConfig
-from train.evaluation.history import described, history, outcome, unused
+from train.evaluation import described, history, outcome, unused
 
 LOSSES = st.lists(st.sampled_from([1.0, 2.0, 2.5, 3.0, math.nan, math.inf]), max_size=12)
 

@@ -21,11 +21,11 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.validation import evaluated, with_adapter
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from train import evaluation
 from train.__main__ import main
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.evaluation import samples
-from train.loop import record
+from train.loop import checkpoints, record
 from train.loop.checkpoints import Checkpoints
 from train.loop.run_folder import RunFolder
 from train.loop.trainer import Measured
@@ -59,7 +59,8 @@ def _in_this_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record, "picture", lambda *_: b"<svg/>")  # matplotlib takes a second
         patch.setattr(RunFolder, "claim", lambda _: None)  # the lock is held until this process ends
-        patch.setattr(samples, "LIMIT", 8)
+        patch.setattr(evaluation, "LIMIT", 8)
+        patch.setattr(checkpoints, "KEPT", 1)
         yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -86,7 +87,7 @@ def options(corpus: Path, output: Path, **settings: Any) -> list[str]:
     values = {
         "manifest": corpus, "output": output, "base_model": corpus.parents[1] / "tiny", "device": "cpu",
         "quantization": "none", "activation_checkpointing": "false", "micro_batch": 1, "tokens_per_step": 2 * LENGTH,
-        "max_steps": 12, "eval_every": 2, "save_every": 100, "keep_checkpoints": 1, "learning_rate": 0.05,
+        "max_steps": 12, "eval_every": 2, "save_every": 100, "learning_rate": 0.05,
     }  # fmt: skip
     pairs = (values | settings).items()
     return [word for name, value in pairs for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -218,7 +219,7 @@ def test_samples_change_no_weight(corpus: Path, tmp_path: Path, whole: Path) -> 
     without = trained(corpus, tmp_path / "run", **EVERYTHING | {"samples": 0})
     assert steps_of(without) == steps_of(read(whole))
     assert without["samples"] == []
-    assert not (tmp_path / "run" / samples.NAME).exists()
+    assert not (tmp_path / "run" / evaluation.NAME).exists()
     for name in (ADAPTER, f"checkpoint-4/{ADAPTER}", f"checkpoint-10/{ADAPTER}"):
         assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
 
@@ -227,8 +228,8 @@ def test_a_run_stops_early_and_its_record_says_so(whole: Path) -> None:
     found = read(whole)
     assert found["result"]["stopped_early"] == {"step": 10, "evaluations": 3}
     assert (found["result"]["steps"], found["result"]["kept_step"]) == (10, 4)
-    assert found["samples"] == [s for s in samples.read_samples(whole / samples.NAME) if s["step"] == 4]
-    assert [s["step"] for s in samples.read_samples(whole / samples.NAME)] == [2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
+    assert found["samples"] == [s for s in evaluation.read_samples(whole / evaluation.NAME) if s["step"] == 4]
+    assert [s["step"] for s in evaluation.read_samples(whole / evaluation.NAME)] == [2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
     assert len(found["samples"]) == 2
 
 
@@ -240,7 +241,7 @@ def test_an_interrupted_run_has_the_results_of_an_uninterrupted_one(
     kill(monkeypatch, Checkpoints, "on_save", at=4, after=False)  # the best, while it is written: resumes from step 2
     killed(corpus, output, **EVERYTHING)
     assert not (output / "checkpoint-4" / "complete.json").exists()
-    kill(monkeypatch, samples.Samples, "on_evaluate", at=8, after=True)  # resumes from step 4, the best
+    kill(monkeypatch, evaluation.Samples, "on_evaluate", at=8, after=True)  # resumes from step 4, the best
     killed(corpus, output, **EVERYTHING)
     assert [path.name for path in output.glob("checkpoint-*")] == ["checkpoint-4"]
     kill(monkeypatch, record, "write_results", at=None, after=False)  # stopped early, but without a record
@@ -262,7 +263,7 @@ def test_an_interrupted_run_has_the_results_of_an_uninterrupted_one(
     for name in found["result"].keys() - timed:
         assert found["result"][name] == expected["result"][name], name
     assert found["samples"] == expected["samples"]
-    for name in (ADAPTER, samples.NAME):
+    for name in (ADAPTER, evaluation.NAME):
         assert (output / name).read_bytes() == (whole / name).read_bytes()
 
 

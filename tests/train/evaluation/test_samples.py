@@ -17,13 +17,22 @@ from hypothesis import strategies as st
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import LENGTH, Row, tiny_model
 
-from tasks.encoders.corpus_tokenizer import open_tokenizer
+from tasks.encoders.tokenizer_files import open_tokenizer
+from train import evaluation
 from train.data.corpus import Corpus, open_corpus
 from train.data.dataset import PackedDataset
-from train.evaluation import samples
-from train.evaluation.generate import generating, greedy
-from train.evaluation.prompts import Prompt, find_prompts
-from train.evaluation.samples import NAME, Samples, lines_of, read_samples, samples_of, stop_tokens
+from train.evaluation import (
+    NAME,
+    Prompt,
+    Samples,
+    find_prompts,
+    generating,
+    greedy,
+    lines_of,
+    read_samples,
+    samples_of,
+    stop_tokens,
+)
 from train.loop.display import open_console
 
 
@@ -96,7 +105,7 @@ def evaluated(callback: Samples, step: int, is_first: bool = True) -> None:
 def test_samples_are_written_as_text(
     corpus: Corpus, rows: PackedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "LIMIT", 12)
+    monkeypatch.setattr(evaluation, "LIMIT", 12)
     model = tiny_model()
     evaluated(Samples(corpus, rows, model, 3, tmp_path, open_console(quiet=True)), 7)
     assert corpus.manifest is not None
@@ -129,7 +138,7 @@ def test_an_answer_ends_with_eos_or_a_control_token_that_ends_an_expected_one(co
 def test_without_a_tokenizer_samples_are_ids(
     corpus: Corpus, rows: PackedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "LIMIT", 3)
+    monkeypatch.setattr(evaluation, "LIMIT", 3)
     shards = tmp_path / "shards"
     shards.mkdir()
     for path in corpus.folder.glob("*-of-*.arrow"):
@@ -146,7 +155,7 @@ def test_without_a_tokenizer_samples_are_ids(
 def test_a_resumed_run_replaces_what_follows_its_checkpoint(
     corpus: Corpus, rows: PackedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "LIMIT", 3)
+    monkeypatch.setattr(evaluation, "LIMIT", 3)
     callback = Samples(corpus, rows, tiny_model(), 2, tmp_path, open_console(quiet=True))
     for step in (2, 4):
         evaluated(callback, step)

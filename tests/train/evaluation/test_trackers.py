@@ -19,7 +19,7 @@ from transformers.integrations import integration_utils
 from tasks.core.errors import PartMissing, UsageError
 from train.config import TrainingConfig, load_training_config
 from train.data.corpus import open_corpus
-from train.evaluation.decisions import Decisions
+from train.evaluation import Decisions
 from train.loop.feed import PackedFeed
 from train.loop.trainer import arguments
 from train.machine import devices

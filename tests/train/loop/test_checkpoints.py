@@ -11,8 +11,7 @@ from support.damage.kinds import DAMAGES
 from support.training.gloo_ranks import gloo_ranks
 
 from tasks.core.errors import DataError
-from train.loop.checkpoints import COMPLETE, Checkpoints, newest_complete, newest_of_all, seal
-from train.machine.disk import Disk
+from train.loop.checkpoints import COMPLETE, Checkpoints, Disk, newest_complete, newest_of_all, seal
 
 CORPUS, OTHER = "a" * 64, "b" * 64
 
@@ -67,7 +66,7 @@ def test_old_checkpoints_are_removed_after_the_new_one_is_sealed(tmp_path: Path)
     for step in (1, 2, 3):
         written(tmp_path, step)
     written(tmp_path, 4, sealed=False)
-    after = Checkpoints({"corpus": CORPUS}, keep=2)
+    after = Checkpoints({"corpus": CORPUS})
     after.on_save(arguments(tmp_path, writes=True), SimpleNamespace(global_step=4), None)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-4"]
     assert (tmp_path / "checkpoint-4" / COMPLETE).exists()
@@ -78,7 +77,7 @@ def test_only_a_rank_that_writes_removes_checkpoints(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         written(tmp_path, step)
     written(tmp_path, 4, sealed=False)
-    after = Checkpoints({"corpus": CORPUS}, keep=1)
+    after = Checkpoints({"corpus": CORPUS})
     after.on_save(arguments(tmp_path, writes=False), SimpleNamespace(global_step=4), None)
     assert len(list(tmp_path.iterdir())) == 4
     assert not (tmp_path / "checkpoint-4" / COMPLETE).exists()
@@ -90,7 +89,7 @@ SEALED = """
 from pathlib import Path
 from tasks.core.errors import PackError
 from train.loop.checkpoints import exchange_random_states, newest_of_all
-from train.machine.disk import Disk
+from train.loop.checkpoints import Disk
 folder = Path(given["folders"][rank])
 """
 NEWEST = """

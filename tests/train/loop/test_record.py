@@ -10,7 +10,7 @@ import torch
 from train.loop.record import data_wait, picture, summary
 from train.loop.run import unavailable
 from train.machine.devices import Device
-from train.measures.phases import PHASES
+from train.measures import PHASES
 
 CPU: dict[str, Any] = {
     "step": 1, "loss": 2.0, "step_seconds": 1.0, "data_wait": 0.0, "memory_bytes": 1.0, "tokens_per_second": 10.0,

@@ -78,8 +78,8 @@ def test_other_weights_of_the_adapter_are_another_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", sorted(WITHOUT_EFFECT - {"output"}))
 def test_settings_without_effect_keep_the_folder(tmp_path: Path, setting: str) -> None:
-    values = {"load": "mmap", "gpus": 2, "micro_batch": 4, "save_every": 3, "keep_checkpoints": 5, "report_to": "wandb"}
-    values |= {"loader_workers": 2, "pin_memory": False, "profile": 3, "samples": 4}
+    values = {"load": "mmap", "gpus": 2, "micro_batch": 4, "save_every": 3, "report_to": "wandb"}
+    values |= {"loader_workers": 2, "profile": 3, "samples": 4}
     changed = TrainingConfig(**{setting: values[setting]})  # type: ignore[arg-type]
     assert RunFolder(tmp_path, changed, CORPUS).path == RunFolder(tmp_path, TrainingConfig(), CORPUS).path
 

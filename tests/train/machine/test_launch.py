@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from support.commands import ROOT
 
-from train.machine.launch import RankFailed, launch
-from train.machine.signals import LAUNCHED
+from train.machine.process import LAUNCHED, RankFailed, launch
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,9 +16,8 @@ from support.training.gloo_ranks import gloo_ranks
 from support.training.tiny_training import tiny_model
 
 from tasks.core.errors import Interrupted
-from train.machine import launch
-from train.machine.meeting import differences
-from train.machine.ranks import Place, of_lost_rank
+from train.machine import process
+from train.machine.ranks import Place, differences, of_lost_rank
 
 # A line of torch or a library, rather than ours.
 RAW = re.compile(r"^[WE]\d{4} |Traceback|gloo|\.py:\d|E791|UserWarning|torch\.distributed", re.M)
@@ -42,7 +40,7 @@ RAW = re.compile(r"^[WE]\d{4} |Traceback|gloo|\.py:\d|E791|UserWarning|torch\.di
     ],
 )
 def test_the_launcher_reports_the_rank_that_ended_first(codes: dict[int, int], message: str, code: int) -> None:
-    failed = launch._failed({rank: SimpleNamespace(exitcode=code) for rank, code in codes.items()})
+    failed = process._failed(codes)
     assert str(failed).startswith(message)
     assert bool(str(failed)) == bool(message)
     assert failed.exit_code == code
@@ -132,7 +130,7 @@ def test_shared_and_separate_folders_are_distinguished(folders: str, expected: o
     code = """
 from pathlib import Path
 from tasks.core.errors import PackError
-from train.machine.disk import find_disk
+from train.loop.checkpoints import find_disk
 try:
     disk = find_disk(Path(given[rank]) / "run")
     result = [disk.shared, disk.writes]

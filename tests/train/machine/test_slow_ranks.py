@@ -17,8 +17,8 @@ from support.commands import ROOT, command
 from torch.distributed import launcher
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from train.machine import launch, ranks
-from train.machine.out_of_memory import LAUNCHED, RESTART
+from train.machine import process, ranks
+from train.machine.process import LAUNCHED, RESTART
 
 
 def test_a_slow_first_rank_is_waited_for_but_not_in_a_step(tmp_path: Path) -> None:
@@ -76,13 +76,13 @@ class Launched:
 
 def test_ranks_that_ran_out_of_memory_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LAUNCHED, "0")
-    monkeypatch.setattr(launch.logging, "disable", lambda level: None)
+    monkeypatch.setattr(process.logging, "disable", lambda level: None)
     monkeypatch.setattr(launcher.api, "elastic_launch", Launched(RESTART, 65))
-    assert launch.launch(2, [])
-    with pytest.raises(launch.RankFailed) as failed:
-        launch.launch(2, [])
+    assert process.launch(2, [])
+    with pytest.raises(process.RankFailed) as failed:
+        process.launch(2, [])
     assert failed.value.exit_code == 65
-    assert not launch.launch(2, [])
+    assert not process.launch(2, [])
 
 
 if __name__ == "__main__":

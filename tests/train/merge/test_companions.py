@@ -20,8 +20,10 @@ from support.tokenizer_kinds import kind_path
 from support.training.finished_runs import finished_run, merged
 from transformers import AutoTokenizer, GenerationConfig
 
+from tasks.encoders.auto_compare import Comparison
 from tasks.encoders.tokenizer_files import find_tokenizer
-from train.merge.corpus_facts import find_facts
+from train.merge.other_files import find_facts
+from train.model import same_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -132,6 +134,21 @@ def test_the_chat_template_is_what_the_model_was_trained_on_or_none(
         messages = [{"role": "user", "content": "Hi"}]
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert rendered == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("difference", ["", '"x" becomes "y" here'])
+def test_the_merged_tokenizer_is_compared_with_that_of_the_corpus(
+    difference: str,
+    projects: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if difference:
+        monkeypatch.setattr(same_tokenizer, "compare", lambda encoder, folder, texts: Comparison(3, difference))
+    merged(run_of(projects / "built-in", tmp_path, CHATML), tmp_path / "out", root=projects / "built-in")
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tokenizer: ")]
+    assert re.fullmatch(re.escape(difference) or r"\d\d+ texts have the tokens of AutoTokenizer", line[11:])
 
 
 def test_both_templates_of_the_corpus_are_written(projects: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import torch
 from support.training.finished_runs import finished_run, merged, run_on
 
 from tasks.core.errors import Busy, PackError, StorageError, UsageError
-from train.merge import merge_run, output_folder
-from train.merge.output_folder import being_written
+from train.merge import merge_run as command
+from train.merge.merge_run import being_written
 
 
 @pytest.fixture(autouse=True)
@@ -34,21 +34,21 @@ def models_in(folder: Path) -> list[str]:
 
 # -- interrupted -------------------------------------------------------------------------------------------------------
 
-STEPS = ("write_weights", "find_facts", "write_companions", "model_card", "_compare", "write_record")
+STEPS = ("write_weights", "find_facts", "write_other_files", "model_card", "_compare", "write_record")
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_merge_that_fails_leaves_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    right = getattr(merge_run, step)
+    right = getattr(command, step)
 
     def fail(*given: Any) -> None:
         right(*given)
         raise KeyboardInterrupt if step == "find_facts" else OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(merge_run, step, fail)
+        patch.setattr(command, step, fail)
         with pytest.raises((KeyboardInterrupt, StorageError)) as raised:
             merged(run, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -59,8 +59,8 @@ def test_a_merge_that_fails_leaves_nothing(
 @pytest.mark.parametrize("step", ["write_weights", "_compare", "write_record"])
 def test_a_merge_that_is_killed_leaves_nothing_that_looks_like_a_model(run: Path, tmp_path: Path, step: str) -> None:
     if (child := os.fork()) == 0:
-        right = getattr(merge_run, step)
-        setattr(merge_run, step, lambda *given: (right(*given), os._exit(9)))
+        right = getattr(command, step)
+        setattr(command, step, lambda *given: (right(*given), os._exit(9)))
         try:
             merged(run, tmp_path / "out")
         finally:
@@ -95,7 +95,7 @@ def test_a_finished_merge_is_not_repeated(
     folder = merged(run, tmp_path / "out")
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     capsys.readouterr()
-    monkeypatch.setattr(merge_run, "_write", None)
+    monkeypatch.setattr(command, "_write", None)
     assert merged(run, tmp_path / "out") == folder
     assert capsys.readouterr().err == "already merged, nothing to do\n"
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
@@ -138,14 +138,14 @@ def test_a_merge_with_a_damaged_file_is_named(run: Path, tmp_path: Path, name: s
 def test_a_record_that_is_not_one_is_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     for text in ("{", "[]", "{}", '{"files": []}'):
-        (tmp_path / "out" / output_folder.RECORD).write_text(text)
+        (tmp_path / "out" / command.RECORD).write_text(text)
         refused(run, tmp_path / "out", "is not a merged model")
 
 
 def test_a_full_disk_is_reported_before_anything_is_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merge_run, "free_disk", lambda path: 1_000_000)
+    monkeypatch.setattr(command, "free_disk", lambda path: 1_000_000)
     with pytest.raises(StorageError, match=r"out: needs 101 MB, but only 1\.0 MB are free; free some space"):
         merged(run, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

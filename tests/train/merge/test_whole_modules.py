@@ -20,9 +20,8 @@ from transformers import AutoModelForCausalLM
 from tasks.core.errors import DataError, StorageError
 from tasks.storage.files import read_json
 from train.config import TrainingConfig
-from train.merge import compare, merge_run
-from train.merge.weights import write
-from train.merge.weights.layout import NotInvertible
+from train.merge import merge_run, weights
+from train.merge.tensors import NotInvertible
 
 ADAPTER = "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -71,9 +70,9 @@ def without_streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any) -> Any:
         raise NotInvertible("of this test")
 
-    monkeypatch.setattr(write, "groups_of", refuse)
-    monkeypatch.setattr(compare, "free_on_gpu", lambda: 0)
-    monkeypatch.setattr(compare, "free_memory", lambda: 1000)
+    monkeypatch.setattr(weights, "groups_of", refuse)
+    monkeypatch.setattr(merge_run, "free_on_gpu", lambda: 0)
+    monkeypatch.setattr(merge_run, "free_memory", lambda: 1000)
 
 
 # -- whole modules -----------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_the_fastest_is_chosen_from_here_and_there(monkeypatch: pytest.MonkeyPat
     model, known = tiny_model(), [Trial("flash3", 0.0, "its process was killed by SIGSEGV"), Trial("varlen", 1e12)]
     used = []
     monkeypatch.setattr(isolation, "use_attention", lambda _, backend: used.append(backend))
-    monkeypatch.setattr(isolation, "_try", lambda _, __, ___, backend, *____: Trial(backend, 5.0))
+    monkeypatch.setattr(isolation, "try_backend", lambda _, __, ___, backend, **____: Trial(backend, 5.0))
     monkeypatch.setattr(type(model.get_base_model()), "_supports_sdpa", False)
     best, trials = fastest(model, packed_rows(), 2, seed=1, tried=known)
     assert (best, used) == ("varlen", ["varlen"])

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train.config import TrainingConfig
 from train.machine.devices import compiler
 from train.model import options
-from train.model.adapters.adapter import add_adapter
+from train.model.adapter import add_adapter
 from train.model.attention import autocast
 from train.model.options import (
     SAME,

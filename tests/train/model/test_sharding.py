@@ -22,7 +22,7 @@ from support.training.tiny_training import tiny_model
 from tasks.core.errors import UsageError
 from train.config import TrainingConfig
 from train.loop.trainer import Measured
-from train.model.sharding import check_ranks
+from train.model.qlora import check_ranks
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_the_frozen_weights_of_a_layer_are_whole_only_while_it_runs() -> None:
     code = """
 import torch
 from support.training.tiny_training import tiny_model
-from train.model.sharding import shard, share_of_rank
+from train.model.qlora import shard, share_of_rank
 
 model = tiny_model(vocab_size=32)
 total = {name: weights.numel() for name, weights in model.named_parameters()}

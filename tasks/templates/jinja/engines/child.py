@@ -22,6 +22,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from tasks.templates.jinja.engines import limits
 from tasks.templates.jinja.engines.environment import ChatTemplate, chat_environment, other_file
 from tasks.templates.jinja.engines.rendering import NO_PROMPT, rendered
+from tasks.templates.jinja.engines.undefined import names_read
 from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
 from tasks.templates.jinja.turns.answers import Failed
 from tasks.templates.jinja.turns.flagged import Range
@@ -75,7 +76,8 @@ def _limit(kind: int, value: int) -> None:
 def serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: datetime, ends: str) -> None:
     """Compile a template, then answer lists of requests until the pipe is closed.
 
-    A message has the replies to one or several requests, as lines of JSON.
+    The first message has the names that the template reads. Any other message has the replies to one or several
+    requests, as lines of JSON.
     """
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     child: _Child | None = None
@@ -88,7 +90,8 @@ def serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: da
         resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard < 0 else min(seconds, hard), hard))
         try:
             if child is None:
-                child, value = _Child(source, constants, today, ends), None
+                child = _Child(source, constants, today, ends)
+                value = child.names_read
             else:
                 value = child.answer(*requests[-1])
             reply = orjson.dumps(["done", value])
@@ -126,7 +129,7 @@ class _Child:
     def __init__(self, source: str, constants: Mapping[str, Any], today: datetime, ends: str):
         self._source, self._constants, self._today = source, constants, today
         self._ends, self._eos = re.compile(ends), constants.get("eos_token", "")
-        self._template = _compile(source, constants, today)
+        self._template, self.names_read = _compile(source, constants, today)
 
     def answer(self, messages: list[Any], tools: Any, *job: Any) -> Any:
         """Return the fields of a Rendering for a Job; `job` has its further fields."""
@@ -188,15 +191,17 @@ class _Safe:
         return text, ranges
 
 
-def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> ChatTemplate:
+def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> tuple[ChatTemplate, dict[str, int]]:
+    """Return a compiled template and the names that it reads."""
     environment = chat_environment(today)
     try:
         template = ChatTemplate(environment, source, constants)
-        other = other_file(environment, source)
+        tree = environment.parse(source)
+        other, names = other_file(tree), names_read(environment, tree)
     except MemoryError:
         raise
     except Exception as error:  # from Jinja, or from Python's compiler, which compiles the code that Jinja generates
         raise _Problem("invalid", str(error)) from None
     if other is not None:
         raise _Problem("includes", f"line {other[0]}: {{% {other[1]} %}} reads another file")
-    return template
+    return template, names

@@ -191,10 +191,10 @@ def prepare_compiler() -> None:
     ChatTemplate(chat_environment(datetime(2000, 1, 1)), source, {})
 
 
-def other_file(environment: Environment, source: str) -> tuple[int, str] | None:
+def other_file(tree: nodes.Template) -> tuple[int, str] | None:
     """Return the line and name of the first statement that reads another file."""
     others: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
-    found: Any = environment.parse(source).find(others)
+    found: Any = tree.find(others)
     if found is None:
         return None
     return found.lineno, "import" if isinstance(found, nodes.FromImport) else type(found).__name__.lower()

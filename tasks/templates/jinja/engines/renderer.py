@@ -46,8 +46,11 @@ class Renderer:
     """A template compiled in a child process.
 
     The template sees `constants` (special tokens and options) by name, and the date `today`. `ends` matches a control
-    token. Raises DataError if the template cannot be used.
+    token. `names_read` are the names that the template reads and does not define, with the number of places.
+    Raises DataError if the template cannot be used.
     """
+
+    names_read: Mapping[str, int]
 
     def __init__(self, name: str, source: str, constants: Mapping[str, Any], today: datetime, ends: str = r"(?!)"):
         self.name = name
@@ -129,7 +132,7 @@ class Renderer:
         self._poll = select.poll()
         self._poll.register(self._pipe.fileno(), select.POLLIN)
         [reply] = self._replies("compiling")
-        self._value_of(*reply)
+        self.names_read = self._value_of(*reply)
 
     def _answers(self, requests: Sequence[bytes]) -> Iterator[Rendering | Reject]:
         """Send requests, and yield the answers.

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from tasks.conversations.dialects.reasoning import REASONING_KEYS
+from tasks.conversations.openai import OPENAI_ROLES
+from tasks.conversations.reasoning import REASONING_KEYS
 from tasks.core.printable import shown
 from tasks.templates.jinja.turns.flagged import NotLocated, Range
 from tasks.templates.jinja.turns.marks import places_of
@@ -36,8 +37,6 @@ _CLOSED = re.compile(rf"(?:{CLOSES}|<channel\|>)\s*\Z")
 _MARKUP = re.compile(r"<[^<>\n]{0,60}\Z|\[[A-Z_/]{0,40}\Z")
 # Upper bound for the length of such a start.
 MOST_OF_MARKER = 80
-
-_ROLES = ("system", "user", "assistant", "tool")
 
 _CLOSED_REASONING = (
     "; the prompt closes the reasoning, so set `reasoning: drop`, or an option that lets the model reason"
@@ -134,7 +133,7 @@ class _Turn:
     @cached_property
     def _places(self) -> dict[int, Range]:
         """Return where the texts of each message are written."""
-        return places_of(self.alone, self.messages, lambda found: self._render(found, False), _ROLES)
+        return places_of(self.alone, self.messages, lambda found: self._render(found, False), OPENAI_ROLES)
 
     def _after_other_text(self) -> str | None:
         """Return the answer of a turn whose rendering does not start with its prompt.

@@ -1,33 +1,56 @@
-"""Check that a template writes all messages and tools of a conversation.
+"""Check that a template writes all texts, and those of trained turns in them.
 
     a template without a place for the role `tool`:    user, call, result 52, answer "52."  ─▶  the result is missing
+    a template that cuts contents:                     user, answer "It is 52."  ─▶  ▓It is ▓   the answer is incomplete
 
-Turns that are trained on are checked by their labels (see `labels`). A context that is left out is as bad: the model
-would learn an answer after a prompt that does not have its source.
+A context that is left out is as bad as an incomplete answer: the model would learn an answer after a prompt that does
+not have its source.
 
 If all texts are long, they are searched in each sample, in their order. A short text, or one beside reasoning, could be
 found by chance, so other conversations are rendered once more with marks in their texts. Each sample is checked, for
 a template may write a message in some prompts only. Earlier reasoning is not required, because many templates leave it
 out of the history at inference, too. The ids of calls and results only connect them, and are not required either.
+
+A text of a trained turn is whole if it stands around its mark, as text or as JSON, within the turn. A template may
+change texts in other ways, such as to upper case. Such a text is marked at both ends, and the turn must have both marks
+with all letters and digits between them.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.conversations.dialects.reasoning import REASONING_KEYS
+from tasks.conversations.model import DEVELOPER
+from tasks.conversations.reasoning import REASONING_KEYS
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
+from tasks.templates.jinja.turns.answers import MARKER
+from tasks.templates.jinja.turns.flagged import Range
 from tasks.templates.jinja.turns.locate import is_written
 from tasks.templates.jinja.turns.marks import new_mark
 from tasks.templates.placeholders import GAP
 
-# Returns the samples of messages and tools as text, or an empty list if the template refuses them.
-Render = Callable[[Sequence[Any], Any], list[str]]
+
+class Checked(NamedTuple):
+    """The text of a sample, which has the messages before index `end`.
+
+    `ranges` are the ranges of the text that may hold a trained message, by its index.
+    """
+
+    text: str
+    end: int
+    ranges: Mapping[int, Sequence[Range]]
+
+
+# Returns the samples of messages and tools, or an empty list if the template refuses them. The flag asks for `ranges`.
+Render = Callable[[Sequence[Any], Any, bool], list[Checked]]
 
 # A text of so many characters is not found by chance.
 LONG = 16
@@ -38,18 +61,29 @@ _TYPES = ("type", "format", "required", "$schema", "strict", "additionalProperti
 # Reasoning at the start of a content, which templates may leave out of the history.
 _REASONING = re.compile(r".*(?:</[\w:]*think(?:ing)?>|\[/THINK\])\s*", re.DOTALL)
 
+# The usual ways to write arguments as text.
+_DUMPS: tuple[Callable[[Any], str], ...] = (
+    lambda value: orjson.dumps(value).decode(),
+    json.dumps,
+    partial(json.dumps, ensure_ascii=False),
+)
+
+_LETTERS = re.compile("[A-Za-z0-9]")  # no way of writing a text escapes them
+
 _PLACEHOLDER = re.compile(r"\\u0000(\d+)\\u0000")  # in JSON
 
 
 class _Text(NamedTuple):
     """A text that must be written.
 
-    `place` says where the conversation has it. `k` is the index of the message, or -1 for a tool.
+    `place` says where the conversation has it. `k` is the index of the message, or -1 for a tool. Reasoning is only
+    required in trained turns.
     """
 
     text: str
     place: str
     k: int
+    is_reasoning: bool = False
 
 
 class Context:
@@ -59,39 +93,89 @@ class Context:
         self._name = name
 
     def require(
-        self, samples: Sequence[tuple[str, int]], messages: Sequence[Any], tools: Any, breaker: str, render: Render
+        self, samples: Sequence[Checked], messages: Sequence[Any], tools: Any, breaker: str, render: Render
     ) -> None:
-        """Raise Reject if a sample lacks a text of its conversation.
+        """Raise Reject if a sample or a trained turn lacks a text.
 
-        Each sample has its text and the number of its messages. `breaker` is left out of errors.
+        `breaker` is left out of errors.
         """
-        if not tools and all(_has_long_texts_in_order(text, messages[:count]) for text, count in samples):
+        if not tools and all(_has_long_texts_in_order(sample, messages) for sample in samples):
             return
+        trained = {k for sample in samples for k in sample.ranges}
         texts: list[_Text] = []
         others: list[_Text] = []  # keys and numbers, which cannot be marked
-        mark = new_mark("".join(text for text, _ in samples))
+        mark = new_mark("".join(sample.text for sample in samples))
 
         def marked(found: _Text) -> str:
             core = found.text.strip()
-            if not core:
+            if not core or (found.is_reasoning and found.k not in trained):
                 return found.text
             texts.append(found)
-            place = found.text.index(core) + len(core) // 2
-            return f"{found.text[:place]}{mark}{len(texts) - 1}-{found.text[place:]}"
+            return _with_marks(found.text, [(len(core) // 2, f"{mark}{len(texts) - 1}-")])
 
-        rendered = render(*_marked(messages, tools, marked, others.append))
+        rendered = render(*_marked(messages, tools, marked, others.append), False)
         are_alike = len(rendered) == len(samples)
-        for n, (text, count) in enumerate(samples):
-            seen = set(map(int, re.findall(rf"(?i){mark}(\d+)-", rendered[n]))) if are_alike else ()
+        unsure: set[_Text] = set()
+        for n, sample in enumerate(samples):
+            bare, places = _without_marks(rendered[n].text, mark) if are_alike else ("", {})
             for number, found in enumerate(texts):
-                is_there = number in seen if are_alike else is_written(found.text.strip(), text)
-                if found.k < count and not is_there:
+                ranges = sample.ranges.get(found.k)
+                if found.k >= sample.end or (found.is_reasoning and ranges is None):
+                    continue
+                if not (number in places if are_alike else is_written(found.text.strip(), sample.text)):
                     raise self._missing(found, messages, breaker)
+                if ranges is None or (bare == sample.text and _is_whole(found, bare, places[number], ranges)):
+                    continue
+                unsure.add(found)
             for found in others:
-                if found.k < count and not is_written(found.text, text):
-                    raise self._missing(found, messages, breaker)
+                if found.k < sample.end and not is_written(found.text, _text_for(found, sample)):
+                    raise self._missing(found, messages, breaker, is_written(found.text, sample.text))
+        if unsure:
+            self._require_ends(samples, unsure, messages, tools, breaker, render)
 
-    def _missing(self, found: _Text, messages: Sequence[Any], breaker: str) -> Reject:
+    def _require_ends(
+        self,
+        samples: Sequence[Checked],
+        unsure: Collection[_Text],
+        messages: Sequence[Any],
+        tools: Any,
+        breaker: str,
+        render: Render,
+    ) -> None:
+        """Raise Reject if some texts are not within their turns from one end to the other."""
+        mark = new_mark("".join(sample.text for sample in samples))
+        texts: list[_Text] = []
+
+        def marked(found: _Text) -> str:
+            if found not in unsure:
+                return found.text
+            texts.append(found)
+            n = 2 * len(texts)
+            return _with_marks(found.text, [(0, f"{mark}{n}-"), (len(found.text.strip()), f"{mark}{n + 1}-")])
+
+        rendered = [
+            (other, *_without_marks(other.text, mark))
+            for other in render(*_marked(messages, tools, marked, lambda _: None), True)
+        ]
+        for n, found in enumerate(texts, 1):
+            sample = next(sample for sample in samples if found.k in sample.ranges)
+            turn = next((another for another in rendered if found.k in another[0].ranges), None)
+            if turn is None:  # the template refuses the marks
+                is_whole = is_written(found.text.strip(), _text_for(found, sample))
+            else:
+                other, bare, places = turn
+                ranges = sample.ranges[found.k]
+                if bare != sample.text:
+                    bare, places = _without_marks(_text_for(found, other), mark)
+                    ranges = [(0, len(bare))]
+                pairs = product(places.get(2 * n, ()), places.get(2 * n + 1, ()))
+                is_whole = any(
+                    _within(*pair, ranges) and _has_letters(bare[slice(*pair)], found.text) for pair in pairs
+                )
+            if not is_whole:
+                raise self._missing(found, messages, breaker, True)
+
+    def _missing(self, found: _Text, messages: Sequence[Any], breaker: str, is_cut: bool = False) -> Reject:
         text = shown(found.text.replace(breaker, ""))
         if found.k < 0:
             return Reject(
@@ -100,7 +184,15 @@ class Context:
                 "template that writes tools, or set `ignore: [tools]` if the tools are not needed",
             )
         role = messages[found.k]["role"]
-        drop = f", or set `drop_roles: [{role}]` if they are not needed" if role in ("system", "tool") else ""
+        if is_cut or found.is_reasoning:
+            return Reject(
+                "answer_not_written",
+                f"{found.place} ({role}) has {'the reasoning ' * found.is_reasoning}{text}, but the template "
+                f"{self._name} does not write all of it where this turn is trained on; use a template that does, or "
+                "set `train: false` in the message",
+            )
+        left_out = {"system": "system", DEVELOPER: "system", "tool": "tool"}.get(role)
+        drop = f", or set `drop_roles: [{left_out}]` if they are not needed" if left_out else ""
         return Reject(
             "message_not_written",
             f"{found.place} ({role}) has {text}, but the template {self._name} does not write it; use a template that "
@@ -115,21 +207,84 @@ def has_gaps(text: str, messages: Sequence[Any], tools: Any) -> bool:
     return numbers <= {gap[1] for gap in GAP.finditer(text)}
 
 
-def _has_long_texts_in_order(text: str, messages: Sequence[Any]) -> bool:
-    """Return whether all texts are long, and a rendering has them in their order.
+def _has_long_texts_in_order(sample: Checked, messages: Sequence[Any]) -> bool:
+    """Return whether all texts are long and written in their order.
 
-    Reasoning often quotes a result, and may be left out, so texts beside reasoning could be found in it.
+    Those of trained turns must be within their turns. Reasoning often quotes a result, and may be left out, so texts
+    beside reasoning could be found in it.
     """
+    messages = messages[: sample.end]
     if any(map(_has_reasoning, messages)):
         return False
     place = 0
     for found in _texts(messages):
         core = found.text.strip()
-        start = text.find(core, place) if len(core) >= LONG else -1
-        if start < 0:
-            return False
+        ranges = sample.ranges.get(found.k)
+        place = max([place, *(start for start, _ in (ranges or ())[:1])])
+        start = sample.text.find(core, place) if len(core) >= LONG else -1
         place = start + len(core)
+        if start < 0 or (ranges is not None and not _within(start, place, ranges)):
+            return False
     return True
+
+
+def _is_whole(found: _Text, text: str, places: Sequence[int], ranges: Sequence[Range]) -> bool:
+    """Return whether a text stands around one of its marks within a range.
+
+    It may be written as JSON.
+    """
+    core = found.text.strip()
+    for form in chain([core], (json.dumps(core, ensure_ascii=flag)[1:-1] for flag in (False, True))):
+        for place, (start, stop) in product(places, ranges):
+            if form in text[max(start, place - len(form)) : min(stop, place + len(form))]:
+                return True
+    return False
+
+
+def _within(start: int, stop: int, ranges: Sequence[Range]) -> bool:
+    return any(first <= start and stop <= last for first, last in ranges)
+
+
+def _has_letters(written: str, text: str) -> bool:
+    """Return whether the ASCII letters and digits of a text are written.
+
+    They must be in their order, in upper or lower case.
+    """
+    rest = iter(written.lower())
+    return all(letter.lower() in rest for letter in _LETTERS.findall(text))
+
+
+def _text_for(found: _Text, sample: Checked) -> str:
+    """Return the part of a sample that may hold a text.
+
+    This is its turn if that is trained on, or else the sample.
+    """
+    ranges = sample.ranges.get(found.k)
+    return sample.text if ranges is None else "\0".join(sample.text[start:stop] for start, stop in ranges)
+
+
+def _with_marks(text: str, marks: Sequence[tuple[int, str]]) -> str:
+    """Return a text with marks at some offsets, in ascending order.
+
+    White space at its start does not count.
+    """
+    first = len(text) - len(text.lstrip())
+    pieces, place = [], 0
+    for offset, mark in marks:
+        pieces += [text[place : first + offset], mark]
+        place = first + offset
+    return "".join(pieces) + text[place:]
+
+
+def _without_marks(text: str, mark: str) -> tuple[str, dict[int, list[int]]]:
+    """Return a text without its marks, and the places of the marks by their numbers."""
+    pieces = re.split(rf"(?i){mark}(\d+)-", text)
+    places: dict[int, list[int]] = {}
+    place = 0
+    for piece, number in zip(pieces[::2], pieces[1::2], strict=False):
+        place += len(piece)
+        places.setdefault(int(number), []).append(place)
+    return "".join(pieces[::2]), places
 
 
 def _has_reasoning(message: Any) -> bool:
@@ -169,6 +324,9 @@ def _marked(
 def _marked_message(message: Any, k: int, mark: Callable[[_Text], str], note: Callable[[_Text], object]) -> Any:
     message = dict(message)
     place = f"messages[{k}]"
+    fields = [key for key in REASONING_KEYS if message.get(key)]  # all have the same text
+    if fields:
+        message |= dict.fromkeys(fields, mark(_Text(message[fields[0]], place, k, True)))
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = _marked_content(content, message["role"], place, k, mark)
@@ -189,8 +347,11 @@ def _marked_message(message: Any, k: int, mark: Callable[[_Text], str], note: Ca
 
 def _marked_content(content: str, role: str, place: str, k: int, mark: Callable[[_Text], str]) -> str:
     reasoning = _REASONING.match(content) if role == "assistant" else None
-    start = reasoning.end() if reasoning else 0
-    return content[:start] + mark(_Text(content[start:], place, k))
+    pieces, start = [], 0
+    for marker in MARKER.finditer(content, 0, reasoning.end() if reasoning else 0):
+        pieces += [mark(_Text(content[start : marker.start()], place, k, True)), marker[0]]
+        start = marker.end()
+    return "".join(pieces) + mark(_Text(content[start:], place, k))
 
 
 def _marked_call(call: Any, place: str, k: int, mark: Callable[[_Text], str], note: Callable[[_Text], object]) -> Any:
@@ -203,7 +364,8 @@ def _marked_call(call: Any, place: str, k: int, mark: Callable[[_Text], str], no
         except orjson.JSONDecodeError:
             function["arguments"] = mark(_Text(arguments, place, k))
         else:
-            function["arguments"] = orjson.dumps(_marked_value(value, place, k, mark, note)).decode()
+            dumps = next((dumps for dumps in _DUMPS if dumps(value) == arguments), _DUMPS[0])
+            function["arguments"] = dumps(_marked_value(value, place, k, mark, note))
     else:
         function["arguments"] = _marked_value(arguments, place, k, mark, note)
     return {**call, "function": function}

@@ -58,7 +58,7 @@ SHORTER = ALL.replace("{{ c.function.arguments | tojson }}", "{{ c.function.argu
         (without("system"), "message_not_written", 'messages[0] (system) has "s"'),
         (ALL.replace("{{ tools | tojson }}", "tools"), "tools_not_written", 'tools[0] has "function"'),
         (ALL.replace("{{ tools | tojson }}", "{{ tools[0].function.name }}"), "tools_not_written", '"Weather."'),
-        (SHORTER, "message_not_written", 'messages[2].tool_calls[0] (assistant) has "days"'),
+        (SHORTER, "answer_not_written", 'messages[2].tool_calls[0] (assistant) has "town"'),  # in the tools alone
         (SHORTER.replace("town", "days"), "message_not_written", 'messages[2].tool_calls[0] (assistant) has "Oslo"'),
     ],
 )
@@ -121,3 +121,80 @@ def test_settings_leave_messages_and_tools_out() -> None:
     found = dropping.conversation(record)
     assert [m.role for m in found.messages] == ["system", "user", "assistant", "assistant"]
     assert found.tools == ()
+
+
+THINK = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+ANSWERS = LOOP + THINK + "{{ m.content }}" + CALLS + "<|im_end|>\n{% endfor %}" + PROMPT
+# The first part of an answer ends with the EOS token.
+PARTS = ANSWERS.replace("</think>", "</think><|im_end|>")
+# Reasoning is a turn of its own, before the answer.
+HEADER = "<|im_start|>{{ m.role }}\n"
+THOUGHT = "{% if m.reasoning_content %}<|im_start|>thought\n{{ m.reasoning_content }}<|im_end|>\n{% endif %}"
+BEFORE = ANSWERS.replace(THINK, "").replace(HEADER, THOUGHT + HEADER)
+# The arguments of calls follow the answer.
+AFTER = ANSWERS.replace(CALLS, CALLS.replace("{{ c.function.arguments | tojson }}", "")).replace(
+    "<|im_end|>\n", "<|im_end|>\n" + CALLS.replace("{{ c.function.name }}", "")
+)
+
+
+def answered(content: str, **more: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "q"}, {"role": "assistant", "content": content, **more}]
+
+
+def content_as(source: str, expression: str) -> str:
+    return source.replace("{{ m.content }}", f"{{{{ {expression} if m.role == 'assistant' else m.content }}}}")
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "text"),
+    [
+        (content_as(PARTS, "(m.content | upper)"), answered("so", reasoning_content="r"), '"so"'),
+        (content_as(PARTS, "(m.content | tojson)"), answered('"so"', reasoning_content="r"), "so"),
+        (BEFORE, answered("", reasoning_content="Oslo", tool_calls=[CALL]), 'the reasoning "Oslo"'),
+        (content_as(ANSWERS, "m.content[:22]"), answered("one two three four five."), '"one two'),
+        (content_as(ANSWERS, "m.content[1:]"), answered("one two three four five."), '"one two'),
+        (content_as(ANSWERS, "m.content[:-1]"), answered("one two three four five."), '"one two'),
+        (content_as(ANSWERS, "m.content.replace('two ', '')"), answered("one two three four five."), '"one two'),
+        (content_as(ANSWERS, "m.content.split('\\n')[0]"), answered("one two three\nfour"), '"one two'),
+        (content_as(ANSWERS, "m.content.split('</think>')[-1]"), answered("why</think>so"), 'the reasoning "why"'),
+        (AFTER, [*answered("", tool_calls=[CALL]), {"role": "tool", "content": "5"}, *answered("so")], '"town"'),
+    ],
+)
+def test_a_text_outside_the_label_of_its_turn_is_named(source: str, messages: list[dict[str, Any]], text: str) -> None:
+    found = rejects_of(source, {"messages": messages})
+    assert [each[0] for each in found] == ["answer_not_written"] * 3
+    assert text in found[0][1]
+    assert "test.jinja" in found[0][1]
+
+
+def test_answers_are_filled_in_only_if_their_labels_hold_them() -> None:
+    source = content_as(PARTS, "(m.content | tojson)")
+    template = JinjaTemplate("test.jinja", source, open_kind(KIND), "assistant", "2026-01-01")
+    rows, _ = tokenize([{"messages": answered("so", reasoning_content="r")}] * 3, open_kind(KIND), template)
+    texts = [open_kind(KIND).decode(row.ids[row.trained]) for row in rows]
+    assert texts == ['<think>r</think><|im_end|>"so"<|im_end|>'] * 3
+
+
+def test_the_label_of_a_turn_that_a_flag_adds_holds_its_text() -> None:
+    source = ANSWERS.replace("{{ m.content }}", "{{ m.content.split(' ') | join('<|im_end|>') }}")
+    messages = [{"role": "user", "content": "one three two", "train": True}, {"role": "assistant", "content": "b"}]
+    [[reason, message], *_] = rejects_of(source, {"messages": messages})
+    assert reason == "answer_not_written"
+    assert 'messages[0] (user) has "one three two"' in message
+
+
+def test_a_label_holds_its_text_if_all_is_trained_on() -> None:
+    """This template writes a question with its answer."""
+    source = "{% for m in messages if m.role == 'assistant' %}"
+    source += "{{ messages[loop.index0 * 2].content }}<|im_end|>{{ m.content }}<|im_end|>{% endfor %}"
+    template = JinjaTemplate("test.jinja", source, open_kind(KIND), "all", "2026-01-01")
+    messages = answered("a", train=False) + answered("b")
+    _, receipt = tokenize([{"messages": messages[:2]}, {"messages": messages[2:]}], open_kind(KIND), template, "all")
+    assert [(number, reason) for number, reason, _ in receipt["rejects"]] == [(0, "answer_not_written")]
+
+
+def test_a_greeting_without_a_prompt_is_context() -> None:
+    """No model writes it, so it has no label."""
+    source = "{% if messages[0].role == 'system' %}{% endif %}" + content_as(ANSWERS, "(m.content | upper)")
+    messages = [{"role": "assistant", "content": "hello"}, *answered("so")]
+    assert rejects_of(source, {"messages": messages}) == []

@@ -22,8 +22,8 @@ from transformers import PrinterCallback
 
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
-from train.data.step_rows import Shares, StepRows, empty_row, shuffled_steps
-from train.evaluation.history import outcome
+from train.data.steps import Shares, StepRows, empty_row, shuffled_steps
+from train.evaluation import outcome
 from train.loop import trainer
 from train.loop.display import describe, show_result
 from train.loop.record import summary
@@ -96,9 +96,8 @@ def test_steps_that_overflow_are_skipped_and_counted(
     scale_on_cpu(monkeypatch, 2.0**22)
     built = prepared(tmp_path, "fp16", steps=6, optimizer=optimizer)
     weights = [adapter(built)]
-    monkeypatch.setattr(
-        type(built), "log", lambda self, *args: (weights.append(adapter(self)), Measured.log(self, *args))
-    )
+    log = Measured.log
+    monkeypatch.setattr(Measured, "log", lambda self, *args: (weights.append(adapter(self)), log(self, *args)))
     built.train()
     steps = steps_of(built)
     skipped = [bool(entry["skipped"]) for entry in steps]
@@ -107,8 +106,8 @@ def test_steps_that_overflow_are_skipped_and_counted(
     unchanged = [all(map(torch.equal, a, b)) for a, b in pairwise(weights)]
     assert unchanged[: len(steps)] == skipped
     assert [" (skipped)" in describe(entry) for entry in steps] == skipped
-    log = built.state.log_history
-    result = summary(log) | outcome(log, TrainingConfig(), True)
+    history = built.state.log_history
+    result = summary(history) | outcome(history, TrainingConfig(), True)
     assert result["skipped_steps"] == sum(skipped)
     show_result(Console(), result, [], tmp_path, tokenizer=True, warning=None)
     assert f"{sum(skipped)} steps skipped, because gradients exceeded the range of fp16" in capsys.readouterr().out

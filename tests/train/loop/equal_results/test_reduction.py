@@ -29,9 +29,8 @@ from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.loop import run
 from train.loop.run_folder import Choices, RunFolder
-from train.machine import launch, out_of_memory
-from train.machine.out_of_memory import RESTART
-from train.machine.signals import LAUNCHED
+from train.machine import process
+from train.machine.process import LAUNCHED, RESTART
 
 LENGTH = 128
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -101,7 +100,7 @@ def restart_here(patch: pytest.MonkeyPatch) -> None:
         print(why, file=sys.stderr)
         raise SystemExit(main(arguments))
 
-    patch.setattr(out_of_memory, "restart", restart)
+    patch.setattr(process, "restart", restart)
 
 
 def record(output: Path) -> dict[str, Any]:
@@ -207,7 +206,7 @@ def test_a_launcher_of_ours_reports_the_restart(
         run_folder.write(reduced := BEFORE.halved("step 2 ran out of memory with 4 rows per pass") or BEFORE)
         return reduced.micro_batch == 2 and len(starts) == 1
 
-    monkeypatch.setattr(launch, "launch", launched)
+    monkeypatch.setattr(process, "launch", launched)
     assert main(["--manifest", str(manifest), "--output", str(tmp_path), "--device", "cpu", "--gpus", "2"]) == 0
     assert starts == [2, 2]
     said = "step 2 ran out of memory with 4 rows per pass: continuing from the beginning with 2\n"
@@ -220,7 +219,7 @@ def test_under_another_launcher_the_user_must_run_it_again(tmp_path: Path, monke
     with pytest.raises(PartMissing, match=r"^why, if you run the same command again$"):
         run.reduce_micro_batch(given, 7, FULL)  # type: ignore[arg-type]
     monkeypatch.setenv(LAUNCHED, "1")
-    with pytest.raises(out_of_memory.Restart):
+    with pytest.raises(process.Restart):
         run.reduce_micro_batch(given, 7, FULL)  # type: ignore[arg-type]
 
 

@@ -2,7 +2,7 @@
 
 The tokens of the separate conversations are weighted by hand.
 
-    packed rows, loss_weight ─PackedTrainer─▶ gradient of the adapter at the first optimizer step ┐
+    packed rows, loss_weight ─Measured─▶ gradient of the adapter at the first optimizer step ┐
     each conversation alone, Σ w·loss, divided by Σ w of all of them ─────────────────────────────┴▶ equal
 
 Run as a script under torch.distributed, this file is one rank of two.
@@ -34,8 +34,8 @@ from tasks.core.errors import DataError
 from train.__main__ import main
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.data.step_rows import empty_row
-from train.loop.trainer import PackedTrainer, one_gpu
+from train.data.steps import empty_row
+from train.loop.trainer import Measured, one_gpu
 from train.machine.ranks import leave
 from train.model import base_model
 from train.model.attention import Collator
@@ -99,7 +99,7 @@ def one_by_one(mode: str) -> tuple[Gradients, float, float]:
     return gradients_of(model), loss, tokens / count
 
 
-class InOrder(PackedTrainer):
+class InOrder(Measured):
     def _get_train_sampler(self, *_: Any) -> Any:
         return SequentialSampler(self.train_dataset)
 

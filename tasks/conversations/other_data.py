@@ -1,0 +1,150 @@
+"""Detect media and preference data, which are not supervised fine-tuning data.
+
+{"prompt": "…", "completion": "…", "label": true} → the run stops, until the config has  ignore: [label]
+
+Media are images, audio, and video. Training without such a key would miss the purpose of the data, so the config
+decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from tasks.conversations.lists import found_list
+from tasks.core.errors import DataError
+from tasks.core.printable import suggest
+
+# Keys of a record or a message.
+MEDIA_KEYS = ("image", "images", "audio", "audios", "video", "videos")
+
+_PAIRS = tuple((f"chosen{what}", f"rejected{what}") for what in ("", "_response", "_messages"))
+
+_PREFERENCE_KEYS = (*(key for pair in _PAIRS for key in pair), "kto_tag", "label")
+
+# Keys that hold the prompt in preference data.
+_ASKED = ("prompt", "question", "instruction", "input")
+
+# Types of content parts.
+MEDIA_PARTS = frozenset(
+    ("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url", "input_video")
+)
+
+_KINDS = {"image": "images", "audio": "audio", "video": "video"}
+
+# The keys of a record that can mean other data, and all names that `ignore` may contain.
+OTHER_KEYS = frozenset((*MEDIA_KEYS, *_PREFERENCE_KEYS))
+IGNORABLE = (*MEDIA_KEYS, *_PREFERENCE_KEYS, *sorted(MEDIA_PARTS.difference(MEDIA_KEYS)), "tools")
+
+
+def is_other_data(key: str, value: object, format: str) -> bool:
+    """Return whether a value means that its record is other data.
+
+    A flag or a number under `images` or `rejected` is only a remark about the record. A `label` of true or false marks
+    an answer as wanted or unwanted (KTO). Any other label is a category, and so is every label of plain text.
+    """
+    if key == "label":
+        text = isinstance(value, str) and value.strip().lower() in ("true", "false")  # CSV has only strings
+        return format != "text" and (isinstance(value, bool) or text)
+    return key == "kto_tag" or not isinstance(value, (bool, int, float))
+
+
+def other_data(found: Sequence[str], place: str, parts: Sequence[str] = ()) -> DataError:
+    """Return the error for a record with the keys `found`.
+
+    `parts` are the types of its content parts that are other data.
+    """
+    keys = [name for name in found if name in MEDIA_KEYS]
+    media = list(dict.fromkeys((*keys, *parts)))
+    names = media or list(found)  # ask for one decision at a time
+    fix = f"ignore: [{', '.join(names)}]  to its entry of sources"
+    if media:
+        kinds = [kind for key, kind in _KINDS.items() if any(key in name for name in media)]
+        what = [f"the record has {_and(keys)}"] if keys else []
+        what += [f"a content part has type {_and(parts)}"] if parts else []
+        return DataError(
+            "media_data",
+            f"{place}: {_and(what)}: this is data with {_and(kinds)}, not supervised fine-tuning data for a language "
+            f"model; to train on its text alone, add  {fix}",
+        )
+    return DataError(
+        "preference_data",
+        f"{place}: the record has {_and(names)}: this is preference data (for methods such as DPO and KTO), not "
+        f"supervised fine-tuning data; to train on the conversation in the record nonetheless, add  {fix}",
+    )
+
+
+def unread_preference(records: Collection[Mapping[str, object]], name: str) -> DataError | None:
+    """Return the error for preference data that matches no format, or None."""
+    for record in records:
+        for chosen, rejected in _PAIRS:
+            answer = record.get(chosen)
+            if not answer or not record.get(rejected):
+                continue
+            columns = f"{{messages: {chosen}}}"
+            if isinstance(answer, str):
+                asked = next((key for key in _ASKED if record.get(key)), "")
+                columns = f"{{prompt: {asked}, completion: {chosen}}}" if asked else f"{{text: {chosen}}}"
+            return DataError(
+                "preference_data",
+                f"{name}: its records have {chosen} and {rejected}: this is preference data (for methods such as DPO), "
+                "not supervised fine-tuning data; to train on the chosen answers nonetheless, add  "
+                f"columns: {columns}  and  ignore: [{rejected}]  to its entry of sources",
+            )
+    return None
+
+
+def without_parts(record: object, ignored: Collection[str]) -> object:
+    """Return a record without the content parts of the ignored types.
+
+    The given record is not changed.
+    """
+    types = MEDIA_PARTS.intersection(ignored)
+    if not types or not isinstance(record, dict):
+        return record
+    return {key: _without(value, types) for key, value in record.items()}
+
+
+def _without(messages: object, types: Collection[str]) -> object:
+    turns = found_list(messages)  # also from JSON text, or from a struct of lists
+    kept = [
+        {key: _kept(value, types) for key, value in message.items()} if isinstance(message, dict) else message
+        for message in turns or ()
+    ]
+    return messages if kept == (turns or []) else kept
+
+
+def _kept(content: object, types: Collection[str]) -> object:
+    if not isinstance(content, list):
+        return content
+    return [
+        {**part, "content": _kept(part["content"], types)} if isinstance(part, dict) and "content" in part else part
+        for part in content
+        if not (isinstance(part, dict) and _type_of(part) in types)
+    ]
+
+
+def _type_of(part: Mapping[str, object]) -> str:
+    found = part.get("type")
+    return found if isinstance(found, str) else ""
+
+
+def part_of_other_data(part: Mapping[str, object]) -> str:
+    """Return the type of a content part that is an image, audio, or video, or ""."""
+    found = _type_of(part)
+    return found if found in MEDIA_PARTS else ""
+
+
+def check_ignored(names: Sequence[str]) -> None:
+    """Raise ValueError if `ignore` contains a name that has no effect.
+
+    A setting that does nothing would be misleading.
+    """
+    for name in names:
+        if name not in IGNORABLE:
+            hint = suggest(name, IGNORABLE)
+            known = f"; only these keys and content parts can be: {', '.join(IGNORABLE)}"
+            raise ValueError(f"{name!r} cannot be ignored{hint or known}")
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

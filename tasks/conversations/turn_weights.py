@@ -1,0 +1,153 @@
+"""Read whether a message is trained on, and the weights of messages in the loss.
+
+{"role": "assistant", "content": "4", "train": false} → False
+{"messages": [{…}, {"role": "assistant", "content": "4", "loss_weight": 0.5}], "loss_weight": 2} → a weight of 1.0
+
+The flag is `train` or `training` (axolotl), `weight` (OpenAI), or `loss` (ms-swift). `weight: 1` is the default of
+OpenAI's format and decides nothing. A `loss` that is a number is a remark.
+
+The weight of a turn is multiplied by the weight of its record. A missing weight is 1. A turn of weight 0 is not trained
+on, as if it had `weight: 0`, so every token that is trained on has a weight above 0. Other weights are read only with
+`loss_weight: data` or `both` in the config. In a message, ms-swift's `loss_scale` is the same.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tasks.conversations.model import Conversation
+from tasks.core.errors import Reject
+from tasks.core.printable import kind, shown
+
+# The keys of training flags, each with the values that it may have.
+TRAINING_FLAGS = {"weight": "0 or 1", "train": "true or false", "training": "true or false"}
+
+
+LOSS = "loss"  # a flag only if it is true or false
+
+_NAMES = frozenset((LOSS, *TRAINING_FLAGS))
+
+# Names of keys that may mean that a message is not trained on.
+_SUSPECTS = re.compile(r"(?:^|[._])(?:train|training|trainable|loss|mask|masked|weight|weights)(?:$|_)", re.IGNORECASE)
+
+
+def flag_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a line for each unused key of messages that may be a training flag.
+
+    `unused` has counts by source.
+
+        {"a.jsonl": {"messages[].should_train": 200}} → a.jsonl: messages[].should_train is not used, but may be …
+    """
+    return [
+        f"{source}: {path} is not used, but may be a training flag; if so, set  columns: {{train: "
+        f"{path.rpartition('.')[2]}}}"
+        for source, counts in unused.items()
+        for path in counts
+        if path.count("[].") == 1 and path.count(".") == 1 and _SUSPECTS.search(path.rpartition(".")[2])
+        if not path.endswith(".loss_weight")
+    ]
+
+
+def training_flag(message: Mapping[str, object], where: str) -> bool | None:
+    """Return whether a message is trained on, or None if `train_on` decides.
+
+    Raises Reject for any other value, and if two keys have different values.
+    """
+    if _NAMES.isdisjoint(message):
+        return None
+    found: dict[str, bool] = {}
+    if isinstance(message.get(LOSS), bool):
+        found[LOSS] = message[LOSS] is True
+    for key, expected in TRAINING_FLAGS.items():
+        value = message.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+            what = repr(value)[:40] if type(value) in (int, float) else kind(value)
+            raise Reject("bad_weight", f"{where}.{key} is {what}; expected {expected}")
+        if key != "weight" or not value:
+            found[key] = bool(value)
+    if len(set(found.values())) > 1:
+        flags = " and ".join(f"{key} is {message[key]!r}".lower() for key in found)
+        raise Reject("bad_weight", f"{where}: {flags}; keep one of them")
+    return next(iter(found.values()), None)
+
+
+LOSS_WEIGHT = "loss_weight"
+
+# The names of the weight of a message.
+LOSS_SCALE = "loss_scale"
+OF_MESSAGES = (LOSS_WEIGHT, LOSS_SCALE)
+
+# Limits of weights, chosen so that float32 can hold their product with all factors of a conversation.
+LEAST, MOST = 1e-6, 1e6
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_zero(value: object) -> bool:
+    return is_number(value) and value == 0
+
+
+def weight_of(message: Mapping[str, object], where: str) -> object:
+    """Return the weight of a message as its keys have it.
+
+    Raises Reject if both have numbers that differ.
+    """
+    value, scale = message.get(LOSS_WEIGHT), message.get(LOSS_SCALE)
+    if scale is None or not is_number(scale):
+        return value
+    if value not in (None, scale):
+        raise Reject("bad_weight", f"{where}: {' and '.join(OF_MESSAGES)} differ; keep one of them")
+    return scale
+
+
+def with_loss_weights(conversation: Conversation, is_text: bool, name: str = LOSS_WEIGHT) -> Conversation:
+    """Return a conversation whose messages have their weights as floats.
+
+    `is_text` means that numbers are written as text, as in CSV. `name` is the key in the data. Raises Reject for an
+    invalid weight.
+    """
+    of_record = _weight(conversation.loss_weight, name, is_text)
+    messages = []
+    for index, message in enumerate(conversation.messages):
+        found = of_record
+        if message.loss_weight is not None:
+            found *= _weight(message.loss_weight, f"messages[{index}].{name}", is_text)
+        messages.append(replace(message, loss_weight=found, train=message.train if found else False))
+    return replace(conversation, messages=tuple(messages))
+
+
+def _weight(value: object, where: str, is_text: bool) -> float:
+    if value is None or (is_text and value == ""):
+        return 1.0
+    number = value
+    if is_text and isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            raise Reject("bad_weight", f"{where} is {shown(value)}; expected a number") from None
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise Reject("bad_weight", f"{where} is {kind(value)}; expected a number")
+    if number != 0 and not (math.isfinite(number) and LEAST <= number <= MOST):
+        expected = f"0, or a number from {LEAST:g} to {MOST:,.0f}"
+        raise Reject("bad_weight", f"{where} is {repr(number)[:40]}; expected {expected}")
+    return float(number)
+
+
+def loss_weight_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a line for each source with weights that are not used.
+
+    `unused` has counts by source.
+    """
+    return [
+        f"{source}: {path} is not used; to weigh the loss by it, set  loss_weight: data"
+        for source, counts in unused.items()
+        for path in counts
+        if path.rpartition(".")[2] == LOSS_WEIGHT
+    ]

@@ -1,0 +1,424 @@
+"""Put the figures of a corpus in words, once for all that show them.
+
+    ledger, packing figures, noticed ─▶ Facts: name, value, unit, note ─┐
+    what a user may want to know ─▶ sentences ─────────────────────────┴─▶ terminal, report, summary of a run
+
+`packcorpus check` shows the facts of a ledger that it predicts. Names that come from data are printable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tasks.conversations.turn_weights import flag_hints, loss_weight_hints
+from tasks.conversations.unused_keys import OTHERS
+from tasks.core.printable import common_folder, counted, lengths_in_words, printable
+from tasks.packing.balance import Waiting
+from tasks.storage.facts import Ledger, MixtureFacts
+from tasks.storage.manifest import Manifest
+from tasks.templates.names import explain_undefined
+from tasks.templates.sections import explain_empty_blocks, explain_sections, sections_of_config
+
+BATCH_ROWS = (8, 32, 64)  # numbers of rows per optimizer step to show steps for
+FEW_STEPS = 100  # a shorter run is over before the learning rate has warmed up and decayed
+MOST_TOKENS = 12  # content tokens to list
+MOST_KEYS, MOST_SOURCES = 8, 5  # unused keys to list for a source, and sources to list
+SHORTEST_NAME = 20  # characters of a source's name to show in a table
+NOTEWORTHY = 0.05  # share of all tokens that may be lost to rejects before a note is shown
+
+SHARE_NOTE = "share: of all tokens read, before the mixture"
+
+TRAINED_TURNS = {
+    "assistant": "assistant turns",
+    "last": "the last assistant turn",
+    "rounds": "assistant turns of the last round",
+    "all": "all turns",
+}
+WEIGHTED = {
+    "data": "as in the data, by conversation or turn",
+    "conversation": "the same total for every conversation",
+    "both": "the same total for every conversation, times the weight in the data",
+}
+# Why a conversation is in no row, by the reason in the ledger.
+DROPPED = {
+    "too_long": "longer than a row",
+    "min_tokens": "fewer tokens than min_tokens",
+    "max_tokens": "more tokens than max_tokens",
+    "min_turns": "fewer turns than min_turns",
+    "max_turns": "more turns than max_turns",
+    "duplicate": "duplicate of another conversation",
+    "limit": "over the limit of its source",
+    "weight": "left out by the weight of its source",
+    "no_trained_tokens": "no token to train on",
+}
+# What settings leave out, by its name in the ledger.
+LEFT_OUT = {
+    "system": ("system message", "drop_roles"),
+    "tool": ("result", "drop_roles"),
+    "tools": ("conversation", "ignore: [tools]"),
+}
+# For each count in the manifest's `noticed`: the noun that is counted, and its meaning.
+NOTICED = {
+    "control_text_seen": ("conversation", "with the name of a control token in its text: encoded as plain text"),
+    "not_round_trip": ("conversation", "with ▁ (U+2581), which this tokenizer decodes to a space"),
+    "unknown_tokens": ("token", "that is the unknown token: this tokenizer cannot encode these characters"),
+    "unusual_order": (
+        "conversation",
+        "with an unusual order of roles (not system, user, assistant, user, …), which is kept",
+    ),
+    "empty_prompts": ("conversation", "with an answer to an empty prompt: the user message before it is blank"),
+    "null_fields": (
+        "field",
+        "that is null in a struct of a table: left out, because a table gives every struct the keys of all rows",
+    ),
+    "calls_without_result": ("call", "of a tool without a result, although the conversation continues"),
+    "results_without_call": ("result", "of a tool without a call before it"),
+    "undefined_tools": ("conversation", "that calls a tool without a definition in its `tools`"),
+    "reasoned_answers": ("trained answer", "with reasoning"),
+    "empty_reasoning": (
+        "trained answer",
+        "without reasoning, for which the template writes an empty block of reasoning",
+    ),
+    "without_embedding": ("conversation", "without an embedding, which `company` cannot compare"),
+}
+
+
+class Fact(NamedTuple):
+    """One figure in words.
+
+    In a sum, `sign` is that of the term: "", "−", "+", or "=". A part belongs to the last fact that is not a part.
+    """
+
+    name: str
+    value: float | str
+    unit: str = ""  # a noun in the singular, or "%"
+    note: str = ""
+    sign: str = ""
+    is_part: bool = False
+
+    @property
+    def text(self) -> str:
+        """Return the value with its unit if that is %."""
+        if isinstance(self.value, float):
+            return f"{self.value:.2f}{' %' * (self.unit == '%')}"
+        return f"{self.value:,}" if isinstance(self.value, int) else self.value
+
+
+def setting_facts(settings: Mapping[str, Any]) -> list[Fact]:
+    """Return what is trained on, and what happens to conversations longer than a row."""
+    trained = TRAINED_TURNS[settings["train_on"]] + explain_sections(sections_of_config(settings))
+    weights = WEIGHTED.get(settings.get("loss_weight", ""))
+    return [
+        Fact("trained on", trained + ", without reasoning" * (settings.get("reasoning") == "drop")),
+        Fact("overlong", str(settings.get("overlong", "?"))),
+        *([Fact("loss weight", weights)] if weights else []),
+    ]
+
+
+def conversation_facts(ledger: Ledger, settings: Mapping[str, Any]) -> list[Fact]:
+    """Return the sum of conversations from read to packed."""
+    counts, unit = ledger.conversations, "conversation"
+    facts = [Fact("read", counts.read, unit)]
+    for name, lost in (("rejected", counts.rejected), ("dropped", counts.dropped)):
+        facts.append(Fact(name, sum(lost.values()), unit, sign="−"))
+        for reason, count in lost.items():
+            limit = settings.get(reason)
+            words = DROPPED.get(reason, printable(reason)) + (f": {limit:,}" if isinstance(limit, int) else "")
+            facts += [Fact(words, count, unit, is_part=True)] * (count > 0)
+    facts.append(Fact("packed", counts.packed, unit, sign="="))
+    parts = (
+        ("truncated", counts.truncated),
+        ("split", counts.split),
+        ("pieces", ledger.pieces.packed * (ledger.pieces.packed != counts.packed)),
+        ("pieces dropped", ledger.pieces.dropped),
+    )
+    return facts + [Fact(name, count, unit, is_part=True) for name, count in parts if count]
+
+
+def token_facts(ledger: Ledger, settings: Mapping[str, Any], rows: int) -> list[Fact]:
+    """Return the sum of tokens from encoded to packed, then the places of `rows` rows."""
+    tokens, unit = ledger.tokens, "token"
+    facts = [Fact("encoded", tokens.encoded, unit)]
+    facts += [Fact("not included: rejected", tokens.rejected, unit, is_part=True)] * (tokens.rejected > 0)
+    facts.append(Fact("separators", tokens.separators, unit, sign="+"))
+    facts += [Fact("additional copies", tokens.repeated, unit, sign="+")] * (tokens.repeated > 0)
+    facts.append(Fact("truncated", tokens.truncated, unit, sign="−"))
+    facts += [Fact("of them trained", tokens.trained_truncated or 0, unit, is_part=True)] * bool(
+        tokens.trained_truncated
+    )
+    facts.append(Fact("dropped", tokens.dropped, unit, sign="−"))
+    facts.append(Fact("packed", tokens.packed, unit, sign="="))
+    share = f"{100 * tokens.trained / max(tokens.packed, 1):.1f} %"
+    facts.append(Fact(f"trained, {share}", tokens.trained, unit, is_part=True))
+    facts.append(Fact("context", tokens.packed - tokens.trained, unit, is_part=True))
+    if not settings.get("packing"):
+        return facts
+    facts.append(Fact("padding", tokens.padding, unit, sign="+"))
+    if tokens.alignment is not None:
+        facts.append(Fact(f"of align: {settings.get('align')}", tokens.alignment, unit, is_part=True))
+    lengths = settings["sequence_length"]
+    in_rows = counted(rows, "row") + ("" if isinstance(lengths, list) else f" × {lengths:,}")
+    if settings.get("padding") == "none":
+        in_rows = f"in {counted(rows, 'row')}"
+    return [*facts, Fact(in_rows, tokens.packed + tokens.padding, unit, sign="=")]
+
+
+def packing_facts(manifest: Manifest) -> list[Fact]:
+    """Return how full the rows are; the list is empty without packing."""
+    packing, length = manifest.packing_metadata, f"{manifest.sequence_length:,}"
+    if not packing.enabled:
+        return []
+    several, bound = [], packing.lower_bound_rows
+    if packing.places is not None and packing.lower_bound_places is not None:
+        several, bound = [Fact("places", packing.places, "token", "rows of all lengths")], packing.lower_bound_places
+    positions = "all positions" if manifest.row_layout.padding != "none" else f"rows × {length} positions"
+    noun = "samples" if manifest.ledger.samples else "conversations"
+    return [
+        Fact("rows", packing.rows, "row", f"of {lengths_in_words(manifest.row_lengths)} tokens"),
+        *several,
+        Fact("lower bound", bound, "" if several else "row", printable(packing.lower_bound)),
+        Fact("above the bound", packing.above_lower_bound_percent, "%"),
+        Fact("efficiency", packing.packing_efficiency or 0.0, "%", f"of {positions} hold a token"),
+        Fact(f"{noun} per row", packing.avg_conversations_per_sequence),
+    ]
+
+
+# What a manifest noticed by name, besides the counts of `noticed_facts`.
+NOTICED_NAMES = frozenset(("content_tokens", "undefined_names", "unused_keys"))
+
+
+def noticed_facts(noticed: Mapping[str, Any]) -> list[Fact]:
+    """Return the unusual things that were handled, with their counts."""
+    return [
+        Fact(name, count, *NOTICED.get(name, ("", printable(name))))
+        for name, count in noticed.items()
+        if isinstance(count, int) and count
+    ]
+
+
+def sentence(fact: Fact) -> str:
+    """Return a noticed fact as a phrase: 2 conversations with …."""
+    count = counted(int(fact.value), fact.unit) if fact.unit else f"{fact.value:,}"
+    return f"{count} {fact.note}"
+
+
+def notes(manifest: Manifest) -> Iterator[str]:
+    """Yield what a user may want to know about a corpus, besides its sums."""
+    ledger, tokens, unused = manifest.ledger, manifest.ledger.tokens, manifest.unused_keys
+    dropped = ledger.conversations.dropped
+    if further := [f"{count:,} {reason}" for reason, count in dropped.items() if reason != "too_long"]:
+        yield f"dropped by filters, limits and weights: {', '.join(further)}"
+    yield from ledger_notes(ledger)
+    yield from (sentence(fact) for fact in noticed_facts(manifest.noticed) if fact.name == "empty_prompts")
+    empty_blocks = explain_empty_blocks(manifest.noticed, sections_of_config(manifest.config))
+    for line in (*explain_undefined(manifest.undefined_names), *empty_blocks):
+        yield f"note: {line}"
+    if lines := unused_keys(unused):
+        yield "unused keys, with their counts:"
+        yield from (*lines, *flag_hints(unused), *loss_weight_hints(unused))
+    yield from explain_overlong(ledger, manifest.config)
+    share = tokens.rejected / max(1, tokens.encoded + tokens.rejected)
+    if share > NOTEWORTHY:
+        yield f"note: {100 * share:.1f} % of all tokens were in conversations that were rejected"
+
+
+def ledger_notes(ledger: Ledger) -> list[str]:
+    """Describe the samples of conversations, and what settings leave out."""
+    notes = [explain_samples(ledger)] * (ledger.samples is not None)
+    left_out = ledger.context.left_out if ledger.context else {}
+    return notes + [explain_left_out(left_out)] * bool(left_out)
+
+
+def explain_samples(ledger: Ledger) -> str:
+    """Describe the samples of a corpus whose conversations have several samples."""
+    found, packed, conversations = ledger.samples, ledger.tokens.packed, max(1, ledger.conversations.packed)
+    if found is None:
+        return ""
+    repeated = found.repeated_prompt_tokens
+    each = f"{found.packed / conversations:.1f} per conversation"
+    share = f"{100 * repeated / max(1, packed):.1f} %"
+    if apart := found.apart:
+        each += f" ({apart.samples / found.read * found.packed / conversations:.1f} with turns: apart)"
+        share += f"; {100 * apart.repeated_prompt_tokens / max(1, apart.tokens):.1f} % with turns: apart"
+    gone = [f"{count:,} {DROPPED.get(reason, reason)}" for reason, count in found.dropped.items()]
+    return (
+        f"{found.packed:,} of {counted(found.read, 'sample')} packed{' (' * bool(gone)}{', '.join(gone)}"
+        f"{')' * bool(gone)}, {each}; {repeated:,} prompt tokens ({share}) repeat an earlier sample of the same "
+        "conversation"
+    )
+
+
+def explain_left_out(left_out: Mapping[str, int]) -> str:
+    """Describe what settings leave out of the context."""
+    phrases = []
+    for name, count in left_out.items():
+        noun, setting = LEFT_OUT[name]
+        phrases.append(f"{'the tools of ' * (name == 'tools')}{counted(count, noun)} ({setting})")
+    return f"left out of the context: {', '.join(phrases)}"
+
+
+def explain_overlong(ledger: Ledger, settings: Mapping[str, Any], will: str = "") -> Iterator[str]:
+    """Describe what becomes of conversations and samples that are longer than a row.
+
+    `will` stands before each verb, such as "will be ".
+    """
+    policy, lengths = settings.get("overlong"), settings["sequence_length"]
+    longest = f"{lengths[-1] if isinstance(lengths, list) else lengths:,} tokens"
+    conversations, tokens, samples = ledger.conversations, ledger.tokens, ledger.samples
+    dropped, noun = (samples.dropped, "sample") if samples else (conversations.dropped, "conversation")
+    keep = f"to keep them, raise sequence_length{' or set overlong: split' * (policy != 'split')}"
+
+    def lost(count: int, trained: int | None = None) -> str:
+        of_all = 100 * count / max(1, tokens.encoded + tokens.rejected)
+        of_them = f", {trained:,} of them trained" if trained is not None else ""
+        return f", which drops {count:,} tokens ({of_all:.2g} % of all{of_them}); {keep}"
+
+    if conversations.truncated:
+        cut = counted(conversations.truncated, "conversation")
+        how = f"truncated to {longest}"
+        if policy == "turns":
+            how = f"cut after the last trained turn that fits in {longest}"
+        yield f"overlong: {cut} {will}{how}{lost(tokens.truncated, tokens.trained_truncated)}"
+    if conversations.split:
+        once = not samples and not tokens.repeated  # only then is each piece counted once
+        pieces = f" into {ledger.pieces.packed - conversations.packed + conversations.split:,} pieces" * once
+        gone = ledger.pieces.dropped
+        without = f"; {counted(gone, 'more piece')} dropped, without a token to train on" * bool(gone)
+        cut = f"{counted(conversations.split, 'conversation')} longer than {longest} {will}split"
+        yield f"overlong: {cut}{pieces}{without}; to keep them whole, raise sequence_length"
+    if too_long := dropped.get("too_long"):
+        without = ", without a trained turn that fits" * (policy == "turns")
+        yield f"overlong: {counted(too_long, noun)} longer than {longest} {will}dropped{without}; {keep}"
+    if policy in ("truncate", "split") and (untrained := dropped.get("no_trained_tokens")):
+        alone = policy == "truncate" and sum(dropped.values()) == untrained  # only then are all dropped tokens theirs
+        yield (
+            f"overlong: {counted(untrained, noun)} {will}dropped, without a token to train on within {longest}"
+            f"{lost(tokens.dropped) if alone else f'; {keep}'}"
+        )
+
+
+def content_tokens(found: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a printable phrase for each content token.
+
+    For example: "<think> 12 (assistant 11, user 1)".
+    """
+    often = sorted(found.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    lines = [
+        f"{printable(token)} {sum(roles.values()):,} ({', '.join(f'{role} {n:,}' for role, n in roles.items())})"
+        for token, roles in often[:MOST_TOKENS]
+    ]
+    return lines + [f"{len(often) - MOST_TOKENS:,} more tokens"] * (len(often) > MOST_TOKENS)
+
+
+def unused_keys(found: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a printable line for each source with unused keys.
+
+    For example: "chats.jsonl: id 998, messages[].id 4".
+    """
+    folder, lines = common_folder(list(found)), []
+    for source, counts in list(found.items())[:MOST_SOURCES]:
+        often = sorted(counts.items(), key=lambda item: (item[0] == OTHERS, -item[1], item[0]))
+        keys = [f"{key} {count:,}" for key, count in often[:MOST_KEYS]]
+        rest = len(counts) - MOST_KEYS
+        line = f"{source.removeprefix(folder)}: {', '.join(keys)}{f', and {rest:,} more' if rest > 0 else ''}"
+        lines.append(printable(line))
+    rest = len(found) - MOST_SOURCES
+    return lines + [f"and in {counted(rest, 'more source')}"] * (rest > 0)
+
+
+def steps_of(rows: int, length: int, batch: int, longest: int) -> int:
+    """Return the optimizer steps of an epoch over rows of one length.
+
+    A step has `batch` rows of the longest length, or more of the shorter rows, so that all have equally many places.
+    """
+    return -(-rows * length // (batch * longest))
+
+
+def steps_of_split(manifest: Manifest, split: str, batch: int) -> int:
+    """Return the optimizer steps of an epoch over one split."""
+    return steps_of(manifest.splits[split].rows, manifest.length_of_split(split), batch, manifest.sequence_length)
+
+
+def waiting_line(waiting: list[Waiting], balance: Mapping[str, Any] | None) -> str:
+    """Return the estimates of waiting as a sentence, or "" if there are none.
+
+    `balance` is the setting of the corpus.
+    """
+    if not waiting:
+        return ""
+    first, *others = waiting
+    shares = [f"{first.ranks:,} ranks {first.random:.2f} % of the time (with balance {first.balanced:.2f} %)"]
+    shares += [f"{one.ranks:,} ranks {one.random:.2f} % ({one.balanced:.2f} %)" for one in others]
+    ordered = f"; the rows are ordered for {balance['ranks']:,} ranks, or any divisor of it" if balance else ""
+    return f"On several GPUs, ranks wait for the slowest rank of each step: {', '.join(shares)}{ordered}."
+
+
+# -- the mixture -------------------------------------------------------------------------------------------------------
+
+
+def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[list[str]]:
+    """Tabulate the contribution of each entry of `sources` to a pass over `train`.
+
+    Returns column titles and one line per entry, as text. The table is empty if every conversation is packed exactly
+    once.
+    """
+    if weighting != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
+        return []
+    titles = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
+    folder, lines = common_folder([m.path for m in mixture]), []
+    for m in mixture:
+        given = [printable(m.path.removeprefix(folder)), f"{m.weight:g}", f"{m.limit:,}" if m.limit else ""]
+        counts = [f"{m.conversations:,}", f"{m.copies:,}", f"{m.tokens:,}", f"{m.tokens_percent:.1f}"]
+        lines.append([*given, *counts, f"{m.trained_tokens:,}", f"{m.trained_tokens_percent:.1f}"])
+    return [titles, *lines]
+
+
+def fit_to_width(table: list[list[str]], width: int) -> list[list[str]]:
+    """Fit the table to `width` characters, with two spaces between columns.
+
+    Columns without information are removed. If the table is still too wide, the share of all tokens is removed (the
+    share of trained tokens stays), and names are shortened in the middle.
+    """
+    if not table:
+        return []
+    columns = [list(column) for column in zip(*table, strict=True)]
+    weight, limit, packed, copies, share = columns[1], columns[2], columns[3], columns[4], columns[6]
+    packed[0] = "packed"
+    redundant = [weight] * all(cell == "1" for cell in weight[1:]) + [limit] * (not any(limit[1:]))
+    redundant += [copies] * (copies[1:] == packed[1:])
+    columns = _without(columns, redundant)
+    surplus = max(0, max(map(len, columns[0])) - SHORTEST_NAME)  # by which names can be shortened
+    if _width(columns) - surplus > width:
+        columns = _without(columns, [share])
+    room = max(SHORTEST_NAME, width - _width([[], *columns[1:]]))
+    names = [_shortened(name, room) for name in columns[0]]
+    return [list(line) for line in zip(names, *columns[1:], strict=True)]
+
+
+def _without(columns: list[list[str]], left_out: list[list[str]]) -> list[list[str]]:
+    return [column for column in columns if not any(column is other for other in left_out)]
+
+
+def _width(columns: list[list[str]]) -> int:
+    return sum(max(map(len, column), default=0) for column in columns) + 2 * (len(columns) - 1)
+
+
+def _shortened(name: str, room: int) -> str:
+    half = (room - 1) // 2
+    return name if len(name) <= room else f"{name[: room - 1 - half]}…{name[-half:]}"
+
+
+def explain_limits(giving_all: Sequence[str], left_out: float, packed: float) -> str:
+    """Explain which sources limit a mixture by `token_share`.
+
+    Sources that are used in full limit it. Returns "" if no conversation is left out.
+    """
+    if not giving_all or not left_out:
+        return ""
+    names, many = " and ".join(map(printable, giving_all)), len(giving_all) > 1
+    verb = "are used in full and limit" if many else "is used in full and limits"
+    return (
+        f"{names} {verb} the others (token_share): {100 * left_out / (left_out + packed):.0f} % of the conversations "
+        f"are left out; lower {'their weights' if many else 'its weight'} to include more"
+    )

@@ -1,5 +1,0 @@
-"""Export formats, one per file.
-
-In:  rows.
-Out: the files of one trainer.
-"""
