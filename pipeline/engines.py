@@ -162,6 +162,7 @@ class Workers:
         self._workers = []
 
     def map(self, steps: Sequence[Work]) -> Iterator[tuple[int, Outcome]]:
+        load_modules()  # once, before the workers are forked
         waiting, attempts = deque(range(len(steps))), [0] * len(steps)
         while len(self._workers) < min(self._count, len(steps)):
             self._workers.append(_Worker(self._context))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import luigi
 
@@ -13,12 +13,13 @@ from pipeline import display
 from pipeline.progress import run
 from tasks.core.printable import aligned, counted, duration, lengths_in_words, printable, with_urls
 from tasks.corpus.summary import explain_limits, fit_to_width, mixture_table, notes
-from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.tokenization.engine_check import Verdict, verdict_of
 from tasks.work import Plan, Publish, TokenizePart, TrainTokenizer
+
+if TYPE_CHECKING:
+    from tasks.tokenization.engine_check import Verdict
 
 # Seconds between two messages of a task to luigid: each is a request over the network.
 STATUS_EVERY = 2.0
@@ -77,6 +78,8 @@ def _send(task: luigi.Task, message: str, share: float = 1.0) -> None:
 def finished(task: luigi.Task) -> None:
     """Report that the work of a task is done."""
     if task.kind is TrainTokenizer:
+        from tasks.tokenization.engine_check import verdict_of
+
         _send(task, f"wrote {task.output().path}")
         proven(verdict_of(task.recipe))
     elif task.kind is Plan:
@@ -132,6 +135,8 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         f"{counted(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items())
     )
     if ends["rejected"]:
+        from tasks.packing.rejects import first_of_each
+
         listed = find_listed(folder, "rejects.jsonl", listed_file(manifest, folder, "rejects.jsonl").bytes)
         display.show(f"all rejects are in {manifest.corpus}/rejects.jsonl; the first of each reason:")
         for line in first_of_each(listed, conversations.rejected):

@@ -16,16 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tasks.core.errors import Busy, DataError, PackError, StorageError
 from tasks.core.messages import to_pack_error
 from tasks.core.printable import with_urls
 from tasks.core.process import peak_memory
-from tasks.corpus.publish import publish_corpus, write_planned_shard
-from tasks.packing.plan import dropped, make_plan, plan_files
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.sources.parts import sizes_of
@@ -34,15 +30,11 @@ from tasks.sources.shares import WHOLE, Share
 from tasks.storage.files import acquire_lock, digest_of, has_artifact, read_receipt, sync_folder, write_receipt
 from tasks.storage.manifest import load_manifest
 from tasks.stores.mirror import Mirror, Remote, mirror_of
-from tasks.tokenization import engine_check
-from tasks.tokenization.engine_check import Verdict
-from tasks.tokenization.first_conversations import check_first_conversations
-from tasks.tokenization.tokenize_part import tokenize_part
-from tasks.tokenization.train_tokenizer import train_tokenizer
 
-# The errors of reading a damaged token file. pyarrow raises a plain OSError for a damaged footer, and a damaged name of
-# a column is a KeyError. If no checksum differs, such an error has another cause.
-UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError)
+# A run that finds the corpus complete takes half of its time to load modules, so those that do the work are loaded when
+# there is some.
+if TYPE_CHECKING:
+    from tasks.tokenization.engine_check import Verdict
 
 
 @dataclass(frozen=True)
@@ -130,6 +122,9 @@ class TrainTokenizer(Work):
         return self.recipe.has_tokenizer
 
     def run(self) -> dict[str, Any]:
+        from tasks.tokenization import engine_check
+        from tasks.tokenization.train_tokenizer import train_tokenizer
+
         recipe, config = self.recipe, self.recipe.config
         model, receipt = self.outputs()
         facts = train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, model)
@@ -168,6 +163,8 @@ class TokenizePart(Work):
         return self.recipe.layout.token_file(key), self.recipe.layout.token_receipt(key)
 
     def is_done(self, check_content: bool = False) -> bool:
+        from tasks.tokenization import engine_check
+
         checksum = "xxh3" if check_content else ""
         return self.mirror.has(*self.outputs(), checksum=checksum, refused=engine_check.refused(self.recipe))
 
@@ -181,6 +178,9 @@ class TokenizePart(Work):
 
         Raises DataError for the first part if the first conversations show that the template does not fit.
         """
+        from tasks.tokenization import engine_check
+        from tasks.tokenization.first_conversations import check_first_conversations
+
         recipe, verdict = self.recipe, engine_check.verdict_of(self.recipe)
         if self.part == recipe.parts[0]:
             if recipe.template.engines and not verdict.uses_minijinja:
@@ -189,6 +189,9 @@ class TokenizePart(Work):
         return replace(self, key=recipe.tokens_key(self.part), verdict=verdict)
 
     def run(self) -> dict[str, Any]:
+        from tasks.tokenization.engine_check import encoder_named
+        from tasks.tokenization.tokenize_part import tokenize_part
+
         if self.verdict is None:
             return self.decided().run()
         recipe, layout, mirror = self.recipe, self.recipe.layout, self.mirror
@@ -201,7 +204,7 @@ class TokenizePart(Work):
                 "started, or differs from the machine that started it; use the same files and the same version "
                 "everywhere",
             )
-        encoder = engine_check.encoder_named(self.verdict.engine, recipe.encoder)
+        encoder = encoder_named(self.verdict.engine, recipe.encoder)
         if recipe.template.engines and not self.verdict.uses_minijinja:
             recipe.template.engines.use_jinja2()
         part, (file, receipt_file) = with_copy(self.part, layout.remote()), self.outputs()
@@ -223,12 +226,14 @@ class Plan(Work):
     missing = "the corpus is not planned yet"
 
     def outputs(self) -> tuple[Path, ...]:
+        from tasks.packing.plan import plan_files
+
         return tuple(self.recipe.plan_folder / name for name in (*plan_files(self.recipe.config), "plan.json"))
 
     @property
     def exists(self) -> bool:
         """Return whether there is a plan, perhaps of token files that are gone."""
-        return self.mirror.has_listed(self.outputs()[-1])
+        return self.mirror.has_listed(self.recipe.plan_folder / "plan.json")
 
     def is_done(self, check_content: bool = False) -> bool:
         # A check of the content trusts no plan: the figures in plan.json have no checksum, and planning is cheap.
@@ -245,6 +250,9 @@ class Plan(Work):
 
     def _make(self) -> dict[str, Any]:
         """Make the plan; if a token file is damaged, rebuild it and retry."""
+        from tasks.packing.plan import make_plan
+        from tasks.tokenization import engine_check
+
         recipe, parts = self.recipe, TokenizePart.all_of(self.recipe)
         self.mirror.fetch(*((file, receipt) for file, receipt in (part.outputs() for part in parts)))
         if differs := next(filter(None, (part.receipt().get("rendering_differs") for part in parts)), None):
@@ -295,6 +303,9 @@ class WriteShard(Work):
         return self.mirror.is_stored(*self.outputs())
 
     def run(self) -> dict[str, Any]:
+        from tasks.corpus.publish import write_planned_shard
+        from tasks.packing.plan import UNREADABLE
+
         recipe, layout, mirror = self.recipe, self.recipe.layout, self.mirror
         path, receipt_file = self.outputs()
         token_files = _fetch_plan(mirror, recipe.plan_folder, self.shard)["token_files"]
@@ -371,6 +382,9 @@ class Publish(Work):
                 receipt.unlink()
 
     def run(self) -> dict[str, Any]:
+        from tasks.corpus.publish import publish_corpus
+        from tasks.tokenization import engine_check
+
         recipe, mirror = self.recipe, self.mirror
         _check_token_files(recipe, recipe.token_keys)
         _fetch_plan(mirror, recipe.plan_folder)
@@ -406,6 +420,8 @@ def _check_token_files(recipe: Recipe, keys: Sequence[str]) -> None:
 
     Raises StorageError if a file is damaged, after removing its receipt and the receipts of all shards.
     """
+    from tasks.packing.plan import dropped
+
     for key in keys:
         file, receipt = recipe.layout.token_file(key), recipe.layout.token_receipt(key)
         if file.is_file() and receipt.is_file() and not has_artifact(file, receipt, checksum="xxh3"):
@@ -416,6 +432,8 @@ def refresh(recipe: Recipe) -> Mirror:
     """Return the mirror of the root of a corpus, refreshed if it is in a bucket."""
     mirror = mirror_of(recipe.layout.root)
     if isinstance(mirror, Remote):
+        from tasks.tokenization import engine_check
+
         steps = [work.outputs() for kind in (TokenizePart, WriteShard) for work in kind.all_of(recipe)]
         trained = [work.outputs() for work in TrainTokenizer.all_of(recipe)]
         own, published = Publish(recipe).outputs()
@@ -475,7 +493,9 @@ def attempt(work: Work) -> Outcome:
 
 
 def load_modules() -> None:
-    """Do nothing; calling this in another process loads all modules there."""
+    """Load the modules that do the steps, for processes that are forked later."""
+    import tasks.corpus.publish
+    import tasks.tokenization.tokenize_part  # noqa: F401
 
 
 def run_all(target: Work, check_content: bool = False) -> None:
@@ -524,6 +544,8 @@ def run_stage(recipe: Recipe, kind: type[Work], share: Share = WHOLE) -> tuple[i
     for work in left:
         run_all(work)
     if kind is TrainTokenizer:
+        from tasks.tokenization import engine_check
+
         engine_check.verdict_of(recipe)
     return len(own), len(own) - len(left)
 
@@ -543,6 +565,8 @@ def open_encoder(recipe: Recipe) -> Verdict | None:
 
     Returns None if nothing is left to encode, or if the tokenizer is not trained yet: TrainTokenizer then opens it.
     """
+    from tasks.tokenization import engine_check
+
     if not recipe.has_tokenizer or all(part.is_done() for part in TokenizePart.all_of(recipe)):
         return None
     engine_check.encoder_of(recipe)

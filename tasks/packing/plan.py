@@ -66,6 +66,10 @@ from tasks.storage.schemas import (
 from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.token_batch import noticed_in
 
+# The errors of reading a damaged token file. pyarrow raises a plain OSError for a damaged footer, and a damaged name of
+# a column is a KeyError. If no checksum differs, such an error has another cause.
+UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError)
+
 # Pieces to sort by row at a time, 40 bytes each. Each pass scans the rows of all pieces.
 SORTED_AT_ONCE = 1 << 21
 # Conversations or pieces per record batch of the index; a batch is assembled in one step.
