@@ -1,8 +1,10 @@
-"""Format errors: two lines for people, one JSON object for machines.
+"""Format errors, two lines for people or one JSON object, and show notes.
 
 PackError ─┬─as_text─▶ E310 error: chats/a.jsonl: is empty
            │             cause: …; fix: …
            └─as_json─▶ {"error": {"code": "E310", "reason": "empty_source", "message": …, "exit_code": 65, …}}
+
+    with noted(lambda: f"{count} files found so far"): …   a note after 3 seconds, and every 10 seconds from then on
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from tasks.core.errors import Bug, Interrupted, PackError, StorageError
 from tasks.core.printable import from_here, printable, printable_lines, with_urls
 from tasks.core.process import limit_reached
 
+FIRST_AFTER, EVERY = 3.0, 10.0  # seconds between notes
 # Set to 1, they act like --json and --debug, also for the luigi command, which lacks these options.
 JSON, DEBUG = "PACKCORPUS_JSON", "PACKCORPUS_DEBUG"
 
@@ -81,14 +84,7 @@ def to_pack_error(error: Exception) -> PackError:
     return Bug("bug", f"{type(error).__name__}{': ' if text else ''}{text}{where}")
 
 
-FIRST_AFTER, EVERY = 3.0, 10.0  # seconds
-
-
-def _print(note: str) -> None:
-    print(printable(note), file=sys.stderr, flush=True)
-
-
-_show: Callable[[str], None] = _print
+_show: Callable[[str], None] = lambda note: print(printable(note), file=sys.stderr, flush=True)  # noqa: E731
 
 
 def show_notes_with(show: Callable[[str], None]) -> None:

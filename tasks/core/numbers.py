@@ -1,6 +1,11 @@
-"""Cast numbers to int32, the type in plans and indexes, or refuse them.
+"""Cast to int32, the type in plans and indexes, and shuffle by a seeded hash.
 
-numpy's own casts wrap around silently: conversation 2,147,483,648 would become -2,147,483,648.
+    0..n-1, seed, stream ─shuffle─▶ a permutation        contents, seed ─order_of_contents─▶ an order of the contents
+                         ─draws─▶ a number for each
+
+numpy's own casts wrap around silently: conversation 2,147,483,648 would become -2,147,483,648. And a release of numpy
+may change its random generators. The hash is splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+generators, 2014). It is a bijection: different numbers have different hashes.
 """
 
 from __future__ import annotations
@@ -12,6 +17,10 @@ import numpy as np
 from tasks.core.errors import DataError
 
 MOST = (1 << 31) - 1
+CHUNK = 1 << 16  # numbers processed at a time
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+CONTENTS = 1 << 20  # the stream for orders by content; the streams of splits and epochs are small numbers
+BALANCED = 1 << 22  # the first stream for the order of balanced steps; one for each split
 
 
 def check_number(number: int, what: str) -> int:
@@ -32,13 +41,6 @@ def as_int32(values: np.ndarray, what: str) -> np.ndarray:
     return values.astype(np.int32, copy=False)
 
 
-CHUNK = 1 << 16  # numbers processed at a time
-
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-CONTENTS = 1 << 20  # the stream for orders by content; the streams of splits and epochs are small numbers
-BALANCED = 1 << 22  # the first stream for the order of balanced steps; one for each split
-
-
 def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
     """Return a seeded permutation of 0..count-1, int32.
 
@@ -46,19 +48,8 @@ def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
     of memory per number, 4 of them for the result.
     """
     check_number(count, "rows and pieces")
-    numbers = _by_draw(count, seed, stream).view(np.int64)
-    place_of = np.empty(count, np.int32)
-    for chunk in _chunks(count):
-        place_of[numbers[chunk]] = np.arange(chunk.start, chunk.stop, dtype=np.int32)
-    return place_of
-
-
-def _by_draw(count: int, seed: int, stream: int) -> np.ndarray:
-    """Return 0..count-1 sorted by their draws, uint64.
-
-    Each number replaces the low bits of its draw, because sorting values takes a tenth of the time of sorting indexes.
-    Numbers whose remaining bits are equal are then sorted by the whole draw.
-    """
+    # Each number replaces the low bits of its draw, because sorting values takes a tenth of the time of sorting
+    # indexes. Numbers whose remaining bits are equal are then sorted by the whole draw.
     keys, low = np.empty(count, np.uint64), np.uint64((1 << count.bit_length()) - 1)
     for chunk in _chunks(count):
         numbers = np.arange(chunk.start, chunk.stop, dtype=np.uint64)
@@ -74,7 +65,10 @@ def _by_draw(count: int, seed: int, stream: int) -> np.ndarray:
         places = np.union1d(equal, equal + 1)
         numbers = keys[places]
         keys[places] = numbers[np.argsort(_draws_of(numbers, seed, stream))]
-    return keys
+    sorted_numbers, place_of = keys.view(np.int64), np.empty(count, np.int32)
+    for chunk in _chunks(count):
+        place_of[sorted_numbers[chunk]] = np.arange(chunk.start, chunk.stop, dtype=np.int32)
+    return place_of
 
 
 def _chunks(count: int) -> Iterator[slice]:

@@ -1,4 +1,4 @@
-"""Text that is safe to show in a terminal.
+"""Texts of messages, safe to show in a terminal.
 
 Characters that a terminal would obey, hide, or reorder are escaped, and so are the marks of rows.
 """

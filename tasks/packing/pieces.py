@@ -269,14 +269,13 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         untrained = tokens.column("trained", chunk.start, chunk.stop) == 0
         accepted.reason[chunk][stays[chunk] & ~is_long[chunk] & untrained] = REJECTED
     owners, cuts = array("i"), array("i")
-    eos = recipe.encoder.eos_id if config.overlong == "turns" and is_long.any() else -1
     for conversation in np.flatnonzero(is_long).tolist() if config.overlong in ("truncate", "turns", "split") else ():
         values = tokens.tokens(conversation)
         if config.overlong == "turns":
-            found = cut_after_turns(values, config.sequence_length, eos)
+            pieces = cut_after_turns(values, config.sequence_length, recipe.encoder.eos_id)
         else:
-            found = cut_conversation(values, config.sequence_length, config.overlong == "split")
-        kept = [cut for cut in found if cut.trained]
+            pieces = cut_conversation(values, config.sequence_length, config.overlong == "split")
+        kept = [cut for cut in pieces if cut.trained]
         if not kept:
             accepted.reason[conversation] = drop_code("too_long") if config.overlong == "turns" else REJECTED
         owners.extend([conversation] * len(kept))

@@ -94,7 +94,7 @@ class Manifest(Facts):
     @property
     def places(self) -> int:
         """Return the number of places in all rows: rows × length, over all splits."""
-        return sum(split.rows * (split.sequence_length or self.sequence_length) for split in self.splits.values())
+        return sum(split.rows * self.length_of_split(name) for name, split in self.splits.items())
 
     def length_of_split(self, split: str) -> int:
         """Return the length of the rows of a split."""
@@ -104,8 +104,8 @@ class Manifest(Facts):
         """Return the length of the rows of a shard, given by its path."""
         if len(self.row_lengths) == 1:
             return self.sequence_length
-        name = next((n for n, split in self.splits.items() for own in split.shards if own.path == shard), "")
-        return self.length_of_split(name) if name else self.sequence_length
+        lengths = {own.path: split.sequence_length for split in self.splits.values() for own in split.shards}
+        return lengths.get(shard) or self.sequence_length
 
     def of_length(self, length: int) -> Manifest:
         """Return the part with one row length; its split names do not have the length."""
@@ -121,8 +121,21 @@ class Manifest(Facts):
     @property
     def content_tokens(self) -> dict[str, dict[str, int]]:
         """Return how often conversations contain each content token, by role."""
-        found = self.noticed.get("content_tokens", {})
-        return found if isinstance(found, dict) else {}
+        return self._noticed_by("content_tokens")
+
+    @property
+    def unused_keys(self) -> dict[str, dict[str, int]]:
+        """Return how often each unused key occurred, for each source that has any."""
+        return self._noticed_by("unused_keys")
+
+    @property
+    def undefined_names(self) -> dict[str, dict[str, int]]:
+        """Return in how many places each template reads names that nothing defines."""
+        return self._noticed_by("undefined_names")
+
+    def _noticed_by(self, name: str) -> dict[str, dict[str, int]]:
+        counts = self.noticed.get(name, {})
+        return counts if isinstance(counts, dict) else {}
 
     @field_validator("config")
     @classmethod
@@ -132,23 +145,8 @@ class Manifest(Facts):
         return {today.get(name, name): value for name, value in config.items()}
 
     @property
-    def unused_keys(self) -> dict[str, dict[str, int]]:
-        """Return how often each unused key occurred, for each source that has any."""
-        found = self.noticed.get("unused_keys", {})
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def undefined_names(self) -> dict[str, dict[str, int]]:
-        """Return in how many places each template reads names that nothing defines."""
-        found = self.noticed.get("undefined_names", {})
-        return found if isinstance(found, dict) else {}
-
-    @property
     def template_files(self) -> list[FileFacts]:
-        """Return the Jinja templates of the corpus.
-
-        A second one is for conversations with tools.
-        """
+        """Return the Jinja templates of the corpus; a second one is for tools."""
         return [file for name in (TEMPLATE, TOOL_TEMPLATE) for file in self.files if file.path == name]
 
     def listed(self) -> list[Shard | FileFacts]:

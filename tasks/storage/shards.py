@@ -180,8 +180,7 @@ def read_rows(
 
 def _row_arrays(row: pa.RecordBatch, manifest: Manifest, length: int) -> dict[str, Any]:
     if manifest.row_layout.padding == "none":
-        size = len(row.column("input_ids")[0])
-        columns = row_columns(row, length, manifest.row_layout)
+        size, columns = len(row.column("input_ids")[0]), row_columns(row, length, manifest.row_layout)
         return {name: values[0, :size] for name, values in columns.items()} | {
             "seq_lens": _values(row, "seq_lens"),
             "max_seqlen": to_numpy(row.column("max_seqlen")),
