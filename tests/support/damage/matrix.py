@@ -23,7 +23,7 @@ from typing import Any, Literal
 import orjson
 from support.commands import corpus_bytes
 from support.damage.kinds import DAMAGES, SIGNED, swap, touch, undo
-from support.small_corpus import OneSecond, conversations, pack_corpus, write_project
+from support.small_corpus import conversations, one_second, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks import recipe as recipe_module
@@ -378,7 +378,7 @@ def made_again(project: Project, state: str, names: tuple[str, ...]) -> str:
     for _ in range(2):
         try:
             with small_shards():
-                run_all(Publish(replace(project.recipe)), OneSecond())  # a copy has read nothing yet
+                run_all(Publish(replace(project.recipe)), one_second)  # a copy has read nothing yet
             return REBUILT if corpus_bytes(project.published) == project.corpus else f"{TRUSTED}: other bytes"
         except PackError as error:
             problem = str(error)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.errors import Busy, DataError, UsageError
+from tasks.storage.layout import RowLayout
 from train.config import WITHOUT_EFFECT, TrainingConfig
 from train.data.corpus import Corpus
 from train.loop import run_folder
@@ -22,7 +23,7 @@ from train.model.digests import folder_digest
 
 CORPUS = Corpus(
     folder=Path("x"), format_version="3.0", key="a" * 64, sequence_length=64, manifest=None, splits={}, isolated=True,
-    name="mine", notes=(),
+    layout=RowLayout((64,)), name="mine", notes=(),
 )  # fmt: skip
 
 CHOICES = Choices("cpu", "fp32", 1, "sdpa", 4, 2, 99.5, ["a line"], ["a note"])
