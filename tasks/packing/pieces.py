@@ -17,7 +17,7 @@ only once is read when it is needed, and is not held in memory.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -287,24 +287,25 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         accepted.reason[others & (accepted.reason == REJECTED)] = drop_code("no_trained_tokens")
     check_number(len(accepted.length) + len(owners), f"{config.name}: conversations, and pieces of overlong ones")
     cut_of = np.array(owners, np.int32)
-    of = whole = indexes_where((accepted.reason == 0) & ~is_long)
+    of = whole = indexes_where(lambda part: (accepted.reason[part] == 0) & ~is_long[part], len(accepted.reason))
     if len(cut_of):
         of = np.insert(whole, np.searchsorted(whole, cut_of), len(accepted.length) + np.arange(len(cut_of)))
     of = as_int32(of, "conversations and pieces of split ones")
     return Pieces(accepted, of, len(of), cut_of, np.array(cuts, np.int32).reshape(-1, 4))
 
 
-def indexes_where(chosen: np.ndarray) -> np.ndarray:
-    """Return the indexes at which `chosen` is true, int32.
+def indexes_where(is_chosen: Callable[[slice], np.ndarray], count: int) -> np.ndarray:
+    """Return the numbers below `count` for which `is_chosen` is true, int32.
 
-    np.flatnonzero takes 8 bytes per index.
+    `is_chosen` gets slices of CHUNK numbers, because np.flatnonzero takes 8 bytes per index.
     """
-    parts = (np.flatnonzero(chosen[top : top + CHUNK]) + top for top in range(0, len(chosen), CHUNK))
-    found, end = np.empty(np.count_nonzero(chosen), np.int32), 0
-    for part in parts:
-        found[end : end + len(part)] = as_int32(part, "conversations")
-        end += len(part)
-    return found
+    slices = [slice(top, min(top + CHUNK, count)) for top in range(0, count, CHUNK)]
+    numbers, end = np.empty(sum(int(np.count_nonzero(is_chosen(part))) for part in slices), np.int32), 0
+    for part in slices:
+        chosen = np.flatnonzero(is_chosen(part)) + part.start
+        numbers[end : end + len(chosen)] = as_int32(chosen, "conversations or pieces")
+        end += len(chosen)
+    return numbers
 
 
 def cut_conversation(values: np.ndarray, length: int, split: bool) -> list[Cut]:

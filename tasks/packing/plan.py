@@ -33,7 +33,6 @@ from tasks.config import Config
 from tasks.core.errors import DataError, StorageError
 from tasks.core.numbers import as_int32
 from tasks.packing.balance import put_in_order, statistics_of
-from tasks.packing.bin_packing import CHUNK
 from tasks.packing.ledger import (
     Account,
     make_ledger,
@@ -47,7 +46,14 @@ from tasks.packing.ledger import (
 )
 from tasks.packing.mixture import mix
 from tasks.packing.neighbors import EarlierRows, arrange, compared_in
-from tasks.packing.pieces import Pieces, accepted_of, check_conversations, cut_overlong, filter_conversations
+from tasks.packing.pieces import (
+    Pieces,
+    accepted_of,
+    check_conversations,
+    cut_overlong,
+    filter_conversations,
+    indexes_where,
+)
 from tasks.packing.placement import Bound, Placed, hold_out_at_least_one, pack_split, place
 from tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
 from tasks.recipe import Recipe
@@ -271,11 +277,7 @@ def _write_plan(
     step = max(1, int(shards * SORTED_AT_ONCE // max(1, len(pieces))))
     for first in range(0, shards, step):
         edges = placed.edges[first : first + step + 1]
-        inside = [np.empty(0, np.int32)]
-        for top in range(0, len(placed.row), CHUNK):
-            part = placed.row[top : top + CHUNK]
-            inside.append(as_int32(np.flatnonzero((part >= edges[0]) & (part < edges[-1])) + top, "pieces"))
-        chosen = np.concatenate(inside)
+        chosen = _rows_between(placed.row, *edges[[0, -1]].tolist())
         # Row and start as one number, in 31 + 20 bits.
         chosen = chosen[np.argsort(placed.row[chosen].astype(np.int64) << 20 | placed.start[chosen])]
         row = placed.row[chosen]
@@ -296,6 +298,11 @@ def _write_plan(
             batch = pa.record_batch([to_arrow(values) for values in columns], plan_schema(trained is not None))
             plan.write_batch(batch)
             yield xxh3_of(batch)
+
+
+def _rows_between(row: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Return the numbers of the pieces whose row is in [low, high), int32."""
+    return indexes_where(lambda part: (row[part] >= low) & (row[part] < high), len(row))
 
 
 class _Index:
