@@ -266,10 +266,6 @@ def _places(manifest: Manifest) -> list[tuple[str, int]]:
     ]
 
 
-def _setting(value: Any) -> str:
-    return "not set" if value in (None, []) else value if isinstance(value, str) else orjson.dumps(value).decode()
-
-
 def _config(manifest: Manifest) -> str:
     """Return the config as YAML, or "" if it is too long for the page."""
     values = {name: value for name, value in manifest.config.items() if value not in (None, [], {})}

@@ -46,6 +46,8 @@ FORMAT_VERSION = 1  # of the detection of FOUND; the key also contains the names
 
 Found = TypeVar("Found")
 
+HASH_CHUNK = 1 << 20  # bytes hashed at once
+
 RACY_NS = 2_000_000_000  # the coarsest clock of a file system in use ticks every two seconds
 
 
@@ -198,9 +200,6 @@ def _state_of(file: SourceFile) -> list[Any]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
-HASH_CHUNK = 1 << 20  # bytes hashed at once
-
-
 def hash_file(
     file: SourceFile,
     part_size: int,
@@ -209,9 +208,9 @@ def hash_file(
 ) -> Hashed:
     """Hash a file and its parts, and write an entry of `cache`.
 
-    `part_size` is in bytes. The blocks of an object in
-    a bucket are kept at its path. `check` is called before each read and can end the work by raising an error. Raises
-    DataError if the file changes meanwhile or cannot be split, OSError if it cannot be read, and the errors of stores.
+    `part_size` is in bytes. The blocks of an object in a bucket are kept at its path. `check` is called before each
+    read and can end the work by raising an error. Raises DataError if the file changes meanwhile or cannot be split,
+    OSError if it cannot be read, and the errors of stores.
     """
     started = cache.start(file) if cache else []
     hashed = HashedBlocks(min(BLOCK, HASH_CHUNK))

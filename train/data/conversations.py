@@ -111,15 +111,15 @@ def _tokenize(
     conversations: list[np.ndarray] = []
     trained: list[int] = []
 
+    def new_batch() -> Batch:
+        return Batch(encoder, dict.fromkeys(COUNTS, 0), lambda number: f"{path}: row {number}")
+
     def encode(batch: Batch) -> Batch:
         encoded = batch.encode(TOKENS_SCHEMA) if batch.records else None
         if encoded is not None:  # otherwise, the counts below reveal missing conversations
             conversations.extend(tokens.values.to_numpy() for tokens in encoded.column("tokens"))
             trained.extend(encoded.column("trained").to_pylist())
         return new_batch()
-
-    def new_batch() -> Batch:
-        return Batch(encoder, dict.fromkeys(COUNTS, 0), lambda number: f"{path}: row {number}")
 
     batch, number = new_batch(), 0
     for part in rows.to_batches(max_chunksize=1024):
