@@ -54,7 +54,7 @@ REFRESH = 2.0
 FINISHING = 0.5
 # Seconds for canceled steps to end, and then for Ray to kill the steps of a disconnected driver, unless the nodes are
 # busy.
-LEAVING = 2.0
+CANCELING = 2.0
 
 FORMS = ("here", "workers", "workers:N", "ray://auto", "ray://HOST:PORT")
 
@@ -300,7 +300,7 @@ def leave(running: Sequence[Any] = ()) -> list[Any]:
             unfinished = _unfinished(ray, unfinished, FINISHING)
             for reference in unfinished:
                 ray.cancel(reference)
-            unfinished = _unfinished(ray, unfinished, LEAVING)
+            unfinished = _unfinished(ray, unfinished, CANCELING)
     finally:
         ray.shutdown()
     return unfinished
@@ -337,7 +337,7 @@ class OnRay:
         outputs = [path for step in steps for path in step.outputs()]
         while True:
             are_written = [remove_abandoned(path) for path in outputs]
-            limit = PATIENCE if any(are_written) else LEAVING if outputs else 0.0
+            limit = PATIENCE if any(are_written) else CANCELING if outputs else 0.0
             if time.monotonic() - start >= limit:
                 return
             time.sleep(0.1)
