@@ -7,11 +7,14 @@ duplicates          records with equal keys, however the keys are written: only 
 random-tokenizers   files of tokenizers with any fields: an accepted tokenizer encodes the same each time
 joined              fields side by side, made of private characters and their escapes: nothing lost, nothing forged
 filters             Jinja filters and methods on control strings in contents: no control tokens
+folders             folders of tokenizers: as AutoTokenizer loads them, or refused
+files               files that are cut, joined, or followed by other bytes: read as a whole, or refused
+configs             settings and mixtures: every conversation where, how often, and as the reference says
 
-The last four draw cases with hypothesis until the time is over. For a failure, the smallest failing case is shown.
+The last seven draw cases with hypothesis until the time is over. For a failure, the smallest failing case is shown.
 
 python bench/reliability/fuzz.py [content] [hostile] [reader config manifest]
-    [duplicates random-tokenizers joined filters] [--seconds 60] [--seed 1]
+    [duplicates random-tokenizers joined filters folders files configs] [--seconds 60] [--seed 1]
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ DRAWN = {
     "files": "test_random_files",
     "joined": "test_joined_fields",
     "filters": "test_neutral",
+    "configs": "test_together",
 }
 PARTS = ("content", "hostile", "reader", "config", "manifest", *DRAWN)
 CONVERSATIONS = 10_000

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from reference.tokens import Encoded
 
+Place = tuple[int, int]  # source, record
+
 
 class Piece(NamedTuple):
     """The portion of a sample in one row; `first` is its offset in the sample."""
@@ -48,12 +50,14 @@ def pieces_of(sample: Encoded, length: int, overlong: str, eos: int) -> list[Pie
     return [piece for piece in found[: None if overlong == "split" else 1] if any(piece.trained)]
 
 
-def weights_of(pieces: Mapping[int, Sequence[Piece]], of_data: Mapping[int, float], mode: str) -> dict[int, float]:
-    """Return the weight of each trained token of a conversation, by its number.
+def weights_of(
+    pieces: Mapping[Place, Sequence[Piece]], copies: Mapping[Place, int], of_data: Mapping[Place, float], mode: str
+) -> dict[Place, float]:
+    """Return the weight of each trained token, by the place of its conversation.
 
-    `pieces` has the pieces of one split.
+    `pieces` has the pieces of the conversations of one split, and `copies` how often each is packed.
     """
-    trained = {number: sum(sum(piece.trained) for piece in own) for number, own in pieces.items()}
-    mean = sum(trained.values()) / max(1, len(trained))
-    of_length = {number: mean / count if mode in ("conversation", "both") else 1.0 for number, count in trained.items()}
-    return {number: of_length[number] * (of_data[number] if mode in ("data", "both") else 1.0) for number in trained}
+    trained = {place: sum(sum(piece.trained) for piece in of_place) for place, of_place in pieces.items()}
+    mean = sum(trained[place] * copies[place] for place in pieces) / max(1, sum(copies[place] for place in pieces))
+    of_length = {place: mean / count if mode in ("conversation", "both") else 1.0 for place, count in trained.items()}
+    return {place: of_length[place] * (of_data[place] if mode in ("data", "both") else 1.0) for place in trained}
