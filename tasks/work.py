@@ -23,10 +23,9 @@ from tasks.core.messages import to_pack_error
 from tasks.core.printable import with_urls
 from tasks.core.process import peak_memory
 from tasks.recipe import Recipe
+from tasks.sources.locate import with_copy
 from tasks.sources.model import Part
-from tasks.sources.parts import sizes_of
-from tasks.sources.remote import with_copy
-from tasks.sources.shares import WHOLE, Share
+from tasks.sources.parts import WHOLE, Share, sizes_of
 from tasks.storage.files import acquire_lock, digest_of, has_artifact, read_receipt, sync_folder, write_receipt
 from tasks.storage.manifest import load_manifest
 from tasks.stores.mirror import Mirror, Remote, mirror_of

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.core.printable import printable, suggest
-from tasks.stores.scratch import scratch_with, url_of
+from tasks.stores.urls import scratch_with, url_of
 
 if TYPE_CHECKING:
     from tasks.packing.balance import Waiting

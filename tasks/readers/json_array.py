@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import PurePath
 from typing import BinaryIO
@@ -66,10 +67,8 @@ class JsonArray(Container):
             return self.name
         if not prefix.startswith(b"{"):
             begins = shown(prefix[:20].decode("utf-8", "replace"))
-            raise DataError(
-                "unknown_json",
-                f"{file.name}: is neither a JSON array nor one JSON object per line; it starts with {begins}",
-            )
+            problem = f"is neither a JSON array nor one JSON object per line; it starts with {begins}"
+            raise DataError("unknown_json", f"{file.name}: {problem}")
         reader = RecordReader(self, file)
         with reader.open_text() as read:
             blocks = line_blocks(read, MAX_RECORD_BYTES)
@@ -79,8 +78,19 @@ class JsonArray(Container):
             return Jsonl.name
         with reader.open_text() as read:
             value = _object(read_whole(read, file.name))
-        if value is not None:
-            _check_one_object(file, value, len(lines), is_record)
+        if value is None:
+            return Jsonl.name
+        lists = [key for key, item in value.items() if isinstance(item, list)]
+        if lists and not is_record(value):
+            command = f"jq -c '.{lists[0]}[]' {file.name} > {PurePath(file.name).stem}.jsonl"
+            raise DataError(
+                "unknown_json",
+                f"{file.name}: is one JSON object, not a list of records; its lists: {', '.join(map(shown, lists))}; "
+                f"extract one of them with  {command}",
+            )
+        if len(lines) == 2:
+            advice = "put [ and ] around it, or write one object per line"
+            raise DataError("unknown_json", f"{file.name}: is one JSON object over several lines; {advice}")
         return Jsonl.name
 
     def first_records(self, file: File) -> Iterator[object]:
@@ -107,8 +117,7 @@ class JsonArray(Container):
     def window(self, file: File, max_record_bytes: int) -> Window | None:
         """Return a function that reads elements from the middle of the array.
 
-        It finds elements by the bytes that separate the first two elements. Returns None if these bytes cannot be
-        found.
+        It finds elements by the bytes that separate the first two elements. Returns None if they cannot be found.
         """
         with RecordReader(self, file).open_text() as read:
             _, separator = find_separator(read, file.name)
@@ -127,13 +136,11 @@ class JsonArray(Container):
                 searched = max(stop - start, len(text) - len(separator) + 1)
                 text += chunk
                 last = text.find(separator, searched)
-            block = text[first + 1 : last + 1] if last >= 0 else text[first + 1 :]
-            block = b"[" + block.lstrip().removeprefix(b",") + (b"]" if last >= 0 else b"")
-            if not start:
-                block = text[: last + 1] + b"]" if last >= 0 else text
+            end = last + 1 if last >= 0 else len(text)
+            block = b"[" + text[first + 1 : end].lstrip().removeprefix(b",") if start else text[:end]
             origin = f"{file.name}, from byte {start + first:,} record " if start else f"{file.name}:"
             try:
-                elements = array_elements(block.removeprefix(BOM), file.name)
+                elements = array_elements(block.removeprefix(BOM) + b"]" * (last >= 0), file.name)
                 values = [parse_record(element, False) for element in elements]
             except DataError:  # the separator was inside an element
                 return [], 0
@@ -151,25 +158,6 @@ def _object(text: bytes) -> dict[str, object] | None:
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def _check_one_object(
-    file: File, value: dict[str, object], lines: int, is_record: Callable[[dict[str, object]], bool]
-) -> None:
-    """Raise DataError if a file of one JSON object is not one record on one line."""
-    lists = [key for key, item in value.items() if isinstance(item, list)]
-    if lists and not is_record(value):
-        command = f"jq -c '.{lists[0]}[]' {file.name} > {PurePath(file.name).stem}.jsonl"
-        raise DataError(
-            "unknown_json",
-            f"{file.name}: is one JSON object, not a list of records; its lists: {', '.join(map(shown, lists))}; "
-            f"extract one of them with  {command}",
-        )
-    if lines == 2:
-        raise DataError(
-            "unknown_json",
-            f"{file.name}: is one JSON object over several lines; put [ and ] around it, or write one object per line",
-        )
 
 
 def read_whole(read: Read, name: str, prefix: bytes = b"") -> bytes:
@@ -219,19 +207,12 @@ def find_separator(read: Read, name: str) -> tuple[bytes, bytes]:
     text = separator = b""
     while not separator and len(text) < _SEARCHED and (chunk := read(max(CHUNK, 3 * len(text)))):
         text = (text + chunk).removeprefix(BOM).lstrip()
-        separator = _separator(text, name)
+        with suppress(DataError, ValueError):
+            first, second = islice(array_elements(text, name), 2)
+            begin = text.index(first) + len(first)
+            string = second.find(b'"', second.find(b'"') + 1) + 1
+            separator = text[begin - 1 : text.index(second, begin) + string]
     return text, separator
-
-
-def _separator(text: bytes, name: str) -> bytes:
-    try:
-        first, second = islice(array_elements(text, name), 2)
-    except (DataError, ValueError):
-        return b""
-    begin = text.index(first) + len(first)
-    end = text.index(second, begin)
-    through = second.find(b'"', second.find(b'"') + 1) + 1
-    return text[begin - 1 : end + through]
 
 
 def array_elements(data: bytes, name: str) -> Iterator[bytes]:
@@ -262,11 +243,8 @@ def array_elements(data: bytes, name: str) -> Iterator[bytes]:
                     yield last
                 rest = data[at + 1 :].lstrip()
                 if rest:
-                    raise DataError(
-                        "bad_json_array",
-                        f"{name}: byte {len(data) - len(rest):,}: the JSON array is followed by something else",
-                    )
+                    place = f"byte {len(data) - len(rest):,}"
+                    raise DataError("bad_json_array", f"{name}: {place}: the JSON array is followed by something else")
                 return
-    raise DataError(
-        "bad_json_array", f"{name}: the JSON array is not closed after the start of record {count + 1:,}: truncated?"
-    )
+    problem = f"the JSON array is not closed after the start of record {count + 1:,}: truncated?"
+    raise DataError("bad_json_array", f"{name}: {problem}")

@@ -13,9 +13,18 @@ from pathlib import PurePath
 from typing import BinaryIO
 
 from tasks.core.errors import Reject
-from tasks.readers.compression import DECOMPRESS
 from tasks.readers.container import Container, File, Range, Record, RecordReader, Rows, Run, Window
-from tasks.readers.lines import CHUNK, TOO_LONG, WINDOW, Read, byte_range, end_of_line, line_blocks, split_at_lines
+from tasks.readers.lines import (
+    CHUNK,
+    DECOMPRESS,
+    TOO_LONG,
+    WINDOW,
+    Read,
+    byte_range,
+    end_of_line,
+    line_blocks,
+    split_at_lines,
+)
 from tasks.readers.strict_json import parse_record
 
 SEEK_BLOCK = 1 << 20  # bytes in which line ends are counted at a time
@@ -52,7 +61,7 @@ class Jsonl(Container):
     def records_before(self, file: File, start: int) -> int:
         before = 0
         with file.open() as lines:
-            while (left := start - lines.tell()) > 0 and (chunk := lines.read(min(1 << 20, left))):
+            while (left := start - lines.tell()) > 0 and (chunk := lines.read(min(SEEK_BLOCK, left))):
                 before += chunk.count(b"\n")
         return before
 
@@ -66,13 +75,9 @@ class Jsonl(Container):
         left, position = number, 0
         with file.open() as lines:
             while left and (block := lines.read(SEEK_BLOCK)):
-                ends = block.count(b"\n")
-                if ends >= left:
-                    at = -1
-                    for _ in range(left):
-                        at = block.index(b"\n", at + 1)
-                    return position + at + 1, number
-                left -= ends
+                if block.count(b"\n") >= left:
+                    return position + len(block) - len(block.split(b"\n", left)[-1]), number
+                left -= block.count(b"\n")
                 position += len(block)
         return position, number
 
@@ -98,10 +103,7 @@ class Jsonl(Container):
         return window
 
     def runs(self, reader: RecordReader) -> Iterator[Run]:
-        """Yield all lines in runs.
-
-        Each line is counted, but it is parsed only if its run is kept.
-        """
+        """Yield all lines in runs; a line is parsed only if its run is kept."""
         number = 0
         with _open(reader) as read:
             for lines, unterminated in line_blocks(read, reader.max_record_bytes):
@@ -115,10 +117,9 @@ class Jsonl(Container):
 
 
 class Session(Container):
-    """JSON Lines that are one session of an agent.
+    """JSON Lines that are one session of an agent: one record, {"trace": [line 1, line 2, …]}.
 
-    The whole file is one record, {"trace": [line 1, line 2, …]}. A file is found to be a session by its
-    content, never by its extension.
+    A file is found to be a session by its content, never by its extension.
     """
 
     name = "session"

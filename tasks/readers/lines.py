@@ -1,11 +1,20 @@
-"""Split a stream of bytes into lines of bounded length."""
+"""Read a stream of bytes: decompress it, and split it into lines of bounded length.
+
+file ─decompressed─→ read(n) ─line_blocks─→ ([b'{"text":"a"}', b'', b'{"text":"b"}'], False), ([b'{"tex'], True)
+"""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
+
+import pyarrow as pa
+
+from tasks.core.errors import DataError
 
 Read = Callable[[int], bytes]
 
@@ -21,9 +30,9 @@ TOO_LONG = b"\n"  # replaces a line over the limit; no real line contains a line
 def line_blocks(read: Read, limit: int) -> Iterator[tuple[list[bytes], bool]]:
     """Yield the lines of a stream without their line ends, in blocks.
 
-    A block is (lines, False), or ([line], True) for a last line without a line end. A UTF-8 byte order mark at the
-    start of the stream is skipped. A line of more than `limit` bytes is replaced by `TOO_LONG` and never held as a
-    whole, so memory is bounded by `limit` plus two chunks.
+    A block is (lines, False), or ([line], True) for a last line without a line end. A byte order mark at the start is
+    skipped. A line of more than `limit` bytes is replaced by `TOO_LONG` and never held as a whole, so memory is bounded
+    by `limit` plus two chunks.
     """
     pieces: list[bytes] = []  # of the unfinished line, joined only once so that long lines take linear time
     held, skipping, first = 0, False, True
@@ -66,10 +75,7 @@ def byte_range(file: BinaryIO, start: int, stop: int) -> Read:
 
 
 def end_of_line(source: BinaryIO, place: int, limit: int) -> int:
-    """Return the offset after the line at `place` and its line end.
-
-    The search stops after `limit` bytes.
-    """
+    """Return the offset after the line at `place` and its line end; the search stops after `limit` bytes."""
     source.seek(place)
     while source.tell() - place <= limit and (some := source.readline(CHUNK)):
         if some.endswith(b"\n"):
@@ -112,3 +118,51 @@ def split_at_lines(chunks: Iterable[bytes], part_size: int) -> tuple[str, list[t
     if position > start or not cuts:
         cuts.append((start, position, (whole if piece is None else piece).hexdigest()))
     return whole.hexdigest(), cuts
+
+
+# A file is refused if it decompresses to more than BOMB_BYTES and more than BOMB_RATIO times its size: a bomb of a few
+# megabytes would keep a run busy for hours. Chats decompress to 3 to 30 times their size.
+BOMB_BYTES, BOMB_RATIO = 64 << 20, 200
+
+DECOMPRESS = {"": "cat", "gz": "gunzip -c", "zst": "unzstd -c"}  # shell commands, for messages
+
+
+def decompressed(file: BinaryIO, compression: str, name: str) -> Read:
+    """Return a function that reads the decompressed bytes of an open file.
+
+    `compression` is "", "gz", or "zst". The members or frames of a file are read as one text. The function raises
+    DataError if the data is damaged, ends early, is followed by something else, or is a decompression bomb.
+    """
+    if not compression:
+        return file.read
+    # zstandard's own reader returns what it has if the data ends early, without an error; that of Arrow does not.
+    # Arrow's reader of gzip refuses the zero bytes at the end of padded copies; that of Python does not.
+    if compression == "gz":
+        kind, stream = "gzip", gzip.GzipFile(fileobj=file, mode="rb")
+    else:
+        kind, stream = "zstandard", pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
+    whole = 0
+
+    def read(size: int) -> bytes:
+        nonlocal whole
+        try:
+            data: bytes = stream.read(size)
+        except (OSError, EOFError, zlib.error) as error:
+            if isinstance(error, OSError) and error.errno:  # of the disk
+                raise
+            place, text = f"{name}: near byte {file.tell():,}", str(error)
+            if isinstance(error, EOFError) or "Truncated" in text:
+                problem = f"the {kind} data ends early: truncated?"
+            elif (isinstance(error, gzip.BadGzipFile) and "Not a gzipped" in text) or "Unknown frame" in text:
+                problem = f"the {kind} data is followed by something else" if whole else f"not {kind} data"
+            else:
+                problem = f"the {kind} data is damaged ({text})"
+            raise DataError("bad_compression", f"{place}: {problem}") from None
+        whole += len(data)
+        if whole > BOMB_BYTES and whole > BOMB_RATIO * file.tell():
+            problem = f"decompresses to over {whole:,} bytes, {BOMB_RATIO} times its size: a decompression bomb?"
+            advice = "If this is intended, decompress it and use the decompressed file"
+            raise DataError("bomb", f"{name}: byte {file.tell():,}: {problem} {advice}")
+        return data
+
+    return read

@@ -22,8 +22,8 @@ from tasks.storage import corpus_folder
 from tasks.storage.files import digest_of, has_artifact, has_listed, is_refused, locked, read_receipt, write_bytes
 from tasks.storage.manifest import load_manifest
 from tasks.stores.bucket import Bucket, open_store
-from tasks.stores.scratch import scratch_with, url_of
 from tasks.stores.store import Facts, run_all
+from tasks.stores.urls import scratch_with, url_of
 
 REQUESTS = 16  # small objects that are fetched at the same time
 

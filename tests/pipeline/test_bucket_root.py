@@ -23,12 +23,12 @@ from pipeline.graph import PackCorpus
 from tasks.core.errors import Busy, PackError, StorageError
 from tasks.core.messages import as_text
 from tasks.recipe import Recipe, resolve
-from tasks.sources.shares import WHOLE, Share
+from tasks.sources.parts import WHOLE, Share
 from tasks.storage.files import atomic_file, locked
 from tasks.stores import mirror
 from tasks.stores.bucket import Bucket, open_bucket, open_store
 from tasks.stores.mirror import Remote, mirror_of
-from tasks.stores.scratch import local_path_of, root_of, url_of
+from tasks.stores.urls import local_path_of, root_of, url_of
 from tasks.work import KINDS, Plan, Publish, TokenizePart, refresh, run_stage
 
 needs_remote()

@@ -40,11 +40,10 @@ from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
 from tasks.readers import json_array, lines, strict_json
-from tasks.readers.arrow_values import Time
-from tasks.readers.compression import BOMB_BYTES
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import CONTAINERS, container_by_extension, container_named
-from tasks.readers.lines import CHUNK
+from tasks.readers.lines import BOMB_BYTES, CHUNK
+from tasks.readers.tables import Time
 from tasks.sources import digests
 from tasks.sources import parts as parts_module
 from tasks.sources.model import Part, Source, SourceFile, found_layouts
