@@ -1,7 +1,11 @@
-"""Define what can be read from a remote store, and how it is received.
+"""Define what can be read from a remote store, receive it, and keep local copies of it.
 
-Blocking calls run in threads, so that Ctrl-C ends a wait for a server at once. An object that is received into a file
-may meet a full disk or a body that is cut off.
+    data/remote/<digest of URL, size, identity>/chats.jsonl.gz               the copy, under its own name
+                                                chats.jsonl.gz.receipt.json  URL, size, identity, SHA-256; written last
+
+Blocking calls run in threads, so that Ctrl-C ends a wait for a server at once. Each object is fetched once, as a whole,
+also if several runs need it at the same time. An object that has changed has another identity, and therefore another
+folder. Nothing is removed: delete data/remote/ to make room.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Lock
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import xxhash
@@ -40,27 +44,19 @@ class Facts(NamedTuple):
 class Reading(Protocol):
     """A store to read from.
 
-    Its methods raise PackError, naming the URL. The reasons are store_denied, object_missing, store_busy, store_failed,
-    object_cut, object_changed, and scratch_full.
+    `url_of` returns the URL that messages show, and `head` the facts of an object, or None if it does not exist. `get`
+    returns the content of a small object. `fetch` writes an object to `target`, completely or not at all, and returns
+    its SHA-256. `list` yields the objects below the folder `prefix`, in the byte order of their keys.
+
+    The methods raise PackError, naming the URL. The reasons are store_denied, object_missing, store_busy, store_failed,
+    object_cut, object_changed (the object is not the one that `expected` describes), and scratch_full.
     """
 
-    def url_of(self, key: str) -> str:
-        """Return the URL of an object, as messages show it."""
-
-    def head(self, key: str) -> Facts | None:
-        """Return the facts of an object, or None if it does not exist."""
-
-    def get(self, key: str) -> bytes:
-        """Return the content of a small object."""
-
-    def fetch(self, key: str, target: Path, expected: Facts, progress: Progress | None = None) -> str:
-        """Write an object to `target`, completely or not at all; return its SHA-256.
-
-        Raises object_changed if it is not the object that `expected` describes.
-        """
-
-    def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]:
-        """Yield the objects below the folder `prefix`, in the byte order of their keys."""
+    def url_of(self, key: str) -> str: ...
+    def head(self, key: str) -> Facts | None: ...
+    def get(self, key: str) -> bytes: ...
+    def fetch(self, key: str, target: Path, expected: Facts, progress: Progress | None = None) -> str: ...
+    def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]: ...
 
 
 Item = TypeVar("Item")
@@ -99,17 +95,15 @@ def run_all(
         waiting.put(item)
 
     def run() -> None:
-        while True:
-            try:
+        with suppress(Empty):
+            while True:
                 item = waiting.get_nowait()
-            except Empty:
-                return
-            try:
-                work(item)
-                done.put(None)
-            except BaseException as error:
-                done.put(error)
-                return
+                try:
+                    work(item)
+                    done.put(None)
+                except BaseException as error:
+                    done.put(error)
+                    return
 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(min(count, len(items)))]
     for thread in threads:
@@ -160,15 +154,9 @@ def changed(url: str) -> DataError:
 
 
 def scratch_full(url: str, folder: Path, size: int) -> StorageError:
-    """Return the error for a disk without room for `size` bytes.
-
-    `url` is the object to fetch, or the first of several objects.
-    """
-    return StorageError(
-        "scratch_full",
-        f"{url}: the disk of {folder} has no room for {in_bytes(size)}; make room, or use another --root (or, for a "
-        "root in a bucket, another PACKCORPUS_SCRATCH)",
-    )
+    """Return the error for a disk without room for `size` bytes of an object, or of the first of several objects."""
+    advice = "make room, or use another --root (or, for a root in a bucket, another PACKCORPUS_SCRATCH)"
+    return StorageError("scratch_full", f"{url}: the disk of {folder} has no room for {in_bytes(size)}; {advice}")
 
 
 DOWNLOADS = 8  # objects that are fetched at the same time; each takes a few MB of memory
@@ -199,7 +187,7 @@ class _Progress(Stop):
     def __init__(self) -> None:
         super().__init__()
         self.objects = self.size = 0
-        self._lock = Lock()
+        self._lock = threading.Lock()
 
     def add(self, size: int, objects: int = 0) -> None:
         self.check()
@@ -214,14 +202,24 @@ def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
     Raises the errors of a store's `fetch`. If the disk has no room, raises scratch_full before anything is fetched.
     """
     folder = folder.absolute()
-    places = [place_of_copy(each.url, each.facts, folder) for each in objects]
+    places = [place_of_copy(item.url, item.facts, folder) for item in objects]
     wanted = dict(zip(places, objects, strict=True))
-    missing = {path: each for path, each in wanted.items() if not _has_copy(path)}
-    progress, size = _Progress(), sum(each.facts.size for each in missing.values())
+    missing = {path: item for path, item in wanted.items() if not has_artifact(path, _receipt(path))}
+    progress, size = _Progress(), sum(item.facts.size for item in missing.values())
     if missing:
         make_folder(folder)
         if shutil.disk_usage(folder).free < size:
             raise scratch_full(next(iter(missing.values())).url, folder, size)
+
+    def fetch(path: Path) -> None:
+        progress.check()
+        item = missing[path]
+        with locked(path.parent.with_suffix(".lock"), progress.check):
+            if not has_artifact(path, _receipt(path)):  # another run may have fetched it while this one waited
+                digest = item.store.fetch(item.key, path, item.facts, progress.add)
+                facts = {"url": item.url, "bytes": item.facts.size, "identity": item.facts.identity}
+                write_receipt(_receipt(path), {**facts, "sha256": digest})
+        progress.add(0, objects=1)
 
     def note() -> str:
         done = f"{progress.objects:,} of {len(missing):,} files, {in_bytes(progress.size)} of {in_bytes(size)}"
@@ -230,18 +228,8 @@ def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
     # Fetch the largest object first, so that no thread is still busy with it after the others have ended.
     order = sorted(missing, key=lambda path: -missing[path].facts.size)
     with noted(note):
-        run_all(lambda path: _fetch(missing[path], path, progress), order, DOWNLOADS, progress.set)
+        run_all(fetch, order, DOWNLOADS, progress.set)
     return [Copy(place, str(read_receipt(_receipt(place))["sha256"])) for place in places]
-
-
-def _fetch(wanted: Object, path: Path, progress: _Progress) -> None:
-    progress.check()
-    with locked(path.parent.with_suffix(".lock"), progress.check):
-        if not _has_copy(path):  # another run may have fetched it while this one waited
-            digest = wanted.store.fetch(wanted.key, path, wanted.facts, progress.add)
-            facts = {"url": wanted.url, "bytes": wanted.facts.size, "identity": wanted.facts.identity}
-            write_receipt(_receipt(path), {**facts, "sha256": digest})
-    progress.add(0, objects=1)
 
 
 def place_of_copy(url: str, facts: Facts, folder: Path, *, with_holes: bool = False) -> Path:
@@ -256,12 +244,7 @@ def _receipt(path: Path) -> Path:
     return path.with_name(f"{path.name}.receipt.json")
 
 
-def _has_copy(path: Path) -> bool:
-    return has_artifact(path, _receipt(path))
-
-
 def damaged_copy(url: str, path: Path) -> StorageError:
     """Return the error for a copy that has changed since it arrived."""
-    return StorageError(
-        "copy_damaged", f"{url}: its local copy {path} was changed or is damaged; delete it, then run again"
-    )
+    problem = f"its local copy {path} was changed or is damaged; delete it, then run again"
+    return StorageError("copy_damaged", f"{url}: {problem}")

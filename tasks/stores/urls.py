@@ -1,9 +1,11 @@
-"""Recognize, check, and split URLs.
+"""Recognize, check, and split URLs, and find the local folders that stand for roots in buckets.
 
-s3://bucket/chats/*.jsonl  →  Url("s3", "bucket", "chats/*.jsonl")
-hf://datasets/owner/name@revision/data/*.parquet  →  Dataset("owner/name", "revision", "data/*.parquet")
+    s3://bucket/chats/*.jsonl  →  Url("s3", "bucket", "chats/*.jsonl")
+    hf://datasets/owner/name@revision/data/*.parquet  →  Dataset("owner/name", "revision", "data/*.parquet")
+    s3://bucket/prefix  ─scratch_of─▶  ~/.cache/packcorpus/<digest of the URL>/     with the URL in the file .url
+    PATH of a command   ─local_path_of─▶  the same path, or the path in a scratch folder at which the object will be
 
-A URL never contains credentials; they come from the platform.
+A URL never contains credentials, which come from the platform, and is never used as a path.
 """
 
 from __future__ import annotations
@@ -56,10 +58,7 @@ def is_url(text: str) -> bool:
 
 
 def refuse_url(path: Path, fix: str = "download it", does: str = "reads") -> None:
-    """Raise UsageError if a path was made from a URL, but must be a local file.
-
-    Such a path has lost a slash of the URL.
-    """
+    """Raise UsageError if a path was made from a URL (it has lost a slash), but must be a local file."""
     if re.match(rf"({'|'.join(SCHEMES)}|https?):/", str(path)):
         url = without_secrets(str(path).replace(":/", "://", 1))
         raise UsageError("url_not_supported", f"{url}: this command {does} local files only; {fix}")
@@ -71,10 +70,7 @@ def without_secrets(url: str) -> str:
 
 
 def check_url(url: str) -> str:
-    """Return the scheme of a URL.
-
-    Raises UsageError if the scheme is unknown, or if the URL contains credentials.
-    """
+    """Return the scheme of a URL. Raises UsageError if it is unknown, or if the URL contains credentials."""
     shown = without_secrets(url)
     if shown != url:
         raise UsageError("url_with_secret", f"{shown}: a URL must contain no user info and no query; remove them")
@@ -82,26 +78,20 @@ def check_url(url: str) -> str:
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         hint = suggest(scheme, SCHEMES)
-        raise UsageError(
-            "url_not_supported", f"{url}: {scheme}:// is not supported{hint}; use one of {known}, or download it"
-        )
+        problem = f"{scheme}:// is not supported{hint}; use one of {known}, or download it"
+        raise UsageError("url_not_supported", f"{url}: {problem}")
     return scheme
 
 
 def split_url(url: str) -> Url:
-    """Split the URL of a bucket.
-
-    Raises UsageError if it does not name a bucket, or if it has a key that no store reads.
-    """
+    """Split the URL of a bucket. Raises UsageError if it names none, or if no store reads its key."""
     scheme = check_url(url)
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket or re.search(r"[*?\[\]]", bucket):
         raise UsageError("url_not_supported", f"{url}: does not name a bucket; expected {scheme}://BUCKET/KEY")
     if key and not {"", ".", ".."}.isdisjoint(key.removesuffix("/").split("/")):
-        raise UsageError(
-            "url_not_supported",
-            f"{url}: a part of the key is empty, . or ..; remove that part, or rename the object if its key has it",
-        )
+        problem = "a part of the key is empty, . or ..; remove that part, or rename the object if its key has it"
+        raise UsageError("url_not_supported", f"{url}: {problem}")
     return Url(scheme, bucket, key)
 
 
@@ -153,9 +143,8 @@ def _home(scratch: str | None, cache: str | None, user: str | None) -> Path:
 def scratch_of(url: str) -> Path:
     """Create and return the scratch folder of a root in a bucket. Raises PackError."""
     if check_url(url) not in BUCKETS:
-        raise UsageError(
-            "url_not_supported", f"{url}: cannot be a root; use a bucket (s3://, gs://, az://) or a folder"
-        )
+        problem = "cannot be a root; use a bucket (s3://, gs://, az://) or a folder"
+        raise UsageError("url_not_supported", f"{url}: {problem}")
     split_url(url)
     url = url.rstrip("/")
     folder = home() / str(xxhash.xxh3_128_hexdigest(url.encode()))
@@ -165,10 +154,7 @@ def scratch_of(url: str) -> Path:
 
 
 def root_of(text: str | Path) -> Path:
-    """Return the folder that --root names: a path, or the scratch folder of a URL.
-
-    A default of the command line arrives as a Path. Raises UsageError or StorageError.
-    """
+    """Return the folder that --root names: a path, or the scratch folder of a URL. Raises PackError."""
     if isinstance(text, Path) or not is_url(text):
         return Path(text)
     return Path(local_path(text)) if check_url(text) == "file" else scratch_of(text)
@@ -180,10 +166,9 @@ def sent_root(root: Path) -> str:
 
 
 def local_path_of(text: str | Path) -> Path:
-    """Return the local path that an argument of a command names.
+    """Return the local path that an argument of a command names. Raises UsageError or StorageError.
 
-    The path is in a scratch folder if the argument is the URL of an object. Nothing is fetched. Raises UsageError or
-    StorageError.
+    The path is in a scratch folder if the argument is the URL of an object. Nothing is fetched.
     """
     if isinstance(text, Path) or not is_url(text):
         return Path(text)
@@ -205,8 +190,5 @@ def url_of(root: Path) -> str:
 
 def scratch_with(path: Path) -> Path | None:
     """Return the scratch folder that contains a path, or None."""
-    parts = path.parts
-    above = home().parts
-    if len(parts) > len(above) and parts[: len(above)] == above:
-        return home() / parts[len(above)]
-    return None
+    above = len(home().parts)
+    return home() / path.parts[above] if path.parts[:above] == home().parts and len(path.parts) > above else None
