@@ -18,20 +18,13 @@ from tasks.readers.container import File, RecordReader, Table
 from tasks.readers.tables import TableContainer, readable, wanted
 
 _FILE_MAGIC = b"ARROW1"
-
 _FOOTER_END = struct.Struct("<i6s")  # the length of the footer, and the magic bytes again
-
 _BLOCK = struct.Struct("<qi4xq")  # the offset of a message, the length of its metadata, and the length of its body
-
 _LENGTH = struct.Struct("<i")  # of a message; before it, files written since 2019 have this mark:
 _CONTINUATION = b"\xff\xff\xff\xff"
-
 _END = _LENGTH.pack(0)  # of a stream
-
 _PADDED_END = 128  # maximum bytes between the last message of a file and its footer
-
 _DECOMPRESSED = 64 << 20  # bytes of compressed batches that are decompressed for a sample
-
 _ALMOST = 0.99  # maximum share of a file that counts as read if its end is not reached
 
 
@@ -51,7 +44,7 @@ class ArrowIpc(TableContainer):
 
     @contextmanager
     def table(self, file: File) -> Iterator[Table]:
-        """Open all record batches as one group; if no row is drawn from a mapped batch, only its header is read."""
+        """Open all batches as one group. Only the headers of mapped batches are read."""
         with readable(self.name, file.name), pa.memory_map(str(file.path)) as source:
             before, reach, batches = pa.total_allocated_bytes(), 1.0, []
             for batch in _batches(source, file.name):
@@ -65,13 +58,13 @@ class ArrowIpc(TableContainer):
 
 
 def count_rows(path: Path, name: str) -> int:
-    """Return the number of rows of a file, from the headers of its batches; raise DataError if it is damaged."""
+    """Count the rows of a file by its headers. Raises DataError if it is damaged."""
     with readable(ArrowIpc.name, name), pa.memory_map(str(path)) as source:
         return sum(batch.num_rows for batch in _batches(source, name))
 
 
 def _batches(source: Any, name: str) -> Iterator[Any]:
-    """Yield all batches of an open file; raise DataError if a stream lacks its end marker, or if something follows."""
+    """Yield all batches. Raises DataError if a stream has no end, or more follows."""
     reader, rows = _open(source, name), 0
     if isinstance(reader, pa.ipc.RecordBatchFileReader):
         _check_footer(source, name)
@@ -124,7 +117,7 @@ def _open(source: Any, name: str) -> Any:
 
 
 def _message_at(source: Any, place: int) -> tuple[int, int]:
-    """Return where the message at a place begins, after its length, and where it ends; equal without a message."""
+    """Return where the message at a place begins and ends; equal without a message."""
     source.seek(place)
     start = source.read(len(_CONTINUATION) + _LENGTH.size)
     mark = len(_CONTINUATION) * start.startswith(_CONTINUATION)

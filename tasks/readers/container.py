@@ -26,7 +26,6 @@ MAX_RECORD_BYTES = 16_000_000
 
 # A block of records should stay in the CPU cache.
 BLOCK, BLOCK_BYTES = 256, 1 << 20
-
 RUN = 100  # records of a run, if a container has no cheaper way to form runs
 
 Block = tuple[Sequence[int], list[Any]]
@@ -60,7 +59,7 @@ class File(Protocol):
 
 
 class Range(NamedTuple):
-    """The bytes or row groups [start, stop) of a file that one step reads. `sha256` identifies their content."""
+    """The bytes or row groups [start, stop) that one step reads, and their digest."""
 
     start: int
     stop: int
@@ -68,7 +67,7 @@ class Range(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A sampled record or its Reject, and its place as in rejects.jsonl, such as "chats.jsonl:17"."""
+    """A sampled record or its Reject, and its place, such as "chats.jsonl:17"."""
 
     place: str
     value: object
@@ -133,7 +132,7 @@ class Container:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def split(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
-        """Return the SHA-256 of a file, given its bytes, and the ranges that it is split into.
+        """Return the SHA-256 of a file, given its bytes, and the ranges of its parts.
 
         The end of a range must depend only on the bytes before it and on `part_size`.
         """
@@ -147,11 +146,11 @@ class Container:
         return ranges
 
     def records_before(self, file: File, start: int) -> int:
-        """Return how many numbers precede the start of a range, for the places in messages."""
+        """Return how many numbers precede the start of a range, for places."""
         return 0
 
     def seek(self, file: File, number: int) -> tuple[int, int]:
-        """Return a range start at or before record `number` (from 0), and the number of the record there."""
+        """Return a range start at or before record `number`, and the number there."""
         return 0, 0
 
     # -- identification ---------------------------------------------------------------------------------------------
@@ -165,7 +164,7 @@ class Container:
         return self.name
 
     def explain_unreadable(self, file: File, prefix: bytes) -> str:
-        """Return why none of the first records is an object, or "" if `prefix` does not show it."""
+        """Return why no first record is an object, or "" if `prefix` does not show it."""
         return ""
 
     def first_records(self, file: File) -> Iterator[object]:
@@ -175,7 +174,7 @@ class Container:
     # -- sampling ---------------------------------------------------------------------------------------------------
 
     def window(self, file: File, max_record_bytes: int) -> Window | None:
-        """Return a function that reads records from the middle of an uncompressed file, or None without one."""
+        """Return a function that reads in the middle of an uncompressed file, or None."""
         return None
 
     def table(self, file: File) -> AbstractContextManager[Table] | None:
@@ -229,7 +228,7 @@ class RecordReader:
             yield from zip(numbers, records, strict=True)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield numbers and records in blocks of up to BLOCK records and about BLOCK_BYTES bytes."""
+        """Yield numbers and records in blocks of about BLOCK_BYTES bytes."""
         self.records = 0
         for numbers, records, size in self.container.read(self):
             step = max(1, min(BLOCK, BLOCK_BYTES * len(records) // max(size, 1)))
@@ -240,7 +239,7 @@ class RecordReader:
 
     @property
     def share(self) -> float:
-        """Return the share of the range that has been read, from 0 to 1, in bytes on disk or in rows."""
+        """Return the share of the range that has been read, in bytes on disk or rows."""
         start, stop = self._bounds
         try:
             return min(1.0, (self.position() - start) / max(stop - start, 1))
@@ -263,10 +262,7 @@ class RecordReader:
 
 
 def in_blocks(records: Iterable[tuple[object, int]], first: int = 0) -> Iterator[Rows]:
-    """Group (record, bytes) pairs into Rows whose numbers begin at `first`.
-
-    Records that were read before an error are yielded before the error is raised.
-    """
+    """Group (record, bytes) pairs into Rows, also those that precede an error."""
     held: list[object] = []
     size, error = 0, None
     try:

@@ -17,7 +17,6 @@ from tasks.readers.parquet import Parquet
 CONTAINERS: tuple[Container, ...] = (Jsonl(), JsonArray(), Parquet(), ArrowIpc(), Csv(), Tsv())
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-
 EXTENSIONS = {extension: container for container in CONTAINERS for extension in container.extensions}
 
 # A session is a JSONL file by its extension.

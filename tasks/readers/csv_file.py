@@ -47,15 +47,12 @@ _BETWEEN_LETTERS = re.compile(rb"[A-Za-z][\x8a\x8c\x8e\x9a\x9c\x9e\x9f\xa1-\xb3\
 
 
 def wide_encoding(start: bytes) -> str:
-    """Return the name for iconv of the UTF-16 or UTF-32 encoding that the first bytes show, or ""."""
+    """Return the UTF-16 or UTF-32 encoding (by iconv) that the start shows, or ""."""
     return next((name for name, first in WIDE_ENCODINGS.items() if re.match(first, start, re.DOTALL)), "")
 
 
 def check_encoding(name: str) -> str:
-    """Return the usual name of an encoding, or "auto" unchanged.
-
-    Raises ValueError with the closest known name if the encoding is not known.
-    """
+    """Return the usual name of an encoding, or "auto". Raises ValueError."""
     if name == "auto":
         return name
     usual = ""
@@ -68,7 +65,7 @@ def check_encoding(name: str) -> str:
 
 
 def find_encoding(start: bytes) -> str | None:
-    """Return the encoding of a file that starts with these bytes: "" for UTF-8, or None if it is not clear.
+    """Return the encoding of a file by its start; "" is UTF-8, None is not clear.
 
     A file that is UTF-8 except for a few bytes is UTF-8.
     """
@@ -92,7 +89,7 @@ def find_encoding(start: bytes) -> str | None:
 
 
 def decoded_start(start: bytes, encoding: str, name: str) -> str:
-    """Return the beginning of a file as text, without a byte order mark; raise DataError if it has another encoding."""
+    """Return the start of a file as text. Raises DataError for another encoding."""
     with _decoding(encoding, name):
         return codecs.getincrementaldecoder(encoding or "utf-8")("replace").decode(start).removeprefix("\ufeff")
 
@@ -109,7 +106,7 @@ def _decoding(encoding: str, name: str) -> Iterator[None]:
 
 
 def as_utf8(read: Read, encoding: str, name: str) -> Read:
-    """Return a function that reads a file of this encoding as UTF-8, and raises DataError if it cannot continue.
+    """Return a function that reads a file as UTF-8. It raises DataError.
 
     A byte that is invalid in the encoding becomes bytes that are invalid in UTF-8.
     """
@@ -134,12 +131,11 @@ def as_utf8(read: Read, encoding: str, name: str) -> Read:
 
 
 DELIMITERS = (",", ";", "\t", "|")
-
 _ROWS = 20  # number of rows that are read to find the delimiter
 
 
 def check_delimiter(value: str) -> str:
-    """Return a delimiter as one character, or "auto" unchanged; raise ValueError for anything else."""
+    """Return a delimiter as one character, or "auto". Raises ValueError."""
     if value in ("tab", "\\t"):
         return "\t"
     if value == "auto" or (len(value) == 1 and value.isascii() and not value.isalnum() and value not in '"\r\n\0'):
@@ -266,7 +262,7 @@ class Tsv(Csv):
 
 
 def _allow_cells(size: int) -> None:
-    """Allow cells of this size. The limit of the process is never lowered, because another reader may need it."""
+    """Allow cells of this size, never smaller ones: another reader may need it."""
     csv.field_size_limit(max(csv.field_size_limit(), size))
 
 
@@ -318,7 +314,7 @@ def _record(header: list[str], row: list[str], lines: _Lines, encoding: str) -> 
 
 
 def _row_spans(row: re.Pattern[bytes], text: bytes, stop: int, whole: bool) -> list[tuple[int, int]]:
-    """Return [start, stop) of each row that starts before `stop`, from the first line on which only rows follow."""
+    """Return [start, stop) of the rows before `stop` from which on only rows follow."""
     first = 0
     while first < stop:
         spans: list[tuple[int, int]] = []

@@ -23,11 +23,8 @@ from tasks.readers.lines import BOM, CHUNK, TOO_LONG, WINDOW, Read, line_blocks
 from tasks.readers.strict_json import parse_record
 
 ARRAY_LIMIT = 2 << 30  # bytes of a JSON array that has to be in memory as a whole
-
 _SEARCHED = 16 << 20  # bytes of an array that are searched for the separator of its elements
-
 _FIRST = 100  # records of an array that `first_records` yields
-
 _JSON_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},"]', re.DOTALL)
 
 
@@ -161,10 +158,7 @@ def _object(text: bytes) -> dict[str, object] | None:
 
 
 def read_whole(read: Read, name: str, prefix: bytes = b"") -> bytes:
-    """Return `prefix` and all bytes that follow it, without a byte order mark.
-
-    Raises DataError if there are more than `ARRAY_LIMIT` bytes.
-    """
+    """Return `prefix` and all that follows. Raises DataError beyond ARRAY_LIMIT."""
     chunks, size = [prefix], len(prefix)
     while size <= ARRAY_LIMIT and (chunk := read(CHUNK)):
         chunks.append(chunk)

@@ -66,10 +66,7 @@ class Jsonl(Container):
         return before
 
     def seek(self, file: File, number: int) -> tuple[int, int]:
-        """Return the start of a line and its number, without parsing any line.
-
-        Beyond the last line, the start is the size of the file. In a compressed file, it is always 0.
-        """
+        """Return the start and number of a line, or the size of the file beyond it."""
         if file.compression:
             return 0, 0
         left, position = number, 0
@@ -117,7 +114,7 @@ class Jsonl(Container):
 
 
 class Session(Container):
-    """JSON Lines that are one session of an agent: one record, {"trace": [line 1, line 2, …]}.
+    """JSON Lines that are one session of an agent: one record, {"trace": [lines]}.
 
     A file is found to be a session by its content, never by its extension.
     """

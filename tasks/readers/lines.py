@@ -1,4 +1,4 @@
-"""Read a stream of bytes: decompress it, and split it into lines of bounded length.
+"""Decompress a stream of bytes, and split it into lines of bounded length.
 
 file ─decompressed─→ read(n) ─line_blocks─→ ([b'{"text":"a"}', b'', b'{"text":"b"}'], False), ([b'{"tex'], True)
 """
@@ -19,11 +19,9 @@ from tasks.core.errors import DataError
 Read = Callable[[int], bytes]
 
 CHUNK = 1 << 18  # bytes read at once; with 1 MiB, records fall out of the cache and parse 5 to 25 % slower
-
 WINDOW = 1 << 14  # bytes of a sampling window; windows are short and many, because neighboring records are alike
 
 BOM = b"\xef\xbb\xbf"
-
 TOO_LONG = b"\n"  # replaces a line over the limit; no real line contains a line end
 
 
@@ -75,7 +73,7 @@ def byte_range(file: BinaryIO, start: int, stop: int) -> Read:
 
 
 def end_of_line(source: BinaryIO, place: int, limit: int) -> int:
-    """Return the offset after the line at `place` and its line end; the search stops after `limit` bytes."""
+    """Return the offset after the line at `place`, at most about `limit` bytes later."""
     source.seek(place)
     while source.tell() - place <= limit and (some := source.readline(CHUNK)):
         if some.endswith(b"\n"):
@@ -123,7 +121,6 @@ def split_at_lines(chunks: Iterable[bytes], part_size: int) -> tuple[str, list[t
 # A file is refused if it decompresses to more than BOMB_BYTES and more than BOMB_RATIO times its size: a bomb of a few
 # megabytes would keep a run busy for hours. Chats decompress to 3 to 30 times their size.
 BOMB_BYTES, BOMB_RATIO = 64 << 20, 200
-
 DECOMPRESS = {"": "cat", "gz": "gunzip -c", "zst": "unzstd -c"}  # shell commands, for messages
 
 

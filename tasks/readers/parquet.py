@@ -41,7 +41,7 @@ class Parquet(TableContainer):
         return list(self._metadata(file).schema.to_arrow_schema().names)
 
     def cut(self, file: File, ranges: list[Range], part_size: int) -> list[Range]:
-        """Cut the file into ranges of as few row groups as reach `part_size` uncompressed bytes."""
+        """Cut the file where row groups reach `part_size` uncompressed bytes."""
         [whole] = ranges
         metadata = self._metadata(file)
         ranges, start, size = [], 0, 0

@@ -30,7 +30,6 @@ def contains(text: bytes, part: bytes) -> bool:
 _NINETEEN = b"0" * 19
 _UPPER_HALVES, _OF_DIGITS = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x3030303030303030)  # for words of eight bytes
 _DIGITS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))  # every digit → 0, all else → a space
-
 _KEY_OR_BRACKET = re.compile(rb'("(?:[^"\\]++|\\.)*+")(\s*:)?|[\[\]{}]', re.DOTALL)
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(-?[0-9][0-9.eE+-]*)', re.DOTALL)
 
@@ -57,7 +56,7 @@ def duplicate_key(text: bytes) -> str:
 
 
 def big_integer(text: bytes) -> str:
-    """Describe the first integer in a JSON text that does not fit in 64 bits, or return "".
+    """Describe the first integer that does not fit in 64 bits, or return "".
 
     orjson silently reads such an integer as a floating-point number.
     """
@@ -80,7 +79,7 @@ _NOT_A_NUMBER = re.compile(r"-?(?:NaN|Infinity|inf)\b", re.IGNORECASE)
 
 
 def decode_block(texts: list[bytes]) -> list[Any] | None:
-    """Decode the records of a block at once; return None if `parse_record` has to examine one of them."""
+    """Decode the records of a block, or return None if one needs `parse_record`."""
     try:
         records = list(map(orjson.loads, texts))
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Convert Arrow record batches to records, column by column, within a limit on memory.
+"""Convert Arrow record batches to records within a limit on memory.
 
 struct     a dict without the fields that are null: a table gives every struct the keys of all rows
 map        a dict with all its keys
@@ -49,7 +49,7 @@ class Decimal(Written): ...
 
 
 def text_of_written(value: object) -> str:
-    """Return the text of a `Written`, for an encoder of JSON; raise TypeError for any other value."""
+    """Return the text of a `Written`, for an encoder of JSON, or raise TypeError."""
     if isinstance(value, Written):
         return value.text
     raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
@@ -74,10 +74,7 @@ class Converter:
         self.left_out = 0
 
     def values(self, array: Any) -> list[Any]:
-        """Return the values of an array.
-
-        Raises ValueError for two fields or keys of one name, and Reject for text that is not JSON.
-        """
+        """Return the values. Raises ValueError for a name twice, Reject for bad JSON."""
         kind = array.type
         if is_usual(array):
             pass
@@ -176,7 +173,7 @@ class TableContainer(Container):
     """A container whose rows a library reads as Arrow record batches."""
 
     def batches(self, reader: RecordReader) -> Iterator[Any]:
-        """Yield the record batches of `reader.file` in [reader.start, reader.stop), with all columns."""
+        """Yield the record batches in [reader.start, reader.stop), with all columns."""
         raise NotImplementedError
 
     def column_names(self, file: File) -> list[str]:
@@ -221,7 +218,7 @@ def readable(container: str, name: str) -> Iterator[None]:
 
 
 def wanted(names: Collection[str], file: File) -> list[str]:
-    """Return the columns of a table that have a meaning, or all columns if none has one.
+    """Return the columns of a table that have a meaning, or all if none has one.
 
     Raises DataError if two columns have the same name, read or not, as a header of a CSV file does.
     """
@@ -249,7 +246,7 @@ def present(column: Any) -> int:
 
 
 def rows_of(batch: Any, converter: Converter | None = None) -> list[object]:
-    """Return the rows of an Arrow batch; a row that Python cannot represent becomes a Reject."""
+    """Return the rows of a batch; one that Python cannot represent is a Reject."""
     converter = converter or Converter()
     before = converter.left_out
     try:

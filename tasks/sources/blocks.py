@@ -32,9 +32,7 @@ from tasks.stores.store import Facts, changed, scratch_full
 from tasks.stores.urls import split_url
 
 BLOCK = 1 << 18  # bytes; files are also read in chunks of this size
-
 DIGEST = 16  # bytes of a digest
-
 AHEAD = 16  # blocks that are fetched at once when an object is read sequentially
 
 # Digests of the blocks that this process has read of objects that were not hashed yet, so that these blocks are fetched
@@ -44,17 +42,14 @@ _read_before: dict[tuple[Path, int], bytes] = {}
 
 @dataclass(frozen=True, slots=True)
 class BlockDigests:
-    """The digests of all blocks of a file, joined. A block has `size` bytes; the last one may be shorter."""
+    """The joined digests of blocks of `size` bytes; the last block may be shorter."""
 
     size: int
     joined: bytes
 
 
 class HashedBlocks:
-    """Hash the bytes of a stream in blocks of `size` bytes.
-
-    The size of each chunk, except the last, must be a multiple of `size`.
-    """
+    """Hash a stream in blocks. All chunks but the last hold a multiple of `size`."""
 
     def __init__(self, size: int = BLOCK):
         self._size = size
@@ -73,10 +68,7 @@ class HashedBlocks:
 
 
 def open_checked(path: Path, name: str, size: int, digests: BlockDigests) -> BinaryIO:
-    """Open a file of `size` bytes whose blocks were hashed.
-
-    Reading raises DataError, with `name` in the message, if a block has changed since.
-    """
+    """Open a hashed file. Reading raises DataError if a block has changed."""
     return io.BufferedReader(CheckedBlocks(path.open("rb", buffering=0), name, size, digests), BLOCK)
 
 
@@ -89,7 +81,7 @@ def open_blocks(path: Path, url: str, facts: Facts, digests: BlockDigests | None
 
 
 class CheckedBlocks(io.RawIOBase):
-    """The bytes of a file. Each block is compared with its digest before any of its bytes is returned."""
+    """The bytes of a file, each block compared with its digest before it is read."""
 
     def __init__(self, file: io.FileIO, name: str, size: int, digests: BlockDigests):
         self._file, self._source, self._size, self._digests = file, name, size, digests
@@ -149,10 +141,7 @@ class CheckedBlocks(io.RawIOBase):
 
 
 class RemoteBlocks(CheckedBlocks):
-    """The bytes of an object.
-
-    A block that is missing in `path` is fetched together with the blocks that will probably be read next.
-    """
+    """The bytes of an object. A missing block is fetched, with the next ones."""
 
     def __init__(self, path: Path, url: str, facts: Facts, digests: BlockDigests | None, stop: int | None):
         super().__init__(open_holes(path, facts.size), url, facts.size, digests or BlockDigests(BLOCK, b""))
@@ -193,10 +182,7 @@ class RemoteBlocks(CheckedBlocks):
 
 
 def fetch_all(path: Path, url: str, facts: Facts, check: Callable[[], None]) -> Iterator[bytes]:
-    """Yield all bytes of an object, and keep them in `path`.
-
-    `check` is called before each request and can end the iteration by raising an error.
-    """
+    """Yield all bytes of an object, and keep them in `path`. `check` may end it."""
     with open_holes(path, facts.size) as file:
         start = 0
         while start < facts.size:
@@ -213,16 +199,13 @@ def fetch_all(path: Path, url: str, facts: Facts, check: Callable[[], None]) -> 
 
 
 def read_object(url: str, facts: Facts, start: int, length: int) -> bytes:
-    """Return a range of bytes of an object.
-
-    Raises the errors of stores, such as object_changed if the object has changed.
-    """
+    """Return a range of an object. Raises the errors of stores: object_changed."""
     where = split_url(url)
     return open_store(f"{where.scheme}://{where.bucket}").read(where.key, facts, start, length)
 
 
 def open_holes(path: Path, size: int) -> io.FileIO:
-    """Open a file of `size` bytes for reading and writing. Bytes that were never written are holes."""
+    """Open a file of `size` bytes for writing. What was never written is a hole."""
     make_folder(path.parent)
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)
     if os.fstat(file.fileno()).st_size != size:

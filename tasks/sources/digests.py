@@ -37,15 +37,12 @@ from tasks.stores.mirror import mirror_of
 from tasks.stores.urls import is_url
 
 VERSION = 2  # of the hashing, of the split into ranges, and of the entries
-
 FOUND = ("container", "format", "delimiter", "encoding")  # facts that the start of an object shows
-
 FORMAT_VERSION = 1  # of the detection of FOUND; the key also contains the names of all formats
 
 Found = TypeVar("Found")
 
 HASH_CHUNK = 1 << 20  # bytes hashed at once
-
 RACY_NS = 2_000_000_000  # the coarsest clock of a file system in use ticks every two seconds
 
 
@@ -69,10 +66,7 @@ class DigestCache:
         self._written: set[str] = set()
 
     def find(self, file: SourceFile, part_size: int) -> Hashed | None:
-        """Return the digests of a file that has not changed since it was hashed, or None.
-
-        Raises the errors of stores.
-        """
+        """Return the digests of a file that has not changed since, or None."""
 
         def hashed(entry: dict[str, Any]) -> Hashed:
             blocks = BlockDigests(entry["block"], b64decode(entry["blocks"], validate=True))
@@ -83,7 +77,7 @@ class DigestCache:
         return None
 
     def identified(self, file: SourceFile, source: Source, identify: Callable[[], SourceFile]) -> SourceFile:
-        """Return an object with its container and format: those of its entry, or those that `identify` finds.
+        """Return an object with its container and format, from its entry if possible.
 
         A version of packcorpus with other formats uses a separate entry. Raises the errors of stores and `identify`.
         """
@@ -140,10 +134,7 @@ class DigestCache:
             mirror_of(self._folder.parents[1]).push([path])
 
     def prune(self) -> None:
-        """Remove damaged entries and entries of files that no longer exist.
-
-        Reads nothing if no entry was written for this run.
-        """
+        """Remove damaged entries and those of lost files, if an entry was written."""
         for path in self._folder.glob("*.json") if self._written else ():
             if path.name in self._written:
                 continue
@@ -157,7 +148,7 @@ class DigestCache:
                     path.unlink(missing_ok=True)
 
     def _entry_of(self, file: SourceFile, part_size: int) -> Path:
-        """Return the path of the entry of a file. Raises TypeError if the path of the file is not UTF-8."""
+        """Return the path of an entry. Raises TypeError if a path is not UTF-8."""
         read: dict[str, Any] = {"path": _name_of(file), "container": file.container, "compression": file.compression}
         read |= {"part_size": part_size} | ({"state": _state_of(file)} if file.identity else {})
         return self._folder / f"{key_of('digests', read, VERSION)}.json"

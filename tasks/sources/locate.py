@@ -1,4 +1,4 @@
-"""Find the files and objects that a path in the config refers to, and fetch copies of remote ones.
+"""Find the files and objects that a path in the config refers to.
 
 chats/*.jsonl                   →  chats/a.jsonl, chats/b.jsonl
 chats                           →  chats/a.jsonl, chats/b.jsonl, chats/old/a.csv.gz
@@ -93,10 +93,7 @@ def find_paths(pattern: str, folder: Path, copies: Path | None = None, revision:
 
 
 def check_extensions(names: Sequence[str], requested: str) -> None:
-    """Raise DataError if a name has an unknown extension.
-
-    `requested` is the path or URL that the names were found with.
-    """
+    """Raise DataError if a name that `requested` matches has an unknown extension."""
     unknown = [name for name in names if container_by_extension(name) is None]
     if unknown:
         known = f"known are {' '.join(EXTENSIONS)}, text files also with {' or '.join(COMPRESSIONS)}"
@@ -141,7 +138,7 @@ class Saved(NamedTuple):
 
 
 def saved_files(entries: Container[str], here: str, read: Callable[[str], bytes]) -> Saved | None:
-    """Return the files of a folder that save_to_disk wrote, or None for another folder.
+    """Return the files of a folder that save_to_disk wrote, or None for another.
 
     `read` returns the content of a file in the folder. Raises DataError or InputMissing.
     """
@@ -188,7 +185,7 @@ def saved_files(entries: Container[str], here: str, read: Callable[[str], bytes]
 
 
 def _find_local(pattern: str, folder: Path, matches: list[str]) -> list[Located]:
-    """Return the local files that a pattern matches; `matches` grows while they are searched."""
+    """Return the local files that a pattern matches; `matches` grows meanwhile."""
     name, path = PurePath(pattern).as_posix(), (folder / pattern).absolute()
     if path.is_dir():
         groups = []
@@ -229,7 +226,7 @@ def _find_local(pattern: str, folder: Path, matches: list[str]) -> list[Located]
 
 
 def _broken_link(path: Path) -> str:
-    """Describe the symbolic link in a path, or the path itself, that leads nowhere, or return ""."""
+    """Describe the symbolic link in a path that leads nowhere, or return ""."""
     for place in (*reversed(path.parents), path):
         if place.is_symlink() and not os.path.exists(place):
             which = "" if place == path else f"{place} "
@@ -267,7 +264,7 @@ def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) ->
 
 
 class _Listing:
-    """The objects in a store that a URL names: one object, those that match a glob, or those below a folder."""
+    """The objects that a URL names: one, those of a glob, or those below a folder."""
 
     def __init__(self, store: Reading, key: str):
         self.store, self.key = store, key.strip("/")
@@ -276,7 +273,7 @@ class _Listing:
 
     @cached_property
     def listed(self) -> dict[str, Facts]:
-        """Return the objects below the longest folder path without a glob. Hidden objects are left out."""
+        """The objects that are not hidden, below the longest path without a glob."""
         literal = list(takewhile(lambda part: not has_magic(part), PurePosixPath(self.key).parts))
         listed = dict[str, Facts]()
         with noted(lambda: f"{self.url}: still listing objects; if it takes too long, narrow the URL"):
@@ -289,7 +286,7 @@ class _Listing:
         return listed
 
     def find(self) -> dict[str, Facts]:
-        """Return the objects that the URL names, in order. Raises InputMissing or DataError."""
+        """Return the objects that the URL names, in order. Raises PackError."""
         if self.key and (facts := self.store.head(self.key)):  # like a path, a key may look like a glob
             check_extensions([self.url], self.url)
             return {self.key: facts}
@@ -305,7 +302,7 @@ class _Listing:
         return {key: self.listed[key] for key in keys}
 
     def _of_folder(self) -> list[str]:
-        """Return the keys below a folder. A saved dataset is one group that keeps its own order."""
+        """Return the keys below a folder; a saved dataset keeps its own order."""
         folders: dict[str, list[str]] = {}
         for key in self.listed:
             folder, _, name = key.rpartition("/")
@@ -328,7 +325,7 @@ class _Listing:
 
 
 def _matches(parts: list[str], pattern: list[str]) -> bool:
-    """Return whether a key matches a glob by the rules for paths: ** matches any number of folders."""
+    """Return whether a key matches a glob, in which ** is any number of folders."""
     if not pattern:
         return not parts
     if pattern == ["**"]:
@@ -339,7 +336,7 @@ def _matches(parts: list[str], pattern: list[str]) -> bool:
 
 
 def with_copy(part: Part, copies: Path) -> Part:
-    """Return a part whose file has the path of its copy on this machine; a missing copy is fetched.
+    """Return a part whose file has the path of its copy here, fetched if missing.
 
     Raises DataError if the object has changed, and the errors of stores.
     """
@@ -355,7 +352,7 @@ def with_copy(part: Part, copies: Path) -> Part:
 
 
 def _find_remote(url: str, copies: Path, revision: str) -> list[Located]:
-    """Return the objects that a URL names, with copies below `copies`. Raises PackError with the URL."""
+    """Return the objects that a URL names, with copies. Raises PackError."""
     if url.startswith("hf://"):
         return _find_in_dataset(split_dataset(url), copies, revision)
     where = split_url(url)

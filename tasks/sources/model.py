@@ -46,7 +46,6 @@ EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"t
 
 # Settings of a source that are recorded only if they are set.
 LATER = ("roles", "delimiter", "encoding", "ignore", "drop_roles", "tokenizer_sha256")
-
 SHOWN = 5  # maximum number of files whose unusual layout is described
 
 
@@ -125,7 +124,7 @@ class Source(BaseModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out defaults of LATER: a config without these settings has the same keys in all versions."""
+        """Leave out defaults of LATER, which older configs have no keys for."""
         values, defaults = serialize(self), defaults_of(type(self))
         return {name: value for name, value in values.items() if name not in LATER or value != defaults[name]}
 
@@ -180,7 +179,7 @@ class SourceFile:
         return Facts(self.bytes, self.identity)
 
     def open(self, stop: int | None = None) -> BinaryIO:
-        """Open the file for reading bytes: all bytes up to `stop`, or single places without it.
+        """Open the file to read all bytes up to `stop`, or single places without it.
 
         Once the file is hashed, reading raises DataError if it has changed since.
         """
@@ -215,7 +214,7 @@ class SourceFile:
 
     @property
     def reading(self) -> dict[str, Any]:
-        """Return the settings of content keys that this file is read with, unless they are the usual ones."""
+        """Return the unusual settings that this file is read with, for content keys."""
         facts = {"roles": dict(self.roles), "delimiter": self.delimiter, "encoding": self.encoding}
         facts |= {"ignore": list(self.ignore), "drop_roles": list(self.drop_roles)}
         return {name: value for name, value in facts.items() if value}
@@ -246,7 +245,7 @@ class SourceFile:
 
 
 def found_layouts(files: Sequence[SourceFile], sources: Sequence[Source]) -> list[str]:
-    """Return the notes on files, and each unusual delimiter or encoding that was detected: up to five lines."""
+    """Return up to five notes on files, and on what was detected in them."""
     lines = list(dict.fromkeys(file.note for file in files if file.note))
     for file in files:
         source = sources[file.entry]

@@ -35,9 +35,7 @@ from tasks.stores.store import Stop, damaged_copy, run_all
 
 # Each part costs 7 ms of overhead, two files, and two lines of a list that every run reads.
 MOST_PARTS = 2048
-
 HASH_THREADS = 4  # as fast as most disks read
-
 HASH_OBJECTS = 8  # objects in buckets that are fetched and hashed at once
 
 
@@ -122,7 +120,7 @@ def place_of(part: Part, record: int) -> str:
 
 
 def sizes_of(parts: Sequence[Part]) -> list[int]:
-    """Return how many bytes of its file each part has, as if all row groups of a table had the same size."""
+    """Return about how many bytes of its file each part has."""
     spans = Counter[str]()
     for part in parts:
         spans[part.file.name] += part.stop - part.start
@@ -130,7 +128,7 @@ def sizes_of(parts: Sequence[Part]) -> list[int]:
 
 
 class Share(NamedTuple):
-    """Share `number` of `shares`, counted from 1, of work that machines divide without knowing of each other.
+    """Share `number` of `shares`, counted from 1, of work that machines divide.
 
         costs 4 1 1 4 2   ─Share(1, 3)─▶ 4     ─Share(2, 3)─▶ 1 1     ─Share(3, 3)─▶ 4 2
 
@@ -141,7 +139,7 @@ class Share(NamedTuple):
     shares: int
 
     def of(self, costs: Sequence[int]) -> list[int]:
-        """Return the indices of the items whose middle is in this share. Every item is in exactly one share."""
+        """Return the indices of the items whose middle is in this share."""
         ends = list(accumulate(costs, initial=0))[1:]
         total = 2 * max(1, sum(costs))
         middles = [(2 * end - cost) * self.shares // total for end, cost in zip(ends, costs, strict=True)]

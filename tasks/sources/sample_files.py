@@ -33,9 +33,7 @@ from tasks.readers.tables import rows_of
 from tasks.sources.model import SourceFile
 
 STREAM = 128 << 20  # bytes of one file that are decompressed at most, in half a second
-
 _ALMOST = 0.99  # maximum share of a file that counts as read if its end is not reached
-
 PASSED = 64 << 20  # bytes of one file that may be read to find record starts or, in a table, to reach rows
 
 
@@ -121,7 +119,7 @@ def places(size: int, budget: int, draw: random.Random) -> list[tuple[int, int, 
 
 
 def _stream_sample(file: SourceFile, budget: int, max_record_bytes: int, stream: int) -> Sample:
-    """Read a file from its start, up to the cost of `stream` bytes, and keep one of every n runs of its records.
+    """Read a file from its start, and keep one of every n runs of its records.
 
     The first and the last run are kept, too, and all records of a file within the budget.
     """
@@ -156,7 +154,7 @@ def _stream_sample(file: SourceFile, budget: int, max_record_bytes: int, stream:
 
 
 def _table_sample(file: SourceFile, table: Table, budget: int) -> Sample:
-    """Read about `budget` bytes of rows, from every group of rows or from groups that are spread over the table.
+    """Read about `budget` bytes of rows from groups that are spread over the table.
 
     A share of the rows of each batch is read, from a random place.
     """
@@ -184,7 +182,6 @@ def _table_sample(file: SourceFile, table: Table, budget: int) -> Sample:
 
 
 MOST_FILES = 64  # maximum number of files to read, plus one of each entry; similar files represent the rest
-
 DECOMPRESSED = 4  # assumed ratio of decompressed to compressed bytes, for the shares of the budget
 
 

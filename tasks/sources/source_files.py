@@ -1,4 +1,4 @@
-"""Find the files of a config's sources, and identify the container, encoding, and format of each.
+"""Find the files of a config's sources, and identify the format of each.
 
 If they cannot be found, the error explains why, and how to fix it.
 """
@@ -35,9 +35,7 @@ from tasks.storage.layout import Layout
 from tasks.stores.store import run_all
 
 AT_ONCE = 8  # objects whose starts are read concurrently
-
 _FIRST = 100  # records that are read to find the format
-
 _BEGINNING = 1 << 20  # bytes that show the encoding and the delimiter of a CSV file
 
 
@@ -122,10 +120,7 @@ def _identify_objects(
 def identify_file(
     path: Path, name: str = "", source: Source | None = None, identity: str = "", cache: DigestCache | None = None
 ) -> SourceFile:
-    """Identify one file, like `find_files`.
-
-    Raises UsageError, InputMissing, DataError, or StorageError with the name of the file in the message.
-    """
+    """Identify one file, like `find_files`. Raises PackError with its name."""
     name = name or str(path)
     if container_by_extension(name) is None:
         raise UsageError("bad_setting", f"{name}: unknown extension; known are {' '.join(EXTENSIONS)}")
@@ -223,7 +218,7 @@ def _identified(file: SourceFile, container: Container, source: Source) -> Sourc
 
 
 def _first_records(file: SourceFile) -> Iterator[object]:
-    """Yield up to 100 records from the start of a file, reading only as much of it as they take."""
+    """Yield up to 100 records, reading only as much of the file as they take."""
     return islice(container_named(file.container).first_records(file), _FIRST)
 
 
@@ -256,7 +251,7 @@ def _text_container(file: SourceFile, container: Container, format: str) -> str:
 
 
 def _csv_file(file: SourceFile, container: Csv, source: Source) -> SourceFile:
-    """Return the file with its encoding and delimiter: those that the source sets, or else of the file's start."""
+    """Return the file with the encoding and delimiter of its source or its start."""
     with RecordReader(container, file).open_text() as read:
         start = read(_BEGINNING)
     encoding = find_encoding(start) if source.encoding == "auto" else source.encoding.replace("utf-8", "")

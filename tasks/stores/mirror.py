@@ -32,7 +32,7 @@ Artifact = tuple[Path, Path]
 
 
 class Mirror:
-    """A local root, with an empty `url`, or a root in a bucket, with its scratch folder as `root`."""
+    """A local root, without `url`, or one in a bucket, with its scratch as `root`."""
 
     def __init__(self, root: Path, url: str):
         self.root, self.url = root, url
@@ -50,7 +50,7 @@ class Mirror:
     # Existing files
 
     def refresh(self, artifacts: Sequence[Artifact], plan: Path, manifests: Artifact) -> None:
-        """Find out which artifacts, plan, and manifests (two copies) of a corpus the bucket has."""
+        """Find out which artifacts, plan, and manifests of a corpus the bucket has."""
         commit = plan / "plan.json"
         facts = self.store.head(self.key(manifests[1]))
         self._listed = {self.key(manifests[1]): facts} if facts else {}
@@ -67,10 +67,7 @@ class Mirror:
                 commit.unlink()
 
     def _pull(self, paths: Sequence[Path], again: bool) -> None:
-        """Fetch small objects that are listed, and remove local files that are not.
-
-        Local files with the listed size are only fetched with `again`.
-        """
+        """Fetch small objects that differ in size, or all `again`; remove the others."""
         wanted = []
         for path in paths:
             facts = self._listed.get(self.key(path))
@@ -81,10 +78,7 @@ class Mirror:
         run_all(lambda path: self._take(path, is_new=not again), wanted, REQUESTS, lambda: None)
 
     def _take(self, path: Path, is_new: bool = True) -> None:
-        """Fetch a small object.
-
-        If it is a receipt that is not here yet (`is_new`), its local data may be damaged, and is removed.
-        """
+        """Fetch a small object. Data beside a receipt that `is_new` may be damaged."""
         if is_new:
             # Hidden files stay: they are locks, or are being written by threads that fetch the receipts of shards.
             beside = path.parent.glob("[!.]*") if path.name == "plan.json" else [path.with_suffix(".arrow")]
@@ -119,7 +113,7 @@ class Mirror:
         return receipt.is_file() if self.url else has_listed(receipt)
 
     def has_size(self, file: Path, size: int | None) -> bool:
-        """Return whether the root has a file of this size. Raises OSError if a local file is missing."""
+        """Return whether the root has a file of this size. Raises OSError without one."""
         facts = self._listed.get(self.key(file)) if self.url else Facts(file.stat().st_size, "")
         return facts is not None and facts.size == size
 
@@ -153,10 +147,7 @@ class Mirror:
             file.unlink()
 
     def commit(self, files: Iterable[Path], manifests: Artifact) -> None:
-        """Send the files of a corpus to the bucket, then its manifest.
-
-        Raises Busy if the bucket has a different manifest.
-        """
+        """Send a corpus, then its manifest. Raises Busy if there is a different one."""
         contents = {path: path.read_bytes() for path in manifests if self.url}
         try:
             for path, content in contents.items():  # before any file is replaced

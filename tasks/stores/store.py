@@ -1,4 +1,4 @@
-"""Define what can be read from a remote store, receive it, and keep local copies of it.
+"""Receive what a remote store holds, and keep local copies of it.
 
     data/remote/<digest of URL, size, identity>/chats.jsonl.gz               the copy, under its own name
                                                 chats.jsonl.gz.receipt.json  URL, size, identity, SHA-256; written last
@@ -154,7 +154,7 @@ def changed(url: str) -> DataError:
 
 
 def scratch_full(url: str, folder: Path, size: int) -> StorageError:
-    """Return the error for a disk without room for `size` bytes of an object, or of the first of several objects."""
+    """Return the error for a disk without room for the object, or for several."""
     advice = "make room, or use another --root (or, for a root in a bucket, another PACKCORPUS_SCRATCH)"
     return StorageError("scratch_full", f"{url}: the disk of {folder} has no room for {in_bytes(size)}; {advice}")
 

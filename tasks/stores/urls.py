@@ -1,4 +1,4 @@
-"""Recognize, check, and split URLs, and find the local folders that stand for roots in buckets.
+"""Check and split URLs, and find the folders that stand for roots in buckets.
 
     s3://bucket/chats/*.jsonl  →  Url("s3", "bucket", "chats/*.jsonl")
     hf://datasets/owner/name@revision/data/*.parquet  →  Dataset("owner/name", "revision", "data/*.parquet")
@@ -58,7 +58,7 @@ def is_url(text: str) -> bool:
 
 
 def refuse_url(path: Path, fix: str = "download it", does: str = "reads") -> None:
-    """Raise UsageError if a path was made from a URL (it has lost a slash), but must be a local file."""
+    """Raise UsageError if a path that must be a local file was made from a URL."""
     if re.match(rf"({'|'.join(SCHEMES)}|https?):/", str(path)):
         url = without_secrets(str(path).replace(":/", "://", 1))
         raise UsageError("url_not_supported", f"{url}: this command {does} local files only; {fix}")
@@ -70,7 +70,7 @@ def without_secrets(url: str) -> str:
 
 
 def check_url(url: str) -> str:
-    """Return the scheme of a URL. Raises UsageError if it is unknown, or if the URL contains credentials."""
+    """Return the scheme of a URL. Raises UsageError if unknown, or with a secret."""
     shown = without_secrets(url)
     if shown != url:
         raise UsageError("url_with_secret", f"{shown}: a URL must contain no user info and no query; remove them")
@@ -84,7 +84,7 @@ def check_url(url: str) -> str:
 
 
 def split_url(url: str) -> Url:
-    """Split the URL of a bucket. Raises UsageError if it names none, or if no store reads its key."""
+    """Split the URL of a bucket. Raises UsageError if no store can read it."""
     scheme = check_url(url)
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket or re.search(r"[*?\[\]]", bucket):
@@ -154,7 +154,7 @@ def scratch_of(url: str) -> Path:
 
 
 def root_of(text: str | Path) -> Path:
-    """Return the folder that --root names: a path, or the scratch folder of a URL. Raises PackError."""
+    """Return the folder of --root: a path, or the scratch folder of a URL."""
     if isinstance(text, Path) or not is_url(text):
         return Path(text)
     return Path(local_path(text)) if check_url(text) == "file" else scratch_of(text)
@@ -166,10 +166,7 @@ def sent_root(root: Path) -> str:
 
 
 def local_path_of(text: str | Path) -> Path:
-    """Return the local path that an argument of a command names. Raises UsageError or StorageError.
-
-    The path is in a scratch folder if the argument is the URL of an object. Nothing is fetched.
-    """
+    """Return the local path that an argument names. Nothing is fetched."""
     if isinstance(text, Path) or not is_url(text):
         return Path(text)
     if check_url(text) not in BUCKETS:
