@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 from tasks.core.errors import DataError
-from tasks.readers.lines import Read, decompressed
+from tasks.readers.lines import Range, Read, decompressed
 from tasks.readers.strict_json import decode_block
 
 MAX_RECORD_BYTES = 16_000_000
@@ -56,14 +56,6 @@ class File(Protocol):
     @property
     def encoding(self) -> str: ...  # "" for UTF-8
     def open(self, stop: int | None = None) -> BinaryIO: ...
-
-
-class Range(NamedTuple):
-    """The bytes or row groups [start, stop) that one step reads, and their digest."""
-
-    start: int
-    stop: int
-    sha256: str
 
 
 class Record(NamedTuple):

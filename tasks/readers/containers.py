@@ -10,8 +10,7 @@ from pathlib import PurePath
 from tasks.readers.arrow_ipc import ArrowIpc
 from tasks.readers.container import Container
 from tasks.readers.csv_file import Csv, Tsv
-from tasks.readers.json_array import JsonArray
-from tasks.readers.jsonl import Jsonl, Session
+from tasks.readers.json_files import JsonArray, Jsonl, Session
 from tasks.readers.parquet import Parquet
 
 CONTAINERS: tuple[Container, ...] = (Jsonl(), JsonArray(), Parquet(), ArrowIpc(), Csv(), Tsv())

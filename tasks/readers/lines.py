@@ -10,7 +10,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 
@@ -23,6 +23,14 @@ WINDOW = 1 << 14  # bytes of a sampling window; windows are short and many, beca
 
 BOM = b"\xef\xbb\xbf"
 TOO_LONG = b"\n"  # replaces a line over the limit; no real line contains a line end
+
+
+class Range(NamedTuple):
+    """The bytes or row groups [start, stop) that one step reads, and their digest."""
+
+    start: int
+    stop: int
+    sha256: str
 
 
 def line_blocks(read: Read, limit: int) -> Iterator[tuple[list[bytes], bool]]:
@@ -58,20 +66,6 @@ def line_blocks(read: Read, limit: int) -> Iterator[tuple[list[bytes], bool]]:
         yield [TOO_LONG if skipping else b"".join(pieces)], True
 
 
-def byte_range(file: BinaryIO, start: int, stop: int) -> Read:
-    """Return a function that reads the bytes [start, stop) of an open file."""
-    file.seek(start)
-    left = stop - start
-
-    def read(size: int) -> bytes:
-        nonlocal left
-        data = file.read(min(size, left))
-        left -= len(data)
-        return data
-
-    return read
-
-
 def end_of_line(source: BinaryIO, place: int, limit: int) -> int:
     """Return the offset after the line at `place`, at most about `limit` bytes later."""
     source.seek(place)
@@ -81,15 +75,15 @@ def end_of_line(source: BinaryIO, place: int, limit: int) -> int:
     return source.tell()
 
 
-def split_at_lines(chunks: Iterable[bytes], part_size: int) -> tuple[str, list[tuple[int, int, str]]]:
+def split_at_lines(chunks: Iterable[bytes], part_size: int) -> tuple[str, list[Range]]:
     """Hash the bytes of a file, and split the file at line ends.
 
-    Returns (SHA-256 of the file, [(start, stop, SHA-256), …]). A part ends with the first line that ends at or after
+    Returns the SHA-256 of the file, and its ranges. A range ends with the first line that ends at or after
     the next multiple of `part_size`, so the bytes that follow do not affect its end. The first part needs no separate
     hash: up to its end, it is the whole file.
     """
     whole, piece = hashlib.sha256(), None
-    cuts: list[tuple[int, int, str]] = []
+    cuts: list[Range] = []
     start, position, target = 0, 0, part_size
     # Hashing releases the GIL, so a second core hashes the whole file while this one hashes its parts.
     with ThreadPoolExecutor(1) as thread:
@@ -102,11 +96,11 @@ def split_at_lines(chunks: Iterable[bytes], part_size: int) -> tuple[str, list[t
                     break
                 if piece is None:
                     whole.update(view[:end])
-                    cuts.append((start, position + end, whole.hexdigest()))
+                    cuts.append(Range(start, position + end, whole.hexdigest()))
                     hashing = thread.submit(whole.update, view[end:])
                 else:
                     piece.update(view[at:end])
-                    cuts.append((start, position + end, piece.hexdigest()))
+                    cuts.append(Range(start, position + end, piece.hexdigest()))
                 start, at, piece = position + end, end, hashlib.sha256()
                 target = (start // part_size + 1) * part_size
             (whole if piece is None else piece).update(view[at:])
@@ -114,7 +108,7 @@ def split_at_lines(chunks: Iterable[bytes], part_size: int) -> tuple[str, list[t
                 hashing.result()  # no chunk waits in memory
             position += len(chunk)
     if position > start or not cuts:
-        cuts.append((start, position, (whole if piece is None else piece).hexdigest()))
+        cuts.append(Range(start, position, (whole if piece is None else piece).hexdigest()))
     return whole.hexdigest(), cuts
 
 

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from tasks.conversations.formats import FORMAT_NAMES
 from tasks.core.errors import StorageError
-from tasks.readers.container import Range
 from tasks.readers.containers import container_named
+from tasks.readers.lines import Range
 from tasks.sources.blocks import BLOCK, BlockDigests, HashedBlocks, fetch_all
 from tasks.sources.model import Source, SourceFile
 from tasks.storage.files import read_receipt, write_receipt

@@ -26,7 +26,7 @@ from tasks.core.printable import shown, suggest
 from tasks.readers.container import Container, RecordReader
 from tasks.readers.containers import EXTENSIONS, container_by_extension, container_named
 from tasks.readers.csv_file import Csv, decoded_start, find_delimiter, find_encoding, wide_encoding
-from tasks.readers.jsonl import Jsonl, Session
+from tasks.readers.json_files import Jsonl, Session
 from tasks.readers.lines import BOM, CHUNK, DECOMPRESS
 from tasks.sources.digests import DigestCache
 from tasks.sources.locate import Located, find_paths

@@ -41,7 +41,7 @@ PASSED_ON = {
     "tokenize_part",
     "token_batch",
     "source_files",
-    "jsonl",
+    "json_files",
     "repair",
     "chat",
     "oasst",
