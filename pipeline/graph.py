@@ -34,7 +34,7 @@ from tasks.config import load_config
 from tasks.core.errors import UsageError
 from tasks.recipe import Recipe, resolve
 from tasks.sources.model import Part
-from tasks.stores.scratch import root_of, url_of
+from tasks.stores.urls import root_of, url_of
 from tasks.work import Work
 
 # A child that is forked after the tokenizers library has used its threads hangs forever.

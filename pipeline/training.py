@@ -21,7 +21,7 @@ from pipeline.patches import ReportedInterrupt
 from tasks.core.error_codes import EXITS
 from tasks.core.errors import Interrupted, PackError
 from tasks.core.messages import JSON
-from tasks.stores.scratch import root_of, url_of
+from tasks.stores.urls import root_of, url_of
 
 
 class TrainingFailed(PackError):

@@ -34,7 +34,7 @@ from tasks.sources.parts import find_parts
 from tasks.storage.files import has_artifact
 from tasks.storage.keys import VERSIONS, corpus_key, key_of, sha256_in
 from tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout, kind_of
-from tasks.stores.scratch import root_of, sent_root
+from tasks.stores.urls import root_of, sent_root
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
 from tasks.templates.names import knows_developer

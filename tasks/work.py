@@ -23,13 +23,12 @@ from tasks.core.messages import to_pack_error
 from tasks.core.printable import with_urls
 from tasks.core.process import peak_memory
 from tasks.recipe import Recipe
+from tasks.sources.locate import with_copy
 from tasks.sources.model import Part
-from tasks.sources.parts import sizes_of
-from tasks.sources.remote import with_copy
-from tasks.sources.shares import WHOLE, Share
+from tasks.sources.parts import WHOLE, Share, sizes_of
 from tasks.storage.files import acquire_lock, digest_of, has_artifact, read_receipt, sync_folder, write_receipt
 from tasks.storage.manifest import load_manifest
-from tasks.stores.mirror import Mirror, Remote, mirror_of
+from tasks.stores.mirror import Mirror, mirror_of
 
 # A run that finds the corpus complete takes half of its time to load modules, so those that do the work are loaded when
 # there is some.
@@ -431,7 +430,7 @@ def _check_token_files(recipe: Recipe, keys: Sequence[str]) -> None:
 def refresh(recipe: Recipe) -> Mirror:
     """Return the mirror of the root of a corpus, refreshed if it is in a bucket."""
     mirror = mirror_of(recipe.layout.root)
-    if isinstance(mirror, Remote):
+    if mirror.url:
         from tasks.tokenization import engine_check
 
         steps = [work.outputs() for kind in (TokenizePart, WriteShard) for work in kind.all_of(recipe)]

@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.yaml_settings import Removed, check_settings, parse_settings, read_settings
-from tasks.stores.scratch import local_path_of, root_of
-from tasks.stores.urls import check_url, is_url
+from tasks.stores.urls import check_url, is_url, local_path_of, root_of
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

@@ -31,7 +31,7 @@ from tasks.cli.options import (
 from tasks.core.error_codes import DATA
 from tasks.core.errors import UsageError
 from tasks.inspection.manifests import complete_file, find_damaged, find_file, find_manifest, list_manifests
-from tasks.stores.scratch import local_path_of
+from tasks.stores.urls import local_path_of
 
 
 def init(

@@ -13,7 +13,7 @@ import typer
 from tasks.core.errors import InputMissing
 from tasks.core.messages import JSON
 from tasks.inspection.manifests import complete_manifest
-from tasks.stores.scratch import local_path_of, root_of
+from tasks.stores.urls import local_path_of, root_of
 
 _MANIFEST = "A manifest (file, URL, name, or key) or a corpus folder."
 

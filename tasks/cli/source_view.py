@@ -18,7 +18,7 @@ from tasks.core.printable import counted, in_bytes, printable
 from tasks.inspection.rows import ShardFigures
 from tasks.inspection.sources import ConfigOverview, SourceInfo, SourceOverview, SourceRecords
 from tasks.readers.csv_file import name_of
-from tasks.sources.identify import as_yaml
+from tasks.sources.source_files import as_yaml
 
 SHOWN_REJECTS = 3
 

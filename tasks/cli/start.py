@@ -23,7 +23,7 @@ from tasks.core.errors import UsageError
 from tasks.core.messages import JSON
 from tasks.core.printable import suggest, with_urls
 from tasks.inspection.manifests import find_manifest
-from tasks.stores.scratch import local_path_of, root_of, url_of
+from tasks.stores.urls import local_path_of, root_of, url_of
 
 # Commands of `python -m train` that take no corpus. A corpus with such a name must be given with --manifest.
 COMMANDS = ("doctor", "merge")
@@ -82,7 +82,7 @@ def run_part(config: Path, root: Path, stage: str, share: str, sequence_length: 
     """
     from tasks.config import load_config
     from tasks.recipe import resolve
-    from tasks.sources.shares import WHOLE, Share
+    from tasks.sources.parts import WHOLE, Share
     from tasks.work import KINDS, run_stage
 
     stages, chosen = {kind.stage: kind for kind in KINDS}, WHOLE

@@ -17,8 +17,8 @@ import orjson
 from tasks.conversations.model import Message
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
-from tasks.readers.arrow_values import text_of_written
 from tasks.readers.strict_json import big_integer, duplicate_key, is_exact
+from tasks.readers.tables import text_of_written
 
 # Keys of a message, and their names in the `columns` of a source.
 _IN_MESSAGES = {"role": "role", "from": "role", "content": "content", "value": "content"}

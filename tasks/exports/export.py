@@ -34,8 +34,7 @@ from tasks.storage.facts import FileFacts, Shard
 from tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import RowBatch, open_shard, rows_of
-from tasks.stores.scratch import url_of
-from tasks.stores.urls import refuse_url
+from tasks.stores.urls import refuse_url, url_of
 
 # All formats. Import and add new ones here.
 EXPORTS: list[ExportFormat] = [

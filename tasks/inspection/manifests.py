@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.core.printable import printable, suggest
-from tasks.stores.scratch import scratch_with, url_of
+from tasks.stores.urls import scratch_with, url_of
 
 if TYPE_CHECKING:
     from tasks.packing.balance import Waiting
@@ -94,13 +94,13 @@ def _fetched(path: Path | None, root: Path) -> Path | None:
     """
     if not (url_of(root) or (path and scratch_with(path))):
         return path
-    from tasks.stores.mirror import Remote, mirror_of, remote_with
+    from tasks.stores.mirror import mirror_of, remote_with
 
     if path and (remote := remote_with(path)):
         path = path if path.suffix == ".json" else path / "manifest.json"
         remote.fetch_manifest(path)
-    elif isinstance(mirror := mirror_of(root), Remote):
-        mirror.fetch_manifests()
+    elif url_of(root):
+        mirror_of(root).fetch_manifests()
     return path
 
 

@@ -18,20 +18,13 @@ from tasks.readers.container import File, RecordReader, Table
 from tasks.readers.tables import TableContainer, readable, wanted
 
 _FILE_MAGIC = b"ARROW1"
-
 _FOOTER_END = struct.Struct("<i6s")  # the length of the footer, and the magic bytes again
-
 _BLOCK = struct.Struct("<qi4xq")  # the offset of a message, the length of its metadata, and the length of its body
-
 _LENGTH = struct.Struct("<i")  # of a message; before it, files written since 2019 have this mark:
 _CONTINUATION = b"\xff\xff\xff\xff"
-
 _END = _LENGTH.pack(0)  # of a stream
-
 _PADDED_END = 128  # maximum bytes between the last message of a file and its footer
-
 _DECOMPRESSED = 64 << 20  # bytes of compressed batches that are decompressed for a sample
-
 _ALMOST = 0.99  # maximum share of a file that counts as read if its end is not reached
 
 
@@ -51,45 +44,27 @@ class ArrowIpc(TableContainer):
 
     @contextmanager
     def table(self, file: File) -> Iterator[Table]:
+        """Open all batches as one group. Only the headers of mapped batches are read."""
         with readable(self.name, file.name), pa.memory_map(str(file.path)) as source:
-            yield _MappedBatches(source, file)
-
-
-class _MappedBatches:
-    """All record batches of a file, as one group.
-
-    The file is memory-mapped: if no row is drawn from a batch, only its header is read.
-    """
-
-    def __init__(self, source: Any, file: File):
-        before, self.reach = pa.total_allocated_bytes(), 1.0
-        self._batches = []
-        for batch in _batches(source, file.name):
-            self._batches.append(batch.select(wanted(batch.schema.names, file)))
-            if pa.total_allocated_bytes() - before > _DECOMPRESSED:  # compressed batches cannot be mapped
-                self.reach = min(_ALMOST, source.tell() / file.bytes)
-                break
-        self.rows = [sum(batch.num_rows for batch in self._batches)]
-        self.row_bytes = sum(batch.nbytes for batch in self._batches) / max(self.rows[0], 1)
-
-    def batches(self, group: int, at_most: float) -> Iterator[Any]:
-        return iter(self._batches)
+            before, reach, batches = pa.total_allocated_bytes(), 1.0, []
+            for batch in _batches(source, file.name):
+                batches.append(batch.select(wanted(batch.schema.names, file)))
+                if pa.total_allocated_bytes() - before > _DECOMPRESSED:  # compressed batches cannot be mapped
+                    reach = min(_ALMOST, source.tell() / file.bytes)
+                    break
+            rows = sum(batch.num_rows for batch in batches)
+            row_bytes = sum(batch.nbytes for batch in batches) / max(rows, 1)
+            yield Table([rows], row_bytes, lambda group, at_most: iter(batches), reach)
 
 
 def count_rows(path: Path, name: str) -> int:
-    """Return the number of rows of a file, from the headers of its batches.
-
-    Raises DataError if the file is damaged.
-    """
+    """Count the rows of a file by its headers. Raises DataError if it is damaged."""
     with readable(ArrowIpc.name, name), pa.memory_map(str(path)) as source:
         return sum(batch.num_rows for batch in _batches(source, name))
 
 
 def _batches(source: Any, name: str) -> Iterator[Any]:
-    """Yield all batches of an open file.
-
-    Raises DataError if a stream lacks its end marker, or if something else follows.
-    """
+    """Yield all batches. Raises DataError if a stream has no end, or more follows."""
     reader, rows = _open(source, name), 0
     if isinstance(reader, pa.ipc.RecordBatchFileReader):
         _check_footer(source, name)
@@ -142,10 +117,7 @@ def _open(source: Any, name: str) -> Any:
 
 
 def _message_at(source: Any, place: int) -> tuple[int, int]:
-    """Return where the message at a place begins, after its length, and where it ends.
-
-    Both are equal if there is no message.
-    """
+    """Return where the message at a place begins and ends; equal without a message."""
     source.seek(place)
     start = source.read(len(_CONTINUATION) + _LENGTH.size)
     mark = len(_CONTINUATION) * start.startswith(_CONTINUATION)
@@ -157,37 +129,30 @@ def _message_at(source: Any, place: int) -> tuple[int, int]:
 def _check_footer(source: Any, name: str) -> None:
     """Raise DataError if a footer does not follow the last message that it lists.
 
-    If files were appended to each other, Arrow would read the first one by the footer of the last one.
+    If files were appended to each other, Arrow would read the first one by the footer of the last one. A footer is a
+    table of the FlatBuffers format. Its fields 2 and 3 are lists of the places of messages.
     """
     source.seek(source.size() - _FOOTER_END.size)
     size, _ = _FOOTER_END.unpack(source.read())
-    footer = source.size() - _FOOTER_END.size - size
-    source.seek(footer)
-    stop = _end_of_blocks(source.read(size))
-    if not stop:  # no message follows the schema
-        _, stop = _message_at(source, 8)
-    source.seek(min(stop, footer))
-    between = source.read(min(footer - stop, _PADDED_END)) if stop < footer else b""
-    if stop + len(between) != footer or between.strip(_CONTINUATION + _END):
-        raise _damaged(name, "holds several Arrow files, or other data before its footer; make one file of each")
-
-
-def _end_of_blocks(footer: bytes) -> int:
-    """Return the end of the last message that a footer lists, or 0 if it lists none.
-
-    A footer is a table of the FlatBuffers format. Its fields 2 and 3 are lists of the places of messages.
-    """
+    at = source.size() - _FOOTER_END.size - size
+    source.seek(at)
+    footer = source.read(size)
     (table,) = struct.unpack_from("<I", footer)
     fields = table - struct.unpack_from("<i", footer, table)[0]
-    (size,) = struct.unpack_from("<H", footer, fields)
+    (end_of_fields,) = struct.unpack_from("<H", footer, fields)
     stop = 0
     for place in (fields + 8, fields + 10):
-        offset = struct.unpack_from("<H", footer, place)[0] if place < fields + size else 0
+        offset = struct.unpack_from("<H", footer, place)[0] if place < fields + end_of_fields else 0
         if offset:
             blocks = table + offset + struct.unpack_from("<I", footer, table + offset)[0]
             for index in range(struct.unpack_from("<I", footer, blocks)[0]):
                 stop = max(stop, sum(_BLOCK.unpack_from(footer, blocks + 4 + _BLOCK.size * index)))
-    return stop
+    if not stop:  # no message follows the schema
+        _, stop = _message_at(source, 8)
+    source.seek(min(stop, at))
+    between = source.read(min(at - stop, _PADDED_END)) if stop < at else b""
+    if stop + len(between) != at or between.strip(_CONTINUATION + _END):
+        raise _damaged(name, "holds several Arrow files, or other data before its footer; make one file of each")
 
 
 def _damaged(name: str, problem: str) -> DataError:

@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 from tasks.core.errors import DataError
-from tasks.readers.compression import decompressed
-from tasks.readers.lines import Read
+from tasks.readers.lines import Range, Read, decompressed
 from tasks.readers.strict_json import decode_block
 
 MAX_RECORD_BYTES = 16_000_000
 
 # A block of records should stay in the CPU cache.
 BLOCK, BLOCK_BYTES = 256, 1 << 20
-
 RUN = 100  # records of a run, if a container has no cheaper way to form runs
 
 Block = tuple[Sequence[int], list[Any]]
@@ -57,31 +55,11 @@ class File(Protocol):
     def delimiter(self) -> str: ...  # "" for the usual one
     @property
     def encoding(self) -> str: ...  # "" for UTF-8
-    def open(self, stop: int | None = None) -> BinaryIO:
-        """Open the file for reading bytes.
-
-        Pass `stop` to read all bytes up to it, or omit it to read single places. Once the file is hashed, reading
-        raises DataError if it has changed since.
-        """
-        ...
-
-
-class Range(NamedTuple):
-    """A range of a file that one step reads: bytes or row groups [start, stop).
-
-    `sha256` identifies its content.
-    """
-
-    start: int
-    stop: int
-    sha256: str
+    def open(self, stop: int | None = None) -> BinaryIO: ...
 
 
 class Record(NamedTuple):
-    """A sampled record or its Reject, and its place.
-
-    The place has the form of places in rejects.jsonl, such as "chats.jsonl:17".
-    """
+    """A sampled record or its Reject, and its place, such as "chats.jsonl:17"."""
 
     place: str
     value: object
@@ -90,8 +68,8 @@ class Record(NamedTuple):
 class Run(NamedTuple):
     """Neighboring records of a file that is read from its start.
 
-    `size` is their approximate size in bytes. `cost` is the cost of reading them, in bytes of uncompressed text.
-    `number` is the number of records.
+    `size` is their approximate size in bytes, `cost` the cost of reading them, in bytes of uncompressed text, and
+    `number` how many they are.
     """
 
     size: int
@@ -104,18 +82,17 @@ Window = Callable[[BinaryIO, int, int], tuple[list[Record], int]]
 """Return the records that begin in bytes [start, stop) of an open file, and their size in bytes."""
 
 
-class Table(Protocol):
-    """A table that is open for sampling, with its groups of rows."""
+class Table(NamedTuple):
+    """A table that is open for sampling.
 
-    @property
-    def rows(self) -> Sequence[int]: ...  # number of rows of each group
-    @property
-    def row_bytes(self) -> float: ...
-    @property
-    def reach(self) -> float: ...  # share of the file that the groups cover
-    def batches(self, group: int, at_most: float) -> Iterator[Any]:
-        """Yield Arrow batches of a group; a container may stop after `at_most` bytes."""
-        ...
+    `rows` has the number of rows of each group. `batches` yields the Arrow batches of a group; it may stop after a
+    number of bytes. `reach` is the share of the file that the groups cover.
+    """
+
+    rows: Sequence[int]
+    row_bytes: float
+    batches: Callable[[int, float], Iterator[Any]]
+    reach: float = 1.0
 
 
 class Container:
@@ -147,10 +124,9 @@ class Container:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def split(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
-        """Return the SHA-256 of a file and the ranges that it is split into.
+        """Return the SHA-256 of a file, given its bytes, and the ranges of its parts.
 
-        `chunks` are the bytes of the file. The end of a range must depend only on the bytes before it and on
-        `part_size`.
+        The end of a range must depend only on the bytes before it and on `part_size`.
         """
         digest = hashlib.sha256()
         for chunk in chunks:
@@ -162,17 +138,11 @@ class Container:
         return ranges
 
     def records_before(self, file: File, start: int) -> int:
-        """Return how many numbers precede the start of a range.
-
-        Messages need this to name the place of a record in the file.
-        """
+        """Return how many numbers precede the start of a range, for places."""
         return 0
 
     def seek(self, file: File, number: int) -> tuple[int, int]:
-        """Return a range start at or before a record, and the number of the record there.
-
-        Numbers count from 0.
-        """
+        """Return a range start at or before record `number`, and the number there."""
         return 0, 0
 
     # -- identification ---------------------------------------------------------------------------------------------
@@ -186,31 +156,21 @@ class Container:
         return self.name
 
     def explain_unreadable(self, file: File, prefix: bytes) -> str:
-        """Explain why none of the first records is an object.
-
-        Returns "" if the start of the file does not show the reason.
-        """
+        """Return why no first record is an object, or "" if `prefix` does not show it."""
         return ""
 
     def first_records(self, file: File) -> Iterator[object]:
         """Yield records from the start of a file, reading no more than needed."""
-        for _, record in RecordReader(self, file):
-            yield record
+        return (record for _, record in RecordReader(self, file))
 
     # -- sampling ---------------------------------------------------------------------------------------------------
 
     def window(self, file: File, max_record_bytes: int) -> Window | None:
-        """Return a function that reads records from the middle of an uncompressed file.
-
-        Returns None if records cannot be found there.
-        """
+        """Return a function that reads in the middle of an uncompressed file, or None."""
         return None
 
     def table(self, file: File) -> AbstractContextManager[Table] | None:
-        """Open a table for sampling.
-
-        Returns None if the container has no groups of rows.
-        """
+        """Open a table for sampling; return None if the container has no groups of rows."""
         return None
 
     def runs(self, reader: RecordReader) -> Iterator[Run]:
@@ -218,25 +178,17 @@ class Container:
         numbered = iter(reader)
         while run := list(islice(numbered, RUN)):
             records = [Record(f"{reader.file.name}:{number + 1}", value) for number, value in run]
-            size = sum(_text_size(value) for _, value in run)
+            # The size is the length of all strings, at any depth, plus 100 for each other value.
+            size, left = 0, [value for _, value in run]
+            while left:
+                item = left.pop()
+                if isinstance(item, dict):
+                    left += item.values()
+                elif isinstance(item, list):
+                    left += item
+                else:
+                    size += len(item) if isinstance(item, str) else 100
             yield Run(size, 4 * size, len(run), partial(list, records))  # parsing costs about 4 × as much
-
-
-def _text_size(value: object) -> int:
-    """Estimate the size of a record in bytes.
-
-    The estimate is the length of all strings, at any depth, plus 100 for each other value.
-    """
-    size, left = 0, [value]
-    while left:
-        item = left.pop()
-        if isinstance(item, dict):
-            left += item.values()
-        elif isinstance(item, list):
-            left += item
-        else:
-            size += len(item) if isinstance(item, str) else 100
-    return size
 
 
 class RecordReader:
@@ -259,21 +211,16 @@ class RecordReader:
     ):
         self.container, self.file, self.start, self.stop = container, file, start, stop
         self.max_record_bytes, self.decode = max_record_bytes, decode
-        self.records = 0
+        self.records = self.null_fields = 0
         self.unread: Counter[str] = Counter()
-        self.null_fields = 0
-        self.position: Callable[[], int] = lambda: 0
-        self._bounds = (0, 0)
+        self.track(lambda: 0, 0, 0)
 
     def __iter__(self) -> Iterator[tuple[int, object]]:
         for numbers, records in self.blocks():
             yield from zip(numbers, records, strict=True)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield numbers and records in blocks.
-
-        A block has up to BLOCK records, and about BLOCK_BYTES bytes.
-        """
+        """Yield numbers and records in blocks of about BLOCK_BYTES bytes."""
         self.records = 0
         for numbers, records, size in self.container.read(self):
             step = max(1, min(BLOCK, BLOCK_BYTES * len(records) // max(size, 1)))
@@ -284,10 +231,7 @@ class RecordReader:
 
     @property
     def share(self) -> float:
-        """Return the share of the range that has been read, from 0 to 1.
-
-        The share is measured in bytes on disk, or in rows.
-        """
+        """Return the share of the range that has been read, in bytes on disk or rows."""
         start, stop = self._bounds
         try:
             return min(1.0, (self.position() - start) / max(stop - start, 1))
@@ -309,27 +253,20 @@ class RecordReader:
         return f"the line is longer than max_record_bytes, {self.max_record_bytes:,} bytes"
 
 
-def in_blocks(found: Iterator[tuple[object, int]], first: int = 0) -> Iterator[Rows]:
-    """Group (record, bytes) pairs into Rows whose numbers begin at `first`.
-
-    Records that were read before an error are yielded before the error is raised.
-    """
+def in_blocks(records: Iterable[tuple[object, int]], first: int = 0) -> Iterator[Rows]:
+    """Group (record, bytes) pairs into Rows, also those that precede an error."""
     held: list[object] = []
-    size = 0
-    error: DataError | None = None
-    while True:
-        try:
-            record, added = next(found, (None, -1))
-        except DataError as raised:
-            error, added = raised, -1
-        if added >= 0:
+    size, error = 0, None
+    try:
+        for record, added in records:
             held.append(record)
             size += added
-        if held and (added < 0 or len(held) >= BLOCK or size >= BLOCK_BYTES):
-            yield range(first, first + len(held)), held, size
-            first += len(held)
-            held, size = [], 0
-        if error:
-            raise error
-        if added < 0:
-            return
+            if len(held) >= BLOCK or size >= BLOCK_BYTES:
+                yield range(first, first + len(held)), held, size
+                first, held, size = first + len(held), [], 0
+    except DataError as raised:
+        error = raised
+    if held:
+        yield range(first, first + len(held)), held, size
+    if error:
+        raise error

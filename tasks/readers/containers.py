@@ -10,14 +10,12 @@ from pathlib import PurePath
 from tasks.readers.arrow_ipc import ArrowIpc
 from tasks.readers.container import Container
 from tasks.readers.csv_file import Csv, Tsv
-from tasks.readers.json_array import JsonArray
-from tasks.readers.jsonl import Jsonl, Session
+from tasks.readers.json_files import JsonArray, Jsonl, Session
 from tasks.readers.parquet import Parquet
 
 CONTAINERS: tuple[Container, ...] = (Jsonl(), JsonArray(), Parquet(), ArrowIpc(), Csv(), Tsv())
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-
 EXTENSIONS = {extension: container for container in CONTAINERS for extension in container.extensions}
 
 # A session is a JSONL file by its extension.

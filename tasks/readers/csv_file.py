@@ -16,7 +16,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import BinaryIO
 
@@ -47,35 +47,27 @@ _BETWEEN_LETTERS = re.compile(rb"[A-Za-z][\x8a\x8c\x8e\x9a\x9c\x9e\x9f\xa1-\xb3\
 
 
 def wide_encoding(start: bytes) -> str:
-    """Return the UTF-16 or UTF-32 encoding that the first bytes show, or "".
-
-    The name is the name that iconv uses.
-    """
+    """Return the UTF-16 or UTF-32 encoding (by iconv) that the start shows, or ""."""
     return next((name for name, first in WIDE_ENCODINGS.items() if re.match(first, start, re.DOTALL)), "")
 
 
 def check_encoding(name: str) -> str:
-    """Return the usual name of an encoding, or "auto" unchanged.
-
-    Raises ValueError with the closest known name if the encoding is not known.
-    """
+    """Return the usual name of an encoding, or "auto". Raises ValueError."""
     if name == "auto":
         return name
-    try:
-        found = codecs.lookup(name).name if name.isascii() and "\0" not in name else ""
-    except LookupError:
-        found = ""
-    found = "utf-8" if found == "utf-8-sig" else found
-    if found not in _KNOWN:
+    usual = ""
+    with suppress(LookupError):
+        usual = codecs.lookup(name).name.removesuffix("-sig") if name.isascii() and "\0" not in name else ""
+    if usual not in _KNOWN:
         hint = suggest(name, _TYPICAL) or f"; typical are {', '.join(_TYPICAL)}"
         raise ValueError(f"{shown(name)} is not a known encoding{hint}")
-    return re.sub(r"^cp125", "windows-125", found)
+    return re.sub(r"^cp125", "windows-125", usual)
 
 
 def find_encoding(start: bytes) -> str | None:
-    """Return the encoding of a file that starts with these bytes.
+    """Return the encoding of a file by its start; "" is UTF-8, None is not clear.
 
-    "" is UTF-8, and None means that the encoding is not clear. A file that is UTF-8 except for a few bytes is UTF-8.
+    A file that is UTF-8 except for a few bytes is UTF-8.
     """
     if wide := wide_encoding(start):
         return check_encoding(wide)
@@ -84,30 +76,20 @@ def find_encoding(start: bytes) -> str | None:
     bad, other = len(re.findall("[\udc80-\udcff]", text)), len(re.findall("[^\0-\x7f\udc80-\udcff]", text))
     if other >= bad:
         return ""
-    return "windows-1252" if 10 * other < bad and _is_western(start) else None
-
-
-def _is_western(text: bytes) -> bool:
-    """Return whether bytes that are not UTF-8 look like windows-1252.
-
-    In such text, letters beyond ASCII are few and rarely next to each other.
-    """
-    runs = re.findall(rb"[\x80-\xff]+", text)
-    count, letters = sum(map(len, runs)), len(re.findall(rb"[A-Za-z\x80-\xff]", text))
-    alone = sum(len(run) for run in runs if len(run) < 3)
-    return (
-        not re.search(rb"[\x81\x8d\x8f\x90\x9d]", text)
-        and 4 * alone >= 3 * count
+    # In Western European text, letters beyond ASCII are few and rarely next to each other.
+    runs = re.findall(rb"[\x80-\xff]+", start)
+    count, letters = sum(map(len, runs)), len(re.findall(rb"[A-Za-z\x80-\xff]", start))
+    is_western = (
+        not re.search(rb"[\x81\x8d\x8f\x90\x9d]", start)  # bytes without a meaning in windows-1252
+        and 4 * sum(len(run) for run in runs if len(run) < 3) >= 3 * count
         and 4 * count <= letters
-        and 20 * len(_BETWEEN_LETTERS.findall(text)) <= count
+        and 20 * len(_BETWEEN_LETTERS.findall(start)) <= count
     )
+    return "windows-1252" if 10 * other < bad and is_western else None
 
 
 def decoded_start(start: bytes, encoding: str, name: str) -> str:
-    """Return the beginning of a file as text, without a byte order mark.
-
-    Raises DataError if it cannot be decoded.
-    """
+    """Return the start of a file as text. Raises DataError for another encoding."""
     with _decoding(encoding, name):
         return codecs.getincrementaldecoder(encoding or "utf-8")("replace").decode(start).removeprefix("\ufeff")
 
@@ -124,10 +106,9 @@ def _decoding(encoding: str, name: str) -> Iterator[None]:
 
 
 def as_utf8(read: Read, encoding: str, name: str) -> Read:
-    """Return a function that reads a file of this encoding as UTF-8.
+    """Return a function that reads a file as UTF-8. It raises DataError.
 
-    A byte that is invalid in the encoding becomes bytes that are invalid in UTF-8. The function raises DataError with
-    the name of the file if it cannot continue.
+    A byte that is invalid in the encoding becomes bytes that are invalid in UTF-8.
     """
     if not encoding:
         return read
@@ -150,15 +131,11 @@ def as_utf8(read: Read, encoding: str, name: str) -> Read:
 
 
 DELIMITERS = (",", ";", "\t", "|")
-
 _ROWS = 20  # number of rows that are read to find the delimiter
 
 
 def check_delimiter(value: str) -> str:
-    """Return a delimiter as one character, or "auto" unchanged.
-
-    Raises ValueError if the value is not a delimiter.
-    """
+    """Return a delimiter as one character, or "auto". Raises ValueError."""
     if value in ("tab", "\\t"):
         return "\t"
     if value == "auto" or (len(value) == 1 and value.isascii() and not value.isalnum() and value not in '"\r\n\0'):
@@ -174,34 +151,28 @@ def find_delimiter(text: str, usual: str, is_known: Callable[[list[str]], bool])
     `is_known` returns whether the cells of a header are the keys of a format. Raises ValueError if several delimiters
     are equally likely.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # never lowered: another reader may need it
-    rows = {delimiter: _first_rows(text, delimiter) for delimiter in dict.fromkeys((usual, *DELIMITERS))}
-    found = [delimiter for delimiter, own in rows.items() if own and len(own[0]) > 1 and is_known(own[0])]
-    # Rows of a table have several columns, and equally many cells. The last row may be incomplete.
-    found = found or [
-        delimiter
-        for delimiter, own in rows.items()
-        if own and len(own[0]) > 1 and all(len(row) in (0, len(own[0])) for row in own[1:-1])
+    _allow_cells(len(text))
+    tables: dict[str, list[list[str]]] = {}
+    for delimiter in dict.fromkeys((usual, *DELIMITERS)):
+        with suppress(csv.Error):
+            rows = list(islice(_rows_of(text, delimiter), _ROWS))
+            if rows and len(rows[0]) > 1:  # several columns
+                tables[delimiter] = rows
+    likely = [delimiter for delimiter, rows in tables.items() if is_known(rows[0])]
+    # Rows of a table have equally many cells. The last row may be incomplete.
+    likely = likely or [
+        delimiter for delimiter, rows in tables.items() if all(len(row) in (0, len(rows[0])) for row in rows[1:-1])
     ]
-    if len(found) < 2 or usual in found:
-        return usual if usual in found or not found else found[0]
-    raise ValueError(f"its cells may be separated by {' or '.join(map(name_of, found))}")
+    if usual in likely or not likely:
+        return usual
+    if len(likely) > 1:
+        raise ValueError(f"its cells may be separated by {' or '.join(map(name_of, likely))}")
+    return likely[0]
 
 
 def name_of(delimiter: str) -> str:
     """Return the name of a delimiter in messages and as a value of the setting."""
     return "tab" if delimiter == "\t" else f"'{delimiter}'"
-
-
-def _first_rows(text: str, delimiter: str) -> list[list[str]]:
-    """Return the first rows, or [] if they cannot be read with this delimiter.
-
-    The last row may be incomplete.
-    """
-    try:
-        return list(islice(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), _ROWS))
-    except csv.Error:
-        return []
 
 
 _OTHER_ENCODING = "; if the whole file has another encoding, set it, such as encoding: windows-1252"
@@ -218,21 +189,19 @@ class Csv(Container):
         return in_blocks(self._rows(reader))
 
     def _rows(self, reader: RecordReader) -> Iterator[tuple[object, int]]:
-        _raise_field_limit(reader.max_record_bytes)
+        _allow_cells(reader.max_record_bytes)
         name = reader.file.name
         lines = _Lines()
         delimiter, encoding = reader.file.delimiter or self.delimiter, reader.file.encoding
         with reader.open_text() as file:
-            read = as_utf8(file, encoding, name)
-            rows = csv.reader(lines.decoded(reader, read), delimiter=delimiter, strict=True)
+            rows = csv.reader(lines.decoded(reader, as_utf8(file, encoding, name)), delimiter=delimiter, strict=True)
             header: list[str] = []
             while True:
                 try:
                     row = next(rows, None)
                 except csv.Error as error:
-                    raise DataError(
-                        "bad_csv_file", f"{name}: line {rows.line_num}: {error}; is a quote left open?"
-                    ) from None
+                    problem = f"line {rows.line_num}: {error}; is a quote left open?"
+                    raise DataError("bad_csv_file", f"{name}: {problem}") from None
                 if row is None:
                     return
                 if not header:
@@ -257,12 +226,18 @@ class Csv(Container):
         with file.open() as source:
             begin = 3 * source.read(3).startswith(BOM)
             source.seek(begin)
-            text = source.read(CHUNK).decode("utf-8", "replace")
-        header = next(csv.reader(io.StringIO(text), delimiter=character), [])
+            header = next(_rows_of(source.read(CHUNK).decode("utf-8", "replace"), character), [])
         delimiter = re.escape(character).encode()
         cell = rb'(?:"(?:[^"]|"")*+"|[^"\r\n%s]*+)' % delimiter
         row = re.compile(rb"%s(?:%s%s){%d}(?:\r?\n|\Z)" % (cell, delimiter, cell, len(header) - 1))
-        _raise_field_limit(max_record_bytes)
+        _allow_cells(max_record_bytes)
+
+        def parse(line: bytes) -> object:
+            try:
+                cells = next(_rows_of(line.decode(), character, strict=True))
+            except UnicodeDecodeError as error:
+                return Reject("bad_utf8", f"a byte at offset {error.start} of the row is not UTF-8{_OTHER_ENCODING}")
+            return _record(header, cells, _Lines(), "")
 
         def window(source: BinaryIO, start: int, stop: int) -> tuple[list[Record], int]:
             start = start or begin
@@ -270,15 +245,11 @@ class Csv(Container):
             for ahead in (WINDOW, CHUNK):  # for the end of the last row
                 source.seek(top)
                 text = source.read(max(0, stop - top) + ahead)
-                spans = _row_spans(row, text, stop - top, whole=top + len(text) == file.bytes)
-                if spans:
-                    size = spans[-1][1] - spans[0][0]
+                if spans := _row_spans(row, text, stop - top, whole=top + len(text) == file.bytes):
                     origin = f"{file.name}, from byte {top:,} record " if start > begin else f"{file.name}:"
                     rows = [text[first:last] for first, last in spans][start == begin :]  # the header is not a record
-                    found = ((number, line) for number, line in enumerate(rows, 1) if line.strip())
-                    return [
-                        Record(f"{origin}{number}", _parse(header, line, character)) for number, line in found
-                    ], size
+                    records = [Record(f"{origin}{n}", parse(line)) for n, line in enumerate(rows, 1) if line.strip()]
+                    return records, spans[-1][1] - spans[0][0]
             return [], 0
 
         return window
@@ -290,12 +261,13 @@ class Tsv(Csv):
     delimiter = "\t"
 
 
-def _raise_field_limit(size: int) -> None:
-    """Allow cells of this size.
-
-    The limit is global to the process. It is never lowered, because another reader may need it.
-    """
+def _allow_cells(size: int) -> None:
+    """Allow cells of this size, never smaller ones: another reader may need it."""
     csv.field_size_limit(max(csv.field_size_limit(), size))
+
+
+def _rows_of(text: str, delimiter: str, strict: bool = False) -> Iterator[list[str]]:
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict)
 
 
 class _Lines:
@@ -327,14 +299,6 @@ class _Lines:
                 yield text if self.unterminated else text + "\n"
 
 
-def _parse(header: list[str], row: bytes, delimiter: str) -> object:
-    try:
-        cells = next(csv.reader(io.StringIO(row.decode(), newline=""), delimiter=delimiter, strict=True))
-    except UnicodeDecodeError as error:
-        return Reject("bad_utf8", f"a byte at offset {error.start} of the row is not UTF-8{_OTHER_ENCODING}")
-    return _record(header, cells, _Lines(), "")
-
-
 def _record(header: list[str], row: list[str], lines: _Lines, encoding: str) -> object:
     if len(row) > len(header) or (lines.unterminated and len(row) < len(header)):
         cut = "; the last line ends early: truncated?" * (len(row) < len(header))
@@ -350,17 +314,14 @@ def _record(header: list[str], row: list[str], lines: _Lines, encoding: str) -> 
 
 
 def _row_spans(row: re.Pattern[bytes], text: bytes, stop: int, whole: bool) -> list[tuple[int, int]]:
-    """Return [start, stop) of each row that starts before `stop`.
-
-    The rows begin at the first line from which on only rows follow.
-    """
+    """Return [start, stop) of the rows before `stop` from which on only rows follow."""
     first = 0
     while first < stop:
         spans: list[tuple[int, int]] = []
         at = first
-        while at < stop and (found := row.match(text, at)) and (whole or found.end() < len(text)):
-            spans.append(found.span())
-            at = found.end()
+        while at < stop and (match := row.match(text, at)) and (whole or match.end() < len(text)):
+            spans.append(match.span())
+            at = match.end()
         if at >= stop or at == len(text):
             return spans
         # All lines since `first` lead to this place, so none of them starts a row. Try the next line.

@@ -1,13 +1,13 @@
 """Hash source files and their parts once, for all runs and processes.
 
     data/digests/NAME.json   path, size, times, inode ─▶ SHA-256, ranges of parts, digests of blocks
-                             URL, size, ETag of an object that is read in blocks (remote_blocks.py) ─▶ the same facts
+                             URL, size, ETag of an object that is read in blocks ─▶ the same facts
                              URL, size, ETag, settings of its source ─▶ container, format, delimiter, encoding
 
 An entry is valid only if all that the file system records about the file is unchanged, and if the file was at least
 RACY_NS old when it was hashed. The times would not show a change within the clock tick in which the file was hashed.
-All bytes that are read from a file later are compared with the digests of its blocks (readers/hashed_blocks.py), even
-if these digests come from the cache. A cache that is damaged or cannot be written counts as missing.
+All bytes that are read from a file later are compared with the digests of its blocks (blocks.py), even if these
+digests come from the cache. A cache that is damaged or cannot be written counts as missing.
 
 If the root is in a bucket, the entries of objects are stored there, too, so other machines neither identify nor hash an
 object that is known. An object that changes has another ETag, and therefore another entry. If two machines process
@@ -22,32 +22,27 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tasks.conversations.formats import FORMAT_NAMES
 from tasks.core.errors import StorageError
-from tasks.readers.container import Range
 from tasks.readers.containers import container_named
-from tasks.readers.hashed_blocks import BLOCK, BlockDigests, HashedBlocks
+from tasks.readers.lines import Range
+from tasks.sources.blocks import BLOCK, BlockDigests, HashedBlocks, fetch_all
 from tasks.sources.model import Source, SourceFile
-from tasks.sources.remote_blocks import fetch_all
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
-from tasks.stores.mirror import Mirror, mirror_of
+from tasks.stores.mirror import mirror_of
 from tasks.stores.urls import is_url
 
 VERSION = 2  # of the hashing, of the split into ranges, and of the entries
-
 FOUND = ("container", "format", "delimiter", "encoding")  # facts that the start of an object shows
-
 FORMAT_VERSION = 1  # of the detection of FOUND; the key also contains the names of all formats
 
 Found = TypeVar("Found")
 
 HASH_CHUNK = 1 << 20  # bytes hashed at once
-
 RACY_NS = 2_000_000_000  # the coarsest clock of a file system in use ticks every two seconds
 
 
@@ -71,47 +66,61 @@ class DigestCache:
         self._written: set[str] = set()
 
     def find(self, file: SourceFile, part_size: int) -> Hashed | None:
-        """Return the digests of a file that has not changed since it was hashed.
+        """Return the digests of a file that has not changed since, or None."""
 
-        Returns None if the cache has no valid entry. Raises the errors of stores.
-        """
+        def hashed(entry: dict[str, Any]) -> Hashed:
+            blocks = BlockDigests(entry["block"], b64decode(entry["blocks"], validate=True))
+            return Hashed(entry["sha256"], [Range(*values) for values in entry["ranges"]], blocks)
+
         with suppress(TypeError):  # the path is not UTF-8
-            return self._find(self.entry_of(file, part_size), file, _hashed)
+            return self._find(self._entry_of(file, part_size), file, hashed)
         return None
 
-    def find_format(self, file: SourceFile, source: Source) -> SourceFile | None:
-        """Return an object with the container and format in its entry, or None.
+    def identified(self, file: SourceFile, source: Source, identify: Callable[[], SourceFile]) -> SourceFile:
+        """Return an object with its container and format, from its entry if possible.
 
-        Raises the errors of stores.
+        A version of packcorpus with other formats uses a separate entry. Raises the errors of stores and `identify`.
         """
-        return self._find(self._format_entry(file, source), file, partial(_identified, file))
 
-    def keep_format(self, file: SourceFile, source: Source, found: SourceFile) -> None:
-        """Write an entry with the facts that the start of an object shows."""
-        values = {"path": file.name, "state": _state_of(file)}
-        values |= {name: getattr(found, name) for name in FOUND}
-        self._write(self._format_entry(file, source), values, file)
+        def with_facts(entry: dict[str, Any]) -> SourceFile:
+            container, format, delimiter, encoding = (str(entry[name]) for name in FOUND)
+            container_named(container)  # raises LookupError
+            return replace(file, container=container, format=format, delimiter=delimiter, encoding=encoding)
+
+        facts = {"path": file.name, "state": _state_of(file)}
+        settings = [source.format, source.columns, source.delimiter, source.encoding]
+        key = key_of("format", facts | {"source": settings, "formats": FORMAT_NAMES}, FORMAT_VERSION)
+        path = self._folder / f"{key}.json"
+        if (known := self._find(path, file, with_facts)) is not None:
+            return known
+        known = identify()
+        self._write(path, facts | {name: getattr(known, name) for name in FOUND}, file)
+        return known
 
     def _find(self, path: Path, file: SourceFile, read: Callable[[dict[str, Any]], Found]) -> Found | None:
-        found = None if self._fresh else _read(path, file, read)
-        if not (found or self._fresh) and file.identity and self._mirror.adopt(path):
-            found = _read(path, file, read)
-        return found
+        """Return the facts in an entry if it is valid for the file, or None."""
+        for arrived in (False, True) if not self._fresh else ():
+            if arrived and not (file.identity and mirror_of(self._folder.parents[1]).adopt(path)):
+                break
+            with suppress(OSError, StorageError, LookupError, TypeError, ValueError):
+                entry = read_receipt(path)
+                if entry["path"] == _name_of(file) and entry["state"] == _state_of(file):
+                    return read(entry)
+        return None
 
     def start(self, file: SourceFile) -> list[Any]:
         """Return the state of a file that is to be hashed, for `keep`."""
         return [time.time_ns(), *_state_of(file)]
 
-    def keep(self, file: SourceFile, part_size: int, started: list[Any], found: Hashed) -> None:
+    def keep(self, file: SourceFile, part_size: int, started: list[Any], hashed: Hashed) -> None:
         """Write the result of hashing a file, unless the file may have changed meanwhile."""
         began, *state = started
-        values: dict[str, Any] = {"path": _name_of(file), "state": state, "sha256": found.sha256}
-        values |= {"ranges": [list(part) for part in found.ranges], "block": found.blocks.size}
-        values["blocks"] = b64encode(found.blocks.joined).decode()
+        values: dict[str, Any] = {"path": _name_of(file), "state": state, "sha256": hashed.sha256}
+        values |= {"ranges": [list(part) for part in hashed.ranges], "block": hashed.blocks.size}
+        values["blocks"] = b64encode(hashed.blocks.joined).decode()
         with suppress(OSError, TypeError):  # TypeError: the path is not UTF-8
-            if not file.identity and (state != _state_of(file) or max(state[1:3]) > began - RACY_NS):
-                return
-            self._write(self.entry_of(file, part_size), values, file)
+            if file.identity or (state == _state_of(file) and max(state[1:3]) <= began - RACY_NS):
+                self._write(self._entry_of(file, part_size), values, file)
 
     def _write(self, path: Path, values: dict[str, Any], file: SourceFile) -> None:
         if self._only_read:
@@ -122,13 +131,10 @@ class DigestCache:
             return
         self._written.add(path.name)
         if file.identity:
-            self._mirror.push([path])
+            mirror_of(self._folder.parents[1]).push([path])
 
     def prune(self) -> None:
-        """Remove damaged entries and entries of files that no longer exist.
-
-        Reads nothing if no entry was written for this run.
-        """
+        """Remove damaged entries and those of lost files, if an entry was written."""
         for path in self._folder.glob("*.json") if self._written else ():
             if path.name in self._written:
                 continue
@@ -141,47 +147,11 @@ class DigestCache:
                 if lost:
                     path.unlink(missing_ok=True)
 
-    def entry_of(self, file: SourceFile, part_size: int) -> Path:
-        """Return the path of the entry of a file.
-
-        Raises TypeError if the path of the file is not UTF-8.
-        """
+    def _entry_of(self, file: SourceFile, part_size: int) -> Path:
+        """Return the path of an entry. Raises TypeError if a path is not UTF-8."""
         read: dict[str, Any] = {"path": _name_of(file), "container": file.container, "compression": file.compression}
         read |= {"part_size": part_size} | ({"state": _state_of(file)} if file.identity else {})
         return self._folder / f"{key_of('digests', read, VERSION)}.json"
-
-    def _format_entry(self, file: SourceFile, source: Source) -> Path:
-        """Return the entry of an object whose format is not known yet.
-
-        A version of packcorpus with other formats uses a separate entry.
-        """
-        set_here = [source.format, source.columns, source.delimiter, source.encoding]
-        read = {"path": file.name, "state": _state_of(file), "source": set_here, "formats": FORMAT_NAMES}
-        return self._folder / f"{key_of('format', read, FORMAT_VERSION)}.json"
-
-    @property
-    def _mirror(self) -> Mirror:
-        return mirror_of(self._folder.parents[1])
-
-
-def _read(path: Path, file: SourceFile, read: Callable[[dict[str, Any]], Found]) -> Found | None:
-    """Return the facts in an entry if it is valid for the file, or None."""
-    with suppress(OSError, StorageError, LookupError, TypeError, ValueError):
-        entry = read_receipt(path)
-        if entry["path"] == _name_of(file) and entry["state"] == _state_of(file):
-            return read(entry)
-    return None
-
-
-def _hashed(entry: dict[str, Any]) -> Hashed:
-    blocks = BlockDigests(entry["block"], b64decode(entry["blocks"], validate=True))
-    return Hashed(entry["sha256"], [Range(*values) for values in entry["ranges"]], blocks)
-
-
-def _identified(file: SourceFile, entry: dict[str, Any]) -> SourceFile:
-    container, format, delimiter, encoding = (str(entry[name]) for name in FOUND)
-    container_named(container)  # raises LookupError
-    return replace(file, container=container, format=format, delimiter=delimiter, encoding=encoding)
 
 
 def _name_of(file: SourceFile) -> str:
@@ -213,14 +183,14 @@ def hash_file(
     OSError if it cannot be read, and the errors of stores.
     """
     started = cache.start(file) if cache else []
-    hashed = HashedBlocks(min(BLOCK, HASH_CHUNK))
+    blocks = HashedBlocks(min(BLOCK, HASH_CHUNK))
     read = fetch_all(file.path, file.name, file.facts, check) if file.identity else _chunks(file.path, check)
-    container = container_named(file.container)
-    found = Hashed(*container.split(file, part_size, hashed.passing(read)), hashed.digests)
+    ranges = container_named(file.container).split(file, part_size, blocks.passing(read))
+    hashed = Hashed(*ranges, blocks.digests)
     file.check_unchanged()
     if cache:
-        cache.keep(file, part_size, started, found)
-    return found
+        cache.keep(file, part_size, started, hashed)
+    return hashed
 
 
 def _chunks(path: Path, check: Callable[[], None]) -> Iterator[bytes]:

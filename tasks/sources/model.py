@@ -29,27 +29,23 @@ from tasks.conversations.turn_weights import LOSS_WEIGHT
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.core.yaml_settings import defaults_of
 from tasks.readers.csv_file import check_delimiter, check_encoding, name_of
-from tasks.readers.hashed_blocks import BlockDigests, open_checked
-from tasks.sources.remote_blocks import open_blocks
+from tasks.sources.blocks import BlockDigests, open_blocks, open_checked
 from tasks.stores.store import Facts
 from tasks.stores.urls import check_url, is_url
 
 _BUFFER = 1 << 12  # the default up to Python 3.13; Python 3.14 would read 128 KiB for each sample of a file
 
 
-def _check_format(name: str) -> str:
-    return name if name == "auto" else check_format(name)
-
-
 FormatName = Annotated[
-    str, AfterValidator(_check_format), WithJsonSchema({"type": "string", "enum": ["auto", *FORMAT_NAMES]})
+    str,
+    AfterValidator(lambda name: name if name == "auto" else check_format(name)),
+    WithJsonSchema({"type": "string", "enum": ["auto", *FORMAT_NAMES]}),
 ]
 Delimiter = Annotated[str, AfterValidator(check_delimiter), WithJsonSchema({"type": "string"})]
 EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"type": "string"})]
 
 # Settings of a source that are recorded only if they are set.
 LATER = ("roles", "delimiter", "encoding", "ignore", "drop_roles", "tokenizer_sha256")
-
 SHOWN = 5  # maximum number of files whose unusual layout is described
 
 
@@ -128,10 +124,7 @@ class Source(BaseModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the settings in LATER that have their default values.
-
-        A config without these settings thus has the same keys and manifests in all versions.
-        """
+        """Leave out defaults of LATER, which older configs have no keys for."""
         values, defaults = serialize(self), defaults_of(type(self))
         return {name: value for name, value in values.items() if name not in LATER or value != defaults[name]}
 
@@ -186,10 +179,9 @@ class SourceFile:
         return Facts(self.bytes, self.identity)
 
     def open(self, stop: int | None = None) -> BinaryIO:
-        """Open the file for reading bytes.
+        """Open the file to read all bytes up to `stop`, or single places without it.
 
-        Pass `stop` to read all bytes up to it, or omit it to read single places. Once the file is hashed, reading
-        raises DataError if it has changed since.
+        Once the file is hashed, reading raises DataError if it has changed since.
         """
         if self.identity:
             return open_blocks(self.path, self.name, self.facts, self.blocks, stop)
@@ -222,10 +214,7 @@ class SourceFile:
 
     @property
     def reading(self) -> dict[str, Any]:
-        """Return the settings that this file is read with, unless they are the usual ones.
-
-        The settings are part of content keys.
-        """
+        """Return the unusual settings that this file is read with, for content keys."""
         facts = {"roles": dict(self.roles), "delimiter": self.delimiter, "encoding": self.encoding}
         facts |= {"ignore": list(self.ignore), "drop_roles": list(self.drop_roles)}
         return {name: value for name, value in facts.items() if value}
@@ -256,17 +245,14 @@ class SourceFile:
 
 
 def found_layouts(files: Sequence[SourceFile], sources: Sequence[Source]) -> list[str]:
-    """Describe each unusual delimiter or encoding that was detected.
-
-    The notes on files precede them. There are up to five lines. Values that are set in the config are not described.
-    """
+    """Return up to five notes on files, and on what was detected in them."""
     lines = list(dict.fromkeys(file.note for file in files if file.note))
     for file in files:
         source = sources[file.entry]
-        found = [f"delimiter {name_of(file.delimiter)}"] * bool(file.delimiter and source.delimiter == "auto")
-        found += [f"encoding {file.encoding}"] * bool(file.encoding and source.encoding == "auto")
-        if found:
-            lines.append(f"{file.name}: found {' and '.join(found)}; if that is wrong, set it in its source")
+        facts = [f"delimiter {name_of(file.delimiter)}"] * bool(file.delimiter and source.delimiter == "auto")
+        facts += [f"encoding {file.encoding}"] * bool(file.encoding and source.encoding == "auto")
+        if facts:
+            lines.append(f"{file.name}: found {' and '.join(facts)}; if that is wrong, set it in its source")
     further = [f"and {len(lines) - SHOWN:,} more files"] * (len(lines) > SHOWN)
     return lines[:SHOWN] + further
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.messages import noted
@@ -29,14 +31,11 @@ from tasks.sources.digests import DigestCache, hash_file
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.source_files import find_files
 from tasks.storage.layout import Layout
-from tasks.stores.copies import damaged_copy
-from tasks.stores.store import Stop, run_all
+from tasks.stores.store import Stop, damaged_copy, run_all
 
 # Each part costs 7 ms of overhead, two files, and two lines of a list that every run reads.
 MOST_PARTS = 2048
-
 HASH_THREADS = 4  # as fast as most disks read
-
 HASH_OBJECTS = 8  # objects in buckets that are fetched and hashed at once
 
 
@@ -60,19 +59,29 @@ def find_parts(
     # Because the size is doubled, a growing corpus keeps its parts until it is twice as large.
     while size > part_size * MOST_PARTS:
         part_size *= 2
-    stop, found = Stop(), dict[int, tuple[SourceFile, list[Part]]]()
+    stop, done = Stop(), dict[int, tuple[SourceFile, list[Part]]]()
 
     def split(number: int) -> None:
         stop.check()
-        found[number] = _split(files[number], part_size, stop.check, cache)
+        file = files[number]
+        try:
+            hashed = (cache and cache.find(file, part_size)) or hash_file(file, part_size, cache, stop.check)
+            file.check_unchanged()
+            if file.arrived not in ("", hashed.sha256):
+                raise damaged_copy(file.name, file.path)
+            file = replace(file, sha256=hashed.sha256, blocks=hashed.blocks)
+            ranges = container_named(file.container).cut(file, hashed.ranges, part_size)
+        except OSError as error:
+            raise file.cannot_read(error) from None
+        done[number] = file, [Part(file, *range) for range in ranges]
 
     # Threads suffice because hashing releases the GIL. They end before a worker is forked.
     count = HASH_OBJECTS if any(file.identity for file in files) else min(HASH_THREADS, os.cpu_count() or 1)
-    with noted(lambda: f"hashing the sources, {in_bytes(size)}: {len(found):,} of {len(files):,} files done"):
+    with noted(lambda: f"hashing the sources, {in_bytes(size)}: {len(done):,} of {len(files):,} files done"):
         run_all(split, range(len(files)), count, stop.set)
     if cache:
         cache.prune()
-    return [found[number] for number in range(len(files))]
+    return [done[number] for number in range(len(files))]
 
 
 class PartReader(RecordReader):
@@ -84,9 +93,9 @@ class PartReader(RecordReader):
     """
 
     def __init__(self, part: Part, max_record_bytes: int = MAX_RECORD_BYTES, decode: Decode = decode_block):
+        self._source = part.file
         container = container_named(part.file.container)
         super().__init__(container, part.file, part.start, part.stop, max_record_bytes, decode)
-        self._source = part.file
 
     def blocks(self) -> Iterator[Block]:
         self._source.check_unchanged()
@@ -111,30 +120,30 @@ def place_of(part: Part, record: int) -> str:
 
 
 def sizes_of(parts: Sequence[Part]) -> list[int]:
-    """Return approximately how many bytes of its file each part has.
-
-    All row groups of a table are assumed to have the same size.
-    """
+    """Return about how many bytes of its file each part has."""
     spans = Counter[str]()
     for part in parts:
         spans[part.file.name] += part.stop - part.start
     return [part.file.bytes * (part.stop - part.start) // max(1, spans[part.file.name]) for part in parts]
 
 
-def _split(
-    file: SourceFile, part_size: int, check: Callable[[], None], cache: DigestCache | None
-) -> tuple[SourceFile, list[Part]]:
-    """Hash a file unless its digests are known, and split it into parts.
+class Share(NamedTuple):
+    """Share `number` of `shares`, counted from 1, of work that machines divide.
 
-    `check` ends the hashing by raising an error.
+        costs 4 1 1 4 2   ─Share(1, 3)─▶ 4     ─Share(2, 3)─▶ 1 1     ─Share(3, 3)─▶ 4 2
+
+    A share is a range of neighboring items, because the data that they read is also close together.
     """
-    try:
-        found = (cache and cache.find(file, part_size)) or hash_file(file, part_size, cache, check)
-        file.check_unchanged()
-        if file.arrived not in ("", found.sha256):
-            raise damaged_copy(file.name, file.path)
-        file = replace(file, sha256=found.sha256, blocks=found.blocks)
-        container = container_named(file.container)
-        return file, [Part(file, *range) for range in container.cut(file, found.ranges, part_size)]
-    except OSError as error:
-        raise file.cannot_read(error) from None
+
+    number: int
+    shares: int
+
+    def of(self, costs: Sequence[int]) -> list[int]:
+        """Return the indices of the items whose middle is in this share."""
+        ends = list(accumulate(costs, initial=0))[1:]
+        total = 2 * max(1, sum(costs))
+        middles = [(2 * end - cost) * self.shares // total for end, cost in zip(ends, costs, strict=True)]
+        return [index for index, middle in enumerate(middles) if min(middle, self.shares - 1) == self.number - 1]
+
+
+WHOLE = Share(1, 1)

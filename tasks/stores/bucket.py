@@ -30,12 +30,9 @@ RETRIES = 8  # of a request, in about 20 seconds including pauses
 
 # By default, obstore ends a request after 30 s, including the transfer of the whole body.
 TIMEOUTS = {"connect_timeout": timedelta(seconds=10), "read_timeout": timedelta(seconds=60), "timeout": timedelta(1)}
-
 UPLOAD_PART = 8 << 20
 UPLOADS = 4  # parts of an object that are sent at the same time
-
 MOST_PARTS = 9_000  # of an object; the limit of S3 is 10,000
-
 _NO_CREDENTIALS = re.compile(r"169\.254\.|metadata\.google|[Nn]o credentials|CredentialsNotLoaded|MissingCredential")
 
 # obstore's report of an object that was not deleted. It deletes in batches, which S3 and Azure answer with 200 or 202.
@@ -60,10 +57,7 @@ _process = 0
 
 
 class Bucket:
-    """The objects below `url`.
-
-    `store` is obstore's store of the whole bucket, and `prefix` is the folder of the URL in the bucket.
-    """
+    """The objects below `url`, the folder `prefix` of the whole bucket `store`."""
 
     def __init__(self, url: str, store: Any, prefix: str = ""):
         self.url, self._store, self._prefix = url.rstrip("/"), store, prefix.strip("/")
@@ -95,10 +89,7 @@ class Bucket:
             return receive(chunks, target, expected, url, progress)
 
     def _chunks(self, stream: Any, key: str, size: int) -> Iterator[Any]:
-        """Yield the chunks of a body.
-
-        An error that is not an answer of the server means that the body was cut off.
-        """
+        """Yield the chunks of a body. An error without an answer means a cut body."""
         received = 0
         try:
             with self._errors(key):
@@ -147,10 +138,7 @@ class Bucket:
         yield from sorted(found, key=lambda item: item[0].encode())
 
     def _listed(self, meta: Any) -> Facts:
-        """Return the facts of an entry of a list.
-
-        Azure leaves out the quotes of an ETag only in lists.
-        """
+        """Return the facts of a listed object; Azure lists ETags without quotes."""
         e_tag = meta["e_tag"] or ""
         if self.url.startswith("az:") and e_tag and not e_tag.endswith('"'):
             meta = {**meta, "e_tag": f'"{e_tag}"'}
@@ -181,10 +169,7 @@ class Bucket:
 
 
 def explained(url: str, text: str) -> PackError:
-    """Return the error for a report of obstore or a server.
-
-    The message repeats only the status and the code of the report.
-    """
+    """Return the error for a report, of which only status and code are repeated."""
     status = re.search(r"status code: (\d{3})", text) or _NOT_DELETED.search(text)
     code = re.search(r"<Code>(\w{1,60})</Code>", text)
     if _NO_CREDENTIALS.search(text):
@@ -211,11 +196,7 @@ def explained(url: str, text: str) -> PackError:
 
 
 def open_bucket(url: str, retries: int = RETRIES) -> Bucket:
-    """Open a bucket, or a folder in it.
-
-    Raises UsageError, StorageError if obstore refuses the configuration, or PartMissing if the extra `remote` is not
-    installed.
-    """
+    """Open a bucket, or a folder in it. Raises UsageError or StorageError."""
     parts, obstore = split_url(url), _obstore()
     config = _aws_config(os.environ) if parts.scheme == "s3" else {}
     retry = {"max_retries": retries, "retry_timeout": timedelta(minutes=3)}
@@ -235,10 +216,7 @@ def open_bucket(url: str, retries: int = RETRIES) -> Bucket:
 
 
 def _is_plain(scheme: str, config: Mapping[str, str]) -> bool:
-    """Return whether the endpoint may be http://, as for an emulator.
-
-    The clouds' own endpoints are https://.
-    """
+    """Return whether the endpoint may be http://, as for an emulator."""
     if scheme == "gs":  # the endpoint is in GOOGLE_BASE_URL, or in the file of a service account: only obstore reads it
         return True
     of_azure = (os.environ.get(name, "") for name in ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT") if scheme == "az")

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,9 @@ class Hub:
 
     def head(self, key: str) -> Facts | None:
         with _errors(self.url_of(key)) as hub:
-            found = hub.HfApi(self._endpoint).get_paths_info(
-                self.dataset.name, [key], revision=self.commit, repo_type="dataset"
-            )
-        return next((_facts(file) for file in found if file.path == key and hasattr(file, "blob_id")), None)
+            api, where = hub.HfApi(self._endpoint), {"revision": self.commit, "repo_type": "dataset"}
+            files = api.get_paths_info(self.dataset.name, [key], **where)
+        return next((_facts(file) for file in files if file.path == key and hasattr(file, "blob_id")), None)
 
     def get(self, key: str) -> bytes:
         with _errors(self.url_of(key)), self._open(key) as file:
@@ -54,20 +53,16 @@ class Hub:
             digest = receive(iter(lambda: file.read(CHUNK), b""), target, expected, url, progress)
         if len(expected.identity) == len(digest) and expected.identity != digest:  # a large file has its SHA-256
             target.unlink()
-            raise StorageError(
-                "object_cut", f"{url}: arrived damaged: its SHA-256 differs from the recorded one; run again"
-            )
+            problem = "arrived damaged: its SHA-256 differs from the recorded one; run again"
+            raise StorageError("object_cut", f"{url}: {problem}")
         return digest
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]:
-        with _errors(self.url_of(prefix)) as hub:
-            try:
-                found = hub.HfApi(self._endpoint).list_repo_tree(
-                    self.dataset.name, prefix or None, recursive=True, revision=self.commit, repo_type="dataset"
-                )
-                files = [(file.path, _facts(file)) for file in found if hasattr(file, "blob_id")]
-            except hub.errors.EntryNotFoundError:
-                files = []
+        files: list[tuple[str, Facts]] = []
+        with _errors(self.url_of(prefix)) as hub, suppress(hub.errors.EntryNotFoundError):
+            api, where = hub.HfApi(self._endpoint), {"revision": self.commit, "repo_type": "dataset"}
+            entries = api.list_repo_tree(self.dataset.name, prefix or None, recursive=True, **where)
+            files += [(file.path, _facts(file)) for file in entries if hasattr(file, "blob_id")]
         yield from sorted(files, key=lambda item: item[0].encode())
 
     def _open(self, key: str) -> Any:
@@ -96,10 +91,7 @@ def _commit(name: str, revision: str, url: str, endpoint: str | None) -> str:
 
 
 class Branch:
-    """A branch of a dataset.
-
-    `commit` is its head. A new branch starts at the head of `main`. Without a dataset, `commit` is empty.
-    """
+    """A branch. `commit` is its head, or that of `main`, or "" without a dataset."""
 
     def __init__(self, dataset: Dataset, endpoint: str | None, commit: str, private: bool, is_new: bool):
         self.dataset, self.commit, self.private, self.is_new = dataset, commit, private, is_new
@@ -141,18 +133,9 @@ class Branch:
                 hub.utils.disable_progress_bars()
             operations = [hub.CommitOperationDelete(path, is_folder=False) for path in delete]
             operations += [hub.CommitOperationAdd(path, file) for path, file in files.items()]
-            self.commit = str(
-                hub.HfApi(self._endpoint)
-                .create_commit(
-                    self.dataset.name,
-                    operations,
-                    commit_message=message,
-                    repo_type="dataset",
-                    revision=self.name,
-                    parent_commit=self.commit,
-                )
-                .oid
-            )
+            where = {"repo_type": "dataset", "revision": self.name, "parent_commit": self.commit}
+            api = hub.HfApi(self._endpoint)
+            self.commit = str(api.create_commit(self.dataset.name, operations, commit_message=message, **where).oid)
 
 
 def find_branch(dataset: Dataset) -> Branch:
@@ -180,9 +163,8 @@ def find_branch(dataset: Dataset) -> Branch:
         refs = api.list_repo_refs(dataset.name, repo_type="dataset")
         heads = {branch.name: branch.target_commit for branch in refs.branches}
         if name not in heads and (name in {tag.name for tag in refs.tags} or re.fullmatch("[0-9a-f]{40}", name)):
-            raise UsageError(
-                "push_refused", f"{url}: {name} is not a branch; name a branch, which is created if it is new"
-            )
+            problem = f"{name} is not a branch; name a branch, which is created if it is new"
+            raise UsageError("push_refused", f"{url}: {problem}")
         return Branch(dataset, endpoint, heads.get(name, str(facts.sha)), bool(facts.private), name not in heads)
 
 
@@ -209,25 +191,21 @@ def _errors(url: str, token_hint: str = READ) -> Iterator[Any]:
         import huggingface_hub as hub
         import huggingface_hub.errors
     except ImportError:
-        raise PartMissing(
-            "library_missing",
-            "hf:// requires huggingface-hub, which is not installed: pip install 'packcorpus[remote]'",
-        ) from None
+        problem = "hf:// requires huggingface-hub, which is not installed: pip install 'packcorpus[remote]'"
+        raise PartMissing("library_missing", problem) from None
     errors: Any = huggingface_hub.errors
     try:
         yield hub
     except PackError:
         raise
     except (errors.GatedRepoError, errors.DisabledRepoError):
-        raise StorageError(
-            "store_denied", f"{url}: access must be granted on the page of the dataset; then set HF_TOKEN"
-        ) from None
+        advice = "access must be granted on the page of the dataset; then set HF_TOKEN"
+        raise StorageError("store_denied", f"{url}: {advice}") from None
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError):
         raise InputMissing("object_missing", f"{url}: no such file or revision in the dataset") from None
     except (errors.RepositoryNotFoundError, FileNotFoundError):
-        raise InputMissing(
-            "object_missing", f"{url}: no such dataset on the Hub, or a private one; for that, {token_hint}"
-        ) from None
+        problem = f"no such dataset on the Hub, or a private one; for that, {token_hint}"
+        raise InputMissing("object_missing", f"{url}: {problem}") from None
     except errors.OfflineModeIsEnabled:
         raise StorageError("store_failed", f"{url}: HF_HUB_OFFLINE is set; unset it") from None
     except (errors.HTTPError, OSError, ValueError, RuntimeError) as error:  # an upload wraps them in a RuntimeError

@@ -1,23 +1,34 @@
-"""Define what can be read from a remote store, and how it is received.
+"""Receive what a remote store holds, and keep local copies of it.
 
-Blocking calls run in threads, so that Ctrl-C ends a wait for a server at once. An object that is received into a file
-may meet a full disk or a body that is cut off.
+    data/remote/<digest of URL, size, identity>/chats.jsonl.gz               the copy, under its own name
+                                                chats.jsonl.gz.receipt.json  URL, size, identity, SHA-256; written last
+
+Blocking calls run in threads, so that Ctrl-C ends a wait for a server at once. Each object is fetched once, as a whole,
+also if several runs need it at the same time. An object that has changed has another identity, and therefore another
+folder. Nothing is removed: delete data/remote/ to make room.
 """
 
 from __future__ import annotations
 
 import errno
+import os
+import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import xxhash
+
 from tasks.core.errors import DataError, StorageError
+from tasks.core.messages import noted
 from tasks.core.printable import in_bytes
-from tasks.storage.files import atomic_file
+from tasks.storage.files import atomic_file, has_artifact, locked, make_folder, read_receipt, to_json, write_receipt
 
 Progress = Callable[[int], None]
 """Called with the number of bytes of each block that arrives. An exception in it ends the transfer."""
@@ -33,27 +44,19 @@ class Facts(NamedTuple):
 class Reading(Protocol):
     """A store to read from.
 
-    Its methods raise PackError, naming the URL. The reasons are store_denied, object_missing, store_busy, store_failed,
-    object_cut, object_changed, and scratch_full.
+    `url_of` returns the URL that messages show, and `head` the facts of an object, or None if it does not exist. `get`
+    returns the content of a small object. `fetch` writes an object to `target`, completely or not at all, and returns
+    its SHA-256. `list` yields the objects below the folder `prefix`, in the byte order of their keys.
+
+    The methods raise PackError, naming the URL. The reasons are store_denied, object_missing, store_busy, store_failed,
+    object_cut, object_changed (the object is not the one that `expected` describes), and scratch_full.
     """
 
-    def url_of(self, key: str) -> str:
-        """Return the URL of an object, as messages show it."""
-
-    def head(self, key: str) -> Facts | None:
-        """Return the facts of an object, or None if it does not exist."""
-
-    def get(self, key: str) -> bytes:
-        """Return the content of a small object."""
-
-    def fetch(self, key: str, target: Path, expected: Facts, progress: Progress | None = None) -> str:
-        """Write an object to `target`, completely or not at all; return its SHA-256.
-
-        Raises object_changed if it is not the object that `expected` describes.
-        """
-
-    def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]:
-        """Yield the objects below the folder `prefix`, in the byte order of their keys."""
+    def url_of(self, key: str) -> str: ...
+    def head(self, key: str) -> Facts | None: ...
+    def get(self, key: str) -> bytes: ...
+    def fetch(self, key: str, target: Path, expected: Facts, progress: Progress | None = None) -> str: ...
+    def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]: ...
 
 
 Item = TypeVar("Item")
@@ -92,17 +95,15 @@ def run_all(
         waiting.put(item)
 
     def run() -> None:
-        while True:
-            try:
+        with suppress(Empty):
+            while True:
                 item = waiting.get_nowait()
-            except Empty:
-                return
-            try:
-                work(item)
-                done.put(None)
-            except BaseException as error:
-                done.put(error)
-                return
+                try:
+                    work(item)
+                    done.put(None)
+                except BaseException as error:
+                    done.put(error)
+                    return
 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(min(count, len(items)))]
     for thread in threads:
@@ -153,12 +154,97 @@ def changed(url: str) -> DataError:
 
 
 def scratch_full(url: str, folder: Path, size: int) -> StorageError:
-    """Return the error for a disk without room for `size` bytes.
+    """Return the error for a disk without room for the object, or for several."""
+    advice = "make room, or use another --root (or, for a root in a bucket, another PACKCORPUS_SCRATCH)"
+    return StorageError("scratch_full", f"{url}: the disk of {folder} has no room for {in_bytes(size)}; {advice}")
 
-    `url` is the object to fetch, or the first of several objects.
+
+DOWNLOADS = 8  # objects that are fetched at the same time; each takes a few MB of memory
+
+
+class Object(NamedTuple):
+    """An object of a store, with the facts of its listing."""
+
+    store: Reading
+    key: str
+    facts: Facts
+
+    @property
+    def url(self) -> str:
+        return self.store.url_of(self.key)
+
+
+class Copy(NamedTuple):
+    """The local copy of an object, and the SHA-256 that it had on arrival."""
+
+    path: Path
+    sha256: str
+
+
+class _Progress(Stop):
+    """Count the objects and bytes that arrive in all threads, and stop the threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects = self.size = 0
+        self._lock = threading.Lock()
+
+    def add(self, size: int, objects: int = 0) -> None:
+        self.check()
+        with self._lock:
+            self.size += size
+            self.objects += objects
+
+
+def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
+    """Return a copy of each object below `folder`, fetching the missing ones.
+
+    Raises the errors of a store's `fetch`. If the disk has no room, raises scratch_full before anything is fetched.
     """
-    return StorageError(
-        "scratch_full",
-        f"{url}: the disk of {folder} has no room for {in_bytes(size)}; make room, or use another --root (or, for a "
-        "root in a bucket, another PACKCORPUS_SCRATCH)",
-    )
+    folder = folder.absolute()
+    places = [place_of_copy(item.url, item.facts, folder) for item in objects]
+    wanted = dict(zip(places, objects, strict=True))
+    missing = {path: item for path, item in wanted.items() if not has_artifact(path, _receipt(path))}
+    progress, size = _Progress(), sum(item.facts.size for item in missing.values())
+    if missing:
+        make_folder(folder)
+        if shutil.disk_usage(folder).free < size:
+            raise scratch_full(next(iter(missing.values())).url, folder, size)
+
+    def fetch(path: Path) -> None:
+        progress.check()
+        item = missing[path]
+        with locked(path.parent.with_suffix(".lock"), progress.check):
+            if not has_artifact(path, _receipt(path)):  # another run may have fetched it while this one waited
+                digest = item.store.fetch(item.key, path, item.facts, progress.add)
+                facts = {"url": item.url, "bytes": item.facts.size, "identity": item.facts.identity}
+                write_receipt(_receipt(path), {**facts, "sha256": digest})
+        progress.add(0, objects=1)
+
+    def note() -> str:
+        done = f"{progress.objects:,} of {len(missing):,} files, {in_bytes(progress.size)} of {in_bytes(size)}"
+        return f"downloading the sources: {done} done"
+
+    # Fetch the largest object first, so that no thread is still busy with it after the others have ended.
+    order = sorted(missing, key=lambda path: -missing[path].facts.size)
+    with noted(note):
+        run_all(fetch, order, DOWNLOADS, progress.set)
+    return [Copy(place, str(read_receipt(_receipt(place))["sha256"])) for place in places]
+
+
+def place_of_copy(url: str, facts: Facts, folder: Path, *, with_holes: bool = False) -> Path:
+    """Return the path of an object's copy. Incomplete copies have separate folders."""
+    content = to_json([url, facts.size, facts.identity, *["holes"] * with_holes])
+    # The name is for people who look into the folder; the folder identifies the object.
+    name = re.sub(r"[^\w.+-]", "_", os.path.basename(url))[-100:].lstrip(".") or "object"
+    return folder / str(xxhash.xxh3_128_hexdigest(content)) / name
+
+
+def _receipt(path: Path) -> Path:
+    return path.with_name(f"{path.name}.receipt.json")
+
+
+def damaged_copy(url: str, path: Path) -> StorageError:
+    """Return the error for a copy that has changed since it arrived."""
+    problem = f"its local copy {path} was changed or is damaged; delete it, then run again"
+    return StorageError("copy_damaged", f"{url}: {problem}")

@@ -268,7 +268,7 @@ def test_lines_are_counted_as_the_corpus_counts_them(
     path.write_text("\n".join(lines) + "\n" * ended)
     monkeypatch = pytest.MonkeyPatch()
     with monkeypatch.context() as patched:
-        patched.setattr("tasks.readers.jsonl.SEEK_BLOCK", data.draw(st.integers(1, 40)))
+        patched.setattr("tasks.readers.json_files.SEEK_BLOCK", data.draw(st.integers(1, 40)))
         for number, line in enumerate(lines, 1):
             if line:
                 assert as_object(path, line=number)["records"][0]["messages"][0]["content"] == f"n{number - 1}"

@@ -23,12 +23,12 @@ from pipeline.graph import PackCorpus
 from tasks.core.errors import Busy, PackError, StorageError
 from tasks.core.messages import as_text
 from tasks.recipe import Recipe, resolve
-from tasks.sources.shares import WHOLE, Share
+from tasks.sources.parts import WHOLE, Share
 from tasks.storage.files import atomic_file, locked
 from tasks.stores import mirror
 from tasks.stores.bucket import Bucket, open_bucket, open_store
-from tasks.stores.mirror import Remote, mirror_of
-from tasks.stores.scratch import local_path_of, root_of, url_of
+from tasks.stores.mirror import mirror_of
+from tasks.stores.urls import local_path_of, root_of, url_of
 from tasks.work import KINDS, Plan, Publish, TokenizePart, refresh, run_stage
 
 needs_remote()
@@ -345,8 +345,8 @@ def test_a_url_of_an_object_is_a_path_in_the_scratch_folder_of_its_root(
     assert local_path_of(text) == folder / below
     assert url_of(folder) == "s3://b/x/y"
     found = mirror_of(folder)
-    assert isinstance(found, Remote)
-    assert found.shown(folder / "manifests" / "a.json") == "s3://b/x/y/manifests/a.json"
+    assert found.url
+    assert f"{found.url}/{found.key(folder / 'manifests' / 'a.json')}" == "s3://b/x/y/manifests/a.json"
     assert url_of(tmp_path / "elsewhere") == ""
 
 

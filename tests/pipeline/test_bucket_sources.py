@@ -27,14 +27,13 @@ from tasks.core.messages import as_text
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.sources import sources_of
 from tasks.recipe import Recipe, resolve
-from tasks.sources import digests, remote, remote_blocks
-from tasks.sources.parts import PartReader
-from tasks.sources.shares import Share
+from tasks.sources import blocks, digests, locate
+from tasks.sources.parts import PartReader, Share
 from tasks.storage.files import HashingWriter, read_receipt, write_receipt
 from tasks.storage.layout import Layout
 from tasks.stores import mirror
 from tasks.stores.bucket import Bucket, open_bucket, open_store
-from tasks.stores.scratch import root_of
+from tasks.stores.urls import root_of
 from tasks.work import TokenizePart, run_stage
 
 needs_remote()
@@ -60,7 +59,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
     """Return a bucket with FILES, read in small blocks."""
     use(monkeypatch, s3())
     own_scratch(monkeypatch, tmp_path / "scratch")
-    for module in (digests, remote_blocks):
+    for module in (digests, blocks):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
     store = open_store(f"s3://{new_bucket()}/chats")
     for name, content in FILES.items():
@@ -195,7 +194,7 @@ def test_a_part_costs_its_blocks(
     part = recipe_of(tmp_path / "project", sources, root).parts[0]
     own_scratch(monkeypatch, tmp_path / "another")
     read.clear()
-    copy = remote.with_copy(part, Layout(root_of(root)).remote())
+    copy = locate.with_copy(part, Layout(root_of(root)).remote())
     assert len(list(PartReader(copy))) > 10
     size = part.stop - part.start
     assert size <= read["a.jsonl"] <= size + 2 * BLOCK
@@ -250,7 +249,7 @@ def faulty(sources: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS
     """
     with faulty_s3() as store:
         use(monkeypatch, store.address)
-        for module in (mirror, remote):
+        for module in (mirror, locate):
             monkeypatch.setattr(module, "open_store", lambda url: open_bucket(url, retries=1))
         yield store
 
@@ -375,7 +374,7 @@ def test_a_full_scratch_disk_ends_the_run(
     with monkeypatch.context() as patch:
         patch.setattr(HashingWriter, "write", refuse)
         if kept == "/data/remote/":
-            patch.setattr(remote_blocks, "open_holes", lambda path, size: Full(os.devnull, "r+"))
+            patch.setattr(blocks, "open_holes", lambda path, size: Full(os.devnull, "r+"))
         expect_failure(lambda: pack_corpus(recipe_of(tmp_path / "project", sources, root)), root, code)
     pack_corpus(recipe_of(tmp_path / "project", sources, root))
     assert without_names(tree_of(root)) == expected

@@ -28,7 +28,7 @@ from pipeline.engines import OnRay, leave
 from tasks.core.errors import Busy, DataError, InputMissing, StorageError
 from tasks.recipe import resolve
 from tasks.stores.bucket import open_store
-from tasks.stores.scratch import SCRATCH, root_of
+from tasks.stores.urls import SCRATCH, root_of
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; run: pip install 'packcorpus[ray]'")
 

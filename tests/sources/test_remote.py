@@ -43,9 +43,8 @@ from tasks.config import load_config
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError
 from tasks.core.messages import as_text
 from tasks.recipe import Recipe, resolve
-from tasks.sources.locate import find_paths
+from tasks.sources.locate import _Listing, find_paths
 from tasks.sources.model import Source
-from tasks.sources.remote import _Listing
 from tasks.sources.source_files import find_files
 from tasks.storage.layout import Layout
 from tasks.storage.manifest import load_manifest
@@ -310,7 +309,7 @@ class Counting:
 def counted(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Counting:
     """Return the bucket that every search opens."""
     counting = Counting(bucket)
-    monkeypatch.setattr("tasks.sources.remote.open_store", lambda _: counting)
+    monkeypatch.setattr("tasks.sources.locate.open_store", lambda _: counting)
     return counting
 
 
@@ -380,7 +379,7 @@ def test_a_failure_keeps_what_has_arrived(counted: Counting, tmp_path: Path, mon
         return whole(key, *rest)
 
     monkeypatch.setattr(counted, "fetch", failing)
-    monkeypatch.setattr("tasks.stores.copies.DOWNLOADS", 1)  # download in order, so that the failure comes last
+    monkeypatch.setattr("tasks.stores.store.DOWNLOADS", 1)  # download in order, so that the failure comes last
     with pytest.raises(StorageError):
         find_paths(counted.url_of("*.jsonl"), tmp_path, tmp_path / "copies")
     monkeypatch.setattr(counted, "fetch", whole)
@@ -405,7 +404,7 @@ def test_a_disk_without_room_is_an_error_before_anything_is_fetched(
     counted: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted.store.put("a.jsonl", CHATS)
-    monkeypatch.setattr("tasks.stores.copies.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr("tasks.stores.store.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(StorageError) as caught:
         find_paths(counted.url_of("a.jsonl"), tmp_path, tmp_path / "copies")
     assert caught.value.reason == "scratch_full"

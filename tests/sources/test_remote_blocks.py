@@ -12,10 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tasks.core.errors import PackError
-from tasks.readers.hashed_blocks import HashedBlocks
-from tasks.sources import remote_blocks
-from tasks.sources.remote_blocks import AHEAD, fetch_all, open_blocks, open_holes
-from tasks.sources.shares import Share
+from tasks.sources import blocks
+from tasks.sources.blocks import AHEAD, HashedBlocks, fetch_all, open_blocks, open_holes
+from tasks.sources.parts import Share
 from tasks.stores.store import Facts
 
 BLOCK = 16
@@ -30,9 +29,9 @@ class Object:
         self.digests = HashedBlocks(BLOCK)
         for _ in self.digests.passing([content]):
             pass
-        monkeypatch.setattr(remote_blocks, "BLOCK", BLOCK)
-        monkeypatch.setattr(remote_blocks, "read_object", self.read)
-        remote_blocks._read_before.clear()
+        monkeypatch.setattr(blocks, "BLOCK", BLOCK)
+        monkeypatch.setattr(blocks, "read_object", self.read)
+        blocks._read_before.clear()
 
     def read(self, url: str, facts: Facts, start: int, length: int) -> bytes:
         assert 0 < length <= AHEAD * BLOCK

@@ -39,12 +39,11 @@ from support.profiles import examples
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
-from tasks.readers import json_array, lines, strict_json
-from tasks.readers.arrow_values import Time
-from tasks.readers.compression import BOMB_BYTES
+from tasks.readers import json_files, lines, strict_json
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import CONTAINERS, container_by_extension, container_named
-from tasks.readers.lines import CHUNK
+from tasks.readers.lines import BOMB_BYTES, CHUNK
+from tasks.readers.tables import Time
 from tasks.sources import digests
 from tasks.sources import parts as parts_module
 from tasks.sources.model import Part, Source, SourceFile, found_layouts
@@ -683,7 +682,7 @@ def test_an_array_read_in_blocks_equals_one_read_as_a_whole(
         found = []
         for size in (block, 1 << 20):
             with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-                patch.setattr(json_array, "CHUNK", size)
+                patch.setattr(json_files, "CHUNK", size)
                 path = write(Path(name) / "a.json", text)
                 reader = reader_of(path, "json")
                 seen: list[object] = []
@@ -710,7 +709,7 @@ def test_a_large_array_is_not_held_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_an_array_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_array, "ARRAY_LIMIT", 1000)
+    monkeypatch.setattr(json_files, "ARRAY_LIMIT", 1000)
     assert "jq -c '.[]'" in fails(tmp_path / "a.json", b'[{"text":"' + b"x" * 1000 + b'"}]')
 
 

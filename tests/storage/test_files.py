@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.core.errors import StorageError
-from tasks.sources.remote_blocks import open_holes
+from tasks.sources.blocks import open_holes
 from tasks.storage import files
 from tasks.storage.files import (
     atomic_file,

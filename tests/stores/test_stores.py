@@ -25,8 +25,8 @@ from support.servers.remote import SECRET, failing_store, faulty_s3, needs_remot
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.core.messages import as_text
 from tasks.stores import store as receiving
-from tasks.stores.scratch import root_of
 from tasks.stores.store import Facts
+from tasks.stores.urls import root_of
 
 needs_remote()
 

@@ -17,10 +17,10 @@ from support.steps import pack_on
 from pipeline.engines import Here, Workers
 from tasks import recipe as recipe_module
 from tasks.recipe import Recipe
-from tasks.sources.shares import WHOLE, Share
+from tasks.sources.parts import WHOLE, Share
 from tasks.storage.layout import Layout
 from tasks.stores.bucket import open_store
-from tasks.stores.scratch import SCRATCH, root_of, url_of
+from tasks.stores.urls import SCRATCH, root_of, url_of
 from tasks.work import KINDS, Outcome, Work, attempt, refresh, run_stage
 
 Tree = dict[str, bytes]

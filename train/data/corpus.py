@@ -28,7 +28,7 @@ from tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_valu
 from tasks.storage.schemas import LOSS_WEIGHT
 from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
 from tasks.stores.mirror import remote_with
-from tasks.stores.scratch import local_path_of
+from tasks.stores.urls import local_path_of
 
 SHARD_NAME = re.compile(r"([\w-]+)-(\d{5})-of-(\d{5})\.arrow")
 KEY = re.compile(r"[0-9a-f]{64}")

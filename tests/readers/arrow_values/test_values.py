@@ -15,8 +15,7 @@ from support.small_corpus import make_recipe, pack_corpus
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import Message, ToolCall
 from tasks.core.errors import DataError, Reject
-from tasks.readers.arrow_values import Converter, Date, Decimal, Time
-from tasks.readers.tables import rows_of
+from tasks.readers.tables import Converter, Date, Decimal, Time, rows_of
 from tasks.storage.manifest import load_manifest
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.core.errors import DataError
-from tasks.readers.hashed_blocks import BlockDigests, HashedBlocks, open_checked
+from tasks.sources.blocks import BlockDigests, HashedBlocks, open_checked
 
 MANY = settings(max_examples=examples(200), deadline=None)
 CHUNK = 4  # in blocks
