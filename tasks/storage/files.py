@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import orjson
 import xxhash
@@ -29,9 +29,7 @@ from tasks.core.errors import StorageError
 CHUNK = 1 << 20
 # Start writeback after this many bytes, so that the disk writes during computation and fsync has little left to do.
 WRITEBACK_BYTES = 8 << 20
-
 LOCK_PAUSE = 0.05  # seconds between attempts to lock a file that another holder has locked
-
 # SHA-256 is for files that may leave the machine. XXH3 is for local files: it also detects damage, ten times as fast.
 ALGORITHMS: dict[str, Any] = {"sha256": hashlib.sha256, "xxh3": xxhash.xxh3_128}
 
@@ -77,7 +75,7 @@ def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter
         # Choose the name before the file exists, so that the file is removed even if an interrupt follows at once.
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
-            with _open_locked(temporary) as file:
+            with _open_locked(temporary, "xb") as file:
                 writer, handle = HashingWriter(file, algorithm), file.fileno()
                 yield writer
                 file.flush()
@@ -112,15 +110,17 @@ def make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def _open_locked(temporary: Path) -> IO[bytes]:
-    """Create and lock a temporary file.
+def _open_locked(path: Path, mode: Literal["xb", "ab"], waiting: Callable[[], None] = lambda: None) -> IO[bytes]:
+    """Open and lock a file, calling `waiting` repeatedly while another holder has locked it.
 
-    Retries if another writer removes the file as abandoned before it is locked.
+    Opens a new file if another process removes the file before it is locked.
     """
     while True:
-        file = temporary.open("xb")
+        file = path.open(mode)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _is_locked(file):
+                waiting()
+                time.sleep(LOCK_PAUSE)
             if os.fstat(file.fileno()).st_nlink:
                 return file
         except BaseException:
@@ -144,15 +144,11 @@ def acquire_lock(path: Path) -> bool:
     with _writing(path):
         make_folder(path.parent)
         file = path.open("ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            if isinstance(error, BlockingIOError):
-                return False
-            raise
-    _locks[path] = file
-    return True
+        if _is_locked(file):
+            _locks[path] = file
+            return True
+        file.close()
+        return False
 
 
 @contextmanager
@@ -164,19 +160,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
     """
     with _writing(path):
         make_folder(path.parent)
-        while True:
-            file = path.open("ab")
-            try:
-                while not _is_locked(file):
-                    waiting()
-                    time.sleep(LOCK_PAUSE)
-            except BaseException:
-                file.close()
-                raise
-            # The previous holder may have removed this file: then lock a new one.
-            if os.fstat(file.fileno()).st_nlink:
-                break
-            file.close()
+        file = _open_locked(path, "ab", waiting)
     try:
         yield
     finally:
@@ -186,7 +170,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
 
 
 def _is_locked(file: IO[bytes]) -> bool:
-    """Lock a file unless another holder has locked it; return whether it is locked."""
+    """Lock a file unless another holder has locked it, and return whether it is locked now."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -285,16 +269,13 @@ def digest_of(path: Path, algorithm: str) -> str:
 def write_receipt(path: Path, values: dict[str, Any]) -> None:
     """Write a receipt: a record of the outputs of a task, and its own checksum.
 
-    A receipt is written last, so it also marks the task as done. Raises StorageError.
+    A receipt is written last, so it also marks the task as done.
     """
     write_bytes(path, to_json(values | {"seal": _seal_of(values, path)}))
 
 
 def read_receipt(path: Path) -> dict[str, Any]:
-    """Return the values of a receipt.
-
-    Raises StorageError if it cannot be read, was damaged or edited, or was written for another path.
-    """
+    """Return the values of a receipt. Raises StorageError if it is damaged, edited, or misplaced."""
     values = read_json(path)
     seal = values.pop("seal", None) if isinstance(values, dict) else None
     if seal is None or seal != _seal_of(values, path):
@@ -303,10 +284,7 @@ def read_receipt(path: Path) -> dict[str, Any]:
 
 
 def _seal_of(values: dict[str, Any], path: Path) -> str:
-    """Return a checksum of the values of a receipt and the end of its path.
-
-    The path is included so that the receipt of another part, shard, or corpus does not match.
-    """
+    # The receipt of another part, shard, or corpus must not match.
     return str(xxhash.xxh3_128_hexdigest(to_json([path.parent.name, path.name, values])))
 
 
@@ -316,8 +294,6 @@ def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: Coll
     This compares the size and, if `checksum` names an algorithm (sha256, xxh3), the checksum. The result is False if
     one of the engines in `refused` made the file.
     """
-    if not (receipt.is_file() and file.is_file()):
-        return False
     try:
         found = read_receipt(receipt)
         return bool(
@@ -335,10 +311,7 @@ def is_refused(receipt: dict[str, Any], refused: Collection[str]) -> bool:
 
 
 def has_listed(receipt: Path) -> bool:
-    """Return whether a receipt and all `files` that it lists exist.
-
-    The files are next to the receipt, and must have their recorded sizes.
-    """
+    """Return whether a receipt and the `files` next to it that it lists exist, with their sizes."""
     try:
         sizes = read_receipt(receipt)["files"]
         return all((receipt.parent / name).stat().st_size == size for name, size in sizes.items())
