@@ -221,7 +221,7 @@ class _Side:
             for name in _PLACE.names or ():
                 rows[name] = placed.column(name).to_numpy()
             rows = rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]  # pieces of a conversation are neighbors
-            found.add((rows["digest"] >> np.uint64(32)).astype(np.int64) * ranges >> 32, rows)
+            found.add_by_hash(rows["digest"], rows)
         return found
 
     def moved(self, wanted: np.ndarray, other: _Side) -> list[Moved]:
