@@ -65,10 +65,7 @@ class HashingWriter:
 
 @contextmanager
 def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter]:
-    """Write `path` completely or not at all.
-
-    Raises StorageError, naming the file, if it cannot be written.
-    """
+    """Write `path` completely or not at all. Raises StorageError if it cannot be written."""
     with _writing(path):
         make_folder(path.parent)
         remove_abandoned(path)
@@ -100,10 +97,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents.
-
-    Each new folder is synced into its parent, so that it survives a power failure.
-    """
+    """Create a folder and its parents, each synced, so that it survives a power failure."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -256,14 +250,14 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
-def sha256_of(path: Path) -> str:
-    return digest_of(path, "sha256")
-
-
 def digest_of(path: Path, algorithm: str) -> str:
     """Return the hexadecimal digest of a file; `algorithm` is one of ALGORITHMS."""
     with path.open("rb") as file:
         return str(hashlib.file_digest(file, ALGORITHMS[algorithm]).hexdigest())
+
+
+def sha256_of(path: Path) -> str:
+    return digest_of(path, "sha256")
 
 
 def write_receipt(path: Path, values: dict[str, Any]) -> None:
