@@ -50,7 +50,6 @@ MODULES = {
     "storage/facts": ("storage/test_manifest",),
     "storage/corpus_folder": ("properties/test_damage",),
     "verification/verify": ("verification/test_verify",),
-    "verification/check_ledger": ("verification/test_verify",),
     "verification/check_rows": ("verification/test_verify",),
     "verification/check_index": ("verification/test_verify",),
     "verification/repair": ("verification/test_repair",),

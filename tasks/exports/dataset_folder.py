@@ -29,20 +29,14 @@ def lists(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
 
 
 class DatasetFolder(ExportFormat):
-    """A format that is a folder of datasets.
-
-    Subclasses define `columns`.
-    """
+    """A format that is a folder of datasets. Subclasses define `columns`."""
 
     def columns(self, rows: RowBatch, manifest: Manifest) -> dict[str, pa.Array]:
         """Return the columns of some rows."""
         raise NotImplementedError
 
     def splits_loaded(self, splits: Sequence[str]) -> Sequence[str]:
-        """Return the splits that the DatasetDict has.
-
-        The folders of other splits can be opened one by one.
-        """
+        """Return the splits of the DatasetDict; the folders of others can be opened one by one."""
         return splits
 
     def write_shard(self, job: ShardJob, batches: Iterator[RowBatch], part: Part, out: OutputFolder) -> None:

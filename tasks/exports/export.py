@@ -30,7 +30,7 @@ from tasks.exports.olmo_core import OlmoCore
 from tasks.exports.trl import Trl
 from tasks.exports.xtuner import Xtuner
 from tasks.storage.corpus_folder import check_listed, checked_folder
-from tasks.storage.facts import FileFacts, Shard
+from tasks.storage.facts import FileFacts
 from tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import RowBatch, open_shard, rows_of
@@ -54,14 +54,11 @@ THREADS = 8  # shards written at a time; each has one record batch in memory
 
 @dataclass(frozen=True)
 class Export:
-    """A complete export.
-
-    `found_done` is true if nothing had to be written.
-    """
+    """A complete export."""
 
     folder: Path
     record: dict[str, Any]
-    found_done: bool
+    found_done: bool  # nothing had to be written
 
     def lines(self) -> list[str]:
         """Return the contents, the settings of the trainer, and notes as lines of text."""
@@ -110,29 +107,8 @@ def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Expor
     final = output or project / "data" / "exports" / f"{folder.resolve().name}-{format.name}"
     if final.name in ("", ".."):
         raise UsageError("bad_command_line", f"--output {final}: expected the name of a new folder")
-    provenance = _provenance(manifest, format)
-
-    def refuse() -> None:
-        raise Busy("busy", f"{final}: another export is writing it; wait for it, then run again")
-
-    with locked(final.with_name(f".{final.name}.lock"), refuse):
-        if done := _find_done(final, provenance):
-            return Export(final, done, True)
-        return Export(final, _write(manifest, folder, format, final, provenance), False)
-
-
-def _settings_as_lines(settings: dict[str, Any], folder: str, prefix: str = "") -> Iterator[str]:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _settings_as_lines(value, folder, f"{prefix}{name}.")
-        else:
-            text = value if isinstance(value, str) else orjson.dumps(value).decode()
-            yield f"{prefix}{name} = {text.replace(FOLDER, folder)}"
-
-
-def _provenance(manifest: Manifest, format: ExportFormat) -> dict[str, Any]:
-    """Return the facts that decide the bytes of an export, apart from its location."""
-    return {
+    # The facts that decide the bytes of an export, apart from its location.
+    provenance = {
         "format": format.name,
         "format_version": format.version,
         "reader": asdict(format.reader),
@@ -146,11 +122,39 @@ def _provenance(manifest: Manifest, format: ExportFormat) -> dict[str, Any]:
         },
     }
 
+    def refuse() -> None:
+        raise Busy("busy", f"{final}: another export is writing it; wait for it, then run again")
+
+    with locked(final.with_name(f".{final.name}.lock"), refuse):
+        if done := _find_done(final, provenance):
+            return Export(final, done, True)
+        partial = final.with_name(f".{final.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            make_folder(partial)
+            record = provenance | _write_files(manifest, folder, format, OutputFolder(partial, final))
+            write_bytes(partial / RECORD, to_json(record))
+            os.rename(partial, final)
+            sync_folder(final.parent)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return Export(final, record, False)
+
+
+def _settings_as_lines(settings: dict[str, Any], folder: str, prefix: str = "") -> Iterator[str]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _settings_as_lines(value, folder, f"{prefix}{name}.")
+        else:
+            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            yield f"{prefix}{name} = {text.replace(FOLDER, folder)}"
+
 
 def _find_done(final: Path, provenance: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the record of this export if it already exists and is complete.
+    """Return the record of this export if it is complete, or None if its folder is missing or empty.
 
-    Returns None if its folder is missing or empty. Raises UsageError if the folder has any other content.
+    Raises UsageError if the folder has any other content.
     """
     if not final.exists() or (final.is_dir() and not any(final.iterdir())):
         return None
@@ -169,23 +173,6 @@ def _find_done(final: Path, provenance: dict[str, Any]) -> dict[str, Any] | None
     return record
 
 
-def _write(
-    manifest: Manifest, folder: Path, format: ExportFormat, final: Path, provenance: dict[str, Any]
-) -> dict[str, Any]:
-    partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        make_folder(partial)
-        record = provenance | _write_files(manifest, folder, format, OutputFolder(partial, final))
-        write_bytes(partial / RECORD, to_json(record))
-        os.rename(partial, final)
-        sync_folder(final.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return record
-
-
 def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: OutputFolder) -> dict[str, Any]:
     """Write every file of an export except its record, and return the facts to record.
 
@@ -194,34 +181,39 @@ def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: Ou
     if len(manifest.row_lengths) == 1:
         values, parts = _write_rows(manifest, folder, format, out)
     else:
-        found = {}
-        parts = []
-        for length in manifest.row_lengths:
-            part = manifest.of_length(length)
+        found, parts = dict[str, dict[str, Any]](), list[Part]()
+        for length in map(str, manifest.row_lengths):
+            part = manifest.of_length(int(length))
             if any(split.rows for split in part.splits.values()):
-                inside = OutputFolder(out.folder / str(length), out.final / str(length))
-                found[str(length)], own = _write_rows(part, folder, format, inside)
+                inside = OutputFolder(out.folder / length, out.final / length)
+                found[length], own = _write_rows(part, folder, format, inside)
+                settings = orjson.dumps(found[length]["settings"])
+                found[length]["settings"] = orjson.loads(
+                    settings.replace(FOLDER.encode(), f"{FOLDER}/{length}".encode())
+                )
                 parts += own
-                for file in inside.files:
-                    out.files.append(file.model_copy(update={"path": f"{length}/{file.path}"}))
+                out.files += [file.model_copy(update={"path": f"{length}/{file.path}"}) for file in inside.files]
         text = (
             f"the order of the steps (mix: {manifest.row_layout.mix}) is lost: rows of each length are in a separate "
             "folder, and a trainer reads one folder; each step must have rows of one length"
         )
         values = {
-            "settings": {length: _within(own["settings"], length) for length, own in found.items()},
+            "settings": {length: own["settings"] for length, own in found.items()},
             "notes": [*notes_of({length: own["notes"] for length, own in found.items()}), asdict(Note("mix", text))],
             "splits": {f"{kind}-{n}": figures for n, own in found.items() for kind, figures in own["splits"].items()},
         }
-    _check_counts(manifest, parts)
+    for name, planned in (("tokens", manifest.ledger.tokens.packed), ("trained", manifest.ledger.tokens.trained)):
+        written = sum(getattr(part, name) for part in parts)
+        if written != planned:
+            raise DataError(
+                "wrong_figure",
+                f"the manifest records {planned:,} {name}, but the rows have {written:,}; run packcorpus verify",
+            )
     return values | {"files": [file.model_dump() for file in sorted(out.files, key=lambda file: file.path)]}
 
 
 def notes_of(notes: dict[str, list[dict[str, str]]]) -> list[dict[str, str]]:
-    """Return the notes of all lengths.
-
-    A note that does not apply to all lengths names its length.
-    """
+    """Return the notes of all lengths; a note that does not apply to all names its length."""
     found = {}
     for length, own in notes.items():
         for note in own:
@@ -230,31 +222,28 @@ def notes_of(notes: dict[str, list[dict[str, str]]]) -> list[dict[str, str]]:
     return list(found.values())
 
 
-def _within(settings: Any, length: str) -> Any:
-    """Return settings for the folder of one length inside the folder of the export."""
-    return orjson.loads(orjson.dumps(settings).replace(FOLDER.encode(), f"{FOLDER}/{length}".encode()))
-
-
 def _write_rows(
     manifest: Manifest, folder: Path, format: ExportFormat, out: OutputFolder
 ) -> tuple[dict[str, Any], list[Part]]:
     """Write rows of one length; return settings, notes, and figures, and the parts."""
     splits = {name: split.shards for name, split in manifest.splits.items() if split.rows}
-    jobs = [
-        ShardJob(manifest, name, number, len(shards))
-        for name, shards in splits.items()
-        for number in range(len(shards))
-    ]
+    jobs = [ShardJob(manifest, name, number, len(own)) for name, own in splits.items() for number in range(len(own))]
 
-    def write(job: ShardJob) -> Part:
-        part = Part()
-
-        def counted() -> Iterator[RowBatch]:
-            for rows in _read(manifest, folder, splits[job.split][job.number]):
+    def batches_of(job: ShardJob, part: Part) -> Iterator[RowBatch]:
+        shard = splits[job.split][job.number]
+        check_listed(folder, shard)
+        with open_shard(manifest, folder, shard, streamed=True) as batches:
+            for batch in (batch for batch in batches if batch.num_rows):
+                rows = rows_of(batch, manifest.sequence_length, manifest.row_layout, manifest.tokenizer.pad_token_id)
+                if not ((rows.positions == 0) & rows.filled)[:, 0].all():
+                    where = folder / shard.path
+                    raise DataError("bad_row", f"{where}: a row does not start at position 0; run packcorpus verify")
                 part.count(rows)
                 yield rows
 
-        format.write_shard(job, counted(), part, out)
+    def write(job: ShardJob) -> Part:
+        part = Part()
+        format.write_shard(job, batches_of(job, part), part, out)
         return part
 
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
@@ -276,31 +265,3 @@ def _write_rows(
             for name, own in of_split.items()
         },
     }, parts
-
-
-def _read(manifest: Manifest, folder: Path, shard: Shard) -> Iterator[RowBatch]:
-    """Check the checksum of a shard, and yield its rows in batches.
-
-    Raises DataError or InputMissing, naming the file.
-    """
-    check_listed(folder, shard)
-    with open_shard(manifest, folder, shard, streamed=True) as batches:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            rows = rows_of(batch, manifest.sequence_length, manifest.row_layout, manifest.tokenizer.pad_token_id)
-            if not ((rows.positions == 0) & rows.filled)[:, 0].all():
-                where = folder / shard.path
-                raise DataError("bad_row", f"{where}: a row does not start at position 0; run packcorpus verify")
-            yield rows
-
-
-def _check_counts(manifest: Manifest, parts: list[Part]) -> None:
-    """Raise DataError unless all tokens of the ledger were written."""
-    for name, planned in (("tokens", manifest.ledger.tokens.packed), ("trained", manifest.ledger.tokens.trained)):
-        written = sum(getattr(part, name) for part in parts)
-        if written != planned:
-            raise DataError(
-                "wrong_figure",
-                f"the manifest records {planned:,} {name}, but the rows have {written:,}; run packcorpus verify",
-            )

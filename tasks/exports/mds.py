@@ -27,9 +27,6 @@ from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import LOSS_WEIGHT
 from tasks.storage.shards import RowBatch
 
-# Columns by name, with their types.
-COLUMNS = {"input_ids": "int32", "labels": "int32", "position_ids": "int32"}
-WEIGHTED = {"input_ids": "int32", "labels": "int32", LOSS_WEIGHT: "float32", "position_ids": "int32"}
 SHARD_BYTES = 1 << 26  # most bytes of a file, unless one row needs more; offsets have 32 bits
 
 
@@ -48,13 +45,20 @@ class Mds(ExportFormat):
         shape, shards = _Shape.of(job.manifest), job.manifest.splits[job.split].shards
         files = [shape.rows_of_files(shard.rows) for shard in shards]
         first = sum(len(rows) for rows in files[: job.number])
-        samples = _Samples(batches)
+        rest = np.empty((0, 0), np.int32)  # samples of a batch, taken some at a time
         for number, count in enumerate(files[job.number], first):
             with out.file(f"{job.split}/{_name(number)}") as file:
                 file.write(shape.head(count))
-                for block in samples.take(count):
-                    file.write(block)
-        samples.end()
+                while count:
+                    if not len(rest):
+                        rows = next(batches)
+                        weights = [] if rows.weights is None else [rows.weights.view(np.int32)]
+                        rest = np.hstack([rows.ids, rows.labels, *weights, rows.positions]).astype("<i4", copy=False)
+                    block, rest = rest[:count], rest[count:]
+                    count -= len(block)
+                    file.write(np.ascontiguousarray(block))
+        # Read to the end of the batches, so that all rows of the shard are counted.
+        assert next(batches, None) is None, "rows are left"
 
     def close_split(self, manifest: Manifest, split: str, parts: Sequence[Part], out: OutputFolder) -> None:
         shape = _Shape.of(manifest)
@@ -68,14 +72,8 @@ class Mds(ExportFormat):
         out.write(f"{split}/index.json", json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode())
 
     def settings(self, manifest: Manifest, parts: Sequence[Part]) -> Settings:
-        return {
-            "StreamingDataset": {
-                "local": FOLDER,
-                "split": "train",
-                "shuffle": not is_balanced(manifest),
-                "batch_size": 1,
-            }
-        }
+        shuffle = not is_balanced(manifest)
+        return {"StreamingDataset": {"local": FOLDER, "split": "train", "shuffle": shuffle, "batch_size": 1}}
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
         text = (
@@ -97,7 +95,9 @@ class _Shape(NamedTuple):
 
     @classmethod
     def of(cls, manifest: Manifest) -> _Shape:
-        return cls(manifest.sequence_length, COLUMNS if manifest.loss_weight is None else WEIGHTED)
+        weights = {} if manifest.loss_weight is None else {LOSS_WEIGHT: "float32"}
+        columns = {"input_ids": "int32", "labels": "int32", **weights, "position_ids": "int32"}
+        return cls(manifest.sequence_length, columns)
 
     @property
     def sample_bytes(self) -> int:
@@ -124,28 +124,6 @@ class _Shape(NamedTuple):
         config = json.dumps({"version": 2} | self.config(), sort_keys=True).encode()
         offsets = np.arange(count + 1, dtype=np.int64) * self.sample_bytes + 4 * (count + 2) + len(config)
         return np.uint32(count).tobytes() + offsets.astype("<u4").tobytes() + config
-
-
-class _Samples:
-    """Samples of a shard, taken some at a time."""
-
-    def __init__(self, batches: Iterator[RowBatch]):
-        self._batches = batches
-        self._rest = np.empty((0, 0), np.int32)
-
-    def take(self, count: int) -> Iterator[np.ndarray]:
-        while count:
-            if not len(self._rest):
-                rows = next(self._batches)
-                weights = [] if rows.weights is None else [rows.weights.view(np.int32)]
-                self._rest = np.hstack([rows.ids, rows.labels, *weights, rows.positions]).astype("<i4", copy=False)
-            block, self._rest = self._rest[:count], self._rest[count:]
-            count -= len(block)
-            yield np.ascontiguousarray(block)
-
-    def end(self) -> None:
-        """Read to the end of the batches, so that all rows of the shard are counted."""
-        assert next(self._batches, None) is None, "rows are left"
 
 
 def _name(number: int) -> str:

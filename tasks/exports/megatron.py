@@ -41,7 +41,17 @@ class Megatron(ExportFormat):
             writer, shortest = None, job.manifest.sequence_length
             for rows in batches:
                 shortest = min(shortest, int((rows.tokens - rows.pieces).min()))
-                batch = _columns(rows)
+                filled = rows.filled
+                # Tokens in the rows before the row of each piece.
+                before = np.repeat(offsets_of(rows.tokens)[:-1], rows.pieces)
+                trained = (rows.next_labels() != IGNORED)[filled].astype(np.int8)
+                starts = offsets_of(rows.lengths)[:-1] - before
+                columns = {
+                    "input_ids": lists(rows.ids[filled], rows.tokens),
+                    "loss_mask": lists(trained, rows.tokens),
+                    "seq_start_id": lists(starts.astype(np.int32), rows.pieces),
+                }
+                batch = pa.RecordBatch.from_pydict(columns)
                 writer = writer or parquet.ParquetWriter(file, batch.schema)
                 writer.write_batch(batch, row_group_size=size)
             assert writer is not None, f"{job.name} has no rows"
@@ -79,24 +89,6 @@ class Megatron(ExportFormat):
         }
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
-        return [
-            Note(
-                "alignment",
-                "pieces are not padded to multiples: pad_seq_to_mult must be 1, without context parallelism",
-            ),
-            Note("labels", "answer_only_loss must be true: without it every token but EOS is trained on"),
-        ]
-
-
-def _columns(rows: RowBatch) -> pa.RecordBatch:
-    filled = rows.filled
-    trained = (rows.next_labels() != IGNORED)[filled].astype(np.int8)
-    before = np.repeat(offsets_of(rows.tokens)[:-1], rows.pieces)  # tokens in the rows before the row of each piece
-    starts = offsets_of(rows.lengths)[:-1] - before
-    return pa.RecordBatch.from_pydict(
-        {
-            "input_ids": lists(rows.ids[filled], rows.tokens),
-            "loss_mask": lists(trained, rows.tokens),
-            "seq_start_id": lists(starts.astype(np.int32), rows.pieces),
-        }
-    )
+        text = "pieces are not padded to multiples: pad_seq_to_mult must be 1, without context parallelism"
+        labels = "answer_only_loss must be true: without it every token but EOS is trained on"
+        return [Note("alignment", text), Note("labels", labels)]

@@ -44,10 +44,7 @@ class Note:
 
 
 class OutputFolder:
-    """The folder of an export while it is written.
-
-    Several threads may write files to it.
-    """
+    """The folder of an export while it is written, by several threads."""
 
     def __init__(self, folder: Path, final: Path):
         self.folder, self.final = folder, final
@@ -103,10 +100,7 @@ class ShardJob:
 
 
 class ExportFormat:
-    """An export format.
-
-    Subclasses define the facts and write_shard.
-    """
+    """An export format. Subclasses define the facts and `write_shard`."""
 
     name: str  # the argument of --to
     version: int = 1  # raise it if the files of the same corpus change
@@ -121,10 +115,7 @@ class ExportFormat:
     reader: Reader
 
     def write_shard(self, job: ShardJob, batches: Iterator[RowBatch], part: Part, out: OutputFolder) -> None:
-        """Write the files of one shard.
-
-        The counts of `part` are complete when `batches` has ended.
-        """
+        """Write the files of one shard; `part` is counted when `batches` has ended."""
         raise NotImplementedError
 
     def close_split(self, manifest: Manifest, split: str, parts: Sequence[Part], out: OutputFolder) -> None:
@@ -134,10 +125,7 @@ class ExportFormat:
         """Write the files that describe all splits."""
 
     def settings(self, manifest: Manifest, parts: Sequence[Part]) -> Settings:
-        """Return the settings that the trainer needs.
-
-        FOLDER is a placeholder for the folder of the export.
-        """
+        """Return the settings that the trainer needs; FOLDER stands for the folder of the export."""
         raise NotImplementedError
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
@@ -146,7 +134,6 @@ class ExportFormat:
 
 
 def is_balanced(manifest: Manifest) -> bool:
-    """Return whether the rows are in an order that balances ranks."""
     return manifest.config.get("balance") is not None
 
 

@@ -35,16 +35,12 @@ class OlmoCore(ExportFormat):
     reader = Reader("ai2-olmo-core", "3.0.0", "olmo_core.data.numpy_dataset.NumpyFSLDataset")
 
     def write_shard(self, job: ShardJob, batches: Iterator[RowBatch], part: Part, out: OutputFolder) -> None:
-        kind, number = _dtype(job.manifest), f"{job.number:04d}"
+        kind = _dtype(job.manifest)
         part.facts = {"wrong_by_eos": 0, "wrong_by_bos": 0}
         with ExitStack() as stack:
             ids, mask, table = (
-                stack.enter_context(out.file(f"{job.split}/{name}"))
-                for name in (
-                    f"token_ids_part_{number}.npy",
-                    f"labels_mask_part_{number}.npy",
-                    f"token_ids_part_{number}.csv.gz",
-                )
+                stack.enter_context(out.file(f"{job.split}/{name}_part_{job.number:04d}.{ending}"))
+                for name, ending in (("token_ids", "npy"), ("labels_mask", "npy"), ("token_ids", "csv.gz"))
             )
             bounds = stack.enter_context(gzip.GzipFile("", "wb", fileobj=cast(IO[bytes], table), mtime=0))
             top = 0
@@ -55,8 +51,14 @@ class OlmoCore(ExportFormat):
                 lines = zip(starts.tolist(), (starts + rows.lengths).tolist(), strict=True)
                 bounds.write("".join(f"{start},{end}\n" for start, end in lines).encode())
                 top += rows.ids.size
-                for name, wrong in _wrong_bounds(rows, job.manifest).items():
-                    part.facts[name] += wrong
+                # Count the bounds in a row that the reader would invent or miss. The bound before padding does not
+                # count, because padding is not trained on.
+                within = rows.filled[:, 1:]  # both tokens of a pair are in the row
+                real = (rows.positions[:, 1:] == 0) & within
+                eos = (rows.ids[:, :-1] == job.manifest.tokenizer.eos_token_id) & within
+                bos = eos & (rows.ids[:, 1:] == job.manifest.tokenizer.bos_token_id)
+                part.facts["wrong_by_eos"] += int(np.count_nonzero(eos != real))
+                part.facts["wrong_by_bos"] += int(np.count_nonzero(bos != real))
 
     def settings(self, manifest: Manifest, parts: Sequence[Part]) -> Settings:
         by_eos, by_bos = _found(manifest, parts)
@@ -97,19 +99,3 @@ def _found(manifest: Manifest, parts: Sequence[Part]) -> tuple[bool, bool]:
     """Return whether the reader finds all bounds by EOS, and by EOS before BOS."""
     by_eos, by_bos = (not sum(part.facts[name] for part in parts) for name in ("wrong_by_eos", "wrong_by_bos"))
     return by_eos, by_bos and manifest.tokenizer.bos_token_id is not None
-
-
-def _wrong_bounds(rows: RowBatch, manifest: Manifest) -> dict[str, int]:
-    """Count the bounds between tokens of a row that the reader would invent or miss.
-
-    The bound before padding does not count, because padding is not trained on.
-    """
-    filled = rows.filled
-    within = filled[:, 1:]  # both tokens of a pair are in the row
-    real = (rows.positions[:, 1:] == 0) & within
-    eos = (rows.ids[:, :-1] == manifest.tokenizer.eos_token_id) & within
-    bos = eos & (rows.ids[:, 1:] == manifest.tokenizer.bos_token_id)
-    return {
-        "wrong_by_eos": int(np.count_nonzero(eos != real)),
-        "wrong_by_bos": int(np.count_nonzero(bos != real)),
-    }

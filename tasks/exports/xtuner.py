@@ -47,8 +47,7 @@ class Xtuner(ExportFormat):
                 filled = rows.filled
                 ids, labels, edges = rows.ids[filled], rows.labels[filled], offsets_of(rows.lengths).tolist()
                 for start, end in pairwise(edges):
-                    line = {"input_ids": ids[start:end], "labels": labels[start:end]}
-                    file.write(_line(line))
+                    file.write(_line({"input_ids": ids[start:end], "labels": labels[start:end]}))
                 blocks.append(_ends(rows, top))
                 of_row = np.repeat(np.arange(len(rows)), rows.pieces)
                 counts.append((rows.pieces + np.bincount(of_row[rows.gaps > 0], minlength=len(rows))).astype(np.int32))
@@ -82,14 +81,12 @@ class Xtuner(ExportFormat):
         }
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
-        return [
-            Note(
-                "paths",
-                "paths.json has the paths of the files, relative if the path of this folder was: start XTuner in the "
-                "same working directory, and export again if you move the folder",
-            ),
-            Note("last_step", "XTuner leaves out the last rows of order.npy that do not fill a global batch"),
-        ]
+        paths = (
+            "paths.json has the paths of the files, relative if the path of this folder was: start XTuner in the same "
+            "working directory, and export again if you move the folder"
+        )
+        text = "XTuner leaves out the last rows of order.npy that do not fill a global batch"
+        return [Note("paths", paths), Note("last_step", text)]
 
 
 def _line(values: dict[str, Any]) -> bytes:
@@ -97,10 +94,7 @@ def _line(values: dict[str, Any]) -> bytes:
 
 
 def _ends(rows: RowBatch, top: int) -> np.ndarray:
-    """Return the line and the end of each slice: int32[slices, 2].
-
-    `top` is the number of lines before the lines of these rows.
-    """
+    """Return the line and the end of each slice: int32[slices, 2]; `top` lines are before these."""
     slices = np.stack([np.arange(top, top + len(rows.lengths)), rows.lengths], axis=1).astype(np.int32)
     gaps = rows.gaps
     followed = np.flatnonzero(gaps)

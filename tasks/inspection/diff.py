@@ -11,7 +11,7 @@ line, or if the tokenizer, the template, or the length of rows differs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,16 +49,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Moved:
-    """A conversation that is packed on one side only.
-
-    `source` and `record` are its place there, and `text` is the start of its text. `why` is the reason why the other
-    side dropped it, or "" if the other side does not have it.
-    """
+    """A conversation that is packed on one side only."""
 
     source: str
     record: int
-    text: str
-    why: str
+    text: str  # its start
+    why: str  # why the other side dropped it; "" if the other side does not have it
 
 
 @dataclass(frozen=True)
@@ -80,29 +76,22 @@ class SourceChanges:
 
 @dataclass(frozen=True)
 class ConversationChanges:
-    """The conversations that only one side has packed.
+    """The conversations that only one side has packed."""
 
-    They are `compared` if both corpus folders exist. `removed` and `added` count them by the path of their source.
-    `went` lists the first removed conversations, and `came` lists the first added conversations.
-    """
-
-    compared: bool
-    removed: dict[str, int]
+    compared: bool  # both corpus folders exist
+    removed: dict[str, int]  # by the path of their source
     added: dict[str, int]
-    went: list[Moved]
-    came: list[Moved]
+    went: list[Moved]  # the first removed ones
+    came: list[Moved]  # the first added ones
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The differences between two manifests.
-
-    `same` ignores the figures, because they follow from the rest.
-    """
+    """The differences between two manifests."""
 
     before: Path
     after: Path
-    same: bool
+    same: bool  # the figures are ignored, because they follow from the rest
     sources: SourceChanges
     settings: list[Change]
     figures: list[Change]
@@ -116,51 +105,34 @@ def compare(before: Path, after: Path, limit: int = LISTED) -> Difference:
     """
     one, other = load_manifest(before), load_manifest(after)
     mine, theirs = ({source.path: source for source in manifest.sources} for manifest in (one, other))
-    both = [(mine[name], theirs[name]) for name in mine if name in theirs]
     sources = SourceChanges(
         added=[source for name, source in theirs.items() if name not in mine],
         removed=[source for name, source in mine.items() if name not in theirs],
-        changed=[ChangedSource(*pair) for pair in both if _content_of(pair[0]) != _content_of(pair[1])],
+        changed=[
+            ChangedSource(source, theirs[name])
+            for name, source in mine.items()
+            if name in theirs and source.content != theirs[name].content
+        ],
     )
     settings = list(_settings(one, other))
-    moved = _compare_conversations((one, before), (other, after), limit)
-    changes = (sources.added, sources.removed, sources.changed, settings, moved.went, moved.came)
-    return Difference(before, after, not any(changes), sources, settings, list(_figures(one, other)), moved)
-
-
-def _compare_conversations(
-    before: tuple[Manifest, Path], after: tuple[Manifest, Path], limit: int
-) -> ConversationChanges:
+    figures = _changes(dict(_numbers("", _counted(one))), dict(_numbers("", _counted(other))))
     try:
-        sides = [_Side(manifest, checked_folder(manifest, path)) for manifest, path in (before, after)]
+        sides = [_Side(manifest, checked_folder(manifest, path)) for manifest, path in ((one, before), (other, after))]
+        moved = _compare_conversations(sides, limit)
     except InputMissing as error:
         if error.reason != "corpus_missing":  # a manifest may be all that is left of a corpus
             raise
-        return ConversationChanges(False, {}, {}, [], [])
-    one, other = sides
-    went, came = _missing(one, other, limit)
-    return ConversationChanges(
-        True,
-        removed=went.by_path(one.manifest),
-        added=came.by_path(other.manifest),
-        went=one.moved(went.first, other),
-        came=other.moved(came.first, one),
-    )
-
-
-def _content_of(source: SourceFacts) -> tuple[object, ...]:
-    """Return the facts that determine the conversations of a source."""
-    return (
-        source.sha256,
-        source.container,
-        source.compression,
-        source.format,
-        tuple(source.columns.items()),
-        str(source.reading),
-    )
+        moved = ConversationChanges(False, {}, {}, [], [])
+    changes = (sources.added, sources.removed, sources.changed, settings, moved.went, moved.came)
+    return Difference(before, after, not any(changes), sources, settings, figures, moved)
 
 
 # -- settings and figures --------------------------------------------------------------------------------------------
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[Change]:
+    values = ((f"{prefix}{name}", before.get(name), after.get(name)) for name in before | after)
+    return [Change(name, old, new) for name, old, new in values if old != new]
 
 
 def _settings(one: Manifest, other: Manifest) -> Iterator[Change]:
@@ -184,38 +156,22 @@ def _entries(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Itera
 
     Entries with the same path are compared key by key. An entry of one side only is a difference, and so is the order.
     """
-    sides = [_by_path(before), _by_path(after)]
+    sides: list[dict[tuple[str, int], dict[str, Any]]] = [{}, {}]  # by path and number among the entries with that path
+    for side, entries in zip(sides, (before, after), strict=True):
+        seen: Counter[str] = Counter()
+        for entry in entries:
+            path = str(entry.get("path"))
+            side[path, seen[path]] = entry
+            seen[path] += 1
     if sides[0] == sides[1] and before != after:
         yield Change("order of sources", *([entry.get("path") for entry in entries] for entries in (before, after)))
     for path, number in sides[0] | sides[1]:
         mine, theirs = (side.get((path, number)) for side in sides)
-        if mine is None or theirs is None:
-            yield Change(
-                f"source {path}", *("in the config" if side else "not in the config" for side in (mine, theirs))
-            )
-            continue
-        for name in mine | theirs:
-            if mine.get(name) != theirs.get(name):
-                yield Change(f"{path} {name}", mine.get(name), theirs.get(name))
-
-
-def _by_path(entries: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return entries by path and by number among the entries with that path."""
-    seen: Counter[str] = Counter()
-    found = {}
-    for entry in entries:
-        path = str(entry.get("path"))
-        found[path, seen[path]] = entry
-        seen[path] += 1
-    return found
-
-
-def _figures(one: Manifest, other: Manifest) -> Iterator[Change]:
-    """Yield the recorded figures that differ."""
-    before, after = (dict(_numbers("", _counted(manifest))) for manifest in (one, other))
-    for name in before | after:
-        if before.get(name) != after.get(name):
-            yield Change(name, before.get(name), after.get(name))
+        if mine is not None and theirs is not None:
+            yield from _changes(mine, theirs, f"{path} ")
+        else:
+            states = ("in the config" if side else "not in the config" for side in (mine, theirs))
+            yield Change(f"source {path}", *states)
 
 
 def _counted(manifest: Manifest) -> dict[str, Any]:
@@ -251,19 +207,13 @@ _RANGE = 1 << 20  # approximate number of places in a range of digests
 
 @dataclass
 class _Side:
-    """The packed conversations of one corpus, by source and record.
-
-    The index is read in batches. It may be in any order.
-    """
+    """The packed conversations of one corpus; its index may be in any order."""
 
     manifest: Manifest
     folder: Path
 
     def digests(self, ranges: int) -> Partitions:
-        """Return the places of all packed conversations by range of digests.
-
-        Copies of a conversation are in the same range.
-        """
+        """Return the places of all packed conversations by range of digests."""
         found = Partitions(ranges, _PLACE)
         for batch in self._batches():
             placed = batch.filter(batch.column("row").is_valid())
@@ -271,14 +221,11 @@ class _Side:
             for name in _PLACE.names or ():
                 rows[name] = placed.column(name).to_numpy()
             rows = rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]  # pieces of a conversation are neighbors
-            found.add((rows["digest"] >> np.uint64(32)).astype(np.int64) * ranges >> 32, rows)
+            found.add_by_hash(rows["digest"], rows)
         return found
 
     def moved(self, wanted: np.ndarray, other: _Side) -> list[Moved]:
-        """Describe conversations of this side, given by their places.
-
-        The other side has not packed them; it may have the reason why it dropped them.
-        """
+        """Describe conversations that only this side has packed, given by their places."""
         found: dict[tuple[int, int], dict[str, Any]] = {}
         keys = set(zip(wanted["source"].tolist(), wanted["record"].tolist(), strict=True))
         records = pa.array(np.unique(wanted["record"]))
@@ -288,7 +235,11 @@ class _Side:
                 if (key := (row["source"], row["record"])) in keys:
                     found.setdefault(key, row)
         rows = [found[key] for key in sorted(found)]
-        reasons = other.reasons({row["digest"] for row in rows})
+        reasons: dict[int, str] = {}  # why the other side dropped them, by digest
+        digests = pa.array({row["digest"] for row in rows}, pa.uint64())
+        for batch in other._batches() if rows else ():
+            dropped = batch.filter(pc.and_(batch.column("row").is_null(), pc.is_in(batch.column("digest"), digests)))
+            reasons |= zip(dropped.column("digest").to_pylist(), dropped.column("dropped").to_pylist(), strict=True)
         texts = [""] * len(rows)
         if self.manifest.packing_metadata.enabled:
             texts = [self._text(row) for row in rows[:EXCERPTS]] + texts[EXCERPTS:]
@@ -296,19 +247,6 @@ class _Side:
             Moved(self.manifest.sources[row["source"]].path, row["record"], text, reasons.get(row["digest"], ""))
             for row, text in zip(rows, texts, strict=True)
         ]
-
-    def reasons(self, digests: set[int]) -> dict[int, str]:
-        """Return the reasons why conversations were dropped on this side, by digest.
-
-        Conversations that were not dropped are left out.
-        """
-        found: dict[int, str] = {}
-        wanted = pa.array(digests, pa.uint64())
-        for batch in self._batches() if digests else ():
-            chosen = pc.and_(batch.column("row").is_null(), pc.is_in(batch.column("digest"), wanted))
-            own = batch.filter(chosen)
-            found |= zip(own.column("digest").to_pylist(), own.column("dropped").to_pylist(), strict=True)
-        return found
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         sources = len(self.manifest.sources)
@@ -335,56 +273,37 @@ class _Side:
         return open_tokenizer(self.manifest, self.folder)
 
 
-class _Moves:
-    """Counts of moved conversations by source, and the places of the first of them.
-
-    The places are in source order.
-    """
-
-    def __init__(self, sources: int, limit: int):
-        self.first, self._limit = np.empty(0, _PLACE), limit
-        self._counts = np.zeros(sources, np.int64)
-
-    def add(self, places: np.ndarray) -> None:
-        self._counts += np.bincount(places["source"], minlength=len(self._counts))
-        found = np.concatenate([self.first, places])
-        self.first = found[np.lexsort((found["record"], found["source"]))[: self._limit]]
-
-    def by_path(self, manifest: Manifest) -> dict[str, int]:
-        found = Counter[str]()
-        for source, count in zip(manifest.sources, self._counts.tolist(), strict=True):
-            found[source.path] += count
-        return dict(+found)
-
-
-def _missing(one: _Side, other: _Side, limit: int) -> tuple[_Moves, _Moves]:
-    """Return the conversations of each side that the other side lacks."""
-    most = max(side.manifest.ledger.pieces.packed for side in (one, other))
+def _compare_conversations(sides: Sequence[_Side], limit: int) -> ConversationChanges:
+    one, other = sides
+    most = max(side.manifest.ledger.pieces.packed for side in sides)
     ranges = max(1, -(-most // _RANGE))
-    went, came = (_Moves(len(side.manifest.sources), limit) for side in (one, other))
-    with one.digests(ranges) as first, other.digests(ranges) as second:
-        for mine, theirs in zip(map(_once, first), map(_once, second), strict=True):
-            went.add(mine[_without(mine["digest"], theirs["digest"])])
-            came.add(theirs[_without(theirs["digest"], mine["digest"])])
-    return went, came
+    counts = Counter[str](), Counter[str]()
+    firsts = [np.empty(0, _PLACE), np.empty(0, _PLACE)]
+    with one.digests(ranges) as mine, other.digests(ranges) as theirs:
+        for pair in zip(map(_once, mine), map(_once, theirs), strict=True):
+            for number, (rows, others) in enumerate((pair, pair[::-1])):
+                missing = _without(rows, others["digest"])
+                sources = [source.path for source in sides[number].manifest.sources]
+                for path, count in zip(sources, np.bincount(missing["source"], minlength=len(sources)), strict=True):
+                    counts[number][path] += int(count)
+                places = np.concatenate([firsts[number], missing])
+                firsts[number] = places[np.lexsort((places["record"], places["source"]))[:limit]]
+    removed, added = (dict(+count) for count in counts)
+    return ConversationChanges(True, removed, added, one.moved(firsts[0], other), other.moved(firsts[1], one))
 
 
 def _once(rows: np.ndarray) -> np.ndarray:
-    """Return each place once, in source order."""
-    rows = rows[np.lexsort((rows["record"], rows["source"]))]
+    """Return each place once, by digest and then in source order."""
+    rows = rows[np.lexsort((rows["record"], rows["source"], rows["digest"]))]
     return rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]
 
 
-def _without(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Return the positions of the digests in `mine` that `theirs` lacks.
+def _without(rows: np.ndarray, digests: np.ndarray) -> np.ndarray:
+    """Return the rows whose digests are not among `digests`; both are sorted.
 
-    If a digest occurs more often in `mine` than in `theirs`, the positions of its last occurrences are returned.
+    If a digest occurs in more rows than in `digests`, its last rows are returned.
     """
-    order = np.argsort(mine, kind="stable")
-    own = mine[order]
-    # The number of each digest among its equals.
-    starts = np.flatnonzero(np.append(True, own[1:] != own[:-1])[: len(own)])
-    nth = np.arange(len(own)) - np.repeat(starts, np.diff(starts, append=len(own)))
-    theirs = np.sort(theirs)
-    available = np.searchsorted(theirs, own, side="right") - np.searchsorted(theirs, own, side="left")
-    return np.sort(order[nth >= available])
+    own = rows["digest"]
+    nth = np.arange(len(own)) - np.searchsorted(own, own)  # the number of each digest among its equals
+    available = np.searchsorted(digests, own, side="right") - np.searchsorted(digests, own)
+    return rows[nth >= available]

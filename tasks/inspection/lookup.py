@@ -41,9 +41,18 @@ def find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, i
 
     `number` is the row in the split. Raises UsageError if there is no such row.
     """
-    if split not in manifest.splits:
-        raise UsageError("not_in_it", _no_such_split(manifest, number, split))
-    chosen = manifest.splits[split]
+    chosen = manifest.splits.get(split)
+    if chosen is None:
+        with_rows = [name for name, facts in manifest.splits.items() if facts.rows]
+        splits = ", ".join(map(printable, with_rows))
+        problem = f"--split {printable(split)}: is not a split of this corpus; choose one of {splits}"
+        if of_kind := [printable(name) for name in with_rows if kind_of(name) == split]:
+            others = f", or {', '.join(of_kind[1:])}" * (len(of_kind) > 1)
+            problem = (
+                f"--row {number}: rows of {split} have several lengths here, each in its own split; use --split "
+                f"{of_kind[0]}{others}"
+            )
+        raise UsageError("not_in_it", problem)
     if chosen.rows == 0:
         raise UsageError("not_in_it", f"--split {split}: this corpus has no {split} rows")
     if not 0 <= number < chosen.rows:
@@ -56,23 +65,8 @@ def find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, i
     raise DataError("wrong_count", f"the shards of {split} hold fewer rows than the manifest records ({chosen.rows:,})")
 
 
-def _no_such_split(manifest: Manifest, number: int, split: str) -> str:
-    with_rows = [name for name, facts in manifest.splits.items() if facts.rows]
-    if of_kind := [printable(name) for name in with_rows if kind_of(name) == split]:
-        others = f", or {', '.join(of_kind[1:])}" * (len(of_kind) > 1)
-        return (
-            f"--row {number}: rows of {split} have several lengths here, each in its own split; use --split "
-            f"{of_kind[0]}{others}"
-        )
-    splits = ", ".join(map(printable, with_rows))
-    return f"--split {printable(split)}: is not a split of this corpus; choose one of {splits}"
-
-
 def row_number(manifest: Manifest, place: Place) -> int | None:
-    """Return the row of a place within its split, the number that `--row` takes.
-
-    Returns None if the conversation was dropped.
-    """
+    """Return the number of a place's row in its split, or None if the conversation was dropped."""
     if place["row"] is None:
         return None
     before = manifest.splits[place["split"]].shards[: place["shard"]]
@@ -92,30 +86,21 @@ def pieces_of_record(manifest: Manifest, folder: Path, source: int, record: int)
     without a row. `source` is an index into the manifest's sources. Raises UsageError if the index lacks the record.
     """
     found = _search(manifest, folder, {"source": source, "record": record})
-    if not found:
-        raise UsageError("not_in_it", _why_missing(manifest, folder, source, record))
-    return found
-
-
-def _why_missing(manifest: Manifest, folder: Path, source: int, record: int) -> str:
-    """Explain why a record is not in the index.
-
-    It was rejected, the source is shorter, or the line is blank.
-    """
+    if found:
+        return found
     facts = manifest.sources[source]
     where = f"{facts.path}:{record}"
     for reject in read_rejects(manifest, folder):
         if reject.get("source") == facts.path and reject.get("line", reject.get("record")) == record:
-            return f"{where}: was rejected with {reject['code']}: {reject['message']}"
+            raise UsageError("not_in_it", f"{where}: was rejected with {reject['code']}: {reject['message']}")
+    # The source is shorter, or the line is blank.
     unit = "lines with a conversation" if container_named(facts.container).numbered_by == "line" else "records"
-    return f"{where}: is not in this corpus; the source had {facts.conversations:,} {unit}, and the first has number 1"
+    had = f"the source had {facts.conversations:,} {unit}, and the first has number 1"
+    raise UsageError("not_in_it", f"{where}: is not in this corpus; {had}")
 
 
 def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of rejects.jsonl.
-
-    Raises DataError or InputMissing.
-    """
+    """Yield the records of rejects.jsonl. Raises DataError or InputMissing."""
     facts = listed_file(manifest, folder, "rejects.jsonl")
     check_unchanged(folder, facts)
     where = folder / facts.path
@@ -127,29 +112,20 @@ def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Place]:
-    """Return all places of the conversation at `number` in the index.
-
-    Raises UsageError if there is no such number.
-    """
+    """Return all places of the conversation at `number` in the index, or raise UsageError."""
     seen = 0
     with open_index(manifest, folder) as reader:
         for batch in reader:
             if 0 <= number - seen < batch.num_rows:
                 [place] = to_dicts(batch.slice(number - seen, 1))
-                break
+                return pieces_of_record(manifest, folder, place["source"], place["record"])
             seen += batch.num_rows
-        else:
-            raise UsageError(
-                "not_in_it", f"--conversation {number}: the index of this corpus has the numbers 0 to {seen - 1:,}"
-            )
-    return pieces_of_record(manifest, folder, place["source"], place["record"])
+    has = f"the index of this corpus has the numbers 0 to {seen - 1:,}"
+    raise UsageError("not_in_it", f"--conversation {number}: {has}")
 
 
 def kept_in_place_of(manifest: Manifest, folder: Path, duplicate: Place) -> Place | None:
-    """Return the conversation that was kept instead of a duplicate.
-
-    Returns None if that conversation was rejected later.
-    """
+    """Return the conversation kept instead of a duplicate, or None if it was rejected later."""
     first = _search(manifest, folder, {"digest": duplicate["digest"]})[0]
     return None if first["dropped"] == "duplicate" else first
 
@@ -212,10 +188,7 @@ def origin(manifest: Manifest, place: Place | None) -> str:
 
 
 def turn_of(place: Place) -> str:
-    """Return " turn N" for a sample that trains on one turn.
-
-    N is the index of the turn's message. The result is "" for a whole conversation.
-    """
+    """Return " turn N", with the index of its message, for a sample that trains on one turn."""
     return f" turn {place['turn']:,}" if place.get("turn", -1) >= 0 else ""
 
 
@@ -231,10 +204,9 @@ def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Pl
                 here = pc.and_(here, pc.equal(column, pa.scalar(value, column.type)))
             if here.true_count:
                 numbers = pc.indices_nonzero(here).to_pylist()
-                places = to_dicts(batch.filter(here))
-                for place in places:
+                for number, place in zip(numbers, to_dicts(batch.filter(here)), strict=True):
                     _check(manifest, place)
-                found += [place | {"number": seen + n} for n, place in zip(numbers, places, strict=True)]
+                    found.append(place | {"number": seen + number})
             seen += batch.num_rows
     if manifest.ledger.samples:
         found.sort(key=lambda place: place["turn"])
@@ -260,10 +232,7 @@ def _check(manifest: Manifest, place: Place) -> None:
 
 
 def _number_pieces(reader: pa.RecordBatchReader, found: list[Place]) -> None:
-    """Add `pieces` and `piece` to each place.
-
-    `pieces` is the number of pieces of its conversation or sample, and `piece` is its number among them.
-    """
+    """Add `pieces`, their number in the conversation or sample, and `piece`, its number among them."""
     keys = [name for name in ("source", "record", "turn") if name in reader.schema.names]
     firsts: dict[tuple[int, ...], list[int]] = {tuple(place[key] for key in keys): [] for place in found}
     records = pa.array({record for _, record, *_ in firsts}, pa.int64())

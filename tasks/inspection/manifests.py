@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,6 @@ LISTED = 5
 
 
 def manifests_of(root: Path) -> Path:
-    """Return the folder of manifests of a project."""
     return root / "manifests"
 
 
@@ -40,9 +39,7 @@ def find_manifest(path: Path | None, root: Path = HERE) -> Path:
     `path` is a file, a folder, or the name or key of a manifest in the manifests/ of `root`. Raises InputMissing if
     there is no such manifest, UsageError if a key is ambiguous, and DataError if the file is of another kind.
     """
-    found = find_file(path, root, "manifest")
-    _check_kind(found, root)
-    return found
+    return _checked_kind(find_file(path, root, "manifest"), root)
 
 
 def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Path:
@@ -53,13 +50,10 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
     """
     path = _fetched(path, root)
     if path is None:
-        latest = latest_manifest(root)
-        if latest is None:
-            raise InputMissing(
-                "manifest_missing",
-                f"{manifests_of(root)}/ has no manifests; make one with: packcorpus pack CONFIG, or name one elsewhere",
-            )
-        return latest
+        if latest := _latest_manifest(root):
+            return latest
+        fix = "make one with: packcorpus pack CONFIG, or name one elsewhere"
+        raise InputMissing("manifest_missing", f"{manifests_of(root)}/ has no manifests; {fix}")
     if os.path.isfile(path):
         return path
     if os.path.isfile(path / "manifest.json"):
@@ -76,22 +70,18 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
     stems = [file.stem for file in _manifests(root)]
     names = [name for stem in stems for name in (stem, stem.rpartition("-")[0])]
     hint = suggest(path.name.removesuffix(".json"), names, LISTED)
-    message = f"{path}: no such {wanted}{hint}"
-    ending = path.suffix.lower()
-    if wanted != "manifest" and ending in (".yaml", ".yml"):
-        raise InputMissing("config_missing", message)
-    if wanted != "manifest" and ending not in ("", ".json"):
-        raise InputMissing("source_missing", message)
+    ending, reason = path.suffix.lower(), ""
+    if wanted != "manifest":
+        reason = "config_missing" if ending in (".yaml", ".yml") else "source_missing" * (ending not in ("", ".json"))
+    if reason:
+        raise InputMissing(reason, f"{path}: no such {wanted}{hint}")
     known = f"which has {', '.join(reversed(stems[-LISTED:]))}" if stems else "which has no manifests"
     message = f"{path}: no such {wanted}, and no such name or key in {manifests_of(root)}/{hint or f', {known}'}"
     raise InputMissing("manifest_missing", message)
 
 
 def _fetched(path: Path | None, root: Path) -> Path | None:
-    """Fetch a manifest, or all manifests of the root, if they are in a bucket.
-
-    Returns the path of the manifest. Raises PackError.
-    """
+    """Fetch a manifest, or all manifests of the root, if they are in a bucket."""
     if not (url_of(root) or (path and scratch_with(path))):
         return path
     from tasks.stores.mirror import mirror_of, remote_with
@@ -119,48 +109,39 @@ def find_damaged(path: Path | None, root: Path = HERE) -> Path:
     if path is None:
         return find_file(None, root)
     if os.path.isfile(path):
-        _check_kind(path, root)
-        return path
+        return _checked_kind(path, root)
     # If a published manifest is missing, the corpus folder may have a copy.
     return path if os.path.isdir(path) else by_name(str(path), root) or path
 
 
-def latest_manifest(root: Path = HERE) -> Path | None:
-    """Return the manifest of the latest run, or else the newest in manifests/.
-
-    Reports the choice on stderr.
-    """
+def _latest_manifest(root: Path) -> Path | None:
+    """Return the manifest of the latest run, or else the newest, and report it on stderr."""
     from tasks.storage.corpus_folder import last_manifest
 
-    if last := last_manifest(root):
-        print(printable(f"{last}: from the latest run"), file=sys.stderr)
-        return last
-    found = _manifests(root)
+    found, why = last_manifest(root), ": from the latest run"
+    if not found and (manifests := _manifests(root)):
+        found, why = manifests[-1], f": the newest of {len(manifests)}" * (len(manifests) > 1)
     if found:
-        print(printable(f"{found[-1]}{f': the newest of {len(found)}' * (len(found) > 1)}"), file=sys.stderr)
-    return found[-1] if found else None
+        print(printable(f"{found}{why}"), file=sys.stderr)
+    return found
 
 
 def complete_manifest(incomplete: str) -> list[str]:
-    """Return shell completions for a manifest.
-
-    They are the manifests in manifests/, by path or by name, then folders.
-    """
-    return list(_complete(incomplete, os.path.isdir))
+    """Return shell completions: the manifests in manifests/, by path or by name, then folders."""
+    return _complete(incomplete, os.path.isdir)
 
 
 def complete_file(incomplete: str) -> list[str]:
     """Return shell completions for any file."""
-    return list(_complete(incomplete, lambda path: True))
+    return _complete(incomplete, lambda path: True)
 
 
-def _complete(incomplete: str, wanted: Callable[[str], bool]) -> Iterator[str]:
+def _complete(incomplete: str, is_wanted: Callable[[str], bool]) -> list[str]:
     paths = sorted(map(str, _manifests(HERE)))
     found = [path for path in paths if path.startswith(incomplete)]
     found += [Path(path).stem for path in paths if incomplete and Path(path).stem.startswith(incomplete)]
-    others = [path for path in sorted(glob.glob(f"{glob.escape(incomplete)}*")) if wanted(path)]
-    yield from found
-    yield from (path for path in others if path not in found)
+    others = [path for path in sorted(glob.glob(f"{glob.escape(incomplete)}*")) if is_wanted(path)]
+    return found + [path for path in others if path not in found]
 
 
 def _manifests(root: Path) -> list[Path]:
@@ -193,16 +174,13 @@ def by_name(text: str, root: Path = HERE) -> Path | None:
     return keyed[0]
 
 
-def _check_kind(path: Path, root: Path) -> None:
-    """Raise DataError if a file is a config, a shard, or a source.
-
-    `inspect` uses the same rules.
-    """
+def _checked_kind(path: Path, root: Path) -> Path:
+    """Return a path, or raise DataError if it is a config, a shard, or a source."""
     from tasks.inspection.sources import corpora_of, kind_of
 
     kind = kind_of(path)
     if kind == "manifest":
-        return
+        return path
     advice = f"run: packcorpus inspect {path}"
     if kind == "config":
         from tasks.config import load_config
@@ -210,11 +188,8 @@ def _check_kind(path: Path, root: Path) -> None:
         made: list[Path] = []
         with suppress(PackError):
             made = corpora_of(load_config(path), manifests_of(root))
-        advice = (
-            f"its corpora: {', '.join(map(str, made))}"
-            if made
-            else f"{manifests_of(root)}/ has no corpus with its settings; make it with: packcorpus pack {path}"
-        )
+        none = f"{manifests_of(root)}/ has no corpus with its settings; make it with: packcorpus pack {path}"
+        advice = f"its corpora: {', '.join(map(str, made))}" if made else none
     elif kind == "shard" and (beside := path.parent / "manifest.json").is_file():
         advice = f"its manifest: {beside}"
     raise DataError("bad_manifest", f"{path}: is a {kind}, not a manifest; {advice}")
@@ -222,23 +197,16 @@ def _check_kind(path: Path, root: Path) -> None:
 
 @dataclass(frozen=True)
 class Overview:
-    """A manifest and its corpus folder.
-
-    `corpus` is None if the folder is missing. `waiting` is an estimate for the training split, which is empty without
-    statistics of rows.
-    """
+    """A manifest and its corpus folder."""
 
     manifest: Path
     content: Manifest
-    corpus: Path | None
-    waiting: list[Waiting]
+    corpus: Path | None  # None if the folder is missing
+    waiting: list[Waiting]  # an estimate for the training split; see `waiting_of`
 
 
 def overview(path: Path) -> Overview:
-    """Read a manifest, and estimate how long ranks wait for each other in training.
-
-    Raises DataError or InputMissing, naming the wrong or missing file.
-    """
+    """Read a manifest, and estimate how long ranks wait for each other in training."""
     from tasks.storage.corpus_folder import checked_folder
     from tasks.storage.manifest import load_manifest
 
@@ -270,10 +238,7 @@ def waiting_of(manifest: Manifest, folder: Path) -> list[Waiting]:
 
 @dataclass(frozen=True)
 class Listed:
-    """A manifest in a listing.
-
-    `finished` is the time when its run ended, in UTC, or None if it is not recorded.
-    """
+    """A manifest in a listing."""
 
     path: Path
     name: str
@@ -281,13 +246,13 @@ class Listed:
     sequence_length: int  # the longest
     rows: int
     packing_efficiency: float | None
-    finished: str | None
+    finished: str | None  # when its run ended, in UTC
     row_lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The code and the message of an error."""
+    """An error."""
 
     code: str
     message: str
@@ -315,29 +280,18 @@ def list_manifests(root: Path = HERE) -> Listing:
 
 
 def _listed(path: Path) -> Listed | Unreadable:
+    from tasks.storage.files import read_json
+
     try:
         found = overview(path)
     except PackError as error:
         return Unreadable(path, Problem(error.code, str(error)))
-    manifest = found.content
-    return Listed(
-        path,
-        manifest.name,
-        manifest.key,
-        manifest.sequence_length,
-        manifest.packing_metadata.rows,
-        manifest.packing_metadata.packing_efficiency,
-        _finished(found.corpus),
-        manifest.row_lengths,
-    )
-
-
-def _finished(folder: Path | None) -> str | None:
-    from tasks.storage.files import read_json
-
-    try:
-        record = read_json(folder / "run.json") if folder else None
-    except PackError:
-        return None
+    manifest, packing, record = found.content, found.content.packing_metadata, None
+    if found.corpus:
+        with suppress(PackError):
+            record = read_json(found.corpus / "run.json")
     finished = record.get("finished") if isinstance(record, dict) else None
-    return finished if isinstance(finished, str) else None
+    return Listed(
+        path, manifest.name, manifest.key, manifest.sequence_length, packing.rows, packing.packing_efficiency,
+        finished if isinstance(finished, str) else None, manifest.row_lengths,
+    )  # fmt: skip

@@ -43,10 +43,7 @@ Piece = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a split.
-
-    In format 2.0, its columns are one conversation, and there is no padding.
-    """
+    """One row of a split. In format 2.0, it is one conversation."""
 
     manifest: Path
     split: str
@@ -65,10 +62,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation and its pieces.
+    """A conversation and its pieces, once for every row that contains them.
 
-    A piece is listed once for every row that contains it. If the conversation was dropped, its only piece has the
-    reason, `why`, instead of a row.
+    If the conversation was dropped, its only piece has the reason, `why`, instead of a row.
     """
 
     manifest: Path
@@ -86,36 +82,28 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
     place, shard, at = find_row(manifest, number, split)
     columns = read_row(manifest, folder, shard, at)
     places = pieces_in_row(manifest, folder, split, place, at)
-    filled = trained = padding = longest = squares = 0
     if manifest.format_version == "2.0":
         # A row is shown even if a damaged index lacks it.
         pieces = [place_in_corpus(manifest, places[0] if places else None)]
-    else:
-        encoder = encoder_for_row(manifest, folder, columns)
-        filled = int(columns["attention_mask"].sum())
-        trained = int((columns["labels"] != IGNORED).sum())
-        padding = len(columns["input_ids"]) - filled
-        by_start = {place["start"]: place for place in places}
-        bounds = bounds_of_pieces(columns["attention_mask"][None], columns["position_ids"][None])
-        pieces = []
-        for start, size in zip(*map(np.ndarray.tolist, bounds), strict=True):
-            end = start + size
-            ids, labels = columns["input_ids"][start:end], columns["labels"][start:end]
-            pieces.append(
-                place_in_corpus(manifest, by_start.get(start))
-                | {"start": start, "length": end - start, "trained": int((labels != IGNORED).sum())}
-                | {"spans": spans_of(encoder, ids, labels, tokens)}
-                | _weights(columns, slice(start, end))
-            )
-        lengths = [piece["length"] for piece in pieces]
-        longest, squares = max(lengths, default=0), sum(length * length for length in lengths)
-        if manifest.row_layout.padding == "none":  # these rows have no mask
-            columns = {name: values for name, values in columns.items() if name != "attention_mask"}
-            columns["max_seqlen"] = columns["max_seqlen"][0]
-        columns = {name: values.tolist() for name, values in columns.items()}
-    rows = manifest.splits[split].rows
-    counts = filled, trained, padding, longest, squares
-    return Row(path, split, number, shard.path, at, columns, pieces, rows, *counts)
+        return Row(path, split, number, shard.path, at, columns, pieces, manifest.splits[split].rows, 0, 0, 0, 0, 0)
+    encoder = encoder_for_row(manifest, folder, columns)
+    by_start = {place["start"]: place for place in places}
+    bounds = bounds_of_pieces(columns["attention_mask"][None], columns["position_ids"][None])
+    pieces, lengths = [], bounds[1].tolist()
+    for start, length in zip(bounds[0].tolist(), lengths, strict=True):
+        inside = slice(start, start + length)
+        piece = place_in_corpus(manifest, by_start.get(start)) | {"start": start, "length": length}
+        piece["trained"] = int((columns["labels"][inside] != IGNORED).sum())
+        pieces.append(piece | _tokens_of(columns, inside, encoder, tokens))
+    filled, trained = int(columns["attention_mask"].sum()), int((columns["labels"] != IGNORED).sum())
+    padding, squares = len(columns["input_ids"]) - filled, sum(length * length for length in lengths)
+    if manifest.row_layout.padding == "none":  # these rows have no mask
+        columns = {name: values for name, values in columns.items() if name != "attention_mask"}
+        columns["max_seqlen"] = columns["max_seqlen"][0]
+    return Row(
+        path, split, number, shard.path, at, {name: values.tolist() for name, values in columns.items()}, pieces,
+        manifest.splits[split].rows, filled, trained, padding, max(lengths, default=0), squares,
+    )  # fmt: skip
 
 
 def conversation(path: Path, places: Sequence[Place], tokens: bool = False) -> Conversation:
@@ -137,28 +125,26 @@ def conversation(path: Path, places: Sequence[Place], tokens: bool = False) -> C
                 piece |= row
             else:
                 inside = slice(place["start"], place["start"] + place["length"])
-                ids, labels = row["input_ids"][inside], row["labels"][inside]
+                ids, labels = row["input_ids"][inside].tolist(), row["labels"][inside].tolist()
                 encoder = encoder_for_row(manifest, folder, row, encoder)
-                piece |= {"input_ids": ids.tolist(), "labels": labels.tolist(), "text": encoder.decode(ids.tolist())}
-                piece["spans"] = spans_of(encoder, ids, labels, tokens)
-                piece |= _weights(row, inside)
+                piece |= {"input_ids": ids, "labels": labels, "text": encoder.decode(ids)}
+                piece |= _tokens_of(row, inside, encoder, tokens)
         pieces.append(piece)
     return Conversation(path, places[0]["number"], pieces)
 
 
-def _weights(columns: dict[str, Any], inside: slice) -> dict[str, Any]:
-    """Return the least and the greatest weight of a piece, if rows have weights."""
-    if LOSS_WEIGHT not in columns:
-        return {}
-    found = columns[LOSS_WEIGHT][inside][columns["labels"][inside] != IGNORED]
-    return {LOSS_WEIGHT: [float(found.min()), float(found.max())] if len(found) else []}
+def _tokens_of(columns: dict[str, Any], inside: slice, encoder: Encoder, tokens: bool) -> dict[str, Any]:
+    """Return the spans of a piece and, if rows have weights, the least and the greatest weight."""
+    labels = columns["labels"][inside]
+    found: dict[str, Any] = {"spans": spans_of(encoder, columns["input_ids"][inside], labels, tokens)}
+    if LOSS_WEIGHT in columns:
+        weights = columns[LOSS_WEIGHT][inside][labels != IGNORED]
+        found[LOSS_WEIGHT] = [float(weights.min()), float(weights.max())] if len(weights) else []
+    return found
 
 
 def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
-    """Return why a conversation is in no row, with the numbers that decided.
-
-    Raises DataError or InputMissing.
-    """
+    """Return why a conversation is in no row, with the numbers that decided."""
     reason, config = place["dropped"], manifest.config
     if reason == "too_long" and config.get("overlong") == "turns":
         return (
@@ -187,19 +173,13 @@ def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
 
 
 def place_in_corpus(manifest: Manifest, place: Place | None) -> Piece:
-    """Add the row number and the origin to a place.
-
-    `place` is None if the index lacks the conversation.
-    """
+    """Add the row number and the origin to a place, or to None if the index lacks it."""
     row = row_number(manifest, place) if place else None
     return (place or {"number": None}) | {"row_of_split": row, "origin": origin(manifest, place)}
 
 
 def read_row(manifest: Manifest, folder: Path, shard: Shard, at: int) -> dict[str, Any]:
-    """Read the columns of one row.
-
-    Raises DataError or InputMissing, also if another row of the shard is damaged.
-    """
+    """Read the columns of one row; check the whole shard."""
     check_unchanged(folder, shard)
     [(_, row)] = read_rows(manifest, folder, shard, [at])
     return row
@@ -213,10 +193,7 @@ def _open_corpus(path: Path, tokens: bool) -> tuple[Manifest, Path]:
 
 
 def encoder_for_row(manifest: Manifest, folder: Path, row: dict[str, Any], encoder: Encoder | None = None) -> Encoder:
-    """Open the tokenizer of the corpus, unless `encoder` is given.
-
-    Raises DataError if the row holds ids that the tokenizer does not have.
-    """
+    """Open the tokenizer of the corpus, unless `encoder` is given, and check that it has the ids."""
     encoder = encoder or open_tokenizer(manifest, folder)
     if row["input_ids"].min() < 0 or row["input_ids"].max() >= encoder.vocab_size:
         raise DataError(
@@ -230,11 +207,7 @@ def encoder_for_row(manifest: Manifest, folder: Path, row: dict[str, Any], encod
 
 @dataclass(frozen=True)
 class ShardFigures:
-    """The figures of one shard.
-
-    `fill` is the percentage of positions that hold a token. `least` and `most` are conversations per row. In format
-    2.0, all fields after `rows` are None.
-    """
+    """The figures of one shard. In format 2.0, all fields after `rows` are None."""
 
     shard: Path
     manifest: Path
@@ -243,9 +216,9 @@ class ShardFigures:
     rows: int
     tokens: int | None = None
     trained: int | None = None
-    fill: float | None = None
+    fill: float | None = None  # percentage of places that hold a token
     conversations: int | None = None
-    least: int | None = None
+    least: int | None = None  # conversations per row
     most: int | None = None
 
 
@@ -278,10 +251,7 @@ def _shard_of(path: Path) -> tuple[Path, str, int, Shard]:
 
 
 def shard_figures(path: Path) -> ShardFigures:
-    """Count the figures of a shard from its rows.
-
-    Raises DataError or InputMissing if the shard differs from its manifest.
-    """
+    """Count the figures of a shard from its rows."""
     beside, split, first_row, shard = _shard_of(path)
     manifest = load_manifest(beside)
     if manifest.format_version == "2.0":
@@ -314,10 +284,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run with its text.
-
-    `tokens` holds the text of each token, if it was requested.
-    """
+    """A run with its text and, if it was requested, the text of each token."""
 
     text: str
     trained: bool
@@ -345,27 +312,16 @@ def runs_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray) -> list[Run]:
 
 
 def spans_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray, tokens: bool = False) -> list[Span]:
-    """Decode the runs of one conversation.
-
-    With `tokens`, each token is also decoded separately.
-    """
-    return [
-        Span(
-            encoder.decode(run.ids),
-            run.trained,
-            run.control,
-            run.ids,
-            list(_texts_of_tokens(encoder, run.ids)) if tokens else None,
-        )
-        for run in runs_of(encoder, ids, labels)
-    ]
+    """Decode the runs of one conversation and, with `tokens`, also each token separately."""
+    spans = []
+    for run in runs_of(encoder, ids, labels):
+        texts = list(_texts_of_tokens(encoder, run.ids)) if tokens else None
+        spans.append(Span(encoder.decode(run.ids), run.trained, run.control, run.ids, texts))
+    return spans
 
 
 def _texts_of_tokens(encoder: Encoder, ids: Sequence[int]) -> Iterator[str]:
-    """Yield the text of each token.
-
-    Tokens that together form one character are one text.
-    """
+    """Yield the text of each token; tokens that together form one character are one text."""
     held = b""
     for token in ids:
         held += encoder.token_bytes(token)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from tasks.core.errors import UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import open_tokenizer
-from tasks.inspection.lookup import Place, find_row, pieces_in_row, read_rejects, row_number
+from tasks.inspection.lookup import pieces_in_row, read_rejects, row_number
 from tasks.inspection.rows import Piece, Span, place_in_corpus, read_row, spans_of
 from tasks.storage.arrow import to_arrow
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
@@ -37,24 +37,18 @@ AROUND = 16
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The first `limit` conversations that contain a text, and whether there are more.
-
-    Each conversation is a Piece without `spans`, with `trained_on` and, in a packed corpus, an `excerpt`.
-    """
+    """The first `limit` conversations that contain a text, and whether there are more."""
 
     manifest: Path
     search: str
     limit: int
-    conversations: list[Piece]
+    conversations: list[Piece]  # without `spans`; with `trained_on` and, in a packed corpus, an `excerpt`
     more: bool
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The tokens around a match.
-
-    `before` and `after` are whether the conversation continues before and after these tokens.
-    """
+    """The tokens around a match, and whether the conversation continues before and after."""
 
     spans: list[Span]
     before: bool
@@ -63,31 +57,24 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Rejects:
-    """The rejected conversations of a corpus.
-
-    `counts` is their number by reason. `rejects` are the first records of rejects.jsonl.
-    """
+    """The rejected conversations of a corpus."""
 
     manifest: Path
-    counts: dict[str, int]
-    rejects: list[dict[str, Any]]
+    counts: dict[str, int]  # by reason
+    rejects: list[dict[str, Any]]  # the first records of rejects.jsonl
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A match in a conversation.
-
-    `row` is within the shard. `start`, `first`, and `last` are offsets in the row: the start of the conversation, and
-    the first and the last token of the match. `trained` is whether any token of the match is trained on.
-    """
+    """A match in a conversation."""
 
     split: str
     shard: int
-    row: int
-    start: int
+    row: int  # within the shard
+    start: int  # of the conversation; an offset in the row, like the first and the last token of the match
     first: int
     last: int
-    trained: bool
+    trained: bool  # whether any token of the match is trained on
 
 
 def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None = None) -> Iterator[Hit]:
@@ -122,10 +109,7 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
 
 
 def _in_rows(rows: RowBatch, vocabulary: pa.Array, needle: bytes) -> Iterator[tuple[int, int, int, int, bool]]:
-    """Yield the first match in each conversation of some rows.
-
-    A match is (row, start of the conversation, first token, last token, whether it is trained on), as in Hit.
-    """
+    """Yield the first match in each conversation of some rows: the last five fields of a Hit."""
     length = rows.ids.shape[1]
     found = vocabulary.take(to_arrow(rows.ids.reshape(-1)))
     offsets = np.frombuffer(found.buffers()[1], np.int32)[: len(found) + 1]
@@ -148,45 +132,31 @@ def _in_rows(rows: RowBatch, vocabulary: pa.Array, needle: bytes) -> Iterator[tu
 
 
 def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
-    """Return the first `limit` conversations that contain `text`.
-
-    Raises the errors of `search`.
-    """
+    """Return the first `limit` conversations that contain `text`; of copies, the first."""
     manifest = load_manifest(path)
     folder = checked_folder(manifest, path)
     encoder = open_tokenizer(manifest, folder) if manifest.packing_metadata.enabled else None
-    hits = _first_copies(manifest, folder, text, encoder)
-    found = []
-    for hit, place in islice(hits, limit):
-        piece = place_in_corpus(manifest, place) | {"trained_on": hit.trained}
-        # A hit has a row even if a damaged index does not list it.
-        piece |= {"split": hit.split, "row_of_split": _row_of_split(manifest, hit)}
-        found.append(piece | {"excerpt": _excerpt(manifest, folder, hit, encoder) if encoder else None})
-    return SearchResult(path, text, limit, found, next(hits, None) is not None)
-
-
-def _first_copies(
-    manifest: Manifest, folder: Path, text: str, encoder: Encoder | None
-) -> Iterator[tuple[Hit, Place | None]]:
-    """Yield the first copy of each piece that contains `text`.
-
-    Each has its place in the index, or None if the index lacks it.
-    """
-    seen = set()
+    found, seen = list[Piece](), set[tuple[Any, ...]]()
     for hit in search(manifest, folder, text, encoder):
         places = pieces_in_row(manifest, folder, hit.split, hit.shard, hit.row)
         place = next((place for place in places if place["start"] == hit.start), None)
-        piece = place and (place["source"], place["record"], place.get("turn"), place["first"])
-        if piece not in seen:
-            yield hit, place
-        if piece:
-            seen.add(piece)
+        if place:
+            key = place["source"], place["record"], place.get("turn"), place["first"]
+            if key in seen:
+                continue
+            seen.add(key)
+        if len(found) == limit:
+            return SearchResult(path, text, limit, found, True)
+        # A hit has a row even if a damaged index does not list it.
+        row = int(row_number(manifest, {"split": hit.split, "shard": hit.shard, "row": hit.row}) or 0)
+        piece = place_in_corpus(manifest, place) | {"trained_on": hit.trained, "split": hit.split, "row_of_split": row}
+        found.append(piece | {"excerpt": _excerpt(manifest, folder, hit, encoder) if encoder else None})
+    return SearchResult(path, text, limit, found, False)
 
 
 def _excerpt(manifest: Manifest, folder: Path, hit: Hit, encoder: Encoder) -> Excerpt:
     """Decode the tokens around a match."""
-    _, shard, at = find_row(manifest, _row_of_split(manifest, hit), hit.split)
-    row = read_row(manifest, folder, shard, at)
+    row = read_row(manifest, folder, manifest.splits[hit.split].shards[hit.shard], hit.row)
     positions = row["position_ids"]
     end = hit.last + 1
     while end < len(positions) and positions[end] and end <= hit.last + AROUND and row["attention_mask"][end]:
@@ -199,15 +169,8 @@ def _excerpt(manifest: Manifest, folder: Path, hit: Hit, encoder: Encoder) -> Ex
     )
 
 
-def _row_of_split(manifest: Manifest, hit: Hit) -> int:
-    return int(row_number(manifest, {"split": hit.split, "shard": hit.shard, "row": hit.row}) or 0)
-
-
 def find_rejects(path: Path, limit: int) -> Rejects:
-    """Return the first `limit` rejected conversations.
-
-    Raises DataError or InputMissing.
-    """
+    """Return the first `limit` rejected conversations."""
     manifest = load_manifest(path)
     counts = {reason: n for reason, n in manifest.ledger.conversations.rejected.items() if n}
     rejects = read_rejects(manifest, checked_folder(manifest, path)) if counts else iter(())

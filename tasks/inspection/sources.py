@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -40,38 +41,22 @@ def kind_of(path: Path) -> Kind:
     """
     if path.suffix.lower() in (".yaml", ".yml"):
         return "config"
-    if is_shard(path):
-        return "shard"
-    return "source" if is_source(path) else "manifest"
-
-
-def is_shard(path: Path) -> bool:
-    """Return whether a file is a shard.
-
-    The schema decides or, if it cannot be read, whether there is a manifest.json in the same folder.
-    """
-    if path.suffix != ".arrow" or not path.is_file():
-        return False
-    try:
-        with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            return b"format_version" in (reader.schema.metadata or {})
-    except (pa.ArrowException, OSError):
-        return (path.parent / "manifest.json").is_file()
-
-
-def is_source(path: Path) -> bool:
-    """Return whether a file is a source, by its extension.
-
-    A .json file is not a source if its name, its folder, or its first bytes show that it is a manifest.
-    """
+    if path.suffix == ".arrow" and path.is_file():
+        try:
+            with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+                is_shard = b"format_version" in (reader.schema.metadata or {})
+        except (pa.ArrowException, OSError):
+            is_shard = (path.parent / "manifest.json").is_file()
+        if is_shard:
+            return "shard"
     if container_by_extension(path.name) is None or not path.is_file():
-        return False
+        return "manifest"
     if path.suffix != ".json":
-        return True
+        return "source"
     if path.name == "manifest.json" or path.parent.name == "manifests":
-        return False
+        return "manifest"
     with path.open("rb") as file:
-        return b'"format_version"' not in file.read(4096)
+        return "manifest" if b'"format_version"' in file.read(4096) else "source"
 
 
 @dataclass(frozen=True)
@@ -90,34 +75,24 @@ class SourceInfo:
 
 @dataclass(frozen=True)
 class SourceSample:
-    """Figures of the first records of a source.
-
-    `messages` is the mean number of messages in the records that are not rejected.
-    """
+    """Figures of the first records of a source."""
 
     records: int
     rejected: int
-    messages: float
+    messages: float  # mean of the records that are not rejected
 
 
 @dataclass(frozen=True)
 class SourceOverview(SourceInfo):
-    """A source file and its first records.
+    """A source file and its first records."""
 
-    A record is {"record": n, "messages": …} or {"record": n, "rejected": …}.
-    """
-
-    records: list[dict[str, Any]]
+    records: list[dict[str, Any]]  # {"record": n, "messages": …} or {"record": n, "rejected": …}
     sample: SourceSample
 
 
 @dataclass(frozen=True)
 class SourceRecords(SourceInfo):
-    """Some records of a source file.
-
-    They are the record of one line, or the first `limit` records that contain the text `search`. `more` is whether
-    there are more of them.
-    """
+    """The record of one line, or the first `limit` records that contain the text `search`."""
 
     records: list[dict[str, Any]]
     search: str | None = None
@@ -127,46 +102,34 @@ class SourceRecords(SourceInfo):
 
 @dataclass(frozen=True)
 class ConfigOverview:
-    """A config, its source files, and the manifests that were made from it.
-
-    `made` lists these manifests, which are in the folder `manifests`.
-    """
+    """A config, its source files, and the manifests that were made from it."""
 
     config: Path
     settings: dict[str, Any]
     sources: list[SourceInfo]
     made: list[Path]
-    manifests: Path
+    manifests: Path  # their folder
 
 
 def source_overview(path: Path, limit: int) -> SourceOverview:
-    """Read the first `limit` records of a source.
-
-    Raises UsageError, InputMissing, DataError, or StorageError.
-    """
+    """Read the first `limit` records of a source. Raises PackError if it cannot be read."""
     file = _identified(path)
     read = list(islice(records_of(file), max(limit, SAMPLED)))
     first = [record for _, record in read[:SAMPLED]]
     turns = [len(record.messages) for record in first if isinstance(record, Conversation)]
     sample = SourceSample(len(first), len(first) - len(turns), sum(turns) / max(len(turns), 1))
     records = [_record_value(number, record) for number, record in read[:limit]]
-    return SourceOverview(**vars(_facts(file)), records=records, sample=sample)
+    return SourceOverview(**_facts(file), records=records, sample=sample)
 
 
 def source_line(path: Path, line: int) -> SourceRecords:
-    """Read the record of a line of a source.
-
-    Raises the errors of `source_overview`, and UsageError if there is no such line.
-    """
+    """Read the record of a line of a source; see `record_of`."""
     file = _identified(path)
-    return SourceRecords(**vars(_facts(file)), records=[_record_value(line, record_of(file, line))])
+    return SourceRecords(**_facts(file), records=[_record_value(line, record_of(file, line))])
 
 
 def source_search(path: Path, text: str, limit: int) -> SourceRecords:
-    """Read the first `limit` records of a source that contain a text.
-
-    Raises the errors of `source_overview`, and UsageError if the text is empty.
-    """
+    """Read the first `limit` records of a source that contain a text."""
     file = _identified(path)
     if not text:
         raise UsageError("bad_command_line", "--search: the text is empty")
@@ -177,25 +140,26 @@ def source_search(path: Path, text: str, limit: int) -> SourceRecords:
     )
     records = [_record_value(number, record) for number, record in islice(found, limit)]
     more = next(found, None) is not None
-    return SourceRecords(**vars(_facts(file)), records=records, search=text, limit=limit, more=more)
+    return SourceRecords(**_facts(file), records=records, search=text, limit=limit, more=more)
 
 
 def config_overview(path: Path, manifests: Path) -> ConfigOverview:
     """Read a config and find its source files and the manifests made from it.
 
-    Remote sources are fetched to the project of `manifests`, as in a run. Raises the errors of `load_config` and
-    `sources_of`.
+    Remote sources are fetched to the project of `manifests`, as in a run. Sources are not hashed.
     """
-    config = load_config(path)
-    sources = [_facts(file) for file in sources_of(config, path.parent, Layout(manifests.parent))]
+    config, layout = load_config(path), Layout(manifests.parent)
+    cache = DigestCache(layout.digests(), only_read=True)
+    sources = [
+        SourceInfo(**_facts(identify_file(located.path, located.name, source, located.identity, cache)))
+        for source in config.sources
+        for located in find_paths(source.path, path.parent, layout.remote())
+    ]
     return ConfigOverview(path, config.settings(), sources, corpora_of(config, manifests), manifests)
 
 
 def _identified(path: Path) -> SourceFile:
-    """Identify a source file.
-
-    If its keys match no format, guess their meaning from their names, as in `packcorpus init`.
-    """
+    """Identify a source file; keys that match no format are guessed, as in `packcorpus init`."""
     try:
         return identify_file(path)
     except DataError as error:
@@ -217,17 +181,9 @@ def guess_columns_of(path: Path) -> dict[str, str]:
     return guess_columns(record)
 
 
-def _facts(file: SourceFile) -> SourceInfo:
-    return SourceInfo(
-        file.name,
-        file.format,
-        file.container,
-        file.compression,
-        file.bytes,
-        file.delimiter,
-        file.encoding,
-        dict(file.columns),
-    )
+def _facts(file: SourceFile) -> dict[str, Any]:
+    facts = {field.name: getattr(file, field.name) for field in fields(SourceInfo)}
+    return facts | {"columns": dict(file.columns)}
 
 
 def _record_value(number: int, record: Conversation | Reject) -> dict[str, Any]:
@@ -242,10 +198,9 @@ def _record_value(number: int, record: Conversation | Reject) -> dict[str, Any]:
 
 
 def record_of(file: SourceFile, line: int) -> Conversation | Reject:
-    """Read the record of a line.
+    """Read the record of a line, or of a number from 1 if the container has no lines.
 
-    Lines count from 1. If the container has no lines, `line` is the number of the record. In plain JSONL, the lines
-    before it are counted, not parsed. Raises UsageError if there is no such line.
+    In plain JSONL, the lines before it are counted, not parsed. Raises UsageError if there is no such line.
     """
     if line < 1:
         raise UsageError("bad_command_line", f"--line {line}: lines are numbered from 1")
@@ -259,10 +214,7 @@ def record_of(file: SourceFile, line: int) -> Conversation | Reject:
 
 
 def records_of(file: SourceFile, start: int = 0) -> Iterator[tuple[int, Conversation | Reject]]:
-    """Yield each record as a number and a conversation or reject.
-
-    Numbers count from 1 at `start`, the start of a range of the container.
-    """
+    """Yield each record as a number, from 1 at `start`, and a conversation or reject."""
     for number, value in RecordReader(container_named(file.container), file, start):
         try:
             yield number + 1, file.conversation(value)
@@ -271,7 +223,6 @@ def records_of(file: SourceFile, start: int = 0) -> Iterator[tuple[int, Conversa
 
 
 def _strings(conversation: Conversation) -> Iterator[str]:
-    """Yield every text of a conversation."""
     yield from conversation.tools
     for message in conversation.messages:
         yield from (message.context, message.content, message.reasoning)
@@ -279,28 +230,12 @@ def _strings(conversation: Conversation) -> Iterator[str]:
             yield from (call.name, call.arguments)
 
 
-def sources_of(config: Config, folder: Path, layout: Layout) -> Iterator[SourceFile]:
-    """Yield the files of a config, in order, without hashing them.
-
-    Raises the errors of `find_paths` and `identify_file`.
-    """
-    cache = DigestCache(layout.digests(), only_read=True)
-    for source in config.sources:
-        for located in find_paths(source.path, folder, layout.remote()):
-            yield identify_file(located.path, located.name, source, located.identity, cache)
-
-
 def corpora_of(config: Config, manifests: Path) -> list[Path]:
-    """Return the manifests with the name and settings of a config, the newest last.
-
-    The sources may have changed since these manifests were written.
-    """
+    """Return the manifests with the name and settings of a config, the newest last."""
     settings, found = config.settings(), []
     for path in sorted(manifests.glob("*.json"), key=lambda file: file.stat().st_mtime_ns):
-        try:
+        with suppress(PackError):
             made = load_manifest(path).config
-        except PackError:
-            continue
-        if made["name"] == config.name and all(settings.get(name) == value for name, value in made.items()):
-            found.append(path)
+            if made["name"] == config.name and all(settings.get(name) == value for name, value in made.items()):
+                found.append(path)
     return found

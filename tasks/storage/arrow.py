@@ -18,13 +18,9 @@ def to_arrow(values: np.ndarray, null: np.ndarray | None = None) -> pa.Array:
 
     The column has the type of the array. It is null where `null` (bool) is true.
     """
-    valid = None if null is None or not null.any() else _bits(~null)
-    data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, data])
-
-
-def _bits(flags: np.ndarray) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(flags, bitorder="little"))
+    valid = None if null is None or not null.any() else pa.py_buffer(np.packbits(~null, bitorder="little"))
+    stored = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, pa.py_buffer(stored)])
 
 
 def strings(texts: Sequence[str]) -> pa.Array:

@@ -28,17 +28,14 @@ FROM_HUB, NOTES_OF_HUB = {".gitattributes"}, ".cache/huggingface/"
 LAST = ".last"  # in manifests/: the name of the manifest that the latest run published or found complete
 SHOWN = 20  # files named in one error
 THREADS = 8  # files hashed at a time; hashing releases the GIL
-FEW_BYTES = 1 << 20  # fewer bytes are hashed before threads have started
+FEW_BYTES = 1 << 20
 
 
 class Remote(Protocol):
     """The store that a corpus folder is a local copy of; see stores/mirror.py."""
 
-    def fetch_listed(self, folder: Path, name: str, size: int) -> None:
-        """Make sure that a file can be read locally. Raises PackError, also if damaged."""
-
-    def names(self, folder: Path) -> set[str]:
-        """Return the names of all files, relative to the folder."""
+    def fetch_listed(self, folder: Path, name: str, size: int) -> None: ...
+    def names(self, folder: Path) -> set[str]: ...
 
 
 _remote_with: Callable[[Path], Remote | None] = lambda path: None  # noqa: E731 - replaced below
@@ -64,10 +61,8 @@ def corpus_folder(manifest: Manifest, path: Path) -> Path:
         raise DataError(
             "foreign_shard", f"{path}: is the manifest of another corpus, {manifest.corpus}; {repair_hint(path)}"
         )
-    candidates = [root / manifest.corpus, folder, Path.cwd() / manifest.corpus]
-    if path.name == "manifest.json":
-        candidates.insert(0, folder)
-    for candidate in candidates:
+    beside = [folder] * (path.name == "manifest.json")
+    for candidate in (*beside, root / manifest.corpus, folder, Path.cwd() / manifest.corpus):
         if os.path.isfile(candidate / "manifest.json"):
             return candidate
         if candidate.is_dir() and candidate.name == named:
@@ -118,18 +113,12 @@ def last_manifest(root: Path) -> Path | None:
 
 
 def default_report_path(folder: Path) -> Path:
-    """Return the default path of the report.
-
-    It is next to the corpus folder or, for a corpus in a bucket, in the working directory.
-    """
+    """Return a path next to a corpus folder or, for one in a bucket, in the working directory."""
     return Path(f"{folder.name}.html") if _remote_with(folder) else folder.with_name(f"{folder.name}.html")
 
 
 def check_copies(path: Path, folder: Path) -> None:
-    """Raise DataError unless a manifest equals its copy in the corpus folder.
-
-    A copy that is a symbolic link is an error, too.
-    """
+    """Raise DataError unless the copy in the corpus folder is a file with the bytes of `path`."""
     copy = folder / "manifest.json"
     if copy.is_symlink():
         raise _is_link(copy, folder)
@@ -138,14 +127,10 @@ def check_copies(path: Path, folder: Path) -> None:
 
 
 def check_published(path: Path, manifest: Manifest, folder: Path) -> None:
-    """Raise DataError unless the published manifest has the bytes of `path`.
-
-    Raises InputMissing if it is missing, unless the corpus was never published.
-    """
-    copy = published_copy(folder, manifest)
-    if copy is not None and not copy.is_file():
-        raise InputMissing("file_missing", f"{copy}: is missing; {repair_hint(folder)}")
-    if copy is not None:
+    """Raise DataError or InputMissing unless the `published_copy` has the bytes of `path`."""
+    if (copy := published_copy(folder, manifest)) is not None:
+        if not copy.is_file():
+            raise InputMissing("file_missing", f"{copy}: is missing; {repair_hint(folder)}")
         with reading(copy, folder):
             _check_same(path, copy)
 
@@ -159,10 +144,8 @@ def _check_same(path: Path, copy: Path) -> None:
 
 
 def _is_link(path: Path, folder: Path) -> DataError:
-    return DataError(
-        "link_in_corpus",
-        f"{path}: is a symbolic link, but the files of a corpus must not be links; {repair_hint(folder)}",
-    )
+    what = "is a symbolic link, but the files of a corpus must not be links"
+    return DataError("link_in_corpus", f"{path}: {what}; {repair_hint(folder)}")
 
 
 def find_listed(folder: Path, name: str, size: int) -> Path:
@@ -186,23 +169,18 @@ def find_listed(folder: Path, name: str, size: int) -> Path:
 
 def listed_file(manifest: Manifest, folder: Path, name: str) -> FileFacts:
     """Return the entry of a file next to the shards. Raises DataError without one."""
-    for file in manifest.files:
-        if file.path == name:
-            return file
+    if file := next((file for file in manifest.files if file.path == name), None):
+        return file
     raise DataError("bad_manifest", f"{folder / 'manifest.json'}: does not list {name}; {repair_hint(folder)}")
 
 
 def check_digest(where: Path, found: str, recorded: str, folder: Path) -> None:
-    """Raise DataError if the SHA-256 of a file differs from the recorded SHA-256."""
     if found != recorded:
         raise DataError("wrong_digest", f"{where}: does not have the recorded SHA-256; {repair_hint(folder)}")
 
 
 def check_listed(folder: Path, file: Shard | FileFacts) -> None:
-    """Check the size and SHA-256 of one file.
-
-    Raises DataError, InputMissing, or StorageError, naming the file.
-    """
+    """Check the size and SHA-256 of one file. Raises DataError, InputMissing, or StorageError."""
     where = find_listed(folder, file.path, file.bytes)
     try:
         found = sha256_of(where)
@@ -212,10 +190,7 @@ def check_listed(folder: Path, file: Shard | FileFacts) -> None:
 
 
 def check_unchanged(folder: Path, file: Shard | FileFacts) -> None:
-    """Check the size and SHA-256 of one file, but hash it only if it changed.
-
-    A file has changed if its inode or its modification time differ from the last call.
-    """
+    """Check the size and SHA-256 of one file, but hash it only if its inode or time changed."""
     where = find_listed(folder, file.path, file.bytes)
     facts = where.stat()
     with reading(where):
@@ -229,17 +204,17 @@ _digest = cache(lambda where, inode, changed: sha256_of(where))
 def changed_files(folder: Path, files: Sequence[Shard | FileFacts]) -> list[PackError]:
     """Return the errors of `check_listed` in order; read several files at a time."""
 
-    def wrong(file: Shard | FileFacts) -> PackError | None:
+    def error_of(file: Shard | FileFacts) -> PackError | None:
         try:
             check_listed(folder, file)
         except PackError as error:
             return error
         return None
 
-    if sum(file.bytes for file in files) < FEW_BYTES and not _remote_with(folder):
-        return [error for error in map(wrong, files) if error]
+    # Few bytes are hashed before threads have started.
+    few = sum(file.bytes for file in files) < FEW_BYTES and not _remote_with(folder)
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
-        return [error for error in threads.map(wrong, files) if error]
+        return [error for error in (map if few else threads.map)(error_of, files) if error]
 
 
 def foreign_files(manifest: Manifest, folder: Path) -> list[PackError]:
@@ -262,11 +237,11 @@ def raise_all(wrong: Sequence[PackError], folder: Path) -> None:
 
     The combined error has the type and the reason of the first error.
     """
-    if len(wrong) < 2:
-        for error in wrong:
-            raise error
+    if not wrong:
         return
     first, fix = wrong[0], repair_hint(folder)
+    if len(wrong) == 1:
+        raise first
     shown = [f"  {without_repair_hint(error)}" for error in wrong[:SHOWN]]
     shown += [f"  … and {len(wrong) - SHOWN:,} more"] * (len(wrong) > SHOWN)
     repairable = any(error.reason != "foreign_file" for error in wrong)
@@ -277,10 +252,7 @@ def raise_all(wrong: Sequence[PackError], folder: Path) -> None:
 
 @contextmanager
 def reading(path: Path, folder: Path | None = None) -> Iterator[None]:
-    """Convert errors in reading or parsing `path` to a DataError that names it.
-
-    With `folder`, its corpus folder, the message has the command that repairs the corpus.
-    """
+    """Convert errors in reading or parsing `path`, a file of a corpus `folder`, to a DataError."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:

@@ -112,10 +112,11 @@ class SourceFacts(Facts):
     revision: str = Field("", description="The commit of a dataset on the Hugging Face Hub.")
 
     @property
-    def reading(self) -> dict[str, Any]:
-        """Return the facts named in READING that are unusual for this file."""
-        facts = {name: getattr(self, name) for name in READING}
-        return {name: value for name, value in facts.items() if value}
+    def content(self) -> list[Any]:
+        """Return everything that determines its conversations, as it is in the corpus key."""
+        unusual = {name: value for name in READING if (value := getattr(self, name))}
+        columns = [list(column) for column in self.columns.items()]
+        return [self.sha256, self.container, self.compression, self.format, columns, *[unusual] * bool(unusual)]
 
 
 class MixtureFacts(Facts):
@@ -219,31 +220,24 @@ class SampleFacts(Facts):
 
 
 class Ledger(Facts):
-    """Where every conversation and every token went.
-
-    `samples` exists only if a conversation has several samples.
-    """
+    """Where every conversation and every token went."""
 
     conversations: Conversations
     pieces: Pieces
     tokens: Tokens
-    samples: SampleFacts | None = None
+    samples: SampleFacts | None = None  # only if a conversation has several samples
     context: Context | None = None  # None in manifests of earlier versions
 
     def check(self, places: int) -> None:
         """Raise DataError unless conversations, samples, tokens, and places balance.
 
-        If they do not balance, something was lost. `places` is rows × sequence_length, 0 without packing, or the places
-        that rows actually have with `padding: none`.
+        `places` is rows × sequence_length, 0 without packing, or the places that rows have with `padding: none`.
         """
         of, tokens, samples = self.conversations, self.tokens, self.samples
+        encoded = tokens.encoded + tokens.separators + tokens.repeated
         sums = [
             ("conversations read", of.read, of.packed + sum(of.rejected.values()) + sum(of.dropped.values())),
-            (
-                "tokens encoded",
-                tokens.encoded + tokens.separators + tokens.repeated,
-                tokens.packed + tokens.truncated + tokens.dropped,
-            ),
+            ("tokens encoded", encoded, tokens.packed + tokens.truncated + tokens.dropped),
             ("places in rows", places, (tokens.packed if places else 0) + tokens.padding),
         ]
         if samples:
@@ -251,23 +245,18 @@ class Ledger(Facts):
             sums.append(("samples read", samples.read, accounted))
         if self.context:
             sums.append(("tokens without a label", tokens.packed - tokens.trained, self.context.tokens))
-        for unit, count, accounted in sums:
-            if count != accounted:
-                raise DataError(
-                    "open_ledger", f"the ledger does not balance: {count:,} {unit}, but {accounted:,} accounted for"
-                )
-        if (tokens.alignment or 0) > tokens.padding:
-            raise DataError(
-                "open_ledger",
-                f"the ledger does not balance: {tokens.alignment:,} tokens of alignment, but {tokens.padding:,} of "
-                "padding, which includes them",
-            )
-        if (tokens.trained_truncated or 0) > tokens.truncated:
-            raise DataError(
-                "open_ledger",
-                f"the ledger does not balance: {tokens.trained_truncated:,} trained tokens are truncated, but only "
-                f"{counted(tokens.truncated, 'token')}",
-            )
+        wrong = [
+            f"{count:,} {unit}, but {accounted:,} accounted for"
+            for unit, count, accounted in sums
+            if count != accounted
+        ]
+        alignment, trained = tokens.alignment or 0, tokens.trained_truncated or 0
+        if alignment > tokens.padding:
+            wrong.append(f"{alignment:,} tokens of alignment, but {tokens.padding:,} of padding, which includes them")
+        if trained > tokens.truncated:
+            wrong.append(f"{trained:,} trained tokens are truncated, but only {counted(tokens.truncated, 'token')}")
+        if wrong:
+            raise DataError("open_ledger", f"the ledger does not balance: {wrong[0]}")
 
 
 class RowShape(Facts):

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import orjson
 import xxhash
@@ -29,9 +29,7 @@ from tasks.core.errors import StorageError
 CHUNK = 1 << 20
 # Start writeback after this many bytes, so that the disk writes during computation and fsync has little left to do.
 WRITEBACK_BYTES = 8 << 20
-
 LOCK_PAUSE = 0.05  # seconds between attempts to lock a file that another holder has locked
-
 # SHA-256 is for files that may leave the machine. XXH3 is for local files: it also detects damage, ten times as fast.
 ALGORITHMS: dict[str, Any] = {"sha256": hashlib.sha256, "xxh3": xxhash.xxh3_128}
 
@@ -67,17 +65,14 @@ class HashingWriter:
 
 @contextmanager
 def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter]:
-    """Write `path` completely or not at all.
-
-    Raises StorageError, naming the file, if it cannot be written.
-    """
+    """Write `path` completely or not at all. Raises StorageError if it cannot be written."""
     with _writing(path):
         make_folder(path.parent)
         remove_abandoned(path)
         # Choose the name before the file exists, so that the file is removed even if an interrupt follows at once.
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
-            with _open_locked(temporary) as file:
+            with _open_locked(temporary, "xb") as file:
                 writer, handle = HashingWriter(file, algorithm), file.fileno()
                 yield writer
                 file.flush()
@@ -102,25 +97,24 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents.
-
-    Each new folder is synced into its parent, so that it survives a power failure.
-    """
+    """Create a folder and its parents, each synced, so that it survives a power failure."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
 
 
-def _open_locked(temporary: Path) -> IO[bytes]:
-    """Create and lock a temporary file.
+def _open_locked(path: Path, mode: Literal["xb", "ab"], waiting: Callable[[], None] = lambda: None) -> IO[bytes]:
+    """Open and lock a file, calling `waiting` repeatedly while another holder has locked it.
 
-    Retries if another writer removes the file as abandoned before it is locked.
+    Opens a new file if another process removes the file before it is locked.
     """
     while True:
-        file = temporary.open("xb")
+        file = path.open(mode)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _is_locked(file):
+                waiting()
+                time.sleep(LOCK_PAUSE)
             if os.fstat(file.fileno()).st_nlink:
                 return file
         except BaseException:
@@ -144,15 +138,11 @@ def acquire_lock(path: Path) -> bool:
     with _writing(path):
         make_folder(path.parent)
         file = path.open("ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            if isinstance(error, BlockingIOError):
-                return False
-            raise
-    _locks[path] = file
-    return True
+        if _is_locked(file):
+            _locks[path] = file
+            return True
+        file.close()
+        return False
 
 
 @contextmanager
@@ -164,19 +154,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
     """
     with _writing(path):
         make_folder(path.parent)
-        while True:
-            file = path.open("ab")
-            try:
-                while not _is_locked(file):
-                    waiting()
-                    time.sleep(LOCK_PAUSE)
-            except BaseException:
-                file.close()
-                raise
-            # The previous holder may have removed this file: then lock a new one.
-            if os.fstat(file.fileno()).st_nlink:
-                break
-            file.close()
+        file = _open_locked(path, "ab", waiting)
     try:
         yield
     finally:
@@ -186,7 +164,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
 
 
 def _is_locked(file: IO[bytes]) -> bool:
-    """Lock a file unless another holder has locked it; return whether it is locked."""
+    """Lock a file unless another holder has locked it, and return whether it is locked now."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -272,29 +250,26 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
-def sha256_of(path: Path) -> str:
-    return digest_of(path, "sha256")
-
-
 def digest_of(path: Path, algorithm: str) -> str:
     """Return the hexadecimal digest of a file; `algorithm` is one of ALGORITHMS."""
     with path.open("rb") as file:
         return str(hashlib.file_digest(file, ALGORITHMS[algorithm]).hexdigest())
 
 
+def sha256_of(path: Path) -> str:
+    return digest_of(path, "sha256")
+
+
 def write_receipt(path: Path, values: dict[str, Any]) -> None:
     """Write a receipt: a record of the outputs of a task, and its own checksum.
 
-    A receipt is written last, so it also marks the task as done. Raises StorageError.
+    A receipt is written last, so it also marks the task as done.
     """
     write_bytes(path, to_json(values | {"seal": _seal_of(values, path)}))
 
 
 def read_receipt(path: Path) -> dict[str, Any]:
-    """Return the values of a receipt.
-
-    Raises StorageError if it cannot be read, was damaged or edited, or was written for another path.
-    """
+    """Return the values of a receipt. Raises StorageError if it is damaged, edited, or misplaced."""
     values = read_json(path)
     seal = values.pop("seal", None) if isinstance(values, dict) else None
     if seal is None or seal != _seal_of(values, path):
@@ -303,10 +278,7 @@ def read_receipt(path: Path) -> dict[str, Any]:
 
 
 def _seal_of(values: dict[str, Any], path: Path) -> str:
-    """Return a checksum of the values of a receipt and the end of its path.
-
-    The path is included so that the receipt of another part, shard, or corpus does not match.
-    """
+    # The receipt of another part, shard, or corpus must not match.
     return str(xxhash.xxh3_128_hexdigest(to_json([path.parent.name, path.name, values])))
 
 
@@ -316,8 +288,6 @@ def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: Coll
     This compares the size and, if `checksum` names an algorithm (sha256, xxh3), the checksum. The result is False if
     one of the engines in `refused` made the file.
     """
-    if not (receipt.is_file() and file.is_file()):
-        return False
     try:
         found = read_receipt(receipt)
         return bool(
@@ -335,10 +305,7 @@ def is_refused(receipt: dict[str, Any], refused: Collection[str]) -> bool:
 
 
 def has_listed(receipt: Path) -> bool:
-    """Return whether a receipt and all `files` that it lists exist.
-
-    The files are next to the receipt, and must have their recorded sizes.
-    """
+    """Return whether a receipt and the `files` next to it that it lists exist, with their sizes."""
     try:
         sizes = read_receipt(receipt)["files"]
         return all((receipt.parent / name).stat().st_size == size for name, size in sizes.items())

@@ -34,7 +34,6 @@ VERSIONS = {"tokenizer": 1, "tokens": 13, "jinja": 6, "developer": 1, "texts": 8
 # Since this version of `corpus`, the messages of format 2.0 have `reasoning_content` and `train`.
 WHOLE_MESSAGES = 11
 
-
 PACKED, WHOLE, SHAPED = "3.0", "2.0", "3.1"  # rows of tokens, one conversation per row, rows of another shape
 
 # Settings that make rows differ from format 3.0. They are recorded only if they differ from their defaults.
@@ -53,11 +52,9 @@ def format_version_of(settings: dict[str, Any]) -> str:
 # depends on the name.
 KEYED_BY_CONTENT = ("name", "sources", "tokenizer", "template")
 
-
 # Recorded in every manifest as `plan_group`, a setting of earlier versions that divided larger corpora into several
 # plans. It is in the key, so that corpora with one plan keep their keys.
 ONE_PLAN = 100_000_000
-
 
 # Renamed settings, with the names that they keep in the key, so that the key of a corpus stays the same.
 KEY_NAMES = {"license": "licence"}
@@ -93,17 +90,9 @@ def corpus_key(
     """
     content = {KEY_NAMES.get(name, name): value for name, value in settings.items() if name not in KEYED_BY_CONTENT}
     content |= {"format_version": format_version_of(settings), "sources": sources}
-    if mixture := _mixture(settings, entries):
+    given = [settings["sources"][entry] for entry in entries]
+    mixture = [[n, float(s.get("weight", 1)), s.get("limit")] for n, s in zip(entries, given, strict=True)]
+    # If each source is packed once, its entry has no effect.
+    if settings.get("weighting") == "token_share" or any(rest != [1.0, None] for _, *rest in mixture):
         content["mixture"] = mixture
     return key_of("corpus", content | {"tokenizer": tokenizer, "template": template}, version)
-
-
-def _mixture(settings: dict[str, Any], entries: list[int]) -> list[list[Any]]:
-    """Return entry, weight, and limit of each source.
-
-    The list is empty if each source is packed once, because its entry has no effect then.
-    """
-    given = [settings["sources"][entry] for entry in entries]
-    found = [[n, float(s.get("weight", 1)), s.get("limit")] for n, s in zip(entries, given, strict=True)]
-    plain = settings.get("weighting") != "token_share" and all(rest == [1.0, None] for _, *rest in found)
-    return [] if plain else found

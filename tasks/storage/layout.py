@@ -31,11 +31,9 @@ class Layout:
         return [folder.resolve() for folder in folders]
 
     def name_of(self, path: Path) -> str:
-        """Return a path below the root as every machine can use it: relative to the root."""
         return path.relative_to(self.root).as_posix()
 
     def remote(self) -> Path:
-        """Return the folder of the local copies of remote sources."""
         return self.root / "data" / "remote"
 
     def tokenizer(self, key: str) -> Path:
@@ -67,7 +65,6 @@ class Layout:
 
     @staticmethod
     def corpus_name(name: str, key: str) -> str:
-        """Return the path of a corpus folder, relative to the project root."""
         return f"data/corpora/{name}-{key[:12]}"
 
     def published(self, name: str, key: str) -> Path:
@@ -94,7 +91,6 @@ class RowLayout:
 
     @property
     def length(self) -> int:
-        """Return the length of the longest rows, in tokens."""
         return self.lengths[-1]
 
     @property
@@ -108,7 +104,6 @@ class RowLayout:
 
     @property
     def is_weighted(self) -> bool:
-        """Return whether rows have a column `loss_weight`."""
         return self.loss_weight != "none"
 
     @property
@@ -120,14 +115,12 @@ class RowLayout:
 
     @property
     def format_version(self) -> str:
-        """Return the format of packed rows."""
         return SHAPED if self.recorded else PACKED
 
     def multiples(self, tokens: Any) -> Any:
         """Return lengths of pieces in multiples of `align`, rounded up.
 
-        Pieces that start at multiples fit in a row exactly if the sum of these lengths is at most `capacity`, so bounds
-        stay valid.
+        Pieces fit in a row exactly if the sum of these lengths is at most `capacity`, so bounds stay valid.
         """
         return tokens if self.align == 1 else -(-tokens // self.align)
 
@@ -140,15 +133,11 @@ class RowLayout:
         return tuple(f"{kind}-{length}" for length in self.lengths) if self.has_several_lengths else (kind,)
 
     def split_names(self, epochs: int) -> tuple[str, ...]:
-        """Return the names of all splits, in the order of their shards.
-
-        The training split is repacked for each epoch after the first.
-        """
+        """Return the names of all splits, in the order of their shards."""
         kinds = (*SPLITS, *(f"{TRAIN_EPOCH_PREFIX}{epoch}" for epoch in range(2, epochs + 1)))
         return tuple(name for kind in kinds for name in self.splits(kind))
 
     def length_of(self, split: str) -> int:
-        """Return the length of the rows of a split."""
         _, _, length = split.partition("-")
         return int(length) if length.isdecimal() else self.length
 

@@ -88,16 +88,13 @@ class Manifest(Facts):
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
-        """Return the lengths of rows, ascending. The last one is `sequence_length`."""
         return self.row_layout.lengths
 
     @property
     def places(self) -> int:
-        """Return the number of places in all rows: rows × length, over all splits."""
         return sum(split.rows * self.length_of_split(name) for name, split in self.splits.items())
 
     def length_of_split(self, split: str) -> int:
-        """Return the length of the rows of a split."""
         return self.splits[split].sequence_length or self.sequence_length
 
     def length_of(self, shard: str) -> int:
@@ -115,22 +112,18 @@ class Manifest(Facts):
 
     @property
     def noticed_counts(self) -> dict[str, int]:
-        """Return the counts of `noticed` that are numbers."""
         return {name: count for name, count in self.noticed.items() if isinstance(count, int)}
 
     @property
     def content_tokens(self) -> dict[str, dict[str, int]]:
-        """Return how often conversations contain each content token, by role."""
         return self._noticed_by("content_tokens")
 
     @property
     def unused_keys(self) -> dict[str, dict[str, int]]:
-        """Return how often each unused key occurred, for each source that has any."""
         return self._noticed_by("unused_keys")
 
     @property
     def undefined_names(self) -> dict[str, dict[str, int]]:
-        """Return in how many places each template reads names that nothing defines."""
         return self._noticed_by("undefined_names")
 
     def _noticed_by(self, name: str) -> dict[str, dict[str, int]]:
@@ -140,13 +133,11 @@ class Manifest(Facts):
     @field_validator("config")
     @classmethod
     def _rename_settings(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """Give settings from older versions their current names."""
         today = {old: name for name, old in KEY_NAMES.items()}
         return {today.get(name, name): value for name, value in config.items()}
 
     @property
     def template_files(self) -> list[FileFacts]:
-        """Return the Jinja templates of the corpus; a second one is for tools."""
         return [file for name in (TEMPLATE, TOOL_TEMPLATE) for file in self.files if file.path == name]
 
     def listed(self) -> list[Shard | FileFacts]:
@@ -160,19 +151,6 @@ def manifest_digest(values: dict[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def key_of_manifest(manifest: Manifest) -> str:
-    """Recompute the key from the parts of the recipe that the manifest repeats."""
-    sources: list[list[Any]] = [
-        [source.sha256, source.container, source.compression, source.format, [*map(list, source.columns.items())]]
-        + [source.reading] * bool(source.reading)
-        for source in manifest.sources
-    ]
-    entries = [source.entry for source in manifest.sources]
-    return corpus_key(
-        manifest.config, sources, entries, manifest.tokenizer.digest, manifest.template.sha256, manifest.key_version
-    )
-
-
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest and check that nobody edited it.
 
@@ -181,13 +159,17 @@ def load_manifest(path: Path) -> Manifest:
     values = read_values(path)
     try:
         manifest = Manifest.model_validate(values)
+        for edit in _edits(path, manifest, values):
+            raise DataError("edited_manifest", f"{path}: was edited{edit}; {repair_hint(path)}")
+        return manifest
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "manifest"
-        raise _not_a_manifest(path, f"{where}: {first['msg']}") from None
-    for edit in _edits(path, manifest, values):
-        raise DataError("edited_manifest", f"{path}: was edited{edit}; {repair_hint(path)}")
-    return manifest
+        problem = f"{'.'.join(map(str, first['loc'])) or 'manifest'}: {first['msg']}"
+    except orjson.JSONEncodeError as error:
+        problem = str(error)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"config: {error!r}"
+    raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {problem}{_hint_if_ours(path)}")
 
 
 def read_values(path: Path) -> Any:
@@ -209,14 +191,10 @@ def read_values(path: Path) -> Any:
 def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[str]:
     """Yield each sign that a manifest was edited.
 
-    Raises DataError if a path in it points outside the corpus folder, or if no key can be computed.
+    Raises DataError if a path in it points outside the corpus folder, and other errors if no key can be computed.
     """
     # Compare the bytes of the file, too: otherwise, a damaged space would go unnoticed.
-    try:
-        unedited = manifest_digest(values) == manifest.digest and to_json(values) == path.read_bytes()
-    except orjson.JSONEncodeError as error:
-        raise _not_a_manifest(path, str(error)) from None
-    if not unedited:
+    if manifest_digest(values) != manifest.digest or to_json(values) != path.read_bytes():
         yield " or damaged (its content does not match its digest)"
     for inside in (*(file.path for file in manifest.listed()), manifest.tokenizer.path, manifest.corpus):
         pure = PurePosixPath(inside)
@@ -225,11 +203,9 @@ def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[s
     listed = Counter(str(PurePosixPath(file.path)) for file in manifest.listed())  # ./a and a are equal
     for name in (name for name, times in listed.items() if times > 1):
         yield f" ({name} is listed twice)"
-    try:
-        key = key_of_manifest(manifest)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _not_a_manifest(path, f"config: {error!r}") from None
-    if key != manifest.key:
+    sources, entries = [source.content for source in manifest.sources], [source.entry for source in manifest.sources]
+    digests = manifest.tokenizer.digest, manifest.template.sha256
+    if corpus_key(manifest.config, sources, entries, *digests, manifest.key_version) != manifest.key:
         yield " (its key does not match its settings and sources)"
     for name, once, again in _repeated_values(manifest):
         if once != again:
@@ -263,10 +239,6 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
 def repair_hint(path: Path) -> str:
     """Return the command that repairs `path`, for the end of an error message."""
     return f"{REPAIR} {shlex.quote(str(path))}"
-
-
-def _not_a_manifest(path: Path, problem: str) -> DataError:
-    return DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {problem}{_hint_if_ours(path)}")
 
 
 def _hint_if_ours(path: Path) -> str:

@@ -60,16 +60,15 @@ class RowStatistics:
         return pa.record_batch([to_arrow(column) for column in self.columns()], ROWS_SCHEMA)
 
     def sums(self) -> dict[str, int]:
-        """Return the sums that a manifest records for a split (facts.outputs.RowSums)."""
+        """Return the sums that a manifest records for a split (facts.RowSums)."""
         found = {field.name: int(getattr(self, field.name).sum(dtype=np.int64)) for field in fields(self)}
         return found | {"longest": int(self.longest.max(initial=0))}
 
 
 def add_sums(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     """Return the sums over the rows of both arguments."""
-    return {name: one[name] + value for name, value in other.items()} | {
-        "longest": max(one["longest"], other["longest"])
-    }
+    longest = max(one["longest"], other["longest"])
+    return {name: one[name] + value for name, value in other.items()} | {"longest": longest}
 
 
 def has_statistics(manifest: Manifest) -> bool:
@@ -77,11 +76,7 @@ def has_statistics(manifest: Manifest) -> bool:
 
 
 def read_statistics(manifest: Manifest, folder: Path) -> Iterator[tuple[str, RowStatistics]]:
-    """Check rows.arrow, and yield the split and the statistics of each shard.
-
-    The shards are in the order of the manifest. Raises DataError or InputMissing, naming the file, also if it does not
-    match the rows of the shards.
-    """
+    """Check rows.arrow, and yield the split and the statistics of each shard, in their order."""
     file = listed_file(manifest, folder, ROWS)
     check_unchanged(folder, file)
     path = folder / file.path
@@ -105,10 +100,7 @@ def read_statistics(manifest: Manifest, folder: Path) -> Iterator[tuple[str, Row
 
 
 def statistics_of_split(manifest: Manifest, folder: Path, split: str, most: int | None = None) -> RowStatistics | None:
-    """Return the statistics of a split, or of its first `most` rows.
-
-    Returns None if the corpus has no rows.arrow. Raises DataError or InputMissing, like `read_statistics`.
-    """
+    """Return the statistics of a split, or of its first `most` rows; None without rows.arrow."""
     if not has_statistics(manifest):
         return None
     parts, rows = list[RowStatistics](), 0

@@ -28,30 +28,21 @@ INDEX_SCHEMA = pa.schema(
 )
 
 
-# The index of a corpus in which a conversation may have several samples, each with its own index rows. `turn` is the
-# index of the message that a sample trains on, or -1 if the sample is the whole conversation. All samples of a
-# conversation have the same source and record. The prompt of a turn is the conversation before the turn, so `record`
-# and `turn` identify the prompt. A sample begins with the prompt of the previous sample, as far as the template renders
-# both prompts alike.
-_INDEX_OF_SAMPLES_SCHEMA = INDEX_SCHEMA.append(pa.field("turn", pa.int32()))
-
-
+# In an index of samples, each sample of a conversation has its own index rows, with a column `turn`: the index of the
+# message that the sample trains on, or -1 if the sample is the whole conversation. All samples of a conversation have
+# the same source and record. The prompt of a turn is the conversation before the turn, so `record` and `turn` identify
+# the prompt. A sample begins with the prompt of the previous sample, as far as the template renders both prompts alike.
 def index_schema(with_turns: bool) -> pa.Schema:
-    """Return the schema of an index.
-
-    `with_turns` adds a column `turn`, for a corpus in which a conversation may have several samples.
-    """
-    return _INDEX_OF_SAMPLES_SCHEMA if with_turns else INDEX_SCHEMA
+    """Return the schema of an index; `with_turns` if conversations may have several samples."""
+    return INDEX_SCHEMA.append(pa.field("turn", pa.int32())) if with_turns else INDEX_SCHEMA
 
 
 # Reasons why an accepted conversation is in no row, as the ledger and the index name them.
 DROP_REASONS = ("too_long", "min_tokens", "max_tokens", "min_turns", "max_turns", "duplicate", "limit", "weight")
 
-
 # Reasons for samples. A sample without trained tokens is dropped, not rejected, if its conversation has other samples
 # with trained tokens.
 SAMPLE_DROP_REASONS = (*DROP_REASONS, "no_trained_tokens")
-
 
 REJECTED = 255  # in Accepted.reason: no trained token is left
 
@@ -64,7 +55,6 @@ def drop_code(reason: str) -> int:
 IGNORED = -100
 
 LOSS_WEIGHT = "loss_weight"  # the column of rows
-
 
 # One row per piece of a conversation. A conversation that fits in a row is one piece.
 PLAN_SCHEMA = pa.schema(
@@ -80,14 +70,11 @@ PLAN_SCHEMA = pa.schema(
 )
 
 
-# Only in plans that give each conversation the same weight: the trained tokens of a piece's conversation, in all of its
-# pieces and samples.
-TRAINED_OF_ALL = pa.field("trained_of_all", pa.int32())
-
-
 def plan_schema(weighs_conversations: bool) -> pa.Schema:
     """Return the schema of a plan; `weighs_conversations` is defined in Config."""
-    return PLAN_SCHEMA.append(TRAINED_OF_ALL) if weighs_conversations else PLAN_SCHEMA
+    # The trained tokens of a piece's conversation, in all of its pieces and samples.
+    of_all = pa.field("trained_of_all", pa.int32())
+    return PLAN_SCHEMA.append(of_all) if weighs_conversations else PLAN_SCHEMA
 
 
 # One record per row of the corpus, ordered by split, shard, and row; one record batch per shard.
@@ -102,10 +89,7 @@ ROWS_SCHEMA = pa.schema(
 
 
 def row_schema(layout: RowLayout, length: int, key: str, format_version: str = "") -> pa.Schema:
-    """Return schema and metadata of a shard with rows of `length` tokens.
-
-    `format_version` is the layout's own unless it is given.
-    """
+    """Return schema and metadata of a shard; `format_version` is the layout's own if not given."""
 
     def fixed(value: pa.DataType) -> pa.DataType:
         return pa.list_(pa.field("item", value, nullable=False), length)
@@ -130,23 +114,14 @@ def metadata(sequence_length: int, key: str, format_version: str) -> dict[str, s
     return {"format_version": format_version, "manifest_key": key, "sequence_length": str(sequence_length)}
 
 
+_FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+_CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)])
 MESSAGE = pa.struct(
     [
         ("role", pa.string()),
         ("content", pa.string()),
         ("name", pa.string()),
-        (
-            "tool_calls",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("id", pa.string()),
-                        ("type", pa.string()),
-                        ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())])),
-                    ]
-                )
-            ),
-        ),
+        ("tool_calls", pa.list_(_CALL)),
         ("tool_call_id", pa.string()),
         ("weight", pa.int8()),
         ("reasoning_content", pa.string()),
@@ -156,10 +131,8 @@ MESSAGE = pa.struct(
 
 
 def conversation_schema(sequence_length: int, key: str, key_version: int = WHOLE_MESSAGES) -> pa.Schema:
-    """Return the schema of a shard of format 2.0, including its metadata.
-
-    A row is one conversation, for a trainer that tokenizes itself. Earlier versions wrote fewer keys of a message.
-    """
+    """Return schema and metadata of a shard of format 2.0, whose rows are conversations."""
+    # Earlier versions wrote fewer keys of a message.
     message = MESSAGE if key_version >= WHOLE_MESSAGES else pa.struct([*MESSAGE][:-2])
     fields = [("messages", pa.list_(message)), ("tools", pa.string()), ("text", pa.large_string())]
     return pa.schema(fields, metadata(sequence_length, key, WHOLE))
@@ -177,12 +150,6 @@ TOKENS_SCHEMA = pa.schema(
     ]
 )
 
-
-TOKENS_AND_TEXT_SCHEMA = pa.schema(
-    [*TOKENS_SCHEMA, *(pa.field(name, pa.large_string()) for name in ("messages", "tools", "text"))]
-)
-
-
 # Token files with loss weights from the data. weights[i] is the weight of the trained tokens from weight_ends[i - 1],
 # or from 0 for the first weight, to weight_ends[i]. The last end is the number of tokens.
 WEIGHTED_TOKENS_SCHEMA = pa.schema(
@@ -191,10 +158,7 @@ WEIGHTED_TOKENS_SCHEMA = pa.schema(
 
 
 def tokens_schema(packing: bool, weighted: bool) -> pa.Schema:
-    """Return the schema of token files.
-
-    `weighted` is Config.reads_loss_weights. It only has an effect with `packing`.
-    """
+    """Return the schema of token files; `weighted`, Config.reads_loss_weights, requires `packing`."""
     if not packing:
-        return TOKENS_AND_TEXT_SCHEMA
+        return pa.schema([*TOKENS_SCHEMA, *((name, pa.large_string()) for name in ("messages", "tools", "text"))])
     return WEIGHTED_TOKENS_SCHEMA if weighted else TOKENS_SCHEMA

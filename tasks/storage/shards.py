@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -69,22 +70,20 @@ def open_shard(
     """
     path = folder / shard.path
     data = read_verified(folder, shard) if verified else _map(folder, shard)
+
+    def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        for batch in reader:
+            batch.validate()  # slicing a batch whose columns are too short would end the process
+            rows += batch.num_rows
+            yield batch
+            if streamed and isinstance(data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                data.madvise(mmap.MADV_DONTNEED)
+        check_row_count(path, rows, shard.rows, folder)
+
     with reading(path, folder), pa.ipc.open_stream(pa.py_buffer(data)) as reader:
         check_schema(path, reader.schema, shard_schema(manifest, shard.path), folder)
-        yield _counted(reader, path, shard.rows, folder, data if streamed else None)
-
-
-def _counted(
-    reader: pa.RecordBatchReader, path: Path, rows: int, folder: Path, data: mmap.mmap | None
-) -> Iterator[pa.RecordBatch]:
-    found = 0
-    for batch in reader:
-        batch.validate()  # slicing a batch whose columns are too short would end the process
-        found += batch.num_rows
-        yield batch
-        if data and hasattr(mmap, "MADV_DONTNEED"):
-            data.madvise(mmap.MADV_DONTNEED)
-    check_row_count(path, found, rows, folder)
+        yield batches(reader)
 
 
 @contextmanager
@@ -103,11 +102,8 @@ def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iter
         source = read_verified(folder, file) if verified else stack.enter_context(pa.OSFile(str(path)))
         reader = stack.enter_context(pa.ipc.open_stream(source))
         if not reader.schema.equals(index_schema(manifest.ledger.samples is not None), check_metadata=True):
-            raise DataError(
-                "bad_index",
-                f"{folder / file.path}: is not an index (columns {describe_columns(reader.schema)}); "
-                f"{repair_hint(folder)}",
-            )
+            what = f"is not an index (columns {describe_columns(reader.schema)})"
+            raise DataError("bad_index", f"{path}: {what}; {repair_hint(folder)}")
         yield reader
 
 
@@ -118,10 +114,9 @@ def _map(folder: Path, file: ListedFile) -> mmap.mmap:
 
 
 def read_verified(folder: Path, file: ListedFile, mapped: bool = False) -> pa.Buffer:
-    """Read or map a file of a corpus, and check its size and SHA-256.
+    """Read or map a file of a corpus, and check its size and, if it is recorded, its SHA-256.
 
-    The SHA-256 is checked if it is recorded. A map changes if the file changes later. Raises DataError or InputMissing,
-    naming the file.
+    A map changes if the file changes later. Raises DataError or InputMissing, naming the file.
     """
     path = find_listed(folder, file.path, file.bytes)
     if mapped:
@@ -161,21 +156,18 @@ def read_rows(
     arrays are as long as the stored row, and an `attention_mask` is added. Raises DataError or InputMissing, like
     `open_shard`.
     """
-    wanted = iter(numbers)
-    number = next(wanted, None)
-    if number is None:
+    if not numbers:
         return
+    packed, length = manifest.packing_metadata.enabled, manifest.length_of(shard.path)
     with open_shard(manifest, folder, shard) as batches:
         top = 0
         for batch in batches:
-            while number is not None and number < top + batch.num_rows:
+            for number in numbers[bisect_left(numbers, top) : bisect_left(numbers, top + batch.num_rows)]:
                 row = batch.slice(number - top, 1)
-                packed, length = manifest.packing_metadata.enabled, manifest.length_of(shard.path)
                 yield number, _row_arrays(row, manifest, length) if packed else to_dicts(row)[0]
-                number = next(wanted, None)
-            if number is None:
-                return
             top += batch.num_rows
+            if top > numbers[-1]:
+                return
 
 
 def _row_arrays(row: pa.RecordBatch, manifest: Manifest, length: int) -> dict[str, Any]:
@@ -235,7 +227,6 @@ def sizes_of(batch: pa.RecordBatch, name: str) -> np.ndarray:
 
 
 def _values(batch: pa.RecordBatch, name: str) -> np.ndarray:
-    """Return the values of all lists of a column."""
     values = batch.column(name).flatten()
     if batch.column(name).null_count or values.null_count:
         raise ValueError(f"{name} has nulls")
@@ -304,10 +295,7 @@ class RowBatch:
 
     @property
     def gaps(self) -> np.ndarray:
-        """Return the padding after each piece: int64[pieces].
-
-        It ends at the next piece or at the end of the row.
-        """
+        """Return the padding after each piece, up to the next piece or the end of the row."""
         ends = self.starts + self.lengths
         following = np.append(self.starts[1:], 0)
         following[np.cumsum(self.pieces) - 1] = np.arange(1, len(self) + 1) * self.ids.shape[1]
@@ -316,8 +304,7 @@ class RowBatch:
     def next_labels(self) -> np.ndarray:
         """Return the next token's label for every place: int32[rows, sequence_length].
 
-        The last place of a piece has no label, because the next token is in a different piece, and the first token of a
-        piece is never trained on.
+        The last place of a piece has no label, because the next token is in a different piece.
         """
         shifted = np.full_like(self.labels, IGNORED)
         shifted[:, :-1] = self.labels[:, 1:]
@@ -327,23 +314,18 @@ class RowBatch:
 
 def rows_of(batch: pa.RecordBatch, length: int, shape: RowLayout, pad: int = 0) -> RowBatch:
     """Return the packed rows of a record batch; see `row_columns`."""
-    columns = row_columns(batch, length, shape, pad)
-    ids, mask, labels, positions = columns.values()
+    ids, mask, labels, positions = row_columns(batch, length, shape, pad).values()
     starts, lengths = bounds_of_pieces(mask, positions)
-    weights = None
-    if LOSS_WEIGHT in batch.schema.names:
-        weights = batch.column(LOSS_WEIGHT).flatten().to_numpy().reshape(-1, length)
+    is_weighted = LOSS_WEIGHT in batch.schema.names
+    weights = batch.column(LOSS_WEIGHT).flatten().to_numpy().reshape(-1, length) if is_weighted else None
     tokens = np.count_nonzero(mask, axis=1).astype(np.int64)
     pieces = np.bincount(starts // length, minlength=len(ids))
     return RowBatch(ids, labels, positions, mask == 1, tokens, pieces, starts, lengths, weights)
 
 
 def to_dicts(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows of a batch as dicts.
-
-    Raises pa.ArrowInvalid if an offset is corrupted. Without the check, Python would raise SystemError or crash.
-    """
-    rows.validate(full=True)
+    """Return the rows of a batch as dicts. Raises pa.ArrowInvalid if an offset is corrupted."""
+    rows.validate(full=True)  # otherwise, Python would raise SystemError or crash
     return list(rows.to_pylist())
 
 

@@ -121,13 +121,11 @@ class TokenFiles:
             positions = plan["position"][pieces]
             offsets = 4 * starts[pieces].astype(np.int64)
             ends = offsets + 4 * plan["taken"][pieces]
-            handle = os.open(path, os.O_RDONLY)
-            try:
+            with path.open("rb", buffering=0) as file:
                 for offset, end, position in zip(offsets.tolist(), ends.tolist(), positions.tolist(), strict=True):
-                    if _read(handle, room[offset:end], position) < end - offset:
+                    file.seek(position)
+                    if file.readinto(room[offset:end]) < end - offset:
                         raise StorageError("damaged_artefact", f"{path}: is truncated; delete it, then run again")
-            finally:
-                os.close(handle)
 
     def _by_part(self, plan: dict[str, np.ndarray]) -> Iterator[tuple[Path, np.ndarray]]:
         """Yield the path of each part with pieces, and the pieces in conversation order."""
@@ -138,15 +136,6 @@ class TokenFiles:
                 path = self._paths[part]
                 assert isinstance(path, Path), f"part {part} is in the plan, but its token file was not given"
                 yield path, order[top:bottom]
-
-
-def _read(handle: int, room: memoryview, position: int) -> int:
-    """Read bytes of a file from `position` into `room`, and return their number."""
-    if hasattr(os, "preadv"):
-        return os.preadv(handle, (room,), position)
-    data = os.pread(handle, len(room), position)
-    room[: len(data)] = data
-    return len(data)
 
 
 # -- places ----------------------------------------------------------------------------------------------------------
@@ -162,8 +151,8 @@ def places_of(path: Path, rows: np.ndarray) -> np.ndarray:
     StorageError if it changes meanwhile.
     """
     places = np.empty(len(rows), np.int64)
-    handle = os.open(path, os.O_RDONLY)
-    try:
+    with path.open("rb") as file:
+        handle = file.fileno()
         edges, offsets, tokens = _batches(path, _state(os.fstat(handle)))
         if len(rows) and rows[-1] >= edges[-1]:
             raise IndexError(f"{path}: has {edges[-1]:,} conversations, but the plan refers to number {rows[-1]:,}")
@@ -172,13 +161,10 @@ def places_of(path: Path, rows: np.ndarray) -> np.ndarray:
             asked, (first, last) = slice(*inside[number : number + 2].tolist()), edges[number : number + 2].tolist()
             in_batch = np.frombuffer(os.pread(handle, 8 * (last - first), offsets[number]), np.int64)
             places[asked] = tokens[number] + 4 * in_batch[rows[asked] - first]
-    finally:
-        os.close(handle)
     return places
 
 
 def _state(stat: os.stat_result) -> tuple[int, ...]:
-    """Return facts that differ after a file was replaced or changed."""
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
@@ -216,10 +202,7 @@ class TokenColumns:
     }  # fmt: skip
 
     def __init__(self, paths: Sequence[Path | pa.Buffer], bases: Sequence[int]):
-        """Open token files.
-
-        `bases` has the number of the first record of each part within its source.
-        """
+        """Open token files; `bases` has the number of the first record of each part in its source."""
         self._paths, self._bases = paths, bases
         self._part, self._file = -1, TokenFiles([])
         counts = [self._open(part).table(0).num_rows for part in range(len(paths))]
@@ -236,7 +219,6 @@ class TokenColumns:
 
     @cached_property
     def _kept(self) -> dict[str, np.ndarray]:
-        """Return all columns; planning needs them several times."""
         return self._read(list(self.TYPES), 0, self.edges[-1])
 
     def _read(self, names: Sequence[str], first: int, last: int) -> dict[str, np.ndarray]:
@@ -271,10 +253,7 @@ class TokenColumns:
             yield first, offsets - offsets[0], to_numpy(tokens.values)[offsets[0] : offsets[-1]]
 
     def chunks(self, name: str) -> Iterator[tuple[int, pa.Array]]:
-        """Yield a column of all conversations, a few thousand at a time.
-
-        Each item is the number of the first conversation and the values.
-        """
+        """Yield numbers of first conversations and values of a column, a few thousand at a time."""
         for part, first in enumerate(self.edges[:-1]):
             for chunk in self._open(part).table(0).column(name).chunks:
                 yield first, chunk
@@ -321,7 +300,6 @@ class Samples:
 
     @property
     def several(self) -> bool:
-        """Return whether a conversation may have several samples."""
         return self.firsts is not None
 
     def only_first(self, flags: np.ndarray) -> np.ndarray:
@@ -329,19 +307,13 @@ class Samples:
         return flags if self.firsts is None else self._at_firsts(flags[self.firsts], len(flags))
 
     def most(self, values: np.ndarray) -> np.ndarray:
-        """Return, at each first sample, the maximum over its conversation's samples.
-
-        All other samples get 0 or False.
-        """
+        """Return the maximum over a conversation's samples at its first sample, and 0 elsewhere."""
         if self.firsts is None or not len(values):
             return values
         return self._at_firsts(np.maximum.reduceat(values, self.firsts), len(values))
 
     def total(self, values: np.ndarray) -> np.ndarray:
-        """Return, at each first sample, the sum over its conversation's samples.
-
-        The result is integers[samples]; all other samples get 0.
-        """
+        """Return the sum over a conversation's samples at its first sample, and 0 elsewhere."""
         if self.firsts is None or not len(values):
             return values
         return self._at_firsts(np.add.reduceat(values, self.firsts, dtype=np.int64), len(values))

@@ -1,35 +1,166 @@
-"""Check that the index follows from the settings in the manifest.
+"""Read the index of a corpus, and check that it follows from the settings in the manifest.
 
-    entries of some contents ─conversations_of─▶ columns over conversations ─IndexCheck.add─▶ rules, counts, mixture
+    index.arrow ─read_index─▶ Index   by_shard          the pieces of one shard
+                                      by_conversation   entries of some conversations ─IndexCheck.add─▶ rules, counts
 
-None of the code that made the corpus is called.
+An index may be larger than memory, and it may be in any order, because neither the corpus nor the code that wrote it is
+trusted. So its entries are distributed over partitions, by a hash of source and record: a conversation that is repeated
+many times does not fill one of them. None of the code that made the corpus is called.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tasks.core.errors import DataError
+from tasks.storage.arrow import strings, to_arrow, to_numpy
+from tasks.storage.layout import SPLITS, kind_of
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
-from tasks.verification.read_index import kinds_of_splits
+from tasks.storage.shards import open_index
+from tasks.verification.partitions import Partitions
 
-Conversations = dict[str, np.ndarray]
-"""Columns over conversations: see conversations_of."""
+ENTRIES = 1 << 16  # entries of the index that are handled at a time
+RANGE = 12 << 20  # approximate bytes of the index in a partition: about 2^18 entries
+
+# Columns that are null if a conversation was dropped. `dropped` is null otherwise. Other columns have no nulls.
+PLACE = {"split", "shard", "row", "start", "first"}
+
+PIECE = np.dtype(
+    [
+        ("row", "i4"), ("start", "i4"), ("length", "i4"), ("trained", "i4"), ("separator", "?"), ("truncated", "?"),
+        ("closed", "?"),
+    ]
+)  # fmt: skip
+
+# `split` is an index into `kinds_of_splits`, and `dropped` is an index into SAMPLE_DROP_REASONS; -1 is null or unknown.
+# `first` is -1 if the conversation was dropped. `turn` is -1 if the index has no such column.
+ENTRY = np.dtype(
+    [
+        ("source", "i4"), ("record", "i8"), ("turn", "i4"), ("first", "i4"), ("split", "i2"), ("length", "i4"),
+        ("trained", "i4"), ("separator", "?"), ("truncated", "?"), ("turns", "i4"), ("digest", "u8"), ("dropped", "i1"),
+    ]
+)  # fmt: skip
+
+CONTENT = np.dtype([("digest", "u8"), ("length", "i8"), ("validation", "?"), ("source", "i4"), ("record", "i8")])
 
 # Reasons that concern the whole conversation, so that they drop all of its samples.
 OF_CONVERSATION = [DROP_REASONS.index(name) for name in ("min_turns", "max_turns", "duplicate", "limit", "weight")]
 
+Conversations = dict[str, np.ndarray]
+"""Columns over conversations: see conversations_of."""
 
-def conversations_of(entries: np.ndarray, apart: bool = False) -> Conversations:
-    """Return columns over the conversations of index entries (ENTRY).
 
-    The conversations are sorted by source and record. With `apart`, the columns are over the samples instead.
+@dataclass(slots=True)
+class Index:
+    """The entries of an index in partitions, and sums over all of them."""
+
+    by_shard: Partitions  # of PIECE; one partition per shard, over all splits of the manifest
+    by_conversation: Partitions  # of ENTRY; a conversation is in one partition
+    by_content: Partitions  # of CONTENT; filled by IndexCheck
+    trained: np.ndarray  # int64[sources + 1], tokens; the last is of sources that are not in the manifest
+    placed: int = 0  # pieces in rows
+    separators: int = 0
+
+
+def kinds_of_splits(manifest: Manifest) -> list[str]:
+    """Return the kinds of splits by their number in ENTRY; several lengths are one kind."""
+    return list(dict.fromkeys([*SPLITS, *map(kind_of, manifest.splits)]))
+
+
+@contextmanager
+def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
+    """Check and count the columns of an index, and distribute its entries.
+
+    Raises DataError if a column has null values or numbers that are not allowed.
+    """
+    path, names, kinds = folder / "index.arrow", list(manifest.splits), kinds_of_splits(manifest)
+    # By the number of a split. The last element is for unknown splits, which have number -1.
+    shards = np.array([*(len(split.shards) for split in manifest.splits.values()), 0])
+    kind_of_split = np.array([*(kinds.index(kind_of(name)) for name in names), -1])
+    sources, count = len(manifest.sources), max(1, -(-path.stat().st_size // RANGE))
+    wrong: dict[str, None] = {}
+    with (
+        Partitions(int(shards.sum()), PIECE) as by_shard,
+        Partitions(count, ENTRY) as by_conversation,
+        Partitions(count, CONTENT) as by_content,
+    ):
+        index = Index(by_shard, by_conversation, by_content, np.zeros(sources + 1, np.int64))
+        for block in _blocks(manifest, folder):
+            if wrong := wrong | dict.fromkeys(_problems(block)):
+                continue
+            entries, in_row = np.empty(block.num_rows, ENTRY), to_numpy(block.column("row").is_valid())
+            for name in set(ENTRY.names or ()) & {*block.schema.names} - PLACE - {"dropped"}:
+                entries[name] = to_numpy(block.column(name))
+            if "turn" not in block.schema.names:
+                entries["turn"] = -1
+            split, shard = _numbers(block.column("split"), names), _filled(block.column("shard"))
+            entries["first"] = _filled(block.column("first"))
+            entries["split"] = kind_of_split[split]
+            entries["dropped"] = _numbers(block.column("dropped"), SAMPLE_DROP_REASONS)
+            index.separators += int(np.count_nonzero(entries["separator"]))
+            index.placed += int(np.count_nonzero(in_row))
+            source = np.minimum(entries["source"], sources)
+            index.trained += np.bincount(source, entries["trained"], sources + 1).astype(np.int64)
+            keys = entries["record"].astype(np.uint64) ^ (source.astype(np.uint64) << np.uint64(48))
+            by_conversation.add_by_hash(keys * np.uint64(0x9E3779B97F4A7C15), entries)
+            exists = in_row & (shard >= 0) & (shard < shards[split])
+            pieces, placed = np.empty(np.count_nonzero(exists), PIECE), block.filter(to_arrow(exists))
+            for name in PIECE.names or ():
+                pieces[name] = to_numpy(placed.column(name))
+            by_shard.add((np.cumsum(shards) - shards)[split[exists]] + shard[exists], pieces)
+        for problem in wrong:
+            raise DataError("bad_index", f"{path}: {problem}")
+        yield index
+
+
+def _blocks(manifest: Manifest, folder: Path) -> Iterator[pa.RecordBatch]:
+    with open_index(manifest, folder) as reader:
+        for batch in reader:
+            batch.validate()
+            yield from (batch.slice(top, ENTRIES) for top in range(0, batch.num_rows, ENTRIES))
+
+
+def _problems(block: pa.RecordBatch) -> Iterator[str]:
+    """Yield the columns with null values or with numbers that are not allowed."""
+    placed = block.column("row").is_valid()
+    for name in block.schema.names:
+        column = block.column(name)
+        if name in PLACE:
+            right = column.is_valid().equals(placed)
+        else:
+            right = column.is_null().equals(placed) if name == "dropped" else not column.null_count
+        if not right:
+            yield f"{name} has null values that are not allowed"
+    for name, least in (("length", 1), ("source", 0)):
+        smallest = pc.min(block.column(name)).as_py()
+        if smallest is not None and smallest < least:
+            yield f"an entry has an invalid {name}"
+
+
+def _numbers(names: pa.Array, known: tuple[str, ...] | list[str]) -> np.ndarray:
+    """Return the index of each name in `known`, or -1 for unknown names and for null."""
+    return _filled(pc.index_in(names.cast(pa.string()), strings(known)))
+
+
+def _filled(numbers: pa.Array) -> np.ndarray:
+    """Return int32 numbers, with -1 for null; `fill_null` would import pandas."""
+    return to_numpy(pc.coalesce(numbers, to_arrow(np.full(len(numbers), -1, np.int32))))
+
+
+def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversations:
+    """Return columns over the conversations, or over the samples, of index entries (ENTRY).
+
+    The conversations are sorted by source and record.
 
     source, record, turns, digest   as in the index
     placed, validation, truncated   bool
@@ -46,14 +177,14 @@ def conversations_of(entries: np.ndarray, apart: bool = False) -> Conversations:
     begins = np.append(True, (source[1:] != source[:-1]) | (record[1:] != record[:-1]))[: len(source)]
     of_sample = begins | np.append(True, turn[1:] != turn[:-1])[: len(source)]
     once = of_sample | np.append(True, first[1:] != first[:-1])[: len(source)]
-    heads = np.flatnonzero(of_sample if apart else begins)
+    heads = np.flatnonzero(of_sample if by_sample else begins)
 
     def total(values: np.ndarray) -> np.ndarray:
         return np.add.reduceat(values, heads, dtype=np.int64) if len(heads) else np.empty(0, np.int64)
 
     in_train, placed = split == 0, first >= 0
     reason = entries["dropped"].astype(np.int64)
-    if not apart:  # a conversation is dropped for the reason of its other samples
+    if not by_sample:  # a conversation is dropped for the reason of its other samples
         reason[reason == SAMPLE_DROP_REASONS.index("no_trained_tokens")] = -1
     is_placed, pieces = total(placed) > 0, np.maximum(1, total(once & placed))
     return {name: entries[name][heads] for name in ("source", "record", "turns", "digest")} | {
@@ -91,7 +222,8 @@ class Counts:
         self.tokens += int(seen["tokens"].sum())
         inside = seen["source"][seen["source"] < len(self.accepted)]
         self.accepted += np.bincount(inside, minlength=len(self.accepted))
-        self.reasons.update(seen["reason"][~placed].tolist())
+        reasons, counts = np.unique(seen["reason"][~placed], return_counts=True)
+        self.reasons.update(dict(zip(reasons.tolist(), counts.tolist(), strict=True)))
         source, record, length, untrained = (seen[name][placed] for name in ("source", "record", "length", "untrained"))
         later = (source[1:] == source[:-1]) & (record[1:] == record[:-1])
         self.repeated += int(np.minimum(untrained[1:], length[:-1])[later].sum())
@@ -101,12 +233,9 @@ class Counts:
 
 
 class IndexCheck:
-    """Check an index against the settings, block by block, and count it.
+    """Check the entries of an index against the settings, partition by partition, and count them."""
 
-    A block contains all entries of its conversations, and all conversations with its contents.
-    """
-
-    def __init__(self, manifest: Manifest, folder: Path):
+    def __init__(self, manifest: Manifest, folder: Path, index: Index):
         self._manifest, self._settings, self._folder = manifest, manifest.config, folder
         self.conversations, self.samples = (Counts(np.zeros(len(manifest.sources), np.int64)) for _ in range(2))
         self._broken: dict[str, tuple[int, int] | None] = {}  # rule → source and record of the first that breaks it
@@ -117,13 +246,17 @@ class IndexCheck:
         self._entries = np.array([*entries, count])
         self._weights = np.array([*(float(source.get("weight", 1)) for source in self._settings["sources"]), 1.0])
         self._mixture: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(count + 1, np.int64))
+        self._contents = index.by_content
+        for partition in index.by_conversation:
+            self._add(partition)
+        for contents in index.by_content:
+            self._check_contents(contents)
 
-    def add(self, entries: np.ndarray) -> None:
-        """Check entries of the index (ENTRY)."""
+    def _add(self, entries: np.ndarray) -> None:
         samples = seen = conversations_of(entries)
         self.conversations.add(seen)
         if self._manifest.ledger.samples is not None:
-            samples = conversations_of(entries, apart=True)
+            samples = conversations_of(entries, by_sample=True)
             self.samples.add(samples)
             self._check_samples(seen, samples)
         reason = samples["reason"]
@@ -137,11 +270,19 @@ class IndexCheck:
                 # The index does not have all tokens of a truncated conversation.
                 checked = whole if name == "tokens" else samples["placed"]
                 self._require(~(checked & is_outside), f"is packed, but {bound} is {limit}", samples)
-        self._check_contents({name: values[seen["placed"]] for name, values in seen.items()})
+        contents = np.empty(np.count_nonzero(seen["placed"]), CONTENT)
+        for name in CONTENT.names or ():
+            contents[name] = seen[name][seen["placed"]]
+        # The first two of equal contents show whether a rule is broken, and where; so a content that is repeated many
+        # times does not fill a partition.
+        contents = contents[np.lexsort((contents["validation"], contents["length"], contents["digest"]))]
+        names = ["digest", "length", "validation"]
+        contents = contents[np.append([True, True], contents[names][2:] != contents[names][:-2])[: len(contents)]]
+        self._contents.add_by_hash(contents["digest"], contents)
         self._add_to_mixture(seen)
         self._compare_epochs(entries)
 
-    def _require(self, held: np.ndarray, rule: str, of: Conversations) -> None:
+    def _require(self, held: np.ndarray, rule: str, of: Conversations | np.ndarray) -> None:
         """Note the first conversation that breaks a rule.
 
         `held` is a bool per conversation, False if the conversation breaks the rule.
@@ -170,16 +311,16 @@ class IndexCheck:
             samples,
         )
 
-    def _check_contents(self, packed: Conversations) -> None:
+    def _check_contents(self, contents: np.ndarray) -> None:
         """Check that no content is in both splits, or packed twice without leave."""
-        digest, length, held_out = packed["digest"], packed["length"], packed["validation"]
+        contents = contents[np.lexsort((contents["record"], contents["source"]))]
+        digest, length, held_out = contents["digest"], contents["length"], contents["validation"]
         both = held_out & np.isin(digest, digest[~held_out])
-        self._require(~both, "is in the validation split, and the same content is in the training split", packed)
-        first = np.ones(len(digest), bool)
+        self._require(~both, "is in the validation split, and the same content is in the training split", contents)
         if self._settings.get("duplicates") == "drop":
-            order = np.lexsort((length, digest))
+            first, order = np.ones(len(digest), bool), np.lexsort((length, digest))
             first[order[1:]] = (np.diff(digest[order]) != 0) | (np.diff(length[order]) != 0)
-        self._require(first, "is packed, although another packed conversation has the same content", packed)
+            self._require(first, "is packed, although another packed conversation has the same content", contents)
 
     def _add_to_mixture(self, seen: Conversations) -> None:
         """Count conversations and tokens by entry of `sources`."""
@@ -209,30 +350,45 @@ class IndexCheck:
         """Note each epoch whose pieces differ from the pieces of the first epoch."""
         wanted: np.ndarray | None = None
         kinds = kinds_of_splits(self._manifest)
-        for number, name in enumerate(kinds):
-            if name == "validation" or len(kinds) <= 2:
-                continue
-            of_epoch = entries[entries["split"] == number]
-            columns = [of_epoch[column] for column in ("source", "record", "first", "length", "trained", "turn")]
-            pieces = np.stack(columns)[:, np.lexsort(columns)]
-            wanted = pieces if wanted is None else wanted
-            if not np.array_equal(pieces, wanted):
-                self._other_epochs.add(name)
+        for number, name in enumerate(kinds if len(kinds) > 2 else ()):
+            if name != "validation":
+                of_epoch = entries[entries["split"] == number]
+                columns = [of_epoch[column] for column in ("source", "record", "first", "length", "trained", "turn")]
+                pieces = np.stack(columns)[:, np.lexsort(columns)]
+                wanted = pieces if wanted is None else wanted
+                if not np.array_equal(pieces, wanted):
+                    self._other_epochs.add(name)
 
     def check(self) -> None:
-        """Raise DataError if conversations or copies do not follow from the settings."""
+        """Raise DataError if conversations, copies, or figures do not follow from the settings."""
         where = self._folder / "index.arrow"
         for rule, broken in self._broken.items():
             if broken:
                 name = self._manifest.sources[broken[0]].path
                 raise DataError("bad_index", f"{where}: {name}:{broken[1]} {rule}")
-        for entry, source in enumerate(self._settings["sources"]):
+        sources, recorded = self._settings["sources"], self._manifest.mixture
+        for entry, source in enumerate(sources):
             counts = {name: int(values[entry]) for name, values in self._mixture.items()}
             if problem := self._problem_of_entry(source, counts):
                 raise DataError("bad_index", f"{where}: sources[{entry}]: {problem}")
         for name in (name for name in kinds_of_splits(self._manifest) if name in self._other_epochs):
             raise DataError("bad_index", f"{where}: {name} has different pieces from train")
-        self._check_figures(self._folder / "manifest.json")
+        where = self._folder / "manifest.json"
+        counted = {name: self._mixture[name][: len(sources)] for name in ("conversations", "copies")}
+        shared = {name: self._mixture[name][: len(sources)] for name in ("tokens", "trained_tokens")}
+        for entry, (source, facts) in enumerate(zip(sources, recorded, strict=False)):
+            values = {"path": source["path"], "weight": source.get("weight", 1.0), "limit": source.get("limit")}
+            values |= {name: int(of_entries[entry]) for name, of_entries in (counted | shared).items()}
+            for name, of_entries in shared.items():
+                values[f"{name}_percent"] = round(float(100 * of_entries[entry] / max(1, of_entries.sum())), 4)
+            for name, value in values.items():
+                if (noted := getattr(facts, name)) != value:
+                    what = f"{name} is recorded as {noted}, counted {value}"
+                    raise DataError("wrong_figure", f"{where}: mixture: {facts.path}: {what}")
+        if len(sources) != len(recorded):
+            raise DataError(
+                "wrong_figure", f"{where}: mixture has {len(recorded)} entries, but the config has {len(sources)}"
+            )
 
     def _problem_of_entry(self, source: dict[str, Any], counts: dict[str, int]) -> str:
         """Say how an entry of `sources` contradicts its `limit` or `weight`."""
@@ -255,25 +411,3 @@ class IndexCheck:
         if abs(extra - rest * of) > 2 and whole != weight:
             return f"{extra:,} of {of:,} conversations have an additional copy, which does not match the weight"
         return ""
-
-    def _check_figures(self, where: Path) -> None:
-        """Raise DataError if a recorded figure of the mixture differs from the counts."""
-        recorded, sources = self._manifest.mixture, self._settings["sources"]
-        names = ("conversations", "copies", "tokens", "trained_tokens")
-        counted = {name: self._mixture[name][: len(sources)] for name in names}
-        for entry, (source, facts) in enumerate(zip(sources, recorded, strict=False)):
-            values = {"path": source["path"], "weight": source.get("weight", 1.0), "limit": source.get("limit")}
-            values |= {name: int(of_entries[entry]) for name, of_entries in counted.items()}
-            for name in ("tokens", "trained_tokens"):
-                share = 100 * counted[name][entry] / max(1, counted[name].sum())
-                values[f"{name}_percent"] = round(float(share), 4)
-            for name, value in values.items():
-                if (noted := getattr(facts, name)) != value:
-                    raise DataError(
-                        "wrong_figure",
-                        f"{where}: mixture: {facts.path}: {name} is recorded as {noted}, counted {value}",
-                    )
-        if len(sources) != len(recorded):
-            raise DataError(
-                "wrong_figure", f"{where}: mixture has {len(recorded)} entries, but the config has {len(sources)}"
-            )

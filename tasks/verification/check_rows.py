@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,16 @@ from tasks.storage.manifest import Manifest
 from tasks.storage.row_statistics import ROWS, RowStatistics, add_sums, has_statistics, read_statistics
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, row_columns, sizes_of
-from tasks.verification.read_index import PIECE, Index
+from tasks.verification.check_index import PIECE, Index
+
+
+@dataclass(slots=True)
+class Weights:
+    """Sums over the column `loss_weight` of one kind of split."""
+
+    trained: int = 0
+    sums: list[float] = field(default_factory=list)  # weights, per shard
+    conversations: list[float] = field(default_factory=list)  # sums of the shares of pieces, per batch
 
 
 @dataclass(slots=True)
@@ -35,20 +44,8 @@ class Tokens:
     alignment: int = 0  # padding between pieces and the next multiple of `align`
 
 
-@dataclass(slots=True)
-class Weights:
-    """Sums over the column `loss_weight` of one kind of split."""
-
-    trained: int = 0
-    sums: list[float] = field(default_factory=list)  # weights, per shard
-    conversations: list[float] = field(default_factory=list)  # sums of the shares of pieces, per batch
-
-
 def _shards(manifest: Manifest, index: Index) -> Iterator[tuple[str, Shard, dict[str, np.ndarray]]]:
-    """Yield each shard with its split and its pieces in the index.
-
-    The pieces are sorted by row and start.
-    """
+    """Yield each shard with its split and its pieces in the index, sorted by row and start."""
     shards = ((name, shard) for name, split in manifest.splits.items() for shard in split.shards)
     for (split, shard), pieces in zip(shards, index.by_shard, strict=True):
         ordered = pieces[np.lexsort((pieces["start"], pieces["row"]))]
@@ -81,7 +78,12 @@ def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
         statistics = RowStatistics.joined(counted)
         sums[split] = add_sums(sums[split], statistics.sums())
         if recorded is not None:
-            _compare_statistics(statistics, next(recorded)[1], f"of {shard.path}", folder / ROWS)
+            columns = zip(RowStatistics.__slots__, statistics.columns(), next(recorded)[1].columns(), strict=True)
+            for name, found, noted in columns:
+                if (differs := np.flatnonzero(found != noted)).size:
+                    row = int(differs[0])
+                    what = f"{name} of row {row} of {shard.path} is recorded as {noted[row]:,}, counted {found[row]:,}"
+                    raise DataError("wrong_figure", f"{folder / ROWS}: {what}")
         total.rows += rows
         total.of_splits[split] = total.of_splits.get(split, 0) + int(pieces["length"].sum(dtype=np.int64))
         if has_weights:
@@ -89,44 +91,24 @@ def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
     if recorded is not None:
         next(recorded, None)  # raises if there are more
     for name, facts in manifest.splits.items():
-        expected, file = RowSums(**sums[name]) if recorded is not None else None, folder / "manifest.json"
+        expected, wrong = RowSums(**sums[name]) if recorded is not None else None, ""
         # The ledger check reports splits that the corpus should not have.
         if facts.statistics != expected and (facts.shards or facts.statistics):
-            raise DataError(
-                "wrong_figure",
-                f"{file}: statistics of {name} are recorded as {facts.statistics}, counted {expected}",
-            )
-        if facts.groups is not None and sum(facts.groups) != facts.rows:
-            raise DataError(
-                "wrong_figure",
-                f"{file}: the groups of {name} have {sum(facts.groups):,} rows, but the split has {facts.rows:,}",
-            )
+            wrong = f"statistics of {name} are recorded as {facts.statistics}, counted {expected}"
+        elif facts.groups is not None and sum(facts.groups) != facts.rows:
+            wrong = f"the groups of {name} have {sum(facts.groups):,} rows, but the split has {facts.rows:,}"
+        if wrong:
+            raise DataError("wrong_figure", f"{folder / 'manifest.json'}: {wrong}")
     return total
-
-
-def _compare_statistics(counted: RowStatistics, recorded: RowStatistics, shard: str, path: Path) -> None:
-    for column in RowStatistics.__slots__:
-        found, expected = getattr(counted, column), getattr(recorded, column)
-        if not np.array_equal(found, expected):
-            row = int(np.flatnonzero(found != expected)[0])
-            raise DataError(
-                "wrong_figure",
-                f"{path}: {column} of row {row} {shard} is recorded as {expected[row]:,}, counted {found[row]:,}",
-            )
 
 
 def _check_batch(
     batch: pa.RecordBatch, pieces: dict[str, np.ndarray], manifest: Manifest, length: int, where: str, total: Tokens
 ) -> RowStatistics:
-    """Check the rows of a record batch and return their statistics.
-
-    Adds their sums to `total`. Raises DataError for the first broken invariant.
-    """
-    count, shape = batch.num_rows, manifest.row_layout
-    columns_of_rows = row_columns(batch, length, shape, manifest.tokenizer.pad_token_id)
-    ids, mask, labels, positions = (
-        columns_of_rows[name] for name in ("input_ids", "attention_mask", "labels", "position_ids")
-    )
+    """Check the rows of a record batch, add their sums to `total`, and return their statistics."""
+    count, align, tokenizer = batch.num_rows, manifest.row_layout.align, manifest.tokenizer
+    columns = row_columns(batch, length, manifest.row_layout, tokenizer.pad_token_id)
+    ids, mask, labels, positions = columns.values()
 
     def require(held: Any, what: str) -> None:
         """Raise DataError unless `held`, a bool per row, is True everywhere."""
@@ -136,24 +118,21 @@ def _check_batch(
             raise DataError("bad_row", f"{where} + {row}: {what}")
 
     filled = mask.sum(axis=1, dtype=np.int64)
-    columns = np.arange(length)
-    align = shape.align
     require(((mask == 0) | (mask == 1)).all(axis=1), "attention_mask has values other than 0 and 1")
     if align == 1:
-        require((mask == (columns < filled[:, None])).all(axis=1), "attention_mask has padding among the tokens")
+        in_front = np.arange(length) < filled[:, None]
+        require((mask == in_front).all(axis=1), "attention_mask has padding among the tokens")
     require(filled > 0, "the row is empty")
-    require(((ids >= 0) & (ids < manifest.tokenizer.vocab_size)).all(axis=1), "a token id is outside the vocabulary")
-    require(((ids == manifest.tokenizer.pad_token_id) | (mask == 1)).all(axis=1), "padding is not the pad token")
+    require(((ids >= 0) & (ids < tokenizer.vocab_size)).all(axis=1), "a token id is outside the vocabulary")
+    require(((ids == tokenizer.pad_token_id) | (mask == 1)).all(axis=1), "padding is not the pad token")
     require(((labels == IGNORED) | (labels == ids)).all(axis=1), "a label is neither -100 nor the token itself")
     require(((labels == IGNORED) | (mask == 1)).all(axis=1), "padding is trained on")
     require((labels != IGNORED).any(axis=1), "no token of the row is trained on")
     # Expected positions follow from the pieces of the index, not from the code that wrote the rows.
     starts, lengths = pieces["start"].astype(np.int64), pieces["length"].astype(np.int64)
     first_of_row = np.searchsorted(pieces["row"], np.arange(count))
-    require(
-        np.bincount(pieces["row"], weights=lengths, minlength=count) == filled,
-        "the index covers a different number of tokens",
-    )
+    covered = np.bincount(pieces["row"], weights=lengths, minlength=count)
+    require(covered == filled, "the index covers a different number of tokens")
     places = -(-lengths // align) * align
     expected = np.cumsum(places) - places
     expected -= np.repeat(expected[first_of_row], np.diff(np.append(first_of_row, len(starts))))
@@ -181,7 +160,7 @@ def _check_batch(
     flat_labels, flat_ids = labels.reshape(-1), ids.reshape(-1)
     if (flat_labels[first_tokens] != IGNORED).any():
         raise DataError("bad_row", f"{where}: the first token of a conversation is trained on")
-    if (flat_ids[ends][pieces["separator"]] != manifest.tokenizer.eos_token_id).any():
+    if (flat_ids[ends][pieces["separator"]] != tokenizer.eos_token_id).any():
         raise DataError("bad_row", f"{where}: a conversation does not end with the EOS separator")
     if (flat_labels[ends][pieces["closed"]] != IGNORED).any():
         raise DataError("bad_row", f"{where}: the separator after a truncated conversation is trained on")
@@ -189,28 +168,34 @@ def _check_batch(
         # Truncated conversations end with a trained turn and EOS, which may be the last token of the turn or follow it.
         if (flat_labels[ends - pieces["closed"]][pieces["truncated"]] == IGNORED).any():
             raise DataError("bad_row", f"{where}: a truncated conversation does not end with a turn that is trained on")
-        if (flat_ids[ends][pieces["truncated"]] != manifest.tokenizer.eos_token_id).any():
+        if (flat_ids[ends][pieces["truncated"]] != tokenizer.eos_token_id).any():
             raise DataError("bad_row", f"{where}: a truncated conversation does not end with EOS")
-    trained = (
-        np.add.reduceat(flat_labels != IGNORED, first_tokens, dtype=np.int64) if len(first_tokens) else np.zeros(0)
-    )
+    is_trained = flat_labels != IGNORED
+    trained = np.add.reduceat(is_trained, first_tokens, dtype=np.int64) if len(first_tokens) else np.zeros(0)
     if (trained != pieces["trained"]).any():
         raise DataError("bad_row", f"{where}: the index and the labels disagree about trained tokens")
-    if shape.padding == "none":
-        sizes = _check_lists(batch, pieces["row"], lengths, np.bincount(pieces["row"], places, count), require)
-        total.places += int(sizes.sum())
-    else:
-        total.places += ids.size
+    total.places += ids.size
+    if manifest.row_layout.padding == "none":  # the columns are lists
+        sizes, counts = sizes_of(batch, "input_ids"), sizes_of(batch, "seq_lens")
+        require(sizes == np.bincount(pieces["row"], places, count), "the row does not end with its last piece")
+        of_index = np.bincount(pieces["row"], minlength=count)
+        require(counts == of_index, "seq_lens and the index have different numbers of pieces")
+        found = batch.column("seq_lens").flatten().to_numpy()
+        differs = np.bincount(pieces["row"][found != lengths], minlength=count)
+        require(differs == 0, "seq_lens differ from the index")
+        longest = np.maximum.reduceat(found, np.cumsum(counts) - counts)
+        require(batch.column("max_seqlen").to_numpy() == longest, "max_seqlen is not the longest of seq_lens")
+        total.places += int(sizes.sum()) - ids.size
     total.pieces += len(first_tokens)
     total.packed += int(filled.sum())
     total.alignment += int((places - lengths).sum())
-    total.trained += int((flat_labels != IGNORED).sum())
-    found = RowStatistics.zeros(count)
-    np.add.at(found.squares, pieces["row"], lengths**2)
-    np.maximum.at(found.longest, pieces["row"], pieces["length"])
-    np.add.at(found.segments, pieces["row"], np.int32(1))
-    found.trained[:] = (labels != IGNORED).sum(axis=1)
-    return found
+    total.trained += int(is_trained.sum())
+    statistics = RowStatistics.zeros(count)
+    np.add.at(statistics.squares, pieces["row"], lengths**2)
+    np.maximum.at(statistics.longest, pieces["row"], pieces["length"])
+    np.add.at(statistics.segments, pieces["row"], np.int32(1))
+    statistics.trained[:] = is_trained.reshape(ids.shape).sum(axis=1)
+    return statistics
 
 
 def _check_weights(
@@ -258,28 +243,6 @@ def _check_weights(
     sums.trained += int(np.count_nonzero(trained))
     values, counts = np.unique(weights, return_counts=True)
     return math.fsum(float(value) * count for value, count in zip(values, counts.tolist(), strict=True))
-
-
-def _check_lists(
-    batch: pa.RecordBatch,
-    row: np.ndarray,
-    lengths: np.ndarray,
-    places: np.ndarray,
-    require: Callable[[Any, str], None],
-) -> np.ndarray:
-    """Check the columns of rows without padding and return the sizes of the rows.
-
-    The sizes are int64[rows]. `row` and `lengths` describe the pieces in the index. `places` is the number of places
-    that the pieces of each row take.
-    """
-    sizes, counts = sizes_of(batch, "input_ids"), sizes_of(batch, "seq_lens")
-    require(sizes == places, "the row does not end with its last piece")
-    require(counts == np.bincount(row, minlength=len(sizes)), "seq_lens and the index have different numbers of pieces")
-    found = batch.column("seq_lens").flatten().to_numpy()
-    require(np.bincount(row[found != lengths], minlength=len(sizes)) == 0, "seq_lens differ from the index")
-    longest = np.maximum.reduceat(found, np.cumsum(counts) - counts)
-    require(batch.column("max_seqlen").to_numpy() == longest, "max_seqlen is not the longest of seq_lens")
-    return sizes
 
 
 def check_unpacked_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:

@@ -22,10 +22,7 @@ BLOCK = 16 << 20  # bytes sorted at a time; each block has an overhead of 4 byte
 
 
 class Partitions:
-    """Rows of a structured type in numbered partitions.
-
-    Each partition keeps its rows in the order in which they were added.
-    """
+    """Rows of a structured type in numbered partitions, in the order in which they were added."""
 
     def __init__(self, count: int, kind: np.dtype):
         self.count, self._kind = count, kind
@@ -49,24 +46,22 @@ class Partitions:
         self._waiting.clear()
 
     def add(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Append each row to the partition with its number.
-
-        Raises StorageError if the disk is full.
-        """
+        """Append each row to the partition with its number. Raises StorageError if the disk is full."""
         if len(rows):
             self._waiting.append((numbers, rows))
             self._bytes += rows.nbytes
         if self._bytes >= BLOCK:
             self._write()
 
-    def _write(self) -> None:
-        """Write the waiting rows as one block.
+    def add_by_hash(self, hashes: np.ndarray, rows: np.ndarray) -> None:
+        """Append each row to the partition that the upper half of its hash (uint64) chooses."""
+        self.add((hashes >> np.uint64(32)).astype(np.int64) * self.count >> 32, rows)
 
-        Blocks are large, so a partition is a few long runs of the file instead of many short runs.
-        """
+    def _write(self) -> None:
+        """Write the waiting rows as one block, so that a partition is a few long runs of the file."""
         if not self._waiting:
             return
-        numbers, rows = (np.concatenate(each) for each in zip(*self._waiting, strict=True))
+        numbers, rows = (np.concatenate(columns) for columns in zip(*self._waiting, strict=True))
         self._waiting.clear()
         self._bytes = 0
         order = np.argsort(numbers, kind="stable")
@@ -76,21 +71,19 @@ class Partitions:
             self._file.write(rows[order].tobytes())
         self._rows += len(rows)
 
-    def read(self, number: int) -> np.ndarray:
-        """Return all rows of a partition."""
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """Yield all rows of each partition."""
         self._write()
         size = self._kind.itemsize
-        pieces = [np.empty(0, self._kind)]
-        with _scratch():
-            for before, edges in self._edges:
-                first, last = edges[number : number + 2].tolist()
-                if first < last:
-                    self._file.seek((before + first) * size)
-                    pieces.append(np.frombuffer(self._file.read((last - first) * size), self._kind))
-        return np.concatenate(pieces)
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self.read(number) for number in range(self.count))
+        for number in range(self.count):
+            pieces = [np.empty(0, self._kind)]
+            with _scratch():
+                for before, edges in self._edges:
+                    first, last = edges[number : number + 2].tolist()
+                    if first < last:
+                        self._file.seek((before + first) * size)
+                        pieces.append(np.frombuffer(self._file.read((last - first) * size), self._kind))
+            yield np.concatenate(pieces)
 
 
 @contextmanager

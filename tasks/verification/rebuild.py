@@ -10,7 +10,7 @@ import filecmp
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tasks.config import Config, check_recorded, config_of, load_config
 from tasks.core.errors import DataError, InputMissing, NotReproducible, PackError, UsageError
@@ -40,10 +40,7 @@ def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path |
 
 
 def revisions_of(manifest: Manifest) -> dict[int, str]:
-    """Return the recorded commits of datasets on the Hub.
-
-    The keys are the indices of their entries in `sources`.
-    """
+    """Return the recorded commits of datasets on the Hub, by their index in `sources`."""
     return {source.entry: source.revision for source in manifest.sources if source.revision}
 
 
@@ -98,10 +95,10 @@ def _differences(manifest: Manifest, recipe: Recipe) -> Iterator[str]:
 
 
 def rebuild(path: Path, config_file: Path | None = None) -> str:
-    """Rebuild a corpus, compare every byte, and return a summary.
+    """Rebuild a corpus in a temporary directory, compare every byte, and return a summary.
 
-    The rebuilt corpus is in a temporary directory (TMPDIR). Raises NotReproducible, naming the first file that differs,
-    or the source or setting that changed. Also raises the errors of `config_for`.
+    Raises NotReproducible, naming the first file that differs, or the source or setting that changed. Also raises the
+    errors of `config_for`.
     """
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
@@ -143,8 +140,12 @@ def _compare(manifest: Manifest, folder: Path, rebuilt: Path) -> None:
             del values["digest"], values["tokenizer"]["engine"]
             values["files"] = [file for file in values["files"] if file["path"] not in differ]
     if then != now:
-        difference = _first_difference(then, now)
-        raise NotReproducible("not_reproducible", f"{folder / 'manifest.json'}: differs after rebuilding: {difference}")
+        before, after, where = cast(Any, then), cast(Any, now), ""
+        while isinstance(before, dict) and isinstance(after, dict):
+            key = next(key for key in before | after if before.get(key) != after.get(key))
+            where, before, after = f"{where}.{key}".lstrip("."), before.get(key), after.get(key)
+        difference = f"differs after rebuilding: {where} was {before}, is {after}"
+        raise NotReproducible("not_reproducible", f"{folder / 'manifest.json'}: {difference}")
     names = ", ".join([*differ, "manifest.json"])
     raise NotReproducible(
         "not_reproducible", f"{folder}: {names}: {other_texts(manifest)}; all other files are identical"
@@ -158,15 +159,5 @@ def has_other_texts(manifest: Manifest, name: str) -> bool:
 
 def other_texts(manifest: Manifest) -> str:
     """Explain why rejects.jsonl and the dataset card cannot be reproduced."""
-    return (
-        f"written by another version of packcorpus (texts {manifest.texts_version}, this version writes texts "
-        f"{VERSIONS['texts']})"
-    )
-
-
-def _first_difference(then: Any, now: Any) -> str:
-    where = ""
-    while isinstance(then, dict) and isinstance(now, dict):
-        key = next(key for key in then | now if then.get(key) != now.get(key))
-        where, then, now = f"{where}.{key}".lstrip("."), then.get(key), now.get(key)
-    return f"{where} was {then}, is {now}"
+    texts = f"(texts {manifest.texts_version}, this version writes texts {VERSIONS['texts']})"
+    return f"written by another version of packcorpus {texts}"

@@ -73,8 +73,7 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile
     damaged = [(file, damage) for file in listed if (damage := _damage(folder, file))]
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         origins = _Origins(manifest, folder, layout, config_file, Path(scratch))
-        for file, _ in damaged:
-            where = folder / file.path
+        for where, file in ((folder / file.path, file) for file, _ in damaged):
             if where.is_file() and where.stat().st_size != file.bytes and sha256_of(where) == file.sha256:
                 _check_size(where, where.stat().st_size, file)
         for file, damage in damaged:
@@ -90,14 +89,22 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile
 
 
 def _find_manifest(path: Path) -> tuple[Path, Path, dict[Path, str]]:
-    """Find the unedited copy of a manifest.
-
-    Returns this copy, the corpus folder, and the damage of each copy that must be restored.
-    """
+    """Return the unedited copy of a manifest, the corpus folder, and the damage of other copies."""
     named = path / "manifest.json" if path.is_dir() and path.suffix != ".json" else path
-    folder, copies = _copies(named)
+    home = named.absolute().parent
+    corpus = home.parent / "data" / "corpora" / named.stem
+    manifest = None
+    with suppress(PackError):
+        manifest = load_manifest(named)
+    if named.name == "manifest.json":
+        folder = named.parent
+    elif home.name == "manifests" and corpus.is_dir():
+        folder = corpus
+    else:
+        folder = corpus_folder(manifest or load_manifest(named), named)
+    copies = [copy for copy in (named, folder / "manifest.json", published_copy(folder, manifest)) if copy]
     whole, wrong = dict[Path, Manifest](), dict[Path, str]()
-    for copy in copies:
+    for copy in [*{copy.parent.resolve() / copy.name: copy for copy in reversed(copies)}.values()][::-1]:
         try:
             whole[copy] = load_manifest(copy)
             if copy.is_symlink() and copy.parent == folder:
@@ -115,32 +122,12 @@ def _find_manifest(path: Path) -> tuple[Path, Path, dict[Path, str]]:
     first, *others = whole
     for copy in others:
         if copy.read_bytes() != first.read_bytes():
-            raise DataError(
-                "manifests_differ",
-                f"{first} and {copy} differ, and neither was edited; delete the wrong copy, then run repair",
-            )
+            what = "differ, and neither was edited; delete the wrong copy, then run repair"
+            raise DataError("manifests_differ", f"{first} and {copy} {what}")
     return first, folder, wrong
 
 
-def _copies(named: Path) -> tuple[Path, list[Path]]:
-    """Return the corpus folder of a manifest and all copies of it, `named` first."""
-    home = named.absolute().parent
-    corpus = home.parent / "data" / "corpora" / named.stem
-    manifest = None
-    with suppress(PackError):
-        manifest = load_manifest(named)
-    if named.name == "manifest.json":
-        folder = named.parent
-    elif home.name == "manifests" and corpus.is_dir():
-        folder = corpus
-    else:
-        folder = corpus_folder(manifest or load_manifest(named), named)
-    copies = [copy for copy in (named, folder / "manifest.json", published_copy(folder, manifest)) if copy]
-    return folder, [*{copy.parent.resolve() / copy.name: copy for copy in reversed(copies)}.values()][::-1]
-
-
 def _damage(folder: Path, file: Listed) -> str:
-    """Describe the damage of a listed file, or return an empty string."""
     try:
         check_listed(folder, file)
     except PackError as error:
@@ -149,7 +136,6 @@ def _damage(folder: Path, file: Listed) -> str:
 
 
 def _message(error: PackError, path: Path) -> str:
-    """Return the message of an error without the path and the advice to repair."""
     return without_repair_hint(error).removeprefix(f"{path}: ")
 
 
@@ -157,10 +143,7 @@ def _message(error: PackError, path: Path) -> str:
 
 
 class _Origins:
-    """Origins of the content of a listed file, cheapest first.
-
-    An origin that does not have the content returns None.
-    """
+    """Origins of the content of a listed file, cheapest first; None if one does not have it."""
 
     def __init__(self, manifest: Manifest, folder: Path, layout: Layout, config_file: Path | None, scratch: Path):
         self.manifest, self.folder, self.layout = manifest, folder, layout
@@ -203,16 +186,14 @@ class _Origins:
 
     @cached_property
     def _plan(self) -> tuple[Path, list[str]] | None:
-        """Return the folder and the token file keys of a complete plan of this corpus.
-
-        Returns None if there is no such plan. A plan in groups, of an earlier version, has no plan.arrow.
-        """
+        """Return the folder and the token file keys of a complete plan of this corpus, or None."""
         wanted = self.manifest.name, self.manifest.key, [source.path for source in self.manifest.sources]
         for receipt in sorted(self.layout.plan_folder("*").parent.glob("*/plan.json")):
             with suppress(PackError, OSError, LookupError, TypeError, AttributeError):
                 plan = read_receipt(receipt)
                 named = plan["name"], plan["corpus"], [source["path"] for source in plan["sources"]]
                 digests = plan["sha256"].items()
+                # A plan in groups, of an earlier version, has no plan.arrow.
                 is_ours = "plan.arrow" in plan["sha256"] and named == wanted
                 if is_ours and all(sha256_of(receipt.parent / name) == digest for name, digest in digests):
                     return receipt.parent, plan["token_files"]
@@ -266,10 +247,7 @@ class _WrongManifest(DataError):
 
 
 def _check_size(where: Path, size: int, file: Listed) -> None:
-    """Raise _WrongManifest if `size` is not the recorded size.
-
-    `size` is the size of content with the recorded SHA-256.
-    """
+    """Raise _WrongManifest unless content with the recorded SHA-256 has the recorded size."""
     if size != file.bytes:
         raise _WrongManifest(
             "cannot_mend",
@@ -279,10 +257,7 @@ def _check_size(where: Path, size: int, file: Listed) -> None:
 
 
 def _restore(where: Path, file: Listed, origins: _Origins) -> str:
-    """Restore a file and return the name of the origin of its bytes.
-
-    Raises an error with the reason of the last origin if no origin has the bytes.
-    """
+    """Restore a file and return the origin of its bytes, or raise the error of the last origin."""
     reason: PackError = InputMissing("origin_missing", "no copy or source of it exists")
     for name, find in origins.of(file).items():
         try:
@@ -306,10 +281,7 @@ def _restore(where: Path, file: Listed, origins: _Origins) -> str:
 
 
 def _publish(content: Content, where: Path, folder: Path, file: Listed) -> bool:
-    """Write content to `where` if its SHA-256 is the recorded SHA-256.
-
-    Returns whether it is.
-    """
+    """Write content if it has the recorded SHA-256, and return whether it has."""
     with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as stream:
         if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
             return False

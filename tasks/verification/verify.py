@@ -12,11 +12,18 @@ temporary files (partitions.py) and checked one partition at a time.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from tasks.core.errors import DataError, PackError
 from tasks.core.printable import counted
+from tasks.encoders.tokenizer_files import find_tokenizer_files, joined_sha256, open_found
 from tasks.storage.corpus_folder import (
     changed_files,
     check_copies,
@@ -24,11 +31,14 @@ from tasks.storage.corpus_folder import (
     corpus_folder,
     foreign_files,
     raise_all,
+    reading,
 )
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.verification.check_ledger import check_beside, check_recorded_ledger
-from tasks.verification.check_rows import check_packed_rows, check_unpacked_rows
-from tasks.verification.read_index import read_index
+from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
+from tasks.verification.check_index import Index, IndexCheck, read_index
+from tasks.verification.check_rows import Tokens, check_packed_rows, check_unpacked_rows
+
+Require = Callable[[str, Any, Any], None]  # raises DataError unless a counted and a recorded value are equal
 
 
 @dataclass(frozen=True)
@@ -47,34 +57,6 @@ def verify(path: Path) -> list[Check]:
     """
     manifest = load_manifest(path)
     folder, listed = corpus_folder(manifest, path), manifest.listed()
-    _check_files(path, manifest, folder)
-    is_packed = manifest.packing_metadata.enabled
-    with read_index(manifest, folder) as index:
-        tokens = (check_packed_rows if is_packed else check_unpacked_rows)(manifest, folder, index)
-        index.by_shard.close()
-        if not tokens.rows:
-            raise DataError("wrong_count", f"{path}: the corpus has no rows")
-        if tokens.pieces != index.placed:
-            raise DataError("bad_index", f"{folder / 'index.arrow'}: refers to shards or rows that do not exist")
-        check_beside(manifest, folder)
-        check_recorded_ledger(manifest, folder, index, tokens)
-    size = sum(file.bytes for file in listed)
-    rows = f"{counted(tokens.rows, 'row')}, {counted(tokens.packed, 'token')}, {tokens.trained:,} trained"
-    held = "every invariant holds" if is_packed else "the counts match the index"
-    return [
-        Check("manifest", f"unedited, key {manifest.key[:12]}"),
-        Check(
-            "files",
-            f"{counted(len(listed), 'file')}, {size:,} bytes: sizes and SHA-256 as recorded, no unlisted files",
-        ),
-        Check("rows", f"{rows}: {held}"),
-        Check("index", f"{counted(tokens.pieces, 'piece')} in the rows, without gap or overlap"),
-        Check("ledger", "conversations, tokens, and figures agree with a second count"),
-    ]
-
-
-def _check_files(path: Path, manifest: Manifest, folder: Path) -> None:
-    """Check the size and SHA-256 of every file."""
     wrong: list[PackError] = []
     try:
         check_copies(path, folder)
@@ -83,5 +65,139 @@ def _check_files(path: Path, manifest: Manifest, folder: Path) -> None:
         if error.reason == "manifests_differ":  # it is unknown which of the two copies describes the files
             raise
         wrong.append(error)
-    wrong += changed_files(folder, manifest.listed()) + foreign_files(manifest, folder)
-    raise_all(wrong, folder)
+    raise_all([*wrong, *changed_files(folder, listed), *foreign_files(manifest, folder)], folder)
+
+    def require(name: str, counted: Any, recorded: Any) -> None:
+        if counted != recorded:
+            raise DataError(
+                "wrong_figure", f"{folder / 'manifest.json'}: {name} is recorded as {recorded}, counted {counted}"
+            )
+
+    is_packed = manifest.packing_metadata.enabled
+    with read_index(manifest, folder) as index:
+        tokens = (check_packed_rows if is_packed else check_unpacked_rows)(manifest, folder, index)
+        index.by_shard.close()
+        if not tokens.rows:
+            raise DataError("wrong_count", f"{path}: the corpus has no rows")
+        if tokens.pieces != index.placed:
+            raise DataError("bad_index", f"{folder / 'index.arrow'}: refers to shards or rows that do not exist")
+        _check_beside(manifest, folder)
+        _check_ledger(manifest, folder, index, tokens, require)
+    size = sum(file.bytes for file in listed)
+    rows = f"{counted(tokens.rows, 'row')}, {counted(tokens.packed, 'token')}, {tokens.trained:,} trained"
+    held = "every invariant holds" if is_packed else "the counts match the index"
+    files = f"{counted(len(listed), 'file')}, {size:,} bytes: sizes and SHA-256 as recorded, no unlisted files"
+    return [
+        Check("manifest", f"unedited, key {manifest.key[:12]}"),
+        Check("files", files),
+        Check("rows", f"{rows}: {held}"),
+        Check("index", f"{counted(tokens.pieces, 'piece')} in the rows, without gap or overlap"),
+        Check("ledger", "conversations, tokens, and figures agree with a second count"),
+    ]
+
+
+def _check_beside(manifest: Manifest, folder: Path) -> None:
+    """Check the recorded tokenizer and template against the files next to the shards."""
+    recorded, template, files = manifest.tokenizer, manifest.template, find_tokenizer_files(manifest, folder)
+    encoder = open_found(manifest, files)
+    templates = [(file.path, file.sha256) for file in manifest.template_files]
+    for name, found, noted in (
+        ("tokenizer.sha256", files.sha256(), recorded.sha256),
+        ("tokenizer.kind", encoder.kind, recorded.kind),
+        ("tokenizer.vocab_size", encoder.vocab_size, recorded.vocab_size),
+        ("tokenizer.bos_token_id", encoder.bos_id, recorded.bos_token_id),
+        ("tokenizer.eos_token_id", encoder.eos_id, recorded.eos_token_id),
+        ("tokenizer.pad_token_id", encoder.pad_id, recorded.pad_token_id),
+        ("template.leading_space", encoder.leading_space, template.leading_space),
+        ("template.sha256", joined_sha256(templates) if templates else template.sha256, template.sha256),
+    ):
+        if found != noted:
+            raise DataError("wrong_figure", f"{folder / 'manifest.json'}: {name} is recorded as {noted}, found {found}")
+
+
+def _check_ledger(manifest: Manifest, folder: Path, index: Index, tokens: Tokens, require: Require) -> None:
+    ledger, packing = manifest.ledger, manifest.packing_metadata
+    # Places are the recorded sum here. Packed tokens and padding are compared with the rows below.
+    ledger.check(ledger.tokens.packed + ledger.tokens.padding if packing.enabled else 0)
+    reasons, rejected_by = Counter[str](), Counter[str]()
+    rejects = folder / "rejects.jsonl"
+    with reading(rejects, folder), rejects.open("rb") as lines:
+        for reject in map(orjson.loads, lines):
+            reasons[reject["reason"]] += 1
+            rejected_by[reject["source"]] += 1
+    require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)
+    check = IndexCheck(manifest, folder, index)
+    seen, samples = check.conversations, check.samples
+    require("packed conversations", seen.packed, ledger.conversations.packed)
+    dropped = {reason: count for reason, count in ledger.conversations.dropped.items() if count}
+    require("dropped", seen.dropped(DROP_REASONS), dict(sorted(dropped.items())))
+    require("read", seen.count + reasons.total(), ledger.conversations.read)
+    for number, facts in enumerate(manifest.sources):
+        accepted = int(seen.accepted[number])
+        require(f"{facts.path}: accepted", accepted, facts.accepted)
+        require(f"{facts.path}: rejected", rejected_by[facts.path], facts.rejected)
+        require(f"{facts.path}: conversations", accepted + facts.rejected, facts.conversations)
+        require(f"{facts.path}: trained_tokens", int(index.trained[number]), facts.trained_tokens)
+    of_sources = sum(source.conversations for source in manifest.sources)
+    require("conversations of all sources", of_sources, ledger.conversations.read)
+    require("tokens of all sources", sum(source.tokens for source in manifest.sources), ledger.tokens.encoded)
+    _check_weights(manifest, tokens, require)
+    require("pieces", tokens.pieces, ledger.pieces.packed)
+    require("packed tokens", tokens.packed, ledger.tokens.packed)
+    require("trained tokens", tokens.trained, ledger.tokens.trained)
+    require("separators", index.separators, ledger.tokens.separators)
+    require("repeated", tokens.packed - index.separators - seen.tokens, ledger.tokens.repeated)
+    require("rows", tokens.rows, packing.rows)
+    names = manifest.row_layout.split_names(manifest.config.get("epochs", 1))
+    require("splits", list(manifest.splits), list(names))
+    for name, split in manifest.splits.items():
+        require(f"rows of {name}", sum(shard.rows for shard in split.shards), split.rows)
+        if split.tokens is not None:
+            require(f"tokens of {name}", tokens.of_splits.get(name, 0), split.tokens)
+    per_row = round(tokens.pieces / tokens.rows, 4)
+    require("avg_conversations_per_sequence", per_row, packing.avg_conversations_per_sequence)
+    require("compression_ratio", per_row, packing.compression_ratio)
+    rows_or_places, bound = packing.rows, packing.lower_bound_rows
+    if packing.places is not None:
+        require("places", tokens.places, packing.places)
+        rows_or_places, bound = tokens.places, packing.lower_bound_places or 0
+    above = round(100 * (rows_or_places / bound - 1), 4) if bound else None
+    require("above_lower_bound_percent", above, packing.above_lower_bound_percent)
+    require("truncated", seen.truncated, ledger.conversations.truncated)
+    require("padding", tokens.places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
+    require("alignment", tokens.alignment, ledger.tokens.alignment or 0)
+    check.check()
+    if (noted := ledger.samples) is not None:
+        require("samples: packed", samples.packed, noted.packed)
+        require("samples: dropped", samples.dropped(SAMPLE_DROP_REASONS), dict(sorted(noted.dropped.items())))
+        # The samples of rejected conversations are not in the index, so their recorded number is used.
+        require("samples: read", samples.count + noted.rejected, noted.read)
+        require("samples: repeated_prompt_tokens", samples.repeated, noted.repeated_prompt_tokens)
+    efficiency = round(100 * tokens.packed / manifest.places, 4) if packing.enabled else None
+    require("packing_efficiency", efficiency, packing.packing_efficiency)
+    bounds = [
+        (f"rows of {name}", "bound", split.rows, split.lower_bound_rows) for name, split in manifest.splits.items()
+    ]
+    bounds.append(("places", "lower bound", packing.places or 0, packing.lower_bound_places))
+    bounds.append(("rows", "lower bound", packing.rows, packing.lower_bound_rows))
+    for unit, name, count, least in bounds:
+        if count < (least or 0):
+            raise DataError("wrong_figure", f"{count:,} {unit} are fewer than the {name} {least:,}")
+
+
+def _check_weights(manifest: Manifest, tokens: Tokens, require: Require) -> None:
+    """Check the sums of the column `loss_weight` of each split."""
+    recorded = manifest.loss_weight
+    require("loss_weight", manifest.config.get("loss_weight", "none") != "none", recorded is not None)
+    require("splits of loss_weight", [*tokens.weights], [*(recorded or ())])
+    in_train = sum(facts.conversations for facts in manifest.mixture)
+    copies = sum(facts.copies for facts in manifest.mixture)
+    for split, facts in (recorded or {}).items():
+        found = tokens.weights[split]
+        count = manifest.ledger.conversations.packed - in_train if split == "validation" else copies
+        require(f"conversations of {split}", count, facts.conversations)
+        require(f"trained tokens of {split}", found.trained, facts.trained)
+        require(f"loss_weight of {split}", math.fsum(found.sums), facts.loss_weight)
+        if found.conversations:
+            shares = round(math.fsum(found.conversations), 3)
+            require(f"conversations of {split} by loss_weight", shares, float(facts.conversations))

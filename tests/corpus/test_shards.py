@@ -203,15 +203,15 @@ def test_a_token_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypa
     path, other = tmp_path / "0.arrow", tmp_path / "other.arrow"
     for each in (path, other):
         token_file(each, [([~1, 2], True)] * 6, batch=2)
-    first = os.open
+    first = os.fstat
 
-    def open_and_replace(*arguments: Any) -> int:
-        handle = first(*arguments)
+    def look_and_replace(handle: int) -> os.stat_result:
+        found = first(handle)
         os.rename(other, path)
-        return handle
+        return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "open", open_and_replace)
+        patched.setattr(os, "fstat", look_and_replace)
         with pytest.raises(StorageError, match=r"0\.arrow: was replaced while it was read; run again"):
             places_of(path, np.array([5]))
     assert len(places_of(path, np.array([5]))) == 1

@@ -25,7 +25,7 @@ from tasks.config import load_config
 from tasks.core.errors import PackError
 from tasks.core.messages import as_text
 from tasks.dry_run.dry_run import predict
-from tasks.inspection.sources import sources_of
+from tasks.inspection.sources import config_overview
 from tasks.recipe import Recipe, resolve
 from tasks.sources import blocks, digests, locate
 from tasks.sources.parts import PartReader, Share
@@ -150,7 +150,8 @@ def test_a_later_command_reads_nothing(
     assert [replace(file, path=path, mtime_ns=ns) for file, (path, ns) in zip(found, here, strict=True)] == [
         *first.files
     ]
-    assert [file.name for file in sources_of(first.config, project, Layout(root_of(root)))] == [f.name for f in found]
+    looked_at = config_overview(project / "corpus.yaml", root_of(root) / "manifests").sources
+    assert [source.name for source in looked_at] == [file.name for file in found]
     assert not read.keys() & FILES.keys()
     named = write_project(project, [], sources=[{"path": sources.url_of("*"), "format": "sharegpt"}], **SETTINGS)
     assert {file.format for file in resolve(named, root_of(root)).files} == {"sharegpt"}
@@ -161,8 +162,9 @@ def test_a_later_command_reads_nothing(
 
 def test_commands_that_look_write_nothing(tmp_path: Path, sources: Bucket) -> None:
     root, project = f"s3://{new_bucket()}/root", tmp_path / "project"
-    config = load_config(write_project(project, [], sources=[{"path": sources.url_of("*")}], **SETTINGS))
-    assert len(list(sources_of(config, project, Layout(root_of(root))))) == len(FILES)
+    path = write_project(project, [], sources=[{"path": sources.url_of("*")}], **SETTINGS)
+    config = load_config(path)
+    assert len(config_overview(path, root_of(root) / "manifests").sources) == len(FILES)
     predict(config, project, root_of(root))
     assert not [*open_store(root).list()]
 

@@ -215,7 +215,7 @@ def test_a_temporary_file_removed_before_it_is_locked(tmp_path: Path, monkeypatc
     left = [1, 1]
 
     def after_another_cleans_up(file: Any, how: int) -> None:
-        if how == fcntl.LOCK_EX and left:
+        if file.mode == "xb" and left:
             left.pop()
             files.remove_abandoned(path)
         flock(file, how)

@@ -40,7 +40,7 @@ from tasks.encoders.texts import Texts
 from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
 from tasks.storage.files import read_receipt
-from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA, tokens_schema
 from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
@@ -316,7 +316,7 @@ def test_without_packing_the_messages_and_the_text_are_kept(tmp_path: Path) -> N
     }
     run(tmp_path, part_of(tmp_path, [line_of(record), line_of(GOOD)]), packing=False)
     table = TokenFiles([tmp_path / "tokens.arrow"]).table(0)
-    assert table.schema == TOKENS_AND_TEXT_SCHEMA
+    assert table.schema == tokens_schema(packing=False, weighted=False)
     messages, tools, text = (table.column(name).to_pylist() for name in ("messages", "tools", "text"))
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
     usual = {"name": None, "tool_calls": None, "tool_call_id": None, "weight": 1, "reasoning_content": None}

@@ -22,10 +22,9 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import StorageError
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.verification import partitions, read_index
-from tasks.verification.check_index import conversations_of
+from tasks.verification import check_index, partitions
+from tasks.verification.check_index import PIECE, conversations_of
 from tasks.verification.partitions import Partitions
-from tasks.verification.read_index import PIECE
 
 ROW = np.dtype([("a", "i8"), ("b", "?")])
 
@@ -66,7 +65,7 @@ def test_memory_is_that_of_a_block_and_a_partition(monkeypatch: pytest.MonkeyPat
     with Partitions(64, PIECE) as parts:
         for _ in range(64):
             parts.add(numbers, block)
-        assert len(parts.read(0)) == 4096
+        assert [len(part) for part in parts] == [4096] * 64
         assert len(parts._edges) == 4, "what is kept for each partition is kept for each block that was added"
     assert peak < 64 * block.nbytes / 8
 
@@ -118,15 +117,15 @@ def test_an_index_in_any_order_and_any_blocks_has_the_same_conversations(
 ) -> None:
     manifest, folder = corpus
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
-        patch.setattr(read_index, "BLOCK", block)
-        patch.setattr(read_index, "RANGE", range_size)
+        patch.setattr(check_index, "ENTRIES", block)
+        patch.setattr(check_index, "RANGE", range_size)
         index = shuffled(folder, order, Path(name) / "index.arrow")
         with pa.OSFile(str(Path(name) / "index.arrow")) as file:
             data = file.read_buffer()
-        patch.setattr(read_index, "open_index", lambda *_: pa.ipc.open_stream(data))
-        with read_index.read_index(manifest, folder) as found:
+        patch.setattr(check_index, "open_index", lambda *_: pa.ipc.open_stream(data))
+        with check_index.read_index(manifest, folder) as found:
             shards = [rows.tolist() for rows in found.by_shard]
-            seen = [conversations_of(entries) for entries in found.by_content]
+            seen = [conversations_of(entries) for entries in found.by_conversation]
             assert found.placed == len(index) - index["row"].null_count
             assert found.trained.sum() == sum(source.trained_tokens for source in manifest.sources)
     rows = index.to_pylist()
@@ -139,10 +138,22 @@ def test_an_index_in_any_order_and_any_blocks_has_the_same_conversations(
     assert shards == wanted
     keys = [key for part in seen for key in zip(part["source"].tolist(), part["record"].tolist(), strict=True)]
     assert sorted(keys) == sorted({(row["source"], row["record"]) for row in rows})
-    digests = [set(part["digest"].tolist()) for part in seen]
-    assert sum(map(len, digests)) == len(set[int]().union(*digests)), "a content is in two partitions"
     packed = {(row["source"], row["record"]) for row in rows if row["row"] is not None}
     assert sum(int(part["placed"].sum()) for part in seen) == len(packed) == manifest.ledger.conversations.packed
     assert sum(int(part["places"].sum()) for part in seen) == sum(
         row["length"] for row in rows if row["split"] == "train"
     )
+
+
+def test_a_content_that_is_repeated_fills_no_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_index, "RANGE", 2000)
+    recipe = make_recipe(tmp_path, conversations(1) * 400)
+    manifest, folder = load_manifest(pack_corpus(recipe)), recipe.corpus_folder
+    with check_index.read_index(manifest, folder) as index:
+        sizes = [len(entries) for entries in index.by_conversation]
+        check_index.IndexCheck(manifest, folder, index).check()
+        contents = [len(rows) for rows in index.by_content]
+    assert sum(sizes) == 400
+    assert len(sizes) > 10
+    assert max(sizes) < 400 / len(sizes) * 2
+    assert sum(contents) <= 2 * len(sizes)

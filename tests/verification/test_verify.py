@@ -31,7 +31,7 @@ from tasks.storage.files import sha256_of, to_json
 from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import manifest_digest
 from tasks.storage.schemas import INDEX_SCHEMA, row_schema
-from tasks.verification import partitions, read_index
+from tasks.verification import check_index, partitions
 from tasks.verification.verify import verify
 
 LENGTH = 128
@@ -81,8 +81,8 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Each error must also be found across their boundaries.
     """
-    monkeypatch.setattr(read_index, "BLOCK", 3)
-    monkeypatch.setattr(read_index, "RANGE", 600)
+    monkeypatch.setattr(check_index, "ENTRIES", 3)
+    monkeypatch.setattr(check_index, "RANGE", 600)
     monkeypatch.setattr(partitions, "IN_MEMORY", 100)
 
 
@@ -780,8 +780,8 @@ def test_every_number_of_the_manifest_is_recounted(
 ) -> None:
     t = copy_of(made, kind, tmp_path)
     # Fewer blocks and ranges take half the time, and there are still several to sum over.
-    monkeypatch.setattr(read_index, "BLOCK", 12)
-    monkeypatch.setattr(read_index, "RANGE", 1000)
+    monkeypatch.setattr(check_index, "ENTRIES", 12)
+    monkeypatch.setattr(check_index, "RANGE", 1000)
     assert len(t.index) > 2 * 20
     original = orjson.dumps(t.manifest)
     checked = 0
