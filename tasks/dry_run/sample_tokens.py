@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from tasks.conversations.model import full_text
 from tasks.core.errors import Reject
-from tasks.encoders.auto_compare import compare, is_installed
+from tasks.encoders.auto_tokenizer import compare, is_installed
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.readers.containers import container_named

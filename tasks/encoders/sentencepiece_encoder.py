@@ -1,7 +1,8 @@
-"""Encode text with a SentencePiece model."""
+"""Encode text with a SentencePiece model, and describe the model in the terms of a tokenizer.json."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,11 @@ from tasks.encoders.native import check_growth, growth_of_charsmap
 from tasks.encoders.texts import Texts
 from tasks.storage.arrow import offsets_of
 
+Spec = dict[str, Any]
+
 
 def read_model(path: Path) -> Any:
-    """Read a SentencePiece model.
-
-    Raises DataError if the file is damaged.
-    """
+    """Read a SentencePiece model; raises DataError if the file is damaged."""
     # Imported here, so that a run with another kind of tokenizer does not load this library.
     from google.protobuf.message import DecodeError
     from sentencepiece import sentencepiece_model_pb2 as proto
@@ -114,3 +114,33 @@ class SentencePieceEncoder(Encoder):
             return bytes([self._byte_pieces[token]])
         piece: str = self._pieces[token]
         return (piece if token in self.control_strings else piece.replace("▁", " ")).encode()
+
+
+# -- tokenizer.json -----------------------------------------------------------------------------------------------
+
+SPACE_TO_UNDERLINE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+DECODER = {"type": "Sequence", "decoders": [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+]}  # fmt: skip
+# A tokenizer.json without its model.
+EMPTY: Spec = {
+    "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+    "pre_tokenizer": None, "post_processor": None, "decoder": None,
+}  # fmt: skip
+# Options of a BPE model, with their defaults.
+OPTIONS: Spec = {
+    "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+    "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+}  # fmt: skip
+
+
+def precompiled(normalizer: Any) -> list[Spec]:
+    """Return the step that replaces characters, if a SentencePiece model has one."""
+    charsmap = base64.b64encode(normalizer.precompiled_charsmap).decode("ascii")
+    return [{"type": "Precompiled", "precompiled_charsmap": charsmap}] if charsmap else []
+
+
+def bpe_of(trainer: Any, vocab: dict[str, int], merges: list[tuple[str, str]]) -> Spec:
+    """Return a BPE model with the options of a SentencePiece model."""
+    options = {"unk_token": trainer.unk_piece, "fuse_unk": True, "byte_fallback": trainer.byte_fallback}
+    return {"type": "BPE", **OPTIONS, **options, "vocab": vocab, "merges": merges}

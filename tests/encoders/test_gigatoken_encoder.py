@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -294,7 +295,7 @@ def test_an_interrupt_waits_until_rust_is_ready(monkeypatch: pytest.MonkeyPatch)
             os.kill(os.getpid(), signal.SIGINT)
             went.append("on")
 
-    monkeypatch.setattr(fast, "_backend", Backend())
+    monkeypatch.setattr(fast, "_open", lambda: SimpleNamespace(backend=Backend()))
     with pytest.raises(KeyboardInterrupt):
-        fast._make_ready()
+        fast._load()
     assert went == ["on"]
