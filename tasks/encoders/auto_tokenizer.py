@@ -31,7 +31,6 @@ from tasks.encoders.auto_classes import (
     REBUILT,
     VERSION,
     Config,
-    Rebuilt,
     Settings,
     added_by,
     class_of,
@@ -39,16 +38,7 @@ from tasks.encoders.auto_classes import (
 )
 from tasks.encoders.encoder import Encoder, Unencodable, is_blank
 from tasks.encoders.native import read_spec, tokenizer_of
-from tasks.encoders.sentencepiece_encoder import (
-    DECODER,
-    EMPTY,
-    OPTIONS,
-    SPACE_TO_UNDERLINE,
-    Spec,
-    bpe_of,
-    precompiled,
-    read_model,
-)
+from tasks.encoders.sentencepiece_encoder import OPTIONS, Spec, converted
 
 
 class Loaded(NamedTuple):
@@ -84,7 +74,7 @@ def load(main: Path, settings: Settings) -> Loaded:
         if main.suffix == ".json":
             spec = read_spec(main)
         else:
-            spec, pieces, named = _from_sentencepiece(main, rule)
+            spec, pieces, named = converted(main, rule is None)
             defaults = defaults | named
         is_bpe = isinstance(spec["model"].get("vocab"), dict) and "merges" in spec["model"]
         before = _deciding(spec, main)
@@ -176,42 +166,6 @@ def _deciding(spec: Spec, path: Path) -> list[Any]:
     return [options, [without_offsets(same[name]) for name in steps], added, begins]
 
 
-# -- SentencePiece -----------------------------------------------------------------------------------------------
-
-
-def _from_sentencepiece(path: Path, rule: Rebuilt | None) -> tuple[Spec, list[Any], dict[str, str | None]]:
-    """Return a tokenizer.json, added tokens, and the names of special tokens.
-
-    A class with a rule uses only the vocabulary and the merges. Raises DataError if the file is damaged.
-    """
-    from sentencepiece import sentencepiece_model_pb2 as proto
-    from tokenizers import AddedToken
-
-    model = read_model(path)
-    trainer, types = model.trainer_spec, proto.ModelProto.SentencePiece
-    added = [
-        AddedToken(piece.piece, normalized=False, special=piece.type == types.CONTROL)
-        for piece in model.pieces
-        if piece.type in (types.CONTROL, types.USER_DEFINED)
-    ]
-    pieces = [(name, *(getattr(trainer, f"{name}_{key}") for key in ("id", "piece"))) for name in ("bos", "eos", "unk")]
-    names = {f"{name}_token": piece for name, number, piece in pieces if number >= 0 and not rule}
-    steps = [*precompiled(model.normalizer_spec), SPACE_TO_UNDERLINE]
-    spec = EMPTY | {"normalizer": {"type": "Sequence", "normalizers": steps}, "decoder": DECODER}
-    if rule is None and trainer.model_type == trainer.UNIGRAM:
-        vocabulary = [(piece.piece, piece.score) for piece in model.pieces]
-        unigram = {"type": "Unigram", "unk_id": trainer.unk_id, "vocab": vocabulary}
-        return spec | {"model": unigram | {"byte_fallback": trainer.byte_fallback}}, added, names
-    numbers = {piece.piece: number for number, piece in enumerate(model.pieces)}
-    merges = [
-        (piece[:cut], piece[cut:])
-        for piece in sorted(numbers, key=numbers.__getitem__)
-        for cut in range(1, len(piece))
-        if piece[:cut] in numbers and piece[cut:] in numbers
-    ]
-    return spec | {"model": bpe_of(trainer, numbers, merges)}, added, names
-
-
 def _rename_pieces(model: Spec, by_id: Mapping[int, Any]) -> bool:
     """Rename pieces of a BPE model to the added tokens with their ids.
 
@@ -242,7 +196,7 @@ def _post_processor(spec: Spec, config: Config, names: dict[str, str]) -> Spec:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of a comparison: equal texts, and the first difference, or why AutoTokenizer cannot be used."""
+    """Equal texts, and the first difference or why AutoTokenizer cannot be used."""
 
     texts: int = 0
     difference: str = ""
@@ -264,11 +218,29 @@ def compare(encoder: Encoder, folder: Path, texts: Iterable[str]) -> Comparison:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # a file can be unusable in many ways
             reason = " ".join(str(error).split())[:200]
             return Comparison(failure=f"{name} cannot load {folder}: {type(error).__name__}: {reason}")
-        return _compare(encoder, tokenizer, name, texts)
+        for token, number in (*encoder.controls.items(), *encoder.content_tokens.items()):
+            theirs = tokenizer.convert_tokens_to_ids(token)
+            if theirs != number:
+                what = f"the token {shown(token)} has the id {number} here, but {theirs} with {name}"
+                return Comparison(difference=what)
+        some = list(islice((text[:2000] for text in texts if text), 300))
+        held = set(encoder.holding(some))
+        count = 0
+        for text, ours in _ours(encoder, [text for number, text in enumerate(some) if number not in held]):
+            theirs = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+            if theirs not in ours:
+                pairs = enumerate(zip(ours[0], theirs, strict=False))
+                first = next((n for n, (one, other) in pairs if one != other), min(len(ours[0]), len(theirs)))
+                around = slice(max(0, first - 4), first + 4)
+                tokens = [tokenizer.convert_ids_to_tokens(ids[around]) for ids in (ours[0], theirs)]
+                mine, yours = (shown(" ".join(map(str, some_tokens))) for some_tokens in tokens)
+                return Comparison(count, f"{shown(text[:80])} becomes {mine} here, but {yours} with {name}")
+            count += 1
+        return Comparison(count)
 
 
 @contextmanager
@@ -290,28 +262,6 @@ def _without_torch() -> Iterator[None]:
         for module in set(sys.modules) - before:
             if module.partition(".")[0] == "transformers":
                 del sys.modules[module]
-
-
-def _compare(encoder: Encoder, tokenizer: Any, name: str, texts: Iterable[str]) -> Comparison:
-    for token, number in (*encoder.controls.items(), *encoder.content_tokens.items()):
-        theirs = tokenizer.convert_tokens_to_ids(token)
-        if theirs != number:
-            return Comparison(difference=f"the token {shown(token)} has the id {number} here, but {theirs} with {name}")
-    count = 0
-    some = list(islice((text[:2000] for text in texts if text), 300))
-    held = set(encoder.holding(some))
-    for text, ours in _ours(encoder, [text for number, text in enumerate(some) if number not in held]):
-        theirs = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        if theirs not in ours:
-            pairs = enumerate(zip(ours[0], theirs, strict=False))
-            first = next((n for n, (one, other) in pairs if one != other), min(len(ours[0]), len(theirs)))
-            around = slice(max(0, first - 4), first + 4)
-            mine, yours = (
-                shown(" ".join(map(str, tokenizer.convert_ids_to_tokens(ids[around])))) for ids in (ours[0], theirs)
-            )
-            return Comparison(count, f"{shown(text[:80])} becomes {mine} here, but {yours} with {name}")
-        count += 1
-    return Comparison(count)
 
 
 def _ours(encoder: Encoder, texts: Sequence[str]) -> list[tuple[str, list[list[int]]]]:

@@ -23,7 +23,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from tasks.core.errors import DataError, Reject, UsageError
 from tasks.core.printable import shown, suggest
 from tasks.encoders.texts import Needles, Texts, find, needles_of
 from tasks.storage.arrow import offsets_of
+
+T = TypeVar("T")
 
 # Where the tokenizer itself puts a dummy prefix: nowhere, before a text at the very start, or before each text at the
 # start or after a control token. "template" leaves the decision to the template (SentencePiece has no rule).
@@ -75,7 +77,7 @@ class Unencodable(Reject):
 
 
 class TooSlow(DataError):
-    """A text takes far too long, which stops the run, because the thread that encodes it cannot be stopped."""
+    """A text takes far too long. Its thread cannot be stopped, so the run stops."""
 
     def __init__(self, text: str, message: str):
         super().__init__("slow_tokenizer", message)
@@ -173,7 +175,7 @@ class Encoder(ABC):
             range(len(text)),  # a normalizer can produce a control string from other characters
         ):
             # Equal pieces are encoded only once, because a hostile text can have millions of them.
-            pieces, which = _distinct([text[start:end] for start, end in pairwise([0, *cuts, len(text)])])
+            pieces, which = distinct([text[start:end] for start, end in pairwise([0, *cuts, len(text)])])
             encoded = self._encode(Texts.of(pieces))
             controls = [n for n in self._suspects.places(encoded.ids) if encoded.ids[n] != self.unk_id]
             if not controls:
@@ -191,7 +193,7 @@ class Encoder(ABC):
 
         Equal texts are common because the samples of a conversation repeat its beginning.
         """
-        strings, which = _distinct(texts)
+        strings, which = distinct(texts)
         return self.encode(strings).at(which)
 
     def holding(self, texts: Sequence[str] | Texts) -> list[int]:
@@ -279,7 +281,7 @@ class Encoder(ABC):
 
 
 class _Flags:
-    """A set of ids, which are close together: their range leaves few other ids for the slow table lookup."""
+    """A set of ids that are close together."""
 
     def __init__(self, vocab_size: int, ids: Collection[int]):
         first, last = (min(ids), max(ids)) if ids else (vocab_size, vocab_size)
@@ -288,14 +290,15 @@ class _Flags:
 
     def places(self, ids: np.ndarray) -> np.ndarray:
         """Return the places in an array at which ids are in the set."""
+        # The range leaves few other ids for the slow table lookup.
         likely = np.flatnonzero(ids.view(np.uint32) - self._first <= self._last - self._first)
         return likely[self._table[ids[likely]]]
 
 
-def _distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """Return each text once, and the index of each text among them."""
-    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-    return [*numbers], np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
+def distinct(values: Sequence[T]) -> tuple[list[T], np.ndarray]:
+    """Return each value once, and the index of each value among them, int64."""
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return [*numbers], np.fromiter(map(numbers.__getitem__, values), np.int64, len(values))
 
 
 def _longest_first(strings: Iterable[str]) -> list[str]:
@@ -336,19 +339,19 @@ def content_tokens_of(
 
 
 def is_blank(token: str) -> bool:
-    """Return whether a token consists only of white space; models use such tokens to write indentation."""
+    """Return whether a token is only white space, which models use to indent."""
     return not token.replace("▁", " ").strip()
 
 
 def token_name(token: Any) -> str | None:
-    """Return the string of a special token in tokenizer_config.json: a string, or an object with `content`."""
+    """Return the string of a token in a file: a string, or an object with `content`."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def special_id(key: str, name: str | None, default: int, vocab: Mapping[str, int], path: Path) -> int:
-    """Return the id of the special token `name`, or `default`; raises UsageError if there is neither."""
+    """Return the id of the token `name`, or `default`; raises UsageError if neither."""
     if name is None:
         if default < 0:
             raise UsageError(

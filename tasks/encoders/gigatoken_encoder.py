@@ -5,9 +5,9 @@
            └─ with an irregular token ─────────────▶ reference ─┘
 
 gigatoken loads the same model as the reference. It encodes 60 to 90 MB/s of chats on one core; SentencePiece encodes
-5 MB/s, and tokenizers 1.4 MB/s. `engine_check` checks that both encoders return the same ids. In a SentencePiece model,
-gigatoken matches control tokens in plain text, so the reference encodes every text for which gigatoken returned a
-control id. Both encoders match content tokens in text, such as <think>.
+5 MB/s, and tokenizers 1.4 MB/s. Before a corpus is tokenized, texts of it are encoded by both and compared
+(tokenization/checks.py). In a SentencePiece model, gigatoken matches control tokens in plain text, so the reference
+encodes every text for which gigatoken returned a control id. Both encoders match content tokens, such as <think>.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Unsupported(Exception):
 
 
 class GigatokenEncoder(Encoder):
-    """An encoder that returns the ids of `reference` in less time; raises Unsupported if it cannot load the model."""
+    """Encode like `reference` in less time; raises Unsupported if it cannot."""
 
     engine = "gigatoken"
 
@@ -86,7 +86,7 @@ class GigatokenEncoder(Encoder):
         return encoded
 
     def _joined(self, texts: Texts, others: Sequence[int] = ()) -> Encoded | None:
-        """Encode all texts in one call, and the texts with the numbers `others` as empty texts.
+        """Encode all texts in one call, those with the numbers `others` as empty.
 
         One call per text would take half as long again. Returns None if the library does not find the separators.
         """
@@ -135,10 +135,11 @@ def _opener(reference: Encoder) -> tuple[Callable[[], Any], int]:
 
 @contextmanager
 def _delayed_interrupts() -> Iterator[None]:
-    """Delay interrupts until the end of the block; a signal mask would not, as other threads would receive them."""
+    """Delay interrupts until the end of the block."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives interrupts
         yield
         return
+    # A signal mask would not help, because another thread would receive the interrupts.
     received: list[int] = []
     before = {
         number: signal.signal(number, lambda it, _: received.append(it)) for number in (signal.SIGINT, signal.SIGTERM)
@@ -153,7 +154,7 @@ def _delayed_interrupts() -> Iterator[None]:
 
 
 def _memory() -> int:
-    """Return the resident memory of this process in bytes, or its peak on systems without /proc."""
+    """Return the resident memory in bytes, or its peak on systems without /proc."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

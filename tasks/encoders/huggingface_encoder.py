@@ -73,7 +73,7 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
 
 
 class HuggingFaceEncoder(Encoder):
-    """The reference encoder for `tokenizer.json`: the tokenizers library without control tokens and dummy prefix."""
+    """The tokenizers library without control tokens and dummy prefix."""
 
     kind = "huggingface"
     engine = "tokenizers"

@@ -159,7 +159,7 @@ _held: tuple[Any, int] | None = None  # the file that holds it, and a copy of th
 
 @contextmanager
 def _without_panics() -> Iterator[None]:
-    """Leave out the reports of panics; everything else that is written to stderr arrives when the block ends."""
+    """Hold stderr until the block ends, and leave out the reports of panics."""
     global _blocks, _held
     with _lock:
         _blocks += 1

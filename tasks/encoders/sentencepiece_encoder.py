@@ -1,4 +1,4 @@
-"""Encode text with a SentencePiece model, and describe the model in the terms of a tokenizer.json."""
+"""Encode with a SentencePiece model, and describe it as a tokenizer.json does."""
 
 from __future__ import annotations
 
@@ -144,3 +144,36 @@ def bpe_of(trainer: Any, vocab: dict[str, int], merges: list[tuple[str, str]]) -
     """Return a BPE model with the options of a SentencePiece model."""
     options = {"unk_token": trainer.unk_piece, "fuse_unk": True, "byte_fallback": trainer.byte_fallback}
     return {"type": "BPE", **OPTIONS, **options, "vocab": vocab, "merges": merges}
+
+
+def converted(path: Path, has_names: bool) -> tuple[Spec, list[Any], dict[str, str | None]]:
+    """Return a tokenizer.json, added tokens, and the names of special tokens.
+
+    Without `has_names`, only BPE vocabulary and merges count. Raises DataError if the file is damaged.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as proto
+    from tokenizers import AddedToken
+
+    model = read_model(path)
+    trainer, types = model.trainer_spec, proto.ModelProto.SentencePiece
+    added = [
+        AddedToken(piece.piece, normalized=False, special=piece.type == types.CONTROL)
+        for piece in model.pieces
+        if piece.type in (types.CONTROL, types.USER_DEFINED)
+    ]
+    pieces = [(name, *(getattr(trainer, f"{name}_{key}") for key in ("id", "piece"))) for name in ("bos", "eos", "unk")]
+    names = {f"{name}_token": piece for name, number, piece in pieces if number >= 0 and has_names}
+    steps = [*precompiled(model.normalizer_spec), SPACE_TO_UNDERLINE]
+    spec = EMPTY | {"normalizer": {"type": "Sequence", "normalizers": steps}, "decoder": DECODER}
+    if has_names and trainer.model_type == trainer.UNIGRAM:
+        vocabulary = [(piece.piece, piece.score) for piece in model.pieces]
+        unigram = {"type": "Unigram", "unk_id": trainer.unk_id, "vocab": vocabulary}
+        return spec | {"model": unigram | {"byte_fallback": trainer.byte_fallback}}, added, names
+    numbers = {piece.piece: number for number, piece in enumerate(model.pieces)}
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(numbers, key=numbers.__getitem__)
+        for cut in range(1, len(piece))
+        if piece[:cut] in numbers and piece[cut:] in numbers
+    ]
+    return spec | {"model": bpe_of(trainer, numbers, merges)}, added, names

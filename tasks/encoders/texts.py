@@ -56,7 +56,7 @@ class Texts:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Return the place in `joined` at which each text ends, int64; the next text begins one byte later."""
+        """Return where in `joined` each text ends, one byte before the next, int64."""
         if self._is_separable:
             return np.append(np.flatnonzero(np.frombuffer(self.joined, np.uint8) == 0), len(self.joined))
         return np.cumsum([len(text.encode()) + 1 for text in self.strings], dtype=np.int64) - 1

@@ -54,7 +54,7 @@ class TokenizerFiles:
         return joined_sha256((file.name, sha256_of(file)) for file in self.files)
 
     def digest(self) -> str:
-        """Return the digest of all that decides how it encodes; raises UsageError if its class has no rule."""
+        """Return the digest of all that decides how the tokenizer encodes."""
         sha256 = self.sha256()
         return f"{_LIKE}{VERSION}:{sha256}" if self.like_transformers and _differs(self, sha256) else sha256
 
@@ -72,11 +72,11 @@ class TokenizerFiles:
         return Settings(*map(self._loaded, names))
 
     def digests(self) -> frozenset[str]:
-        """Return the digests that name this tokenizer: of all its files, as in a manifest, and of its main file."""
+        """Return the digests that name it: of all files, as in a manifest, and of main."""
         return frozenset((self.sha256(), sha256_of(self.main)))
 
     def settings(self) -> dict[str, Any]:
-        """Merge tokenizer_config.json over special_tokens_map.json; returns {} if neither file exists."""
+        """Merge tokenizer_config.json over special_tokens_map.json; {} if neither exists."""
         return self._loaded("special_tokens_map.json") | self._loaded("tokenizer_config.json")
 
     def named_tokens(self) -> dict[str, str]:
@@ -149,7 +149,7 @@ def _differs(files: TokenizerFiles, sha256: str) -> bool:
 
 
 def joined_sha256(files: Iterable[tuple[str, str]]) -> str:
-    """Return the checksum of a tokenizer from (name, checksum) of its files; that of a single file is unchanged."""
+    """Return the checksum of files, given as (name, checksum); one is unchanged."""
     named = list(files)
     return named[0][1] if len(named) == 1 else hashlib.sha256(orjson.dumps(named)).hexdigest()
 
@@ -241,7 +241,7 @@ def open_encoder(
 
 
 def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
-    """Find the corpus's copy of its tokenizer, and verify its checksums; raises DataError or InputMissing."""
+    """Find the corpus's copy of its tokenizer, and verify its checksums."""
     listed = [file for file in manifest.files if file.path.startswith("tokenizer/")]
     files = tuple(find_listed(folder, file.path, file.bytes) for file in listed)
     for file in listed:
@@ -259,7 +259,7 @@ def load_as_of(manifest: Manifest) -> str:
 
 
 def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
-    """Open the tokenizer in a corpus folder; raises the errors of find_tokenizer_files and open_encoder."""
+    """Open the tokenizer in a corpus folder."""
     return open_found(manifest, find_tokenizer_files(manifest, folder))
 
 

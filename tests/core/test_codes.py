@@ -34,12 +34,11 @@ CLASSES: dict[str, Any] = {
 # Files that raise errors without a literal reason. They take the reason from another error or from a caller.
 PASSED_ON = {
     "tensors",
-    "first_conversations",
+    "checks",
     "lists",
     "arrow_values",
     "command",
     "tokenize_part",
-    "token_batch",
     "identify",
     "jsonl",
     "repair",

@@ -22,7 +22,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.encoders.texts import Texts
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.tokenization.engine_check import HARD, hard_tokens
+from tasks.tokenization.checks import HARD, hard_tokens
 
 FAST = ("sp_bpe_chatml", "sp_bpe_user_defined", "hf_byte_level", "hf_metaspace", "hf_legacy", "mistral_v3")
 FEW = settings(max_examples=examples(60), deadline=None)
