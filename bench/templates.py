@@ -48,7 +48,7 @@ from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.names import knows_developer
 from tasks.templates.spans import trained_turns
-from tasks.tokenization.segments import segments_of
+from tasks.tokenization.samples import segments_of
 
 TODAY = "2026-01-01"
 RIGHT = ("together", "apart", "no end")

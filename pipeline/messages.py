@@ -19,7 +19,7 @@ from tasks.storage.manifest import Manifest, load_manifest
 from tasks.work import Plan, Publish, TokenizePart, TrainTokenizer
 
 if TYPE_CHECKING:
-    from tasks.tokenization.engine_check import Verdict
+    from tasks.tokenization.checks import EngineChoice
 
 # Seconds between two messages of a task to luigid: each is a request over the network.
 STATUS_EVERY = 2.0
@@ -41,13 +41,13 @@ def announce(recipe: Recipe) -> None:
     display.start(config.name)
 
 
-def proven(verdict: Verdict | None) -> None:
+def proven(choice: EngineChoice | None) -> None:
     """Print a note for each fast engine that differs from its reference."""
     notes = []
-    if verdict and verdict.differs:
-        notes.append(f"{verdict.engine} encodes all texts, because gigatoken encodes {verdict.differs} differently")
-    if verdict and verdict.rendering_differs:
-        notes.append(f"Jinja2 renders all conversations, because minijinja writes {verdict.rendering_differs}")
+    if choice and choice.differs:
+        notes.append(f"{choice.engine} encodes all texts, because gigatoken encodes {choice.differs} differently")
+    if choice and choice.rendering_differs:
+        notes.append(f"Jinja2 renders all conversations, because minijinja writes {choice.rendering_differs}")
     for note in notes:
         if run.first(note):
             display.show(f"note: {note}")
@@ -78,10 +78,10 @@ def _send(task: luigi.Task, message: str, share: float = 1.0) -> None:
 def finished(task: luigi.Task) -> None:
     """Report that the work of a task is done."""
     if task.kind is TrainTokenizer:
-        from tasks.tokenization.engine_check import verdict_of
+        from tasks.tokenization.checks import choose_engines
 
         _send(task, f"wrote {task.output().path}")
-        proven(verdict_of(task.recipe))
+        proven(choose_engines(task.recipe))
     elif task.kind is Plan:
         planned(task, task.works[0].receipt())
     elif task.kind is Publish:

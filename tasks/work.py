@@ -33,7 +33,7 @@ from tasks.stores.mirror import Mirror, mirror_of
 # A run that finds the corpus complete takes half of its time to load modules, so those that do the work are loaded when
 # there is some.
 if TYPE_CHECKING:
-    from tasks.tokenization.engine_check import Verdict
+    from tasks.tokenization.checks import EngineChoice
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class TrainTokenizer(Work):
         return self.recipe.has_tokenizer
 
     def run(self) -> dict[str, Any]:
-        from tasks.tokenization import engine_check
+        from tasks.tokenization import checks
         from tasks.tokenization.train_tokenizer import train_tokenizer
 
         recipe, config = self.recipe, self.recipe.config
@@ -129,7 +129,7 @@ class TrainTokenizer(Work):
         facts = train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, model)
         write_receipt(receipt, facts)
         self.mirror.push((model, receipt))
-        engine_check.verdict_of(recipe)  # here once, not in each process that will encode
+        checks.choose_engines(recipe)  # here once, not in each process that will encode
         return facts
 
 
@@ -137,12 +137,12 @@ class TrainTokenizer(Work):
 class TokenizePart(Work):
     """Tokenize a part of the sources.
 
-    `key` and `verdict` are those of the process that has decided this work, for any other process.
+    `key` and `engines` are those of the process that has decided this work, for any other process.
     """
 
     part: Part
     key: str = ""
-    verdict: Verdict | None = None
+    engines: EngineChoice | None = None
 
     needs = (TrainTokenizer,)
     stage = "tokenize"
@@ -162,36 +162,34 @@ class TokenizePart(Work):
         return self.recipe.layout.token_file(key), self.recipe.layout.token_receipt(key)
 
     def is_done(self, check_content: bool = False) -> bool:
-        from tasks.tokenization import engine_check
+        from tasks.tokenization import checks
 
         checksum = "xxh3" if check_content else ""
-        return self.mirror.has(*self.outputs(), checksum=checksum, refused=engine_check.refused(self.recipe))
+        return self.mirror.has(*self.outputs(), checksum=checksum, refused=checks.refused_engines(self.recipe))
 
     def is_stored(self) -> bool:
-        if self.verdict is None:
+        if self.engines is None:
             return self.is_done()
-        return self.mirror.is_stored(*self.outputs(), refused=self.verdict.refused)
+        return self.mirror.is_stored(*self.outputs(), refused=self.engines.refused)
 
     def decided(self) -> Self:
         """Return the work with its key and the encoder of the corpus.
 
         Raises DataError for the first part if the first conversations show that the template does not fit.
         """
-        from tasks.tokenization import engine_check
-        from tasks.tokenization.first_conversations import check_first_conversations
+        from tasks.tokenization import checks
 
-        recipe, verdict = self.recipe, engine_check.verdict_of(self.recipe)
+        recipe, engines = self.recipe, checks.choose_engines(self.recipe)
         if self.part == recipe.parts[0]:
-            if recipe.template.engines and not verdict.uses_minijinja:
+            if recipe.template.engines and not engines.uses_minijinja:
                 recipe.template.engines.use_jinja2()
-            check_first_conversations(recipe)
-        return replace(self, key=recipe.tokens_key(self.part), verdict=verdict)
+            checks.check_first_conversations(recipe)
+        return replace(self, key=recipe.tokens_key(self.part), engines=engines)
 
     def run(self) -> dict[str, Any]:
-        from tasks.tokenization.engine_check import encoder_named
         from tasks.tokenization.tokenize_part import tokenize_part
 
-        if self.verdict is None:
+        if self.engines is None:
             return self.decided().run()
         recipe, layout, mirror = self.recipe, self.recipe.layout, self.mirror
         if recipe.tokenizer_key:
@@ -203,8 +201,8 @@ class TokenizePart(Work):
                 "started, or differs from the machine that started it; use the same files and the same version "
                 "everywhere",
             )
-        encoder = encoder_named(self.verdict.engine, recipe.encoder)
-        if recipe.template.engines and not self.verdict.uses_minijinja:
+        encoder = self.engines.encoder(recipe.encoder)
+        if recipe.template.engines and not self.engines.uses_minijinja:
             recipe.template.engines.use_jinja2()
         part, (file, receipt_file) = with_copy(self.part, layout.remote()), self.outputs()
         tokenize = partial(tokenize_part, part, encoder, recipe.template, recipe.config, file, receipt_file)
@@ -250,16 +248,16 @@ class Plan(Work):
     def _make(self) -> dict[str, Any]:
         """Make the plan; if a token file is damaged, rebuild it and retry."""
         from tasks.packing.plan import make_plan
-        from tasks.tokenization import engine_check
+        from tasks.tokenization import checks
 
         recipe, parts = self.recipe, TokenizePart.all_of(self.recipe)
         self.mirror.fetch(*((file, receipt) for file, receipt in (part.outputs() for part in parts)))
         if differs := next(filter(None, (part.receipt().get("rendering_differs") for part in parts)), None):
-            engine_check.refuse_minijinja(recipe, differs)
+            checks.refuse_minijinja(recipe, differs)
             for part in parts:
                 if not part.is_done():
                     part.run()
-        engine_check.release_encoders()  # this corpus has nothing left to encode; another corpus loads its own
+        checks.release_encoders()  # this corpus has nothing left to encode; another corpus loads its own
         try:
             return make_plan(recipe, recipe.plan_folder)
         except StorageError:
@@ -382,7 +380,7 @@ class Publish(Work):
 
     def run(self) -> dict[str, Any]:
         from tasks.corpus.publish import publish_corpus
-        from tasks.tokenization import engine_check
+        from tasks.tokenization import checks
 
         recipe, mirror = self.recipe, self.mirror
         _check_token_files(recipe, recipe.token_keys)
@@ -391,7 +389,7 @@ class Publish(Work):
         for shard in shards:
             mirror.fetch_file(shard.outputs()[-1])
         receipts = [shard.receipt() for shard in shards]
-        encoded = {"encoder": asdict(engine_check.verdict_of(recipe))}
+        encoded = {"encoder": asdict(checks.choose_engines(recipe))}
         publish_corpus(recipe, receipts, self.run_record() | encoded)
         own, published = self.outputs()
         beside = [own.parent / file.path for file in load_manifest(own).files]
@@ -431,7 +429,7 @@ def refresh(recipe: Recipe) -> Mirror:
     """Return the mirror of the root of a corpus, refreshed if it is in a bucket."""
     mirror = mirror_of(recipe.layout.root)
     if mirror.url:
-        from tasks.tokenization import engine_check
+        from tasks.tokenization import checks
 
         steps = [work.outputs() for kind in (TokenizePart, WriteShard) for work in kind.all_of(recipe)]
         trained = [work.outputs() for work in TrainTokenizer.all_of(recipe)]
@@ -439,7 +437,7 @@ def refresh(recipe: Recipe) -> Mirror:
         artifacts = [(file, receipt) for file, receipt in dict.fromkeys((*trained, *steps))]
         mirror.refresh(artifacts, recipe.plan_folder, (own, published))
         if recipe.config.engine != "reference":
-            mirror.adopt(engine_check.verdict_file(recipe))
+            mirror.adopt(checks.choice_file(recipe))
         for model, receipt in trained:
             if receipt.is_file():
                 mirror.fetch((model, receipt))
@@ -543,9 +541,9 @@ def run_stage(recipe: Recipe, kind: type[Work], share: Share = WHOLE) -> tuple[i
     for work in left:
         run_all(work)
     if kind is TrainTokenizer:
-        from tasks.tokenization import engine_check
+        from tasks.tokenization import checks
 
-        engine_check.verdict_of(recipe)
+        checks.choose_engines(recipe)
     return len(own), len(own) - len(left)
 
 
@@ -559,14 +557,15 @@ def claim(recipe: Recipe) -> None:
         raise Busy("busy", f"{recipe.corpus_folder}: another run is packing this corpus; wait for it, then run again")
 
 
-def open_encoder(recipe: Recipe) -> Verdict | None:
+def open_encoder(recipe: Recipe) -> EngineChoice | None:
     """Open and check the encoder for all processes that are forked from this process.
 
     Returns None if nothing is left to encode, or if the tokenizer is not trained yet: TrainTokenizer then opens it.
     """
-    from tasks.tokenization import engine_check
+    from tasks.tokenization import checks
 
     if not recipe.has_tokenizer or all(part.is_done() for part in TokenizePart.all_of(recipe)):
         return None
-    engine_check.encoder_of(recipe)
-    return engine_check.verdict_of(recipe)
+    engines = checks.choose_engines(recipe)
+    engines.encoder(recipe.encoder)
+    return engines

@@ -34,7 +34,7 @@ from tasks.sources.model import Part, SourceFile
 from tasks.storage.files import digest_of, write_receipt
 from tasks.storage.layout import Layout
 from tasks.storage.schemas import TOKENS_SCHEMA
-from tasks.tokenization.token_batch import NOTICED
+from tasks.tokenization.tokenize_part import NOTICED
 
 PART = 200_000
 BATCH = 8192

@@ -37,8 +37,8 @@ from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import Turns
-from tasks.tokenization.prepare import Prepared, Preparer
-from tasks.tokenization.token_batch import encode_repeated
+from tasks.tokenization.prepare import Preparer
+from tasks.tokenization.samples import Prepared
 
 TURNS = (10, 25, 50, 100, 200)
 OPTIONS = {"enable_thinking": True}  # Gemma 4 leaves reasoning out otherwise; it is the default of the others
@@ -110,9 +110,9 @@ def ids_of(sample: Prepared, encoder: Encoder) -> tuple[np.ndarray, np.ndarray]:
     """Return the token ids of a sample, and whether each is trained on."""
     encoded = encoder.encode(sample.texts)
     texts = iter(np.split(encoded.ids, encoded.offsets[1:-1]) if len(sample.texts) else [])
-    parts = [next(texts) if token < 0 else np.array([token]) for token in sample.shape.tokens.tolist()]
-    flags = [np.full(len(part), flag) for part, flag in zip(parts, sample.shape.trained.tolist(), strict=True)]
-    flags[-1] &= not sample.shape.separator  # which is not part of a turn
+    parts = [next(texts) if token < 0 else np.array([token]) for token in sample.layout.tokens.tolist()]
+    flags = [np.full(len(part), flag) for part, flag in zip(parts, sample.layout.trained.tolist(), strict=True)]
+    flags[-1] &= not sample.layout.separator  # which is not part of a turn
     return np.concatenate(parts), np.concatenate(flags)
 
 
@@ -120,8 +120,8 @@ def tokens_of(samples: list[list[Prepared]], encoder: Encoder) -> int:
     total = 0
     for each in samples:
         texts = [text for sample in each for text in sample.texts]
-        total += len(encode_repeated(encoder, texts).ids)
-        total += sum(int((sample.shape.tokens >= 0).sum()) for sample in each)
+        total += len(encoder.encode_repeated(texts).ids)
+        total += sum(int((sample.layout.tokens >= 0).sum()) for sample in each)
     return total
 
 

@@ -47,7 +47,6 @@ from tasks.encoders.encoder import Encoder
 from tasks.sources.model import SourceFile
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.tokenization.prepare import Preparer
-from tasks.tokenization.token_batch import encode_repeated
 
 FILE = SourceFile(Path("a.jsonl"), "a.jsonl", "jsonl", "", "messages", (), 0, "", 0)
 AT_ONCE = 256  # records that a tokenization step prepares at once
@@ -166,7 +165,7 @@ def ours(source: str, encoder: Encoder, records: list[Record], encodes: bool) ->
         unused += sum(not isinstance(each, list) for each in found)
         if encodes:
             texts = [text for each in found if isinstance(each, list) for one in each for text in one.texts]
-            encode_repeated(encoder, texts)
+            encoder.encode_repeated(texts)
     template._renderer.close()
     return preparer.rendered, unused
 

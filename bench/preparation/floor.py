@@ -28,13 +28,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from read_conversations import conversations_of
 
 from tasks.core.errors import Reject
+from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe, resolve
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.manifest import load_manifest
 from tasks.templates.spans import trained_turns
-from tasks.tokenization.engine_check import encoder_of
-from tasks.tokenization.segments import segments_of
-from tasks.tokenization.token_batch import BATCH_BYTES
+from tasks.tokenization.checks import choose_engines
+from tasks.tokenization.samples import segments_of
+from tasks.tokenization.tokenize_part import BATCH_BYTES
+
+
+def encoder_of(recipe: Recipe) -> Encoder:
+    return choose_engines(recipe).encoder(recipe.encoder)
 
 
 def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:

@@ -38,7 +38,7 @@ from tasks.sources.model import Source, found_layouts
 from tasks.storage.files import write_bytes
 from tasks.stores.urls import refuse_url
 from tasks.templates.built_in import MARKERS
-from tasks.tokenization.first_conversations import first_failure
+from tasks.tokenization.checks import first_failure
 
 WIDTH = 110
 

@@ -42,8 +42,8 @@ from tasks.sources.source_files import find_files
 from tasks.storage.facts import Ledger, MixtureFacts
 from tasks.storage.layout import SPLITS, Layout, kind_of
 from tasks.storage.schemas import DROP_REASONS, IGNORED, REJECTED, SAMPLE_DROP_REASONS, drop_code
-from tasks.tokenization.first_conversations import check_first_conversations
-from tasks.tokenization.token_batch import APART, LEFT_OUT, noticed_in
+from tasks.tokenization.checks import check_first_conversations
+from tasks.tokenization.tokenize_part import APART, LEFT_OUT, noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
 

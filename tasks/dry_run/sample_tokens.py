@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.conversations.model import full_text
-from tasks.core.errors import Reject
-from tasks.encoders.auto_compare import compare, is_installed
+from tasks.encoders.auto_tokenizer import compare, is_installed
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.readers.containers import container_named
@@ -23,11 +21,10 @@ from tasks.readers.tables import wanted
 from tasks.recipe import Recipe
 from tasks.sources.sample_files import Sample, sample_files
 from tasks.storage.schemas import tokens_schema
-from tasks.tokenization.engine_check import HARD, LONGEST, difference, hard_tokens
+from tasks.tokenization.checks import HARD, LONGEST, difference, hard_tokens
 from tasks.tokenization.prepare import Preparer, texts_of, unused_keys_of
-from tasks.tokenization.token_batch import COUNTS
-from tasks.tokenization.tokenize_part import tokenize_records
-from tasks.tokenization.train_tokenizer import Unread, cut_sentence, train_model
+from tasks.tokenization.tokenize_part import COUNTS, tokenize_records
+from tasks.tokenization.train_tokenizer import train_model
 
 PROOF = 400  # texts encoded by both encoders; a run compares more
 TRAINING = 1 << 20  # characters to train a tokenizer on if the config names none: 1 s
@@ -87,24 +84,9 @@ def _train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Rec
 
     A run trains the tokenizer on all sources.
     """
-    config, unread, left = recipe.config, Unread(), TRAINING
-    sentences: list[str] = []
-    for sample in samples:
-        for place, value in sample.records if left >= 0 else ():
-            try:
-                conversation = sample.file.conversation(value)
-            except Reject as reject:
-                unread.add(reject, value, sample.file, place)
-                continue
-            for text in map(full_text, conversation.messages):
-                left -= len(text)
-                if left < 0:
-                    break
-                sentences += cut_sentence(text)
-            if left < 0:
-                break
-    path = folder / "tokenizer.model"
-    path.write_bytes(train_model(sentences, config.template, config.vocab_size, unread))
+    config, path = recipe.config, folder / "tokenizer.model"
+    records = ((value, sample.file, partial(str, place)) for sample in samples for place, value in sample.records)
+    path.write_bytes(train_model(records, config.template, config.vocab_size, TRAINING))
     recipe = replace(recipe, config=config.model_copy(update={"tokenizer": str(path)}))
     _ = recipe.encoder  # read before the file is deleted
     return recipe

@@ -1,17 +1,24 @@
 """Load a tokenizer like AutoTokenizer of Transformers, without Transformers.
 
     tokenizer_config.json, config.json ─class_of─▶ class ─┐
-    tokenizer.json or .model ─────────────────────────────┴─rebuilt─▶ parts ─wanted─▶ tokenizer.json in memory
+    tokenizer.json or .model ─────────────────────────────┴─build─▶ parts ─added_by─▶ tokenizer.json in memory
 
 The files of a tokenizer and AutoTokenizer may encode a text differently: AutoTokenizer adds tokens of
-tokenizer_config.json, and some classes keep only the vocabulary and the merges of the file. The rules are those of
-Transformers 5.23 (`auto_classes.VERSION`). A tokenizer whose class has no rule here is refused.
+tokenizer_config.json, and some classes keep only the vocabulary and the merges of the file. The rules are those of one
+release of Transformers (`auto_classes.VERSION`). A tokenizer whose class has no rule here is refused. `compare` looks
+for differences from the installed release.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,27 +26,19 @@ import orjson
 
 from tasks.core.errors import DataError, PackError, UsageError
 from tasks.core.printable import shown
-from tasks.encoders.auto_classes import AS_IS, VERSION, class_of
-from tasks.encoders.auto_rules import OPTIONS, REBUILT, Rebuilt, Spec, converted, rebuilt, rename_pieces
-from tasks.encoders.encoder import is_blank
+from tasks.encoders.auto_classes import (
+    AS_IS,
+    REBUILT,
+    VERSION,
+    Config,
+    Settings,
+    added_by,
+    class_of,
+    with_added,
+)
+from tasks.encoders.encoder import Encoder, Unencodable, is_blank
 from tasks.encoders.native import read_spec, tokenizer_of
-
-Config = dict[str, Any]
-
-# Special tokens with a name in every class, in the order in which they are added.
-NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-class Settings(NamedTuple):
-    """The files that decide how AutoTokenizer loads a tokenizer, as values.
-
-    A file that does not exist is {}.
-    """
-
-    config: Config  # tokenizer_config.json
-    special_map: Config  # special_tokens_map.json
-    added: Config  # added_tokens.json
-    model: Config  # config.json
+from tasks.encoders.sentencepiece_encoder import OPTIONS, Spec, converted
 
 
 class Loaded(NamedTuple):
@@ -60,8 +59,12 @@ def load(main: Path, settings: Settings) -> Loaded:
     damaged.
     """
     name = find_class(main, settings)
-    if setting := _unsupported(settings):
-        raise _refused(main, setting)
+    code = settings.config.get("auto_map")
+    if isinstance(code, list) or (isinstance(code, dict) and code.get("AutoTokenizer")):
+        raise _refused(main, "the tokenizer has code of its own (`auto_map` in tokenizer_config.json)")
+    for setting in ("split_special_tokens", "fix_mistral_regex", "fast_tokenizer_files"):
+        if settings.config.get(setting):
+            raise _refused(main, f"tokenizer_config.json has the setting `{setting}`")
     rule = REBUILT.get(name)
     if rule is None and name != AS_IS:
         raise _refused(main, f"the tokenizer has the class {name}")
@@ -71,7 +74,7 @@ def load(main: Path, settings: Settings) -> Loaded:
         if main.suffix == ".json":
             spec = read_spec(main)
         else:
-            spec, pieces, named = converted(main, rule)
+            spec, pieces, named = converted(main, rule is None)
             defaults = defaults | named
         is_bpe = isinstance(spec["model"].get("vocab"), dict) and "merges" in spec["model"]
         before = _deciding(spec, main)
@@ -82,22 +85,22 @@ def load(main: Path, settings: Settings) -> Loaded:
     if rule and not is_bpe:
         raise _refused(main, f"the tokenizer has the class {name}, which is for BPE, but its model is not BPE")
     try:
-        found = wanted(spec, rule, settings, defaults, pieces)
-        if pieces is not None and rule is None and found.by_id:
+        added = added_by(spec, rule, settings, defaults, pieces)
+        if pieces is not None and rule is None and added.by_id:
             if not is_bpe:
                 raise _refused(main, "AutoTokenizer cannot add tokens to a Unigram model")
-            if not rename_pieces(spec["model"], found.by_id):
+            if not _rename_pieces(spec["model"], added.by_id):
                 raise _refused(main, "AutoTokenizer cannot replace pieces of the model by added tokens")
-        built = rebuilt(spec, rule, settings.config | found.names) if rule else dict(spec)
-        built["added_tokens"] = with_added(built, rule, found)
+        built = rule.build(spec, settings.config | added.names) if rule else dict(spec)
+        built["added_tokens"] = with_added(built, rule, added)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise _refused(main, f"a token in the files next to it cannot be read ({error})") from None
     if pieces is not None:
-        built["post_processor"] = _post_processor(built, settings.config, found.names)
+        built["post_processor"] = _post_processor(built, settings.config, added.names)
     if problem := _unmatched(built):
         raise _refused(main, problem)
     differs = pieces is not None or _deciding(built, main) != before
-    return Loaded(built if differs else spec, found.names, differs)
+    return Loaded(built if differs else spec, added.names, differs)
 
 
 def find_class(main: Path, settings: Settings) -> str:
@@ -105,17 +108,6 @@ def find_class(main: Path, settings: Settings) -> str:
     return class_of(
         settings.config, settings.model, lambda: main.suffix == ".json" and b'"ByteLevel"' in main.read_bytes()
     )
-
-
-def _unsupported(settings: Settings) -> str:
-    """Describe a setting that has no rule here, or return ""."""
-    code = settings.config.get("auto_map")
-    if isinstance(code, list) or (isinstance(code, dict) and code.get("AutoTokenizer")):
-        return "the tokenizer has code of its own (`auto_map` in tokenizer_config.json)"
-    for name in ("split_special_tokens", "fix_mistral_regex", "fast_tokenizer_files"):
-        if settings.config.get(name):
-            return f"tokenizer_config.json has the setting `{name}`"
-    return ""
 
 
 def _unmatched(spec: Spec) -> str:
@@ -156,187 +148,149 @@ def _deciding(spec: Spec, path: Path) -> list[Any]:
 
     Vocabulary and merges are left out, because no class changes them. The library writes equal parts in the same way.
     """
+
+    def without_offsets(node: Any) -> Any:
+        if isinstance(node, list):
+            return list(map(without_offsets, node))
+        if isinstance(node, dict):
+            return {name: without_offsets(value) for name, value in node.items() if name != "trim_offsets"}
+        return node
+
     options = {name: spec["model"].get(name, default) for name, default in OPTIONS.items()}
     options = {name: value if value or name == "unk_token" else None for name, value in options.items()}
-    empty = {"type": "BPE", "vocab": {}, "merges": []}
     steps = {name: spec.get(name) for name in ("normalizer", "pre_tokenizer")}
-    same = orjson.loads(tokenizer_of(steps | {"model": empty}, path).to_str())
+    same = orjson.loads(tokenizer_of(steps | {"model": {"type": "BPE", "vocab": {}, "merges": []}}, path).to_str())
     added = sorted(spec.get("added_tokens") or [], key=lambda token: int(token["id"]))
     processor = spec.get("post_processor") or {}
     begins = processor if processor.get("special_tokens") or processor.get("cls") else None
-    return [options, [_without_offsets(same[name]) for name in steps], added, begins]
+    return [options, [without_offsets(same[name]) for name in steps], added, begins]
 
 
-def _without_offsets(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_without_offsets(each) for each in node]
-    if isinstance(node, dict):
-        return {name: _without_offsets(value) for name, value in node.items() if name != "trim_offsets"}
-    return node
+def _rename_pieces(model: Spec, by_id: Mapping[int, Any]) -> bool:
+    """Rename pieces of a BPE model to the added tokens with their ids.
+
+    Returns whether the model is still valid: no merge needs a piece that was renamed.
+    """
+    numbers = model["vocab"]
+    pieces = {number: piece for piece, number in numbers.items()}
+    for number, token in by_id.items():
+        piece, content = pieces.get(number), token.content
+        if piece and piece != content and content not in numbers:
+            numbers[content] = numbers.pop(piece)
+            pieces[number] = content
+    return all(one in numbers and other in numbers and one + other in numbers for one, other in model["merges"])
 
 
 def _post_processor(spec: Spec, config: Config, names: dict[str, str]) -> Spec:
     """Return a post-processor that adds BOS and EOS as the settings say."""
     numbers = {token["content"]: token["id"] for token in spec["added_tokens"]}
     bos, eos = (names.get(f"{name}_token") if config.get(f"add_{name}_token") else None for name in ("bos", "eos"))
-    text: list[Spec] = [{"Sequence": {"id": "A", "type_id": 0}}]
-    around = [[{"SpecialToken": {"id": token, "type_id": 0}}] if token else [] for token in (bos, eos)]
+    steps = [("SpecialToken", bos), ("Sequence", "A"), ("SpecialToken", eos)]
+    single = [{kind: {"id": name, "type_id": 0}} for kind, name in steps if name]
     added = {token: {"id": token, "ids": [numbers[token]], "tokens": [token]} for token in (bos, eos) if token}
-    single = [*around[0], *text, *around[1]]
     return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": added}
 
 
-# -- added tokens -------------------------------------------------------------------------------------------------
+# -- the installed AutoTokenizer --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The tokens that a class adds.
+class Comparison:
+    """Equal texts, and the first difference or why AutoTokenizer cannot be used."""
 
-    `tokens` are added tokens of the tokenizers library. `names` maps names of special tokens to their strings, and
-    `special` are all special tokens: those with names, and then the others. `by_id` are the tokens whose ids the files
-    give.
+    texts: int = 0
+    difference: str = ""
+    failure: str = ""
+
+
+def is_installed() -> bool:
+    return find_spec("transformers") is not None
+
+
+def compare(encoder: Encoder, folder: Path, texts: Iterable[str]) -> Comparison:
+    """Compare with AutoTokenizer of the tokenizer in a folder.
+
+    Texts with a control string are left out: they stay text here, but AutoTokenizer makes control tokens of them.
     """
+    name = f"AutoTokenizer of Transformers {metadata.version('transformers')}"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of the library would break later forks
+    with _without_torch():
+        from transformers import AutoTokenizer
 
-    tokens: list[Any]
-    names: dict[str, str]
-    special: list[Any]
-    by_id: dict[int, Any]
+        try:
+            tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # a file can be unusable in many ways
+            reason = " ".join(str(error).split())[:200]
+            return Comparison(failure=f"{name} cannot load {folder}: {type(error).__name__}: {reason}")
+        for token, number in (*encoder.controls.items(), *encoder.content_tokens.items()):
+            theirs = tokenizer.convert_tokens_to_ids(token)
+            if theirs != number:
+                what = f"the token {shown(token)} has the id {number} here, but {theirs} with {name}"
+                return Comparison(difference=what)
+        some = list(islice((text[:2000] for text in texts if text), 300))
+        held = set(encoder.holding(some))
+        count = 0
+        for text, ours in _ours(encoder, [text for number, text in enumerate(some) if number not in held]):
+            theirs = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+            if theirs not in ours:
+                pairs = enumerate(zip(ours[0], theirs, strict=False))
+                first = next((n for n, (one, other) in pairs if one != other), min(len(ours[0]), len(theirs)))
+                around = slice(max(0, first - 4), first + 4)
+                tokens = [tokenizer.convert_ids_to_tokens(ids[around]) for ids in (ours[0], theirs)]
+                mine, yours = (shown(" ".join(map(str, some_tokens))) for some_tokens in tokens)
+                return Comparison(count, f"{shown(text[:80])} becomes {mine} here, but {yours} with {name}")
+            count += 1
+        return Comparison(count)
 
 
-def wanted(
-    spec: Spec, rule: Rebuilt | None, settings: Settings, defaults: Config, pieces: Sequence[Any] | None = None
-) -> Wanted:
-    """Return the tokens that a class adds, in their order.
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Hide PyTorch from an import of Transformers, unless one of them is loaded.
 
-    `spec` is the tokenizer.json before it is rebuilt, and `defaults` are special tokens that have a name even if no
-    file names them. `pieces` are added tokens of a SentencePiece model. Raises TypeError or ValueError if Transformers
-    cannot read the tokens either.
+    No tokenizer needs PyTorch, which takes most of the time. What is imported is forgotten when the block ends.
     """
-    from tokenizers import AddedToken
-
-    config = dict(settings.config)
-    if "additional_special_tokens" in config and not config.get("extra_special_tokens"):
-        config["extra_special_tokens"] = config.pop("additional_special_tokens")
-    own = {name: config.pop(name) for name in [*config] if _is_own_name(name) and isinstance(config[name], str)}
-    if isinstance(config.get("extra_special_tokens"), dict):
-        own |= config.pop("extra_special_tokens")
-    own = own or config.get("model_specific_special_tokens") or {}
-    by_id: dict[int, Any] = {}
-    if "added_tokens_decoder" in config:
-        by_id = {int(number): AddedToken(**token) for number, token in config["added_tokens_decoder"].items()}
-    else:
-        _add_special_map(config, own, settings.special_map)
-        special = {str(_token(config[name])) for name in NAMES if config.get(name)}
-        special |= {str(_token(token)) for token in config.get("extra_special_tokens") or ()}
-        for content, number in settings.added.items():
-            is_special = content in special
-            by_id[number] = AddedToken(content, normalized=not is_special, special=is_special)
-        for token in (spec.get("added_tokens") or []) if pieces is None else []:
-            by_id[token["id"]] = AddedToken(**{key: value for key, value in token.items() if key != "id"})
-    by_string = {token.content: token for token in by_id.values()}
-    named = {name: _token(config[name]) for name in NAMES if name in config}
-    named = defaults | {name: by_string.get(str(token), token) for name, token in named.items()}
-    if spec.get("padding"):
-        named.setdefault("pad_token", spec["padding"]["pad_token"])
-    if pieces is not None:
-        config["additional_special_tokens"] = pieces
-    more = {name: token for name in config if _is_own_name(name) and _is_token(token := _token(config[name]))}
-    named = {name: named[name] for name in NAMES if named.get(name) is not None}
-    named |= more | {name: _token(token) for name, token in own.items()}
-    extra = config.get("extra_special_tokens", config.get("additional_special_tokens")) or ()
-    extra = [_token(token) for token in extra]
-    if bad := [token for token in (*named.values(), *extra) if not _is_token(token)]:
-        raise TypeError(f"not a token: {bad[0]!r}")
-    tokens = [token for _, token in sorted(by_id.items())]
-    known = {token.content for token in tokens}
-    if rule is None:
-        known |= {token["content"] for token in spec.get("added_tokens") or ()}
-    for token in (*named.values(), *extra):
-        if str(token) not in known and token not in tokens:
-            tokens.append(token)
-    names = {name: str(token) for name, token in named.items()}
-    special = set(names.values())
-    return Wanted([_flagged(token, special) for token in tokens], names, [*named.values(), *extra], by_id)
+    before = set(sys.modules)
+    if not before.isdisjoint(("torch", "transformers")):
+        yield
+        return
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would warn that no model can be used
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+        for module in set(sys.modules) - before:
+            if module.partition(".")[0] == "transformers":
+                del sys.modules[module]
 
 
-def _add_special_map(config: Config, own: Config, special_map: Config) -> None:
-    """Add the values of special_tokens_map.json to those of tokenizer_config.json."""
-    from tokenizers import AddedToken
+def _ours(encoder: Encoder, texts: Sequence[str]) -> list[tuple[str, list[list[int]]]]:
+    """Return texts, each with its ids at the start of a rendering.
 
-    for name, value in special_map.items():
-        if name == "extra_special_tokens" and isinstance(value, list):
-            found = list(config.get(name) or [])
-            for each in value:
-                token = AddedToken(**each, special=True) if isinstance(each, dict) else each
-                if token not in found:
-                    found.append(token)
-            value = found
-        elif isinstance(value, dict) and name != "extra_special_tokens":
-            value = AddedToken(**value | {"special": True})
-        config[name] = value
-    if isinstance(config.get("extra_special_tokens"), dict):
-        own |= config.pop("extra_special_tokens")
-
-
-def with_added(spec: Spec, rule: Rebuilt | None, found: Wanted) -> list[Spec]:
-    """Return `added_tokens` of a tokenizer.json after a class has added its tokens."""
-    from tokenizers import AddedToken, Tokenizer, models
-
-    present = {token["content"]: token for token in spec.get("added_tokens") or ()}
-    if rule is None and all(
-        _described(token).items() <= present.get(token.content, {}).items() for token in found.tokens
-    ):
-        return list(present.values())
-    vocabulary = spec["model"]["vocab"]
-    if not isinstance(vocabulary, dict):  # pieces with scores
-        vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
-    # A model without merges numbers added tokens in the same way, and takes little time.
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
-    for token in present.values():
-        tokenizer.add_tokens([AddedToken(**{key: value for key, value in token.items() if key != "id"})])
-    tokenizer.add_tokens(found.tokens)
-    if rule and rule.adds_again == "flagged":
-        tokenizer.add_tokens([AddedToken(content, special=True) for content in dict.fromkeys(map(str, found.special))])
-    elif rule and rule.adds_again == "special":
-        again = [AddedToken(t, special=True, normalized=False) if isinstance(t, str) else t for t in found.special]
-        tokenizer.add_special_tokens(again)
+    Texts without an encoding are left out. There are two encodings if the template decides about the leading space.
+    """
+    spaced = [encoder.with_leading_space(text) for text in texts]
+    forms = {"none": [texts], "template": [spaced, texts]}.get(encoder.leading_space, [spaced])
+    try:
+        encoded = [encoder.encode(form) for form in forms]
+    except Unencodable as error:
+        pairs = zip(texts, spaced, strict=True)
+        return _ours(encoder, [text for text, other in pairs if error.problems.keys().isdisjoint((text, other))])
     return [
-        {"id": number, **_described(token)} for number, token in sorted(tokenizer.get_added_tokens_decoder().items())
+        (text, [form.ids[form.offsets[number] : form.offsets[number + 1]].tolist() for form in encoded])
+        for number, text in enumerate(texts)
     ]
 
 
-def _is_own_name(name: str) -> bool:
-    """Return whether a setting is the name of a special token of this tokenizer."""
-    return name.endswith("_token") and name not in NAMES
-
-
-def _token(value: Any) -> Any:
-    """Return a token in a setting as a string or added token."""
-    from tokenizers import AddedToken
-
-    if isinstance(value, dict) and value.get("__type") == "AddedToken":
-        return AddedToken(**{key: flag for key, flag in value.items() if key != "__type"})
-    return value
-
-
-def _is_token(value: Any) -> bool:
-    from tokenizers import AddedToken
-
-    return isinstance(value, str | AddedToken)
-
-
-def _flagged(token: Any, special: set[str]) -> Any:
-    """Return an added token, which is special if it has a name."""
-    from tokenizers import AddedToken
-
-    if isinstance(token, str):
-        return AddedToken(token, special=True)
-    if not token.special and token.content in special:
-        return AddedToken(**_described(token) | {"special": True})
-    return token
-
-
-def _described(token: Any) -> Spec:
-    flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-    return {flag: getattr(token, flag) for flag in flags}
+def texts_in(encoder: Encoder, rows: Iterable[Sequence[int]]) -> list[str]:
+    """Return the texts between the control tokens of rows."""
+    texts: dict[str, None] = {}
+    for row in rows:
+        run: list[int] = []
+        for token in (*row, encoder.eos_id):
+            if token in encoder.control_strings:
+                texts[encoder.decode(run)] = None
+                run = []
+            else:
+                run.append(token)
+    return list(texts)

@@ -3,16 +3,14 @@
     open_encoder(files) ─▶ Encoder ── encode(texts) ─▶ Encoded(ids, offsets)
                                   └── decode(ids)   ─▶ text, byte for byte if the model can represent it
 
-Control tokens are the tokens that the tokenizer marks as special, and EOS, BOS, padding, and the unknown token, which
-end, begin, or fill a sample, or stand for unknown characters. Two mechanisms keep them out of
-text. First, the tokenizer's own library loads the model without their strings, so it has nothing to match. Second,
-every id is checked: a text that still produces a control id is encoded again, in pieces that split the control string.
-All other added tokens, such as <think>, are ordinary vocabulary: the tokenizer's own library matches them, both in
-content and in the text of a template.
+Control tokens are the tokens that the tokenizer marks as special, and EOS, BOS, padding, and the unknown token. Two
+mechanisms keep them out of text. First, the tokenizer's own library loads the model without their strings, so it has
+nothing to match. Second, every id is checked: a text that still produces a control id is encoded again, in pieces that
+split the control string. All other added tokens, such as <think>, are ordinary vocabulary: the tokenizer's own library
+matches them, both in content and in the text of a template.
 
-No encoder here adds a dummy prefix (SentencePiece's leading space). Whether a space belongs there depends on the
-preceding text, which the encoder cannot see. `leading_space` describes the tokenizer's own rule; the caller adds the
-space.
+No encoder here adds a dummy prefix (SentencePiece's leading space), because it depends on the preceding text.
+`leading_space` describes the tokenizer's own rule; the caller adds the space.
 """
 
 from __future__ import annotations
@@ -22,9 +20,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -32,6 +31,8 @@ from tasks.core.errors import DataError, Reject, UsageError
 from tasks.core.printable import shown, suggest
 from tasks.encoders.texts import Needles, Texts, find, needles_of
 from tasks.storage.arrow import offsets_of
+
+T = TypeVar("T")
 
 # Where the tokenizer itself puts a dummy prefix: nowhere, before a text at the very start, or before each text at the
 # start or after a control token. "template" leaves the decision to the template (SentencePiece has no rule).
@@ -62,12 +63,13 @@ class Encoded:
         offsets = np.concatenate([self.offsets, self.offsets[-1] + others.offsets[1:]])
         return Encoded(np.concatenate([self.ids, others.ids]), offsets).at(which)
 
+    def texts_at(self, places: np.ndarray) -> np.ndarray:
+        """Return the number of the text of each of these ids, given by index."""
+        return np.searchsorted(self.offsets, places, side="right") - 1
+
 
 class Unencodable(Reject):
-    """Some texts have no encoding.
-
-    `problems` maps each of these texts to the reason.
-    """
+    """Some texts have no encoding; `problems` maps each of them to the reason."""
 
     def __init__(self, problems: Mapping[str, str]):
         super().__init__("unwritable_text", next(iter(problems.values())))
@@ -75,10 +77,7 @@ class Unencodable(Reject):
 
 
 class TooSlow(DataError):
-    """A text takes the tokenizer far too long.
-
-    It stops the run, because the thread that encodes the text cannot be stopped.
-    """
+    """A text takes far too long. Its thread cannot be stopped, so the run stops."""
 
     def __init__(self, text: str, message: str):
         super().__init__("slow_tokenizer", message)
@@ -123,10 +122,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def _encode(self, texts: Texts) -> Encoded:
-        """Encode without checking for control ids.
-
-        Raises Unencodable.
-        """
+        """Encode without checking for control ids; raises Unencodable."""
 
     @abstractmethod
     def model(self) -> bytes:
@@ -144,18 +140,61 @@ class Encoder(ABC):
         """
         texts = Texts.of(texts)
         encoded = self._encode(texts)
-        hits = self._suspects.places(encoded.ids)
-        if not hits.size:
+        places = self._suspects.places(encoded.ids)
+        if not places.size:
             return encoded
-        affected = {
-            index
-            for index, at in zip((np.searchsorted(encoded.offsets, hits, side="right") - 1).tolist(), hits, strict=True)
-            if encoded.ids[at] != self.unk_id or self.control_strings[int(encoded.ids[at])] in texts.strings[index]
-        }
-        if not affected:
+        pairs = zip(encoded.texts_at(places).tolist(), encoded.ids[places].tolist(), strict=True)
+        # The unknown token also stands for unknown characters.
+        numbers = sorted({n for n, t in pairs if t != self.unk_id or self.control_strings[t] in texts.strings[n]})
+        if not numbers:
             return encoded
-        numbers = sorted(affected)
         return encoded.replaced(numbers, self._encode_as_text([texts.strings[number] for number in numbers]))
+
+    @cached_property
+    def _suspects(self) -> _Flags:
+        return _Flags(self.vocab_size, self.control_strings)
+
+    def _encode_as_text(self, texts: Sequence[str]) -> Encoded:
+        """Encode texts whose control strings `_encode` would match."""
+        arrays, problems = [], dict[str, str]()
+        for text in texts:
+            try:
+                arrays.append(self._encode_in_pieces(text))
+            except Unencodable as error:
+                problems |= error.problems
+        if problems:
+            raise Unencodable(problems)
+        return Encoded(np.concatenate(arrays), offsets_of(list(map(len, arrays))))
+
+    def _encode_in_pieces(self, text: str) -> np.ndarray:
+        """Encode a text in pieces that split its control strings."""
+        spans = [match.span() for match in self.control_pattern.finditer(text)]
+        for cuts in (
+            [place for start, end in spans for place in (start, start + 1, end)],
+            [place for start, end in spans for place in range(start, end + 1)],
+            range(len(text)),  # a normalizer can produce a control string from other characters
+        ):
+            # Equal pieces are encoded only once, because a hostile text can have millions of them.
+            pieces, which = distinct([text[start:end] for start, end in pairwise([0, *cuts, len(text)])])
+            encoded = self._encode(Texts.of(pieces))
+            controls = [n for n in self._suspects.places(encoded.ids) if encoded.ids[n] != self.unk_id]
+            if not controls:
+                return encoded.at(which).ids
+        character = pieces[encoded.texts_at(np.array(controls))[0]]
+        raise Unencodable(
+            {
+                text: f"the tokenizer encodes {shown(character)} as a control token even when it is alone; remove the "
+                "character from the record, or the token from the tokenizer"
+            }
+        )
+
+    def encode_repeated(self, texts: Sequence[str]) -> Encoded:
+        """Encode texts, of which many are equal, and encode each distinct text once.
+
+        Equal texts are common because the samples of a conversation repeat its beginning.
+        """
+        strings, which = distinct(texts)
+        return self.encode(strings).at(which)
 
     def holding(self, texts: Sequence[str] | Texts) -> list[int]:
         """Return the indexes of texts with a control string."""
@@ -170,85 +209,31 @@ class Encoder(ABC):
 
         Content tokens that are white space are left out, and so are texts that have no encoding.
         """
-        held, encoded = self.holding_content_tokens(texts), None
-        while held and encoded is None:
+        held = self.holding_content_tokens(texts)
+        while held:
             try:
                 encoded = self.encode([texts[index] for index in held])
             except Unencodable as error:
                 held = [index for index in held if texts[index] not in error.problems]
-        if encoded is None:
-            return []
-        places = self.places_of_content_tokens(encoded.ids)
-        owners = np.searchsorted(encoded.offsets, places, side="right") - 1
-        names = {token: string for string, token in self.content_tokens.items()}
-        return [(held[owner], names[token]) for owner, token in zip(owners, encoded.ids[places].tolist(), strict=True)]
+                continue
+            places = self.places_of_content_tokens(encoded.ids)
+            names = {token: string for string, token in self.content_tokens.items()}
+            pairs = zip(encoded.texts_at(places).tolist(), encoded.ids[places].tolist(), strict=True)
+            return [(held[number], names[token]) for number, token in pairs]
+        return []
 
     def holding_content_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the indexes of texts with a content token that is not white space."""
-        return find(self._counted, Texts.of(texts))
-
-    @cached_property
-    def _counted(self) -> Needles:
-        return needles_of([text for text in self.content_tokens if not is_blank(text)])
+        return find(self._counted[0], Texts.of(texts))
 
     def places_of_content_tokens(self, ids: np.ndarray) -> np.ndarray:
         """Return the indexes of the ids that are content tokens, except white space."""
-        return self._counted_ids.places(ids)
+        return self._counted[1].places(ids)
 
     @cached_property
-    def _counted_ids(self) -> _Flags:
-        table = np.zeros(self.vocab_size, bool)
-        table[[token for string, token in self.content_tokens.items() if not is_blank(string)]] = True
-        return _Flags(table)
-
-    def _encode_as_text(self, texts: Sequence[str]) -> Encoded:
-        """Encode texts whose control strings `_encode` would match."""
-        found, problems = [], dict[str, str]()
-        for text in texts:
-            try:
-                found.append(self._encode_around(text))
-            except Unencodable as error:
-                problems |= error.problems
-        if problems:
-            raise Unencodable(problems)
-        return Encoded(np.concatenate(found), offsets_of(list(map(len, found))))
-
-    def _encode_around(self, text: str) -> np.ndarray:
-        """Encode a text in pieces that split its control strings.
-
-        The first attempt cuts after the first character of each control string, and the second attempt between all
-        characters of each control string. The last attempt cuts between all characters of the text, because a
-        normalizer can produce a control string from other characters.
-        """
-        for inside in (lambda s: [s[0], s[1:]], list):
-            cut: list[str] = []
-            end = 0
-            for match in self.control_pattern.finditer(text):
-                cut += [text[end : match.start()], *inside(match.group())]
-                end = match.end()
-            ids = self._encode_pieces([*cut, text[end:]])
-            if not self._is_control[ids].any():
-                return ids
-        ids = self._encode_pieces(list(text))
-        if not self._is_control[ids].any():
-            return ids
-        character = next(one for one in dict.fromkeys(text) if self._is_control[self._encode_pieces([one])].any())
-        raise Unencodable(
-            {
-                text: f"the tokenizer encodes {shown(character)} as a control token even when it is alone; remove the "
-                "character from the record, or the token from the tokenizer"
-            }
-        )
-
-    def _encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
-        """Encode and concatenate the pieces.
-
-        Equal pieces are encoded only once, because a hostile text can have millions of them.
-        """
-        numbers = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-        encoded = self._encode(Texts.of(list(numbers)))
-        arrays = np.split(encoded.ids, encoded.offsets[1:-1])
-        return np.concatenate([arrays[numbers[piece]] for piece in pieces])
+    def _counted(self) -> tuple[Needles, _Flags]:
+        counted = {string: token for string, token in self.content_tokens.items() if not is_blank(string)}
+        return needles_of([*counted]), _Flags(self.vocab_size, counted.values())
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids to text, with control tokens as their strings.
@@ -256,8 +241,8 @@ class Encoder(ABC):
         Bytes that are not UTF-8 become U+FFFD.
         """
         ids = list(map(int, ids))
-        found = {token: self.token_bytes(token) for token in set(ids)}
-        return b"".join(map(found.__getitem__, ids)).decode("utf-8", "replace")
+        bytes_of = {token: self.token_bytes(token) for token in set(ids)}
+        return b"".join(map(bytes_of.__getitem__, ids)).decode("utf-8", "replace")
 
     def with_leading_space(self, text: str) -> str:
         """Add the leading space that the tokenizer itself would add, if any."""
@@ -265,15 +250,12 @@ class Encoder(ABC):
 
     def count_controls(self, texts: Sequence[str]) -> int:
         """Count the texts that contain a control string as text."""
-        if not self.controls or not self.control_pattern.search("\0".join(texts)):
-            return 0
-        return sum(self.control_pattern.search(text) is not None for text in texts)
+        return sum(self.control_pattern.search(text) is not None for text in texts) if self.controls else 0
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:
         """Return a pattern that matches any control string, trying the longest first."""
-        strings = sorted(self.controls, key=lambda s: (-len(s), s))
-        return re.compile("|".join(map(re.escape, strings)) if strings else r"(?!)")
+        return re.compile("|".join(map(re.escape, _longest_first(self.controls))) or r"(?!)")
 
     @cached_property
     def written_pattern(self) -> re.Pattern[str]:
@@ -281,9 +263,12 @@ class Encoder(ABC):
 
         The match includes the white space that the token absorbs.
         """
-        strings = sorted(self.controls, key=lambda s: (-len(s), s))
-        swallow = [(r"\s*" * (s in self.strips_left), re.escape(s), r"\s*" * (s in self.strips_right)) for s in strings]
-        return re.compile("|".join(f"{left}(?:{s}){right}" for left, s, right in swallow) if swallow else r"(?!)")
+        space = r"\s*"
+        patterns = [
+            f"{space * (string in self.strips_left)}(?:{re.escape(string)}){space * (string in self.strips_right)}"
+            for string in _longest_first(self.controls)
+        ]
+        return re.compile("|".join(patterns) or r"(?!)")
 
     @cached_property
     def control_strings(self) -> dict[int, str]:
@@ -294,38 +279,30 @@ class Encoder(ABC):
         """Return whether a marker that a template writes becomes one token."""
         return marker in self.controls or marker in self.content_tokens
 
-    @cached_property
-    def _is_control(self) -> np.ndarray:
-        table = np.zeros(self.vocab_size, bool)
-        table[[token for token in self.controls.values() if token != self.unk_id]] = True
-        return table
-
-    @cached_property
-    def _suspects(self) -> _Flags:
-        """Return the ids to check.
-
-        These are control ids, and the unknown token if its string is a control string.
-        """
-        table = self._is_control.copy()
-        if self.unk_id is not None and self.unk_id in self.control_strings:
-            table[self.unk_id] = True
-        return _Flags(table)
-
 
 class _Flags:
-    """Ids whose flag in a table is set.
+    """A set of ids that are close together."""
 
-    They are close together, so their range leaves few other ids for the slow table lookup.
-    """
-
-    def __init__(self, table: np.ndarray):
-        ids = np.flatnonzero(table) if table.any() else [len(table)]
-        self._first, self._last, self._table = np.uint32(ids[0]), np.uint32(ids[-1]), table
+    def __init__(self, vocab_size: int, ids: Collection[int]):
+        first, last = (min(ids), max(ids)) if ids else (vocab_size, vocab_size)
+        self._first, self._last, self._table = np.uint32(first), np.uint32(last), np.zeros(vocab_size, bool)
+        self._table[[*ids]] = True
 
     def places(self, ids: np.ndarray) -> np.ndarray:
-        """Return the places in an array at which ids are flagged."""
+        """Return the places in an array at which ids are in the set."""
+        # The range leaves few other ids for the slow table lookup.
         likely = np.flatnonzero(ids.view(np.uint32) - self._first <= self._last - self._first)
         return likely[self._table[ids[likely]]]
+
+
+def distinct(values: Sequence[T]) -> tuple[list[T], np.ndarray]:
+    """Return each value once, and the index of each value among them, int64."""
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return [*numbers], np.fromiter(map(numbers.__getitem__, values), np.int64, len(values))
+
+
+def _longest_first(strings: Iterable[str]) -> list[str]:
+    return sorted(strings, key=lambda string: (-len(string), string))
 
 
 def content_tokens_of(
@@ -337,11 +314,11 @@ def content_tokens_of(
     order: `X` adds a token, `-X` removes it, and `-*` removes all but white space. The set never contains `reserved`
     tokens. Raises UsageError for a name that is not an added token, and for adding a reserved token.
     """
-    found = {token for token, special in added.items() if is_blank(token) or not special}
+    kept = {token for token, special in added.items() if is_blank(token) or not special}
     for setting in settings:
         name = setting if setting in added else setting.removeprefix("-")
         if setting == "-*" not in added:
-            found = {token for token in found if is_blank(token)}
+            kept = {token for token in kept if is_blank(token)}
         elif name not in added:
             raise UsageError(
                 "no_such_token",
@@ -349,7 +326,7 @@ def content_tokens_of(
                 "token, as `X` to let content write it or as `-X` to prevent that",
             )
         elif name != setting:
-            found.discard(name)
+            kept.discard(name)
         elif name in reserved:
             raise UsageError(
                 "bad_setting",
@@ -357,33 +334,24 @@ def content_tokens_of(
                 "content may not write it; remove it from content_tokens",
             )
         else:
-            found.add(name)
-    return frozenset(found - set(reserved))
+            kept.add(name)
+    return frozenset(kept - set(reserved))
 
 
 def is_blank(token: str) -> bool:
-    """Return whether a token consists only of white space.
-
-    Models use such tokens to write indentation.
-    """
+    """Return whether a token is only white space, which models use to indent."""
     return not token.replace("▁", " ").strip()
 
 
 def token_name(token: Any) -> str | None:
-    """Return the string of a special token in tokenizer_config.json.
-
-    There, a token is a string or an object with `content`.
-    """
+    """Return the string of a token in a file: a string, or an object with `content`."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def special_id(key: str, name: str | None, default: int, vocab: Mapping[str, int], path: Path) -> int:
-    """Return the id of the special token `name`, or `default`.
-
-    Raises UsageError if there is neither.
-    """
+    """Return the id of the token `name`, or `default`; raises UsageError if neither."""
     if name is None:
         if default < 0:
             raise UsageError(

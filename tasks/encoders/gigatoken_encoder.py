@@ -5,9 +5,9 @@
            └─ with an irregular token ─────────────▶ reference ─┘
 
 gigatoken loads the same model as the reference. It encodes 60 to 90 MB/s of chats on one core; SentencePiece encodes
-5 MB/s, and tokenizers 1.4 MB/s. `engine_check` checks that both encoders return the same ids. In a SentencePiece model,
-gigatoken matches control tokens in plain text, so the reference encodes every text for which gigatoken returned a
-control id. Both encoders match content tokens in text, such as <think>.
+5 MB/s, and tokenizers 1.4 MB/s. Before a corpus is tokenized, texts of it are encoded by both and compared
+(tokenization/checks.py). In a SentencePiece model, gigatoken matches control tokens in plain text, so the reference
+encodes every text for which gigatoken returned a control id. Both encoders match content tokens, such as <think>.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ import numpy as np
 import orjson
 
 from tasks.core.process import peak_memory
-from tasks.encoders.auto_rules import EMPTY, SPACE_TO_UNDERLINE, bpe_of, precompiled
 from tasks.encoders.encoder import Encoded, Encoder
 from tasks.encoders.huggingface_encoder import is_placeholder
-from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
+from tasks.encoders.sentencepiece_encoder import EMPTY, SPACE_TO_UNDERLINE, SentencePieceEncoder, bpe_of, precompiled
 from tasks.encoders.texts import SEPARATOR, UNDERLINE, Texts, find, needles_of
 from tasks.storage.arrow import offsets_of
 
@@ -45,17 +44,11 @@ _ADDED = {
 
 
 class Unsupported(Exception):
-    """gigatoken cannot replace this tokenizer.
-
-    The message is the reason.
-    """
+    """gigatoken cannot replace this tokenizer; the message is the reason."""
 
 
 class GigatokenEncoder(Encoder):
-    """An encoder that returns the same ids as `reference` in less time.
-
-    Raises Unsupported if gigatoken cannot load the model.
-    """
+    """Encode like `reference` in less time; raises Unsupported if it cannot."""
 
     engine = "gigatoken"
 
@@ -73,19 +66,13 @@ class GigatokenEncoder(Encoder):
     def _load(self) -> None:
         try:
             self._backend = self._open().backend
-            self._make_ready()
+            # To create the first array of a process, the library calls Python. An interrupt during this call would
+            # make Rust panic.
+            with _delayed_interrupts():
+                self._backend.encode("")
         except Exception as error:  # the library raises ValueError, RuntimeError, and others
             raise Unsupported(f"gigatoken cannot load the model: {' '.join(str(error).split())[:160]}") from None
         self._memory = _memory()
-
-    def _make_ready(self) -> None:
-        """Encode once with interrupts delayed.
-
-        To create the first array of a process, the library calls Python. An interrupt during this call would make Rust
-        panic.
-        """
-        with _delayed_interrupts():
-            self._backend.encode("")
 
     def _encode(self, texts: Texts) -> Encoded:
         if _memory() - self._memory > MOST_MEMORY:
@@ -99,10 +86,9 @@ class GigatokenEncoder(Encoder):
         return encoded
 
     def _joined(self, texts: Texts, others: Sequence[int] = ()) -> Encoded | None:
-        """Encode all texts in one call.
+        """Encode all texts in one call, those with the numbers `others` as empty.
 
-        One call per text would take half as long again. The texts with the numbers `others` are encoded as empty texts.
-        Returns None if the library does not find the separators.
+        One call per text would take half as long again. Returns None if the library does not find the separators.
         """
         ids = self._backend.encode(texts.without(others)).view(np.int32)
         kept = ids != self._separator
@@ -149,13 +135,11 @@ def _opener(reference: Encoder) -> tuple[Callable[[], Any], int]:
 
 @contextmanager
 def _delayed_interrupts() -> Iterator[None]:
-    """Delay interrupts until the end of the block.
-
-    A signal mask would not help, because another thread would receive the interrupts.
-    """
+    """Delay interrupts until the end of the block."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives interrupts
         yield
         return
+    # A signal mask would not help, because another thread would receive the interrupts.
     received: list[int] = []
     before = {
         number: signal.signal(number, lambda it, _: received.append(it)) for number in (signal.SIGINT, signal.SIGTERM)
@@ -170,10 +154,7 @@ def _delayed_interrupts() -> Iterator[None]:
 
 
 def _memory() -> int:
-    """Return the resident memory of this process in bytes.
-
-    On systems without /proc, returns the peak of this memory.
-    """
+    """Return the resident memory in bytes, or its peak on systems without /proc."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -203,8 +184,9 @@ def json_of_sentencepiece(model: bytes, added: Sequence[str] = ()) -> bytes:
         "the model treats white space as a suffix": trainer.treat_whitespace_as_suffix,
         "a piece of the model is not UTF-8": any(isinstance(piece, bytes) for piece, _, _ in pieces),
     }
-    for reason in (reason for reason, applies in refused.items() if applies):
-        raise Unsupported(reason)
+    for reason, applies in refused.items():
+        if applies:
+            raise Unsupported(reason)
     added_tokens = [
         _ADDED | {"id": number, "content": piece, "special": kind == types.CONTROL}
         for number, (piece, _, kind) in enumerate(pieces)

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -55,37 +54,26 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
     group: list[str] = []
     room = LONGEST
     for owner, text in enumerate(texts):
-        start = 0
-        while True:
-            end = len(text) if len(text) - start <= LONGEST else _between_words(text, start + 1, start + LONGEST)
+        start, is_first = 0, True
+        while start < len(text) or is_first:
+            end = min(start + LONGEST, len(text))
+            if end < len(text):
+                near = max(start + 1, end - (1 << 16))
+                for match in _WORD_ENDS.finditer(text[near : end + 2]):
+                    end = near + match.start()
             if group and end - start + _EACH > room:
                 yield owners, group
                 owners, group, room = [], [], LONGEST
             owners.append(owner)
             group.append(text[start:end])
             room -= end - start + _EACH
-            start = end
-            if start >= len(text):
-                break
+            start, is_first = end, False
     if group:
         yield owners, group
 
 
-def _between_words(text: str, start: int, limit: int) -> int:
-    """Return the last offset up to `limit` that is before a space between words.
-
-    Returns `limit` if there is no such offset nearby.
-    """
-    start = max(start, limit - (1 << 16))
-    ends = [match.start() for match in _WORD_ENDS.finditer(text[start : limit + 2])]
-    return start + ends[-1] if ends else limit
-
-
 class HuggingFaceEncoder(Encoder):
-    """The reference encoder for `tokenizer.json`.
-
-    It uses the tokenizers library without control tokens and without a dummy prefix.
-    """
+    """The tokenizers library without control tokens and dummy prefix."""
 
     kind = "huggingface"
     engine = "tokenizers"
@@ -143,6 +131,7 @@ class HuggingFaceEncoder(Encoder):
         self.content_tokens = {content: added[content] for content in sorted(allowed)}
         # EOS and padding are never content, even if the file does not list them among its added tokens.
         self.controls = {content: vocab[content] for content in (*added, *sorted(ends)) if content not in allowed}
+        self._content_ids = frozenset(self.content_tokens.values())
         self._load(spec, [token for token in flags if token["content"] in allowed], whole)
 
     def _load(self, spec: dict[str, Any], matched: Sequence[dict[str, Any]], whole: Any) -> None:
@@ -166,7 +155,7 @@ class HuggingFaceEncoder(Encoder):
         self._byte_level = b'"ByteLevel"' in described
         self.every_byte = self._byte_level or bool((spec.get("model") or {}).get("byte_fallback"))
         self.underline_is_space = not self._byte_level and (b"Metaspace" in described or "▁".encode() in described)
-        self._prefixing = None
+        self._prefixing: Any = None
         if self.leading_space != "none":
             # The library puts no space before an added token, unless the normalizer adds it before it is matched.
             early = b'"Prepend"' in with_prefix.encode()
@@ -198,7 +187,17 @@ class HuggingFaceEncoder(Encoder):
         try:
             return run_native(lambda: self._ids_at_once(texts))
         except TimeoutError as error:
-            text = self._slowest(texts)
+            starts: list[float] = []
+
+            def encode_singly() -> None:
+                for text in texts:
+                    starts.append(time.monotonic())
+                    self._ids_at_once([text])
+
+            with suppress(Exception):
+                run_native(encode_singly)
+            # The text that takes most of the time, or takes all that is left.
+            text = texts[int(np.argmax(np.diff([*starts, time.monotonic()])))]
             raise TooSlow(
                 text,
                 f"{self._path}: takes {error} for a text of {len(text):,} characters that begins with "
@@ -220,38 +219,18 @@ class HuggingFaceEncoder(Encoder):
 
     def _ids_at_once(self, texts: list[str]) -> list[list[int]]:
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        if self._prefixing is None:
-            return ids
-        return [self._prefixed(self._prefixing, *pair) for pair in zip(texts, ids, strict=True)]
-
-    def _slowest(self, texts: list[str]) -> str:
-        """Return the text that takes most of the time, or takes all that is left."""
-        starts: list[float] = []
-
-        def encode_singly() -> None:
-            for text in texts:
-                starts.append(time.monotonic())
-                self._ids_at_once([text])
-
-        with suppress(Exception):
-            run_native(encode_singly)
-        return texts[int(np.argmax(np.diff([*starts, time.monotonic()])))]
-
-    def _prefixed(self, prefixing: Any, text: str, ids: list[int]) -> list[int]:
-        """Return ids with the spaces that the tokenizer puts after content tokens."""
-        if self._content_ids.isdisjoint(ids):
-            return ids
-        # The text before the first content token already has its leading space, if it needs one.
-        [whole] = prefixing.encode_batch([text], add_special_tokens=False)  # unlike `encode`, it releases the GIL
-        first = next((place for place, token in enumerate(whole.ids) if token in self._content_ids), None)
-        if first is None:
-            return ids
-        before = text[: whole.offsets[first][0]]
-        return [*self._tokenizer.encode_batch_fast([before], add_special_tokens=False)[0].ids, *whole.ids[first:]]
-
-    @cached_property
-    def _content_ids(self) -> frozenset[int]:
-        return frozenset(self.content_tokens.values())
+        for number, text in enumerate(texts) if self._prefixing else ():
+            if self._content_ids.isdisjoint(ids[number]):
+                continue
+            # Take the spaces that the tokenizer puts after content tokens. The text before the first content token
+            # already has its leading space, if it needs one. Unlike `encode`, `encode_batch` releases the GIL.
+            [whole] = self._prefixing.encode_batch([text], add_special_tokens=False)
+            first = next((place for place, token in enumerate(whole.ids) if token in self._content_ids), None)
+            if first is not None:
+                before = text[: whole.offsets[first][0]]
+                [start] = self._tokenizer.encode_batch_fast([before], add_special_tokens=False)
+                ids[number] = [*start.ids, *whole.ids[first:]]
+        return ids
 
     def model(self) -> bytes:
         return str(self._tokenizer.to_str()).encode()
@@ -293,28 +272,27 @@ def is_placeholder(token: Mapping[str, Any]) -> bool:
 def _disable_prefix(spec: dict[str, Any]) -> tuple[LeadingSpace, tuple[str, ...]]:
     """Disable the dummy prefix of a tokenizer.json (in place).
 
-    Returns where the tokenizer adds the dummy prefix, and the prefixes of texts to which it does not add a dummy
-    prefix.
+    Returns where the tokenizer adds it, and the beginnings of texts to which it does not.
     """
-    found: LeadingSpace = "none"
+    place: LeadingSpace = "none"
     unless: tuple[str, ...] = ()
 
     def walk(node: Any) -> Any:
-        nonlocal found, unless
+        nonlocal place, unless
         if not isinstance(node, dict):
             return node
         if node.get("type") == "Prepend":
-            found = "each"
+            place = "each"
             return None
         if node.get("type") == "Metaspace":
             scheme = node.get("prepend_scheme") or ("always" if node.get("add_prefix_space", True) else "never")
             if scheme != "never":
-                found = "first" if scheme == "first" else "each"
+                place = "first" if scheme == "first" else "each"
                 unless = (" ", node.get("replacement", "▁"))
             old = {"add_prefix_space": False} if "add_prefix_space" in node else {}
             return {**node, "prepend_scheme": "never", **old}
         if node.get("type") == "ByteLevel" and node.get("add_prefix_space"):
-            found, unless = "each", (" ",)
+            place, unless = "each", (" ",)
             return {**node, "add_prefix_space": False}
         for key in ("normalizers", "pretokenizers"):
             if key in node:
@@ -323,17 +301,11 @@ def _disable_prefix(spec: dict[str, Any]) -> tuple[LeadingSpace, tuple[str, ...]
 
     for key in ("normalizer", "pre_tokenizer"):
         spec[key] = walk(spec.get(key))
-    return found, unless
+    return place, unless
 
 
-def _byte_level_table() -> dict[str, bytes]:
-    """Return GPT-2's alphabet of bytes.
-
-    Printable bytes are represented by themselves, and the other 68 bytes by U+0100 and the characters that follow.
-    """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): bytes([byte]) for byte in printable} | {chr(256 + i): bytes([b]) for i, b in enumerate(others)}
-
-
-_BYTE_LEVEL = _byte_level_table()
+# GPT-2's alphabet of bytes: printable bytes are represented by themselves, and the other 68 bytes by U+0100 and the
+# characters that follow.
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_BYTE_LEVEL = {chr(byte): bytes([byte]) for byte in _PRINTABLE}
+_BYTE_LEVEL |= {chr(code): bytes([byte]) for code, byte in enumerate(sorted({*range(256)} - {*_PRINTABLE}), 256)}

@@ -43,10 +43,7 @@ class Panic(Exception):
 
 
 def read_spec(path: Path) -> dict[str, Any]:
-    """Read a tokenizer.json.
-
-    Raises DataError if it is damaged.
-    """
+    """Read a tokenizer.json; raises DataError if it is damaged."""
     try:
         spec = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
@@ -85,10 +82,8 @@ def check_growth(growth: float, what: str) -> None:
 
 
 def growth_of_charsmap(charsmap: bytes) -> float:
-    """Return how many times as long as in Unicode's normal forms a text can become.
-
-    The map of SentencePiece is the size of a trie, the trie, and all replacements, which end with NUL.
-    """
+    """Return how many times as long as in Unicode's normal forms a text can become."""
+    # The map of SentencePiece is the size of a trie, the trie, and all replacements, which end with NUL.
     replacements = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
     longest = max(len(text.decode(errors="replace")) for text in replacements.split(b"\0"))
     return max(1, longest / _UNICODE_GROWTH)
@@ -100,7 +95,14 @@ def _growth(node: Any) -> float:
         return 1
     if node.get("type") == "Replace":
         content = len(str(node.get("content") or ""))
-        least = _least(node.get("pattern"))
+        pattern = node["pattern"] if isinstance(node.get("pattern"), dict) else {}
+        if isinstance(text := pattern.get("String"), str):
+            least = len(text)  # number of characters that the pattern may match
+        else:
+            try:
+                least = 0 if re.match(str(pattern.get("Regex")), "") else 1
+            except (re.error, RecursionError, OverflowError):  # the library has other rules
+                least = 1
         return max(1, content / least) if least else content + 1
     if isinstance(charsmap := node.get("precompiled_charsmap"), str):
         with suppress(binascii.Error):  # the library refuses it
@@ -114,25 +116,13 @@ def _growth(node: Any) -> float:
     return inner * (1 + sum(len(text) for text in added if isinstance(text, str) and len(text) > 1))
 
 
-def _least(pattern: Any) -> int:
-    """Return the least number of characters that a pattern may match."""
-    values = pattern if isinstance(pattern, dict) else {}
-    if isinstance(text := values.get("String"), str):
-        return len(text)
-    try:
-        return 0 if re.match(str(values.get("Regex")), "") else 1
-    except (re.error, RecursionError, OverflowError):  # the library has other rules
-        return 1
-
-
 # -- time and panics --------------------------------------------------------------------------------------------------
 
 
 def run_native(call: Callable[[], T]) -> T:
     """Return the result of a call of the library that releases the GIL.
 
-    Raises TimeoutError after SECONDS of CPU time, and Panic. A call that takes too long cannot be ended: its thread
-    works until the process ends.
+    Raises Panic, and TimeoutError after SECONDS of CPU time, although the thread works until the process ends.
     """
     outcome: Future[T] = Future()
 
@@ -163,17 +153,13 @@ _PANIC = re.compile(
     re.MULTILINE,
 )
 _lock = threading.Lock()
-_blocks = 0  # blocks of all threads that hold stderr
+_blocks = 0  # blocks that hold stderr; threads share it, so they share their blocks
 _held: tuple[Any, int] | None = None  # the file that holds it, and a copy of the descriptor of stderr
 
 
 @contextmanager
 def _without_panics() -> Iterator[None]:
-    """Leave out the reports of panics.
-
-    Everything else that the process writes to stderr arrives when the block ends. Threads share their blocks, because
-    they share stderr.
-    """
+    """Hold stderr until the block ends, and leave out the reports of panics."""
     global _blocks, _held
     with _lock:
         _blocks += 1

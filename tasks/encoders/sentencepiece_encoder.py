@@ -1,7 +1,8 @@
-"""Encode text with a SentencePiece model."""
+"""Encode with a SentencePiece model, and describe it as a tokenizer.json does."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,11 @@ from tasks.encoders.native import check_growth, growth_of_charsmap
 from tasks.encoders.texts import Texts
 from tasks.storage.arrow import offsets_of
 
+Spec = dict[str, Any]
+
 
 def read_model(path: Path) -> Any:
-    """Read a SentencePiece model.
-
-    Raises DataError if the file is damaged.
-    """
+    """Read a SentencePiece model; raises DataError if the file is damaged."""
     # Imported here, so that a run with another kind of tokenizer does not load this library.
     from google.protobuf.message import DecodeError
     from sentencepiece import sentencepiece_model_pb2 as proto
@@ -114,3 +114,66 @@ class SentencePieceEncoder(Encoder):
             return bytes([self._byte_pieces[token]])
         piece: str = self._pieces[token]
         return (piece if token in self.control_strings else piece.replace("▁", " ")).encode()
+
+
+# -- tokenizer.json -----------------------------------------------------------------------------------------------
+
+SPACE_TO_UNDERLINE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+DECODER = {"type": "Sequence", "decoders": [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+]}  # fmt: skip
+# A tokenizer.json without its model.
+EMPTY: Spec = {
+    "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+    "pre_tokenizer": None, "post_processor": None, "decoder": None,
+}  # fmt: skip
+# Options of a BPE model, with their defaults.
+OPTIONS: Spec = {
+    "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+    "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+}  # fmt: skip
+
+
+def precompiled(normalizer: Any) -> list[Spec]:
+    """Return the step that replaces characters, if a SentencePiece model has one."""
+    charsmap = base64.b64encode(normalizer.precompiled_charsmap).decode("ascii")
+    return [{"type": "Precompiled", "precompiled_charsmap": charsmap}] if charsmap else []
+
+
+def bpe_of(trainer: Any, vocab: dict[str, int], merges: list[tuple[str, str]]) -> Spec:
+    """Return a BPE model with the options of a SentencePiece model."""
+    options = {"unk_token": trainer.unk_piece, "fuse_unk": True, "byte_fallback": trainer.byte_fallback}
+    return {"type": "BPE", **OPTIONS, **options, "vocab": vocab, "merges": merges}
+
+
+def converted(path: Path, has_names: bool) -> tuple[Spec, list[Any], dict[str, str | None]]:
+    """Return a tokenizer.json, added tokens, and the names of special tokens.
+
+    Without `has_names`, only BPE vocabulary and merges count. Raises DataError if the file is damaged.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as proto
+    from tokenizers import AddedToken
+
+    model = read_model(path)
+    trainer, types = model.trainer_spec, proto.ModelProto.SentencePiece
+    added = [
+        AddedToken(piece.piece, normalized=False, special=piece.type == types.CONTROL)
+        for piece in model.pieces
+        if piece.type in (types.CONTROL, types.USER_DEFINED)
+    ]
+    pieces = [(name, *(getattr(trainer, f"{name}_{key}") for key in ("id", "piece"))) for name in ("bos", "eos", "unk")]
+    names = {f"{name}_token": piece for name, number, piece in pieces if number >= 0 and has_names}
+    steps = [*precompiled(model.normalizer_spec), SPACE_TO_UNDERLINE]
+    spec = EMPTY | {"normalizer": {"type": "Sequence", "normalizers": steps}, "decoder": DECODER}
+    if has_names and trainer.model_type == trainer.UNIGRAM:
+        vocabulary = [(piece.piece, piece.score) for piece in model.pieces]
+        unigram = {"type": "Unigram", "unk_id": trainer.unk_id, "vocab": vocabulary}
+        return spec | {"model": unigram | {"byte_fallback": trainer.byte_fallback}}, added, names
+    numbers = {piece.piece: number for number, piece in enumerate(model.pieces)}
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(numbers, key=numbers.__getitem__)
+        for cut in range(1, len(piece))
+        if piece[:cut] in numbers and piece[cut:] in numbers
+    ]
+    return spec | {"model": bpe_of(trainer, numbers, merges)}, added, names

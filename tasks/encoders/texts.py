@@ -27,10 +27,9 @@ _WINDOW = 1 << 17
 
 
 class Texts:
-    """Texts to encode.
+    """Texts to encode, `joined` as UTF-8.
 
-    `joined` has all texts as UTF-8. Pass them as `strings`, too, if one of them contains the separator, or if the list
-    is empty.
+    Pass them as `strings`, too, if one of them contains the separator, or if the list is empty.
     """
 
     def __init__(self, joined: bytes, strings: Sequence[str] | None = None):
@@ -57,10 +56,7 @@ class Texts:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Return the place in `joined` at which each text ends, int64.
-
-        The next text begins one byte later.
-        """
+        """Return where in `joined` each text ends, one byte before the next, int64."""
         if self._is_separable:
             return np.append(np.flatnonzero(np.frombuffer(self.joined, np.uint8) == 0), len(self.joined))
         return np.cumsum([len(text.encode()) + 1 for text in self.strings], dtype=np.int64) - 1
@@ -68,7 +64,9 @@ class Texts:
     @cached_property
     def with_underline(self) -> list[int]:
         """Return the numbers of the texts with U+2581, which is a space in some models."""
-        return self._containing(UNDERLINE) if contains(self.joined, UNDERLINE.encode()) else []
+        if not contains(self.joined, UNDERLINE.encode()):
+            return []
+        return [number for number, text in enumerate(self.strings) if UNDERLINE in text]
 
     @cached_property
     def spaced(self) -> Texts:
@@ -78,16 +76,10 @@ class Texts:
     @property
     def with_separator(self) -> list[int]:
         """Return the numbers of the texts that contain the separator."""
-        return [] if self._is_separable else self._containing(SEPARATOR)
-
-    def _containing(self, part: str) -> list[int]:
-        return [number for number, text in enumerate(self.strings) if part in text]
+        return [] if self._is_separable else [n for n, text in enumerate(self.strings) if SEPARATOR in text]
 
     def without(self, numbers: Iterable[int]) -> bytes:
-        """Return `joined` with these texts empty.
-
-        The numbers are in ascending order.
-        """
+        """Return `joined` with these texts empty; the numbers are in ascending order."""
         parts, end = [], 0
         for number in numbers:
             parts.append(self.joined[end : self.ends[number - 1] + 1 if number else 0])

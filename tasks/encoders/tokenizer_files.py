@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.encoders.auto_classes import VERSION
-from tasks.encoders.auto_tokenizer import NAMES, Loaded, Settings, find_class, load
+from tasks.encoders.auto_classes import NAMES, VERSION, Settings
+from tasks.encoders.auto_tokenizer import Loaded, find_class, load
 from tasks.encoders.encoder import Encoder, token_name
 from tasks.encoders.huggingface_encoder import HuggingFaceEncoder
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
@@ -54,18 +54,15 @@ class TokenizerFiles:
         return joined_sha256((file.name, sha256_of(file)) for file in self.files)
 
     def digest(self) -> str:
-        """Return the digest of everything that decides how the tokenizer encodes.
-
-        Raises UsageError if its class has no rule.
-        """
+        """Return the digest of all that decides how the tokenizer encodes."""
         sha256 = self.sha256()
         return f"{_LIKE}{VERSION}:{sha256}" if self.like_transformers and _differs(self, sha256) else sha256
 
     def loaded(self) -> Loaded:
         """Load the tokenizer like AutoTokenizer.
 
-        The result is kept for the next call, because its digest needs it, too, until `forget_loaded`. Raises UsageError
-        if its class has no rule, and DataError if a file is damaged.
+        The result is kept until `forget_loaded`, because the digest needs it, too. Raises UsageError if its class has
+        no rule, and DataError if a file is damaged.
         """
         stats = [file.stat() for file in self.files]
         return _load_once(self, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
@@ -75,17 +72,11 @@ class TokenizerFiles:
         return Settings(*map(self._loaded, names))
 
     def digests(self) -> frozenset[str]:
-        """Return the digests that name this tokenizer.
-
-        One is of all its files, as in a manifest, and the other is of its main file.
-        """
+        """Return the digests that name it: of all files, as in a manifest, and of main."""
         return frozenset((self.sha256(), sha256_of(self.main)))
 
     def settings(self) -> dict[str, Any]:
-        """Merge tokenizer_config.json over special_tokens_map.json.
-
-        Returns {} if neither file exists.
-        """
+        """Merge tokenizer_config.json over special_tokens_map.json; {} if neither exists."""
         return self._loaded("special_tokens_map.json") | self._loaded("tokenizer_config.json")
 
     def named_tokens(self) -> dict[str, str]:
@@ -108,21 +99,23 @@ class TokenizerFiles:
 
         The only template is `default`. Like in transformers, files replace all templates of the settings.
         """
-        files = [("default", file) for file in self.files if file.name == "chat_template.jinja"]
-        files += [(file.name.removesuffix(".jinja"), file) for file in self.templates]
-        found = {name: _text(file) for name, file in files}
-        if found:
-            return found
+        named = [("default", file) for file in self.files if file.name == "chat_template.jinja"]
+        named += [(file.name.removesuffix(".jinja"), file) for file in self.templates]
+        sources = {}
+        for name, file in named:
+            try:
+                sources[name] = file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError("bad_tokenizer", f"{file}: not valid UTF-8: {error}") from None
+        if sources:
+            return sources
         setting = self.settings().get("chat_template")
         listed = setting if isinstance(setting, list) else [{"name": "default", "template": setting}]
-        named = [(each.get("name"), each.get("template")) for each in listed if isinstance(each, dict)]
-        return {name: source for name, source in named if isinstance(name, str) and isinstance(source, str)}
+        pairs = [(item.get("name"), item.get("template")) for item in listed if isinstance(item, dict)]
+        return {name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)}
 
     def chat_template(self) -> str | None:
-        """Return the tokenizer's chat template, or None.
-
-        If there are several templates, this is the default template.
-        """
+        """Return the tokenizer's default chat template, or None."""
         return self.chat_templates().get("default")
 
     def _loaded(self, name: str) -> dict[str, Any]:
@@ -155,18 +148,8 @@ def _differs(files: TokenizerFiles, sha256: str) -> bool:
         return False
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError("bad_tokenizer", f"{file}: not valid UTF-8: {error}") from None
-
-
 def joined_sha256(files: Iterable[tuple[str, str]]) -> str:
-    """Return the checksum of a tokenizer from (name, checksum) of its files.
-
-    The checksum of a single file is returned unchanged.
-    """
+    """Return the checksum of files, given as (name, checksum); one is unchanged."""
     named = list(files)
     return named[0][1] if len(named) == 1 else hashlib.sha256(orjson.dumps(named)).hexdigest()
 
@@ -180,10 +163,8 @@ def find_tokenizer(path: Path, load_as: str = "transformers") -> TokenizerFiles:
     """Find the files of the tokenizer at `path`.
 
     With `load_as` "files", a folder is not loaded like AutoTokenizer. A single file, and a .model file without
-    tokenizer_config.json, never are.
-
-    Raises InputMissing if there is no tokenizer, DataError if the file is empty, and UsageError if the file has an
-    unknown extension.
+    tokenizer_config.json, never are. Raises InputMissing if there is no tokenizer, DataError if the file is empty, and
+    UsageError if the file has an unknown extension.
     """
     if os.path.isdir(path):  # not path.is_dir(), which raises if a name is too long
         models = sorted(found.name for found in path.glob("*.model") if found.is_file())
@@ -233,8 +214,7 @@ def open_encoder(
 ) -> Encoder:
     """Load the reference encoder of a tokenizer.
 
-    `content_tokens` changes which added tokens a text may become. Raises DataError or UsageError with the name of the
-    file.
+    `content_tokens` changes which added tokens a text may become. Raises DataError or UsageError.
     """
     settings, named = files.settings(), files.named_tokens()
     spec = None
@@ -261,10 +241,7 @@ def open_encoder(
 
 
 def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
-    """Find the corpus's copy of its tokenizer, and verify its checksums.
-
-    Raises DataError or InputMissing with the name of the file.
-    """
+    """Find the corpus's copy of its tokenizer, and verify its checksums."""
     listed = [file for file in manifest.files if file.path.startswith("tokenizer/")]
     files = tuple(find_listed(folder, file.path, file.bytes) for file in listed)
     for file in listed:
@@ -282,10 +259,7 @@ def load_as_of(manifest: Manifest) -> str:
 
 
 def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
-    """Open the tokenizer in a corpus folder.
-
-    Raises the errors of find_tokenizer_files and open_encoder.
-    """
+    """Open the tokenizer in a corpus folder."""
     return open_found(manifest, find_tokenizer_files(manifest, folder))
 
 

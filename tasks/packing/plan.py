@@ -70,7 +70,7 @@ from tasks.storage.schemas import (
     plan_schema,
 )
 from tasks.storage.token_files import TokenColumns
-from tasks.tokenization.token_batch import noticed_in
+from tasks.tokenization.tokenize_part import noticed_in
 
 # The errors of reading a damaged token file. pyarrow raises a plain OSError for a damaged footer, and a damaged name of
 # a column is a KeyError. If no checksum differs, such an error has another cause.

@@ -15,7 +15,7 @@ from tasks.core.errors import DataError
 from tasks.readers.containers import container_named
 from tasks.recipe import Recipe
 from tasks.storage.files import HashingWriter
-from tasks.tokenization.first_conversations import FIRST, are_alike, failure_of
+from tasks.tokenization.checks import FIRST, are_alike, failure_of
 
 REPORTED = 20  # rejects included in an error that is printed as JSON
 
@@ -72,7 +72,7 @@ def check_rejects(counts: dict[str, int], cut_off: int, read: int, recipe: Recip
 def check_first(early: Sequence[Rejected], accepted: tuple[int, int] | None, recipe: Recipe) -> None:
     """Raise DataError if the first conversations were all rejected alike.
 
-    Then it is the template (see tokenization/first_conversations.py).
+    Then it is the template (see tokenization/checks.py).
     `early` are the conversations that tokenization rejected, in source order. `accepted` is the part and the record of
     the first one that it accepted.
     """

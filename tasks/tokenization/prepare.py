@@ -1,10 +1,14 @@
 """Prepare a record for encoding.
 
-    record ─┬─PlainRecords──▶ roles, contents ─Frames──▶ Prepared                    nearly every record, 2 µs
+    record ─┬─PlainRecords──▶ roles, contents ─Skeletons──▶ Prepared                 nearly every record, 2 µs
             └─read_record──▶ Conversation ─template──▶ samples ─▶ Prepared of each    any record, 20 µs
 
 The second way defines the meaning of a record. The first way returns the same result, or none; a property test compares
-them.
+them. The first way is for records that contain only turns. msgspec checks a record against the type that its format
+declares (`Format.plain`) while decoding it:
+
+    b'{"messages": [{"role": "user", "content": "2+2?"}]}'    a line ─decode─▶ Plain(messages=[Turn("user", "2+2?")])
+    {"prompt": "6 × 7?", "completion": "42", "system": None}  a row  ─of─────▶ Plain(prompt="6 × 7?", completion="42")
 """
 
 from __future__ import annotations
@@ -12,37 +16,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import DecodeError, ValidationError, convert, defstruct, to_builtins
+from msgspec.json import Decoder, encode
 
 from tasks.conversations.calls import unpaired_in, unpaired_in_contents
-from tasks.conversations.formats import role_names
-from tasks.conversations.model import Conversation, PlainRecord, content_digest, is_blank, whole_text
+from tasks.conversations.formats import FORMAT_OF, role_names
+from tasks.conversations.model import Conversation, PlainRecord, is_blank
 from tasks.conversations.openai import tools_json, turns_json
 from tasks.conversations.turn_weights import LOSS_WEIGHT, with_loss_weights
 from tasks.conversations.unused_keys import UnusedKeys
 from tasks.core.errors import PackError, Reject
 from tasks.core.printable import counted
 from tasks.encoders.encoder import Encoder
-from tasks.encoders.texts import SEPARATOR
+from tasks.readers.strict_json import as_array, decode_block, same_strings
 from tasks.recipe import Recipe
 from tasks.sources.model import SourceFile
 from tasks.templates.sections import explain_sections
 from tasks.templates.spans import Sample, Template, TrainOn, has_empty_prompt, trained_turns, up_to
-from tasks.tokenization.frames import Prepared, Shape, frames_of, shape_of_sample
-from tasks.tokenization.plain_records import PlainRecords, as_dict
-from tasks.tokenization.recorded import prepare_recorded
-from tasks.tokenization.segments import segments_of
+from tasks.tokenization.samples import Prepared, TokenLayout, prepare_recorded, prepare_spans, strings_of
+from tasks.tokenization.skeletons import skeletons_of
 
 TEXT_CELLS = ("csv", "tsv")  # containers whose numbers are text
 
+# Keys that are common in published data and that no format uses. Strings under these keys are decoded and ignored.
+IGNORED = ("id", "source", "category")
+
 
 class Pending(NamedTuple):
-    """A conversation to be rendered.
-
-    If it was filled in, `filled` is compared with the result.
-    """
+    """A conversation to be rendered, and then compared with `filled` if given."""
 
     conversation: Conversation
     trained: list[bool]
@@ -52,7 +57,8 @@ class Pending(NamedTuple):
 class Preparer:
     """Prepare the records of one source file for one encoder and template.
 
-    Without `packing`, a row is one conversation, with its messages and text.
+    Without `packing`, a row is one conversation, with its messages and text. If `weighted`, the loss weights of turns
+    are read, and no record is treated as plain.
     """
 
     def __init__(
@@ -64,16 +70,12 @@ class Preparer:
         packing: bool = True,
         weighted: bool = False,
     ):
-        """Set up the frames and the decoder for the file.
-
-        If `weighted` is set, the loss weights of turns are read, and no record is treated as plain.
-        """
         self._file, self._weighted = file, weighted
         self.left_out: Counter[str] = Counter()  # messages by role, and conversations with tools
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
-        self._frames = frames_of(template, train_on, role_names(file.format, dict(file.roles)))
-        # Without frames, plain records would only be converted back. With `columns` or `drop_roles`, none is plain.
-        fills = packing and not weighted and self._frames.known and not file.columns and not file.drop_roles
+        self._skeletons = skeletons_of(template, train_on, role_names(file.format, dict(file.roles)))
+        # Without skeletons, plain records would only be converted back. With `columns` or `drop_roles`, none is plain.
+        fills = packing and not weighted and self._skeletons.are_used and not file.columns and not file.drop_roles
         self._plain = PlainRecords(file.format if fills else "")
         self.decode = self._plain.decode  # passed to the reader of the file
 
@@ -82,94 +84,77 @@ class Preparer:
 
         Raises Reject, and PackError if the run cannot continue.
         """
-        [found] = self.prepare_all([record])
-        if isinstance(found, list):
-            return found
-        raise found
+        [result] = self.prepare_all([record])
+        if isinstance(result, list):
+            return result
+        raise result
 
     def prepare_all(self, records: Iterable[object]) -> list[list[Prepared] | Reject | PackError]:
         """Return the prepared samples of each record, or the error of `prepare`.
 
         A PackError may be the last result, even if there are more records.
         """
-        found: list[list[Prepared] | Pending | Reject | PackError] = []
+        results: list[list[Prepared] | Pending | Reject | PackError] = []
         for record in records:
             try:
-                found.append(self._fill(record))
+                results.append(self._fill(record))
             except Reject as reject:
-                found.append(reject)
+                results.append(reject)
             except PackError as error:
-                found.append(error)
+                results.append(error)
                 break
-        waiting = [(each.conversation, each.trained) for each in found if isinstance(each, Pending)]
+        waiting = [(result.conversation, result.trained) for result in results if isinstance(result, Pending)]
         samples = iter(self._template.all_samples(waiting))
-        return [self.prepared(each, next(samples)) if isinstance(each, Pending) else each for each in found]
+        return [self.prepared(each, next(samples)) if isinstance(each, Pending) else each for each in results]
 
     def _fill(self, record: object) -> list[Prepared] | Pending:
         """Return the samples of a record, or its conversation if it must be rendered."""
+        may_fill = self._packing
         plain = record if isinstance(record, PlainRecord) else self._plain.of(record)
         if plain:
             names, contents = plain.turns()
-            filling = self._frames[names]
-            if filling and (found := filling.fill(contents)):
-                if not filling.is_compared(found):
-                    if filling.roles_with_results:
-                        found[0].unpaired = unpaired_in_contents(filling.roles_with_results, contents)
-                    return found
+            skeleton = self._skeletons[names]
+            if skeleton and (samples := skeleton.fill(contents)):
+                if not skeleton.is_compared(samples):
+                    if skeleton.roles_with_results:
+                        samples[0].unpaired = unpaired_in_contents(skeleton.roles_with_results, contents)
+                    return samples
                 conversation = self._file.conversation(as_dict(record))
-                return Pending(conversation, trained_turns(conversation, self._train_on), found)
+                return Pending(conversation, trained_turns(conversation, self._train_on), samples)
             # If a conversation with only contents cannot be filled in, no other conversation with these turns can.
             # A name that is not of a role may be of a call, whose turn has more than a content.
-            may_fill = filling is not None or not self._frames.has_roles(names)
-            return self._fill_with_care(as_dict(record), self._packing and may_fill)
-        return self._fill_with_care(as_dict(record), self._packing)
+            may_fill = may_fill and (skeleton is not None or not self._skeletons.has_roles(names))
+        return self._fill_with_care(as_dict(record), may_fill)
 
     def _fill_with_care(self, record: object, may_fill: bool) -> list[Prepared] | Pending:
-        conversation = self._conversation(record)
+        conversation = self._file.conversation(record, self.left_out)
+        if not self._packing:
+            conversation = _as_written(conversation, self._template)
+        if self._weighted:
+            name = dict(self._file.columns).get(LOSS_WEIGHT, LOSS_WEIGHT)
+            conversation = with_loss_weights(conversation, self._file.container in TEXT_CELLS, name)
         if conversation.recorded:
             return [prepare_recorded(conversation, conversation.recorded, self._encoder)]
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
             raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))
-        filled, filling = self._frames.filled(conversation, trained) if may_fill else (None, None)
-        if filled and filling and not filling.is_compared(filled):
-            return self._with_facts(filled, conversation, trained)
+        filled, skeleton = self._skeletons.filled(conversation, trained) if may_fill else (None, None)
+        if filled and skeleton and not skeleton.is_compared(filled):
+            self._add_facts(filled, conversation, trained)
+            return filled
         return Pending(conversation, trained, filled)
 
-    def _conversation(self, record: object) -> Conversation:
-        """Read a record, with its weights if they are used.
-
-        Raises Reject.
-        """
-        conversation = self._file.conversation(record, self.left_out)
-        if not self._packing:
-            conversation = _as_written(conversation, self._template)
-        if not self._weighted:
-            return conversation
-        name, is_text = dict(self._file.columns).get(LOSS_WEIGHT, LOSS_WEIGHT), self._file.container in TEXT_CELLS
-        return with_loss_weights(conversation, is_text, name)
-
-    def _with_facts(
-        self, samples: list[Prepared], conversation: Conversation, trained: Sequence[bool]
-    ) -> list[Prepared]:
+    def _add_facts(self, samples: list[Prepared], conversation: Conversation, trained: Sequence[bool]) -> None:
         """Add unpaired calls and the weights of turns to samples.
 
         Raises Reject if the weights do not fit the segments of a sample.
         """
         if samples:
             samples[0].unpaired = unpaired_in(conversation)
-        if self._weighted:
-            of_turns = {k: message.loss_weight for k, message in enumerate(conversation.messages) if trained[k]}
-            self._require_equal_weights(conversation, of_turns)
-            for sample in samples:
-                sample.weights = weights_of_segments(sample.shape, of_turns)
-        return samples
-
-    def _require_equal_weights(self, conversation: Conversation, of_turns: dict[int, Any]) -> None:
-        """Raise Reject if a flag adds turns, and the trained turns have different weights.
-
-        Such turns may be part of the sample of an answer, and a template may write them elsewhere.
-        """
+        if not self._weighted:
+            return
+        of_turns = {k: message.loss_weight for k, message in enumerate(conversation.messages) if trained[k]}
+        # A turn that a flag adds may be part of the sample of an answer, and a template may write it elsewhere.
         is_added = self._train_on != "all" and any(conversation.messages[k].role != "assistant" for k in of_turns)
         if is_added and len(set(of_turns.values())) > 1:
             raise Reject(
@@ -177,6 +162,8 @@ class Preparer:
                 f"the turns that are trained on have different weights ({LOSS_WEIGHT}), and a flag adds one that is "
                 "not an answer; give them the same weight, or remove the flag",
             )
+        for sample in samples:
+            sample.weights = weights_of_segments(sample.layout, of_turns)
 
     def prepared(
         self, pending: Pending, samples: list[Sample] | Reject | PackError
@@ -184,32 +171,30 @@ class Preparer:
         """Prepare the samples that the template has rendered."""
         if not isinstance(samples, list):
             return samples
+        conversation, trained, filled = pending
+        rendered = []
         try:
-            strings = strings_of(pending.conversation)
-            empty = has_empty_prompt(pending.conversation, pending.trained)
-            found = [self._prepare_sample(pending, sample, strings, empty) for sample in samples]
-            found = [prepared for prepared in found if prepared.shape.trained.any()]
-            self._with_facts(found, pending.conversation, pending.trained)
+            strings, empty = strings_of(conversation), has_empty_prompt(conversation, trained)
+            for sample in samples:
+                prepared = prepare_spans(conversation, sample, self._encoder, strings, empty)
+                if not self._packing:
+                    written = conversation
+                    if sample.turn is not None:
+                        written, _ = up_to(conversation, sample.turn, trained, sample.after)
+                    written, _, _ = self._template.adjust.of(written, [False] * len(written.messages))
+                    text = "".join(span.text for span in sample.spans)
+                    prepared.row = (turns_json(written), tools_json(written), text)
+                if prepared.layout.trained.any():
+                    rendered.append(prepared)
+            self._add_facts(rendered, conversation, trained)
         except Reject as reject:
             return reject
-        if pending.filled and [*map(comparable, pending.filled)] != [*map(comparable, found)]:
-            texts = [[sample.texts for sample in each] for each in (pending.filled, found)]
+        if filled and [*map(comparable, filled)] != [*map(comparable, rendered)]:
+            texts = [[sample.texts for sample in each] for each in (filled, rendered)]
             raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
-        if not found and (left_out := explain_sections(self._template.sections)):
+        if not rendered and (left_out := explain_sections(self._template.sections)):
             return Reject("no_trained_tokens", f"nothing is left of its answers{left_out}")
-        return found or Reject("no_trained_tokens", "the template does not write any of its answers")
-
-    def _prepare_sample(self, pending: Pending, sample: Sample, strings: Strings, empty_prompt: bool) -> Prepared:
-        conversation = pending.conversation
-        prepared = prepare_spans(conversation, sample, self._encoder, strings, empty_prompt)
-        if not self._packing:
-            text = "".join(span.text for span in sample.spans)
-            shown = conversation
-            if sample.turn is not None:
-                shown, _ = up_to(conversation, sample.turn, pending.trained, sample.after)
-            shown, _, _ = self._template.adjust.of(shown, [False] * len(shown.messages))
-            prepared.row = (turns_json(shown), tools_json(shown), text)
-        return prepared
+        return rendered or Reject("no_trained_tokens", "the template does not write any of its answers")
 
 
 def unused_keys_of(file: SourceFile, weighted: bool) -> UnusedKeys:
@@ -217,18 +202,18 @@ def unused_keys_of(file: SourceFile, weighted: bool) -> UnusedKeys:
     return UnusedKeys(file.format, dict(file.columns), file.ignore, [LOSS_WEIGHT] * weighted)
 
 
-def weights_of_segments(shape: Shape, of_turns: dict[int, Any]) -> list[tuple[int, float]]:
+def weights_of_segments(layout: TokenLayout, of_turns: dict[int, Any]) -> list[tuple[int, float]]:
     """Return (first segment, weight) for each run of segments with the same weight.
 
     The first run begins at segment 0. `of_turns` has the weights of the turns that are trained on. Each turn of the
     sample is a run of trained segments; the separator belongs to the last run. Raises Reject if the turns have
     different weights and the template does not separate them like this.
     """
-    last = shape.turn if shape.turn >= 0 else max(of_turns)
-    weights = [weight for k, weight in of_turns.items() if shape.after < k <= last]
+    last = layout.turn if layout.turn >= 0 else max(of_turns)
+    weights = [weight for k, weight in of_turns.items() if layout.after < k <= last]
     if len(set(weights)) == 1:
         return [(0, weights[0])]
-    trained = shape.trained[:-1] if shape.separator else shape.trained
+    trained = layout.trained[:-1] if layout.separator else layout.trained
     starts = np.flatnonzero(trained & ~np.append(False, trained[:-1]))
     if len(starts) != len(weights):
         raise Reject(
@@ -241,9 +226,9 @@ def weights_of_segments(shape: Shape, of_turns: dict[int, Any]) -> list[tuple[in
 
 def comparable(sample: Prepared) -> tuple[object, ...]:
     """Return all values of a sample that are written to a token file, or counted."""
-    shape = sample.shape
-    tokens, trained = shape.tokens.tolist(), shape.trained.tolist()
-    return sample.texts, sample.digest, shape.turn, tokens, trained, shape.separator, shape.empty_prompt
+    layout = sample.layout
+    tokens, trained = layout.tokens.tolist(), layout.trained.tolist()
+    return sample.texts, sample.digest, layout.turn, tokens, trained, layout.separator, layout.empty_prompt
 
 
 def _as_written(conversation: Conversation, template: Template) -> Conversation:
@@ -280,42 +265,74 @@ def _why_untrained(conversation: Conversation, train_on: TrainOn) -> str:
     return f"{why}: {empty} empty"
 
 
-class Strings(NamedTuple):
-    """All strings of a conversation, after its layout, and their digest."""
-
-    strings: list[str]
-    digest: int
-
-
-def strings_of(conversation: Conversation) -> Strings:
-    whole = whole_text(conversation)
-    return Strings(whole.split("\0"), content_digest(whole.encode()))
-
-
-def prepare_spans(
-    conversation: Conversation,
-    sample: Sample,
-    encoder: Encoder,
-    strings: Strings | None = None,
-    empty_prompt: bool = False,
-) -> Prepared:
-    """Prepare a sample that a template has rendered.
-
-    `empty_prompt` is that of `Shape`. Raises Reject if there are no spans.
-    """
-    segments = segments_of(sample.spans, encoder)
-    shape = shape_of_sample(segments, conversation, sample, empty_prompt=empty_prompt)
-    texts = segments.texts
-    separate = texts if not texts or any(SEPARATOR in text for text in texts) else None
-    known = strings or strings_of(conversation)
-    return Prepared(shape, SEPARATOR.join(texts).encode(), *known, separate=separate)
-
-
 def texts_of(records: Iterable[object], file: SourceFile, recipe: Recipe) -> list[str]:
-    """Return the texts that are encoded for records of a file.
-
-    Records that cannot be used are skipped.
-    """
+    """Return the texts that are encoded for those records that can be used."""
     preparer = Preparer(file, recipe.template, recipe.encoder, recipe.config.train_on)
-    found = [each for each in preparer.prepare_all(records) if isinstance(each, list)]
-    return [text for samples in found for sample in samples for text in sample.texts]
+    prepared = [result for result in preparer.prepare_all(records) if isinstance(result, list)]
+    return [text for samples in prepared for sample in samples for text in sample.texts]
+
+
+# -- plain records ------------------------------------------------------------------------------------------------
+
+
+class PlainRecords:
+    """A decoder for the plain records of a format; for "", no record is plain."""
+
+    def __init__(self, format: str):
+        self._plain = FORMAT_OF[format].plain if format else None
+        # JSON records may only have declared keys, because msgspec does not check the values of other keys.
+        self._decode = self._plain and _decoder(self._plain).decode
+
+    def decode(self, lines: list[bytes]) -> list[Any] | None:
+        """Decode JSON records, each as a PlainRecord if it is plain.
+
+        Returns None if a record has to be examined separately.
+        """
+        if self._decode is None:
+            return decode_block(lines)
+        records: list[Any] = []
+        others: list[int] = []
+        decoded = map(self._decode, lines)
+        while len(records) < len(lines):
+            try:
+                records.extend(decoded)  # until a record is not plain; the next call continues after it
+            except (DecodeError, UnicodeDecodeError, RecursionError):
+                if not records:  # if the first record is not plain, most records are not
+                    return decode_block(lines)
+                others.append(len(records))
+                records.append(None)
+        plain, plain_lines = records, lines
+        if others:
+            plain = [record for record in records if record]
+            plain_lines = [line for line, record in zip(lines, records, strict=True) if record]
+        # msgspec silently keeps the last of two equal keys.
+        if not same_strings(as_array(plain_lines), encode(plain)):
+            return decode_block(lines)
+        decoded_others = decode_block([lines[number] for number in others])
+        if decoded_others is None:
+            return None
+        for number, record in zip(others, decoded_others, strict=True):
+            records[number] = record
+        return records
+
+    def of(self, record: object) -> PlainRecord | None:
+        """Return a row or decoded record as a PlainRecord; None if it is not plain."""
+        if self._plain is None or type(record) is not dict:
+            return None
+        try:
+            return convert(record, self._plain)
+        except ValidationError:
+            return None
+
+
+def as_dict(record: object) -> object:
+    """Return a PlainRecord as a dict, and any other record unchanged."""
+    return to_builtins(record) if isinstance(record, PlainRecord) else record
+
+
+@lru_cache(maxsize=32)
+def _decoder(plain: type[PlainRecord]) -> Decoder[Any]:
+    """Return a decoder that accepts no other keys; a process needs it for every part."""
+    keys = [(key, str | None, None) for key in IGNORED if key not in plain.__struct_fields__]
+    strict = defstruct(plain.__name__, keys, bases=(plain,), forbid_unknown_fields=True, gc=False, omit_defaults=True)
+    return Decoder(strict)

@@ -8,8 +8,9 @@ text decodes to itself. Only the markers of the template become control tokens o
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +28,8 @@ MOST_CHARACTERS = 100_000_000
 LONGEST_SENTENCE = 16_384
 
 
-@dataclass(slots=True)
-class Unread:
-    """Count the records without text, and describe the first of them."""
-
-    count: int = 0
-    first: str = ""  # the place and the message of the first record
-    wrong: str = ""  # the message if the first record has the keys of another format
-
-    def add(self, reject: Reject, value: object, file: SourceFile, place: str) -> None:
-        """Add a record.
-
-        Raises DataError if the first record is not supervised fine-tuning data.
-        """
-        self.count += 1
-        if self.count > 1:
-            return
-        UnusedKeys(file.format, dict(file.columns), file.ignore).add([0], [value], lambda _: place)
-        self.first = f"{place}: {reject.message}"
-        found = detect(value, dict(file.columns))
-        if found not in (None, file.format):
-            self.wrong = (
-                f"{place}: does not fit format: {file.format} ({reject.message}); its keys match the format {found}; "
-                "remove `format`"
-            )
+# A record, its file, and a function that returns its place for messages.
+Placed = tuple[object, SourceFile, Callable[[], str]]
 
 
 def train_tokenizer(
@@ -60,33 +39,27 @@ def train_tokenizer(
 
     Returns the size of the model in bytes and its SHA-256. Raises the errors of `train_model` and of reading.
     """
-    unread = Unread()
-    return write_bytes(path, train_model(_sentences(parts, max_record_bytes, unread), template, vocab_size, unread))
+    return write_bytes(path, train_model(placed(parts, max_record_bytes), template, vocab_size))
 
 
-def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread: Unread) -> bytes:
-    """Return a model trained on `sentences`.
+def placed(parts: tuple[Part, ...], max_record_bytes: int) -> Iterator[Placed]:
+    """Yield all records of parts."""
+    for part in parts:
+        for number, record in PartReader(part, max_record_bytes):
+            yield record, part.file, partial(place_of, part, number)
 
-    `unread` has the records without sentences, for the error message. Raises DataError if there is no text, or if
-    `vocab_size` is too small for its characters.
+
+def train_model(
+    records: Iterable[Placed], template: str, vocab_size: int, most_characters: int = MOST_CHARACTERS
+) -> bytes:
+    """Return a model trained on the contents of all messages of `records`.
+
+    Raises DataError if there is no text, if `vocab_size` is too small for its characters, or if the first record
+    without text is not supervised fine-tuning data.
     """
     from sentencepiece import SentencePieceTrainer
 
-    model = io.BytesIO()
-    not_blank = 0
-    failures: list[BaseException] = []
-
-    def counted() -> Iterator[str]:
-        # The trainer turns every exception that is raised here into a RuntimeError.
-        nonlocal not_blank
-        try:
-            for sentence in sentences:
-                not_blank += bool(sentence.strip())
-                yield sentence
-        except BaseException as error:
-            failures.append(error)
-            raise
-
+    model, seen = io.BytesIO(), Seen()
     options: dict[str, Any] = {
         "model_type": "bpe",
         "vocab_size": vocab_size,
@@ -108,14 +81,15 @@ def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread
         "minloglevel": 2,
     }
     try:
-        SentencePieceTrainer.train(sentence_iterator=counted(), model_writer=model, **options)
+        sentences = sentences_of(records, most_characters, seen)
+        SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=model, **options)
     except RuntimeError as error:
-        if failures:
-            raise failures[0] from None
-        if not not_blank:
-            if unread.wrong:
-                raise DataError("wrong_format", unread.wrong) from None
-            first = f" (the first of {unread.count:,} rejects: {unread.first})" if unread.count else ""
+        if seen.failure:
+            raise seen.failure from None
+        if not seen.has_text:
+            if seen.wrong:
+                raise DataError("wrong_format", seen.wrong) from None
+            first = f" (the first of {seen.rejects:,} rejects: {seen.first})" if seen.rejects else ""
             raise DataError(
                 "untrainable_tokenizer",
                 f"the sources contain no text to train a tokenizer on{first}; fix the sources, or name a tokenizer in "
@@ -129,27 +103,46 @@ def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread
     return model.getvalue()
 
 
-def _sentences(parts: tuple[Part, ...], max_record_bytes: int, unread: Unread) -> Iterator[str]:
-    """Yield the contents of all messages in source order, cut for the trainer.
+@dataclass(slots=True)
+class Seen:
+    """What the trainer has read."""
 
-    Records without text are added to `unread`.
-    """
-    left = MOST_CHARACTERS
-    for part in parts:
-        for record, value in PartReader(part, max_record_bytes):
+    has_text: bool = False
+    rejects: int = 0  # records that cannot be read
+    first: str = ""  # the place and the message of the first of them
+    wrong: str = ""  # the message if the first of them has the keys of another format
+    failure: BaseException | None = None  # the trainer turns every exception into a RuntimeError
+
+    def explain(self, reject: Reject, record: object, file: SourceFile, place: str) -> None:
+        UnusedKeys(file.format, dict(file.columns), file.ignore).add([0], [record], lambda _: place)
+        self.first, format = f"{place}: {reject.message}", detect(record, dict(file.columns))
+        if format not in (None, file.format):
+            self.wrong = (
+                f"{place}: does not fit format: {file.format} ({reject.message}); its keys match the format {format}; "
+                "remove `format`"
+            )
+
+
+def sentences_of(records: Iterable[Placed], most_characters: int, seen: Seen) -> Iterator[str]:
+    """Yield the contents of all messages in source order, cut for the trainer."""
+    left = most_characters
+    try:
+        for record, file, place in records:
             try:
-                conversation = part.file.conversation(value)
+                conversation = file.conversation(record)
             except Reject as reject:
-                unread.add(reject, value, part.file, "" if unread.count else place_of(part, record))
+                seen.rejects += 1
+                if seen.rejects == 1:
+                    seen.explain(reject, record, file, place())
                 continue
             for text in map(full_text, conversation.messages):
                 left -= len(text)
                 if left < 0:
                     return
-                yield from cut_sentence(text)
-
-
-def cut_sentence(text: str) -> Iterator[str]:
-    """Cut a text into sentences that are short enough for the trainer."""
-    for start in range(0, len(text), LONGEST_SENTENCE):
-        yield text[start : start + LONGEST_SENTENCE].replace("\0", "")
+                for start in range(0, len(text), LONGEST_SENTENCE):
+                    sentence = text[start : start + LONGEST_SENTENCE].replace("\0", "")
+                    seen.has_text = seen.has_text or bool(sentence.strip())
+                    yield sentence
+    except BaseException as error:
+        seen.failure = error
+        raise

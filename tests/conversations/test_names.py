@@ -54,7 +54,7 @@ def outcome(preparer: Preparer, record: object) -> Any:
         [prepared] = preparer.prepare(record)
     except Reject as reject:
         return reject.reason
-    return prepared.texts, prepared.digest, prepared.shape.tokens.tolist()
+    return prepared.texts, prepared.digest, prepared.layout.tokens.tolist()
 
 
 # -- roles ------------------------------------------------------------------------------------------------------------
@@ -117,8 +117,7 @@ def test_named_roles_come_before_the_usual_ones() -> None:
     strings = file_of("prompt_completion", roles={"user": ["assistant"], "assistant": ["user"]})
     pair = {"prompt": "2+2?", "completion": "4"}
     assert strings.conversation(pair) == CHAT, "these roles have no names in the data"
-    shape = preparer_of(strings).prepare(pair)[0].shape
-    assert shape.layout == "\2\3"
+    assert preparer_of(strings).prepare(pair)[0].layout.conversation == "\2\3"
 
 
 def test_a_call_in_sharegpt_stays_one_unless_its_name_is_mapped() -> None:

@@ -34,7 +34,7 @@ CLASSES: dict[str, Any] = {
 # Files that raise errors without a literal reason. They take the reason from another error or from a caller.
 PASSED_ON = {
     "tensors",
-    "first_conversations",
+    "checks",
     "lists",
     "tables",
     "command",
@@ -43,6 +43,7 @@ PASSED_ON = {
     "source_files",
     "json_files",
     "repair",
+    "manifests",
     "chat",
     "oasst",
     "formats",

@@ -15,8 +15,8 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, SENTENCES, kind_path
 
 from tasks.dry_run.dry_run import predict
-from tasks.encoders import auto_compare as compare_module
-from tasks.encoders.auto_compare import Comparison, compare, texts_in
+from tasks.encoders import auto_tokenizer
+from tasks.encoders.auto_tokenizer import Comparison, compare, texts_in
 from tasks.encoders.encoder import Encoded, Unencodable
 from tasks.encoders.huggingface_encoder import HuggingFaceEncoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder, open_tokenizer
@@ -71,7 +71,7 @@ def test_a_comparison_loads_no_pytorch_and_leaves_transformers_as_it_was() -> No
     code = f"""
 import sys
 from pathlib import Path
-from tasks.encoders.auto_compare import compare
+from tasks.encoders.auto_tokenizer import compare
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 place = Path({str(kind_path("hf_byte_level"))!r})
 print(compare(open_encoder(find_tokenizer(place)), place, ["a", "b"]))
@@ -137,5 +137,5 @@ def test_check_warns_of_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not warnings()
     monkeypatch.setattr("tasks.dry_run.sample_tokens.compare", lambda *given: Comparison(3, "a becomes b"))
     assert warnings() == ["tokenizer: a becomes b"]
-    monkeypatch.setattr(compare_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(auto_tokenizer, "find_spec", lambda name: None)
     assert not warnings()

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from tasks.core.errors import UsageError
 from tasks.encoders import tokenizer_files
-from tasks.encoders.auto_rules import REBUILT
+from tasks.encoders.auto_classes import REBUILT
 from tasks.encoders.auto_tokenizer import load
 from tasks.encoders.encoder import Encoder, Unencodable
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.encoders.texts import Texts
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.tokenization.engine_check import HARD, hard_tokens
+from tasks.tokenization.checks import HARD, hard_tokens
 
 FAST = ("sp_bpe_chatml", "sp_bpe_user_defined", "hf_byte_level", "hf_metaspace", "hf_legacy", "mistral_v3")
 FEW = settings(max_examples=examples(60), deadline=None)
@@ -294,7 +295,7 @@ def test_an_interrupt_waits_until_rust_is_ready(monkeypatch: pytest.MonkeyPatch)
             os.kill(os.getpid(), signal.SIGINT)
             went.append("on")
 
-    monkeypatch.setattr(fast, "_backend", Backend())
+    monkeypatch.setattr(fast, "_open", lambda: SimpleNamespace(backend=Backend()))
     with pytest.raises(KeyboardInterrupt):
-        fast._make_ready()
+        fast._load()
     assert went == ["on"]

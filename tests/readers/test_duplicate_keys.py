@@ -27,7 +27,7 @@ from tasks.core.errors import Reject
 from tasks.readers.strict_json import decode_block
 from tasks.sources.model import Source
 from tasks.sources.parts import PartReader, find_parts
-from tasks.tokenization.plain_records import PlainRecords, as_dict
+from tasks.tokenization.prepare import PlainRecords, as_dict
 
 PART_SIZES = (1, 100, 1 << 20)
 NAMES = ("a.jsonl", "a.json", "a.jsonl.gz")

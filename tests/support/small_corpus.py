@@ -25,7 +25,7 @@ from tasks.recipe import Recipe, resolve
 from tasks.storage import files
 from tasks.storage.files import digest_of
 from tasks.storage.schemas import TOKENS_SCHEMA
-from tasks.tokenization.token_batch import NOTICED
+from tasks.tokenization.tokenize_part import NOTICED
 from tasks.work import Publish, run_all
 
 EOS, PAD = 2, 0

@@ -35,7 +35,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
 from tasks.templates.sections import ALL_SECTIONS, Sections
 from tasks.templates.spans import TEXT, Span, TrainOn, trained_turns
-from tasks.tokenization.segments import segments_of
+from tasks.tokenization.samples import segments_of
 
 FEW = settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

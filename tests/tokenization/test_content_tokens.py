@@ -26,8 +26,8 @@ from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.recipe import resolve
 from tasks.storage.manifest import load_manifest
 from tasks.templates.jinja.template import JinjaTemplate
-from tasks.tokenization.content_tokens import merged
-from tasks.tokenization.engine_check import hard_tokens
+from tasks.tokenization.checks import hard_tokens
+from tasks.tokenization.samples import merged
 
 FEW = settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HF = ("hf_byte_level", "hf_metaspace", "hf_legacy")

@@ -30,21 +30,24 @@ from tasks.encoders.texts import Texts
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.recipe import Recipe
 from tasks.storage.manifest import load_manifest
-from tasks.tokenization import engine_check
-from tasks.tokenization.engine_check import (
+from tasks.tokenization import checks
+from tasks.tokenization.checks import (
     HARD,
-    Verdict,
+    EngineChoice,
+    choose_engines,
+    chosen_engines,
     difference,
-    encoder_of,
-    known_verdict,
-    refused,
+    refused_engines,
     sample,
-    verdict_of,
 )
 from tasks.tokenization.tokenize_part import tokenize_part
 from tasks.work import TokenizePart
 
 JINJA = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+
+
+def encoder_of(recipe: Recipe) -> Encoder:
+    return choose_engines(recipe).encoder(recipe.encoder)
 
 
 def encoded_by(recipe: Recipe, place: Path) -> list[str]:
@@ -99,7 +102,7 @@ def erring(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def err(word: str) -> None:
         fake = lru_cache(maxsize=2)(lambda reference: Fake(reference, lambda text: word in text))
-        monkeypatch.setattr(engine_check, "_gigatoken", fake)
+        monkeypatch.setattr(checks, "_gigatoken", fake)
 
     return err
 
@@ -195,7 +198,7 @@ def test_an_excerpt_of_a_long_text_is_compared(tmp_path: Path) -> None:
     text = " ".join(map(str, range(5000)))
     record = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text[::-1]}]}
     found = sample(make_recipe(tmp_path, [record] * 3))
-    assert all(len(piece) <= engine_check.LONGEST for piece in found)
+    assert all(len(piece) <= checks.LONGEST for piece in found)
     assert any(piece in text for piece in found)
 
 
@@ -210,7 +213,7 @@ def test_unreadable_records_are_left_for_the_task_that_reads_them(tmp_path: Path
     assert len(sample(recipe)) < len(found)
 
 
-# -- the verdict ------------------------------------------------------------------------------------------------------
+# -- the choice ------------------------------------------------------------------------------------------------------
 
 
 def test_a_single_differing_text_is_found_and_shown() -> None:
@@ -244,27 +247,27 @@ def test_texts_without_an_encoding_are_left_out_of_the_comparison() -> None:
 
 def test_the_comparison_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe(tmp_path, conversations(40))
-    assert known_verdict(recipe) is None
-    verdict = verdict_of(recipe)
-    assert (verdict.engine, verdict.differs, verdict.reason) == ("gigatoken", None, None)
-    assert verdict.texts > len(HARD)
-    assert verdict.bytes > 1000
+    assert chosen_engines(recipe) is None
+    choice = choose_engines(recipe)
+    assert (choice.engine, choice.differs, choice.reason) == ("gigatoken", None, None)
+    assert choice.texts > len(HARD)
+    assert choice.bytes > 1000
     [file] = (tmp_path / "data" / "engines").iterdir()
     assert file.is_relative_to(next(p for p in recipe.layout.outputs() if p.name == "engines"))
-    monkeypatch.setattr(engine_check, "_prove", pytest.fail)
+    monkeypatch.setattr(checks, "_compare_engines", pytest.fail)
     for same in ({"sequence_length": 64}, {"seed": 1}, {"part_size": 1024}, {"overlong": "drop"}):
-        assert verdict_of(make_recipe(tmp_path, conversations(40), **same)) == verdict
+        assert choose_engines(make_recipe(tmp_path, conversations(40), **same)) == choice
     for other in ({"template": "plain"}, {"train_on": "all"}, {"eos_token": "<s>"}):
-        assert known_verdict(make_recipe(tmp_path, conversations(40), **other)) is None
+        assert chosen_engines(make_recipe(tmp_path, conversations(40), **other)) is None
     file.write_bytes(b"{")
-    assert known_verdict(recipe) is None
+    assert chosen_engines(recipe) is None
 
 
 def test_auto_uses_gigatoken_and_records_it(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, conversations(40))
     assert encoder_of(recipe).engine == "gigatoken"
     manifest = load_manifest(pack_corpus(recipe))
-    assert encoder_facts(recipe) == asdict(verdict_of(recipe))
+    assert encoder_facts(recipe) == asdict(choose_engines(recipe))
     assert manifest.tokenizer.engine == "sentencepiece", "the library that defines the tokens"
     assert token_engines(recipe) == {"gigatoken"}
 
@@ -295,7 +298,7 @@ def test_after_one_difference_the_reference_encodes_everything(
     assert "odd one" in encoder_facts(recipe)["differs"]
     assert manifest == load_manifest(plain)
     for _ in range(2):
-        messages.proven(verdict_of(recipe))
+        messages.proven(choose_engines(recipe))
     said = capsys.readouterr().err
     assert said.count("note: sentencepiece encodes all texts, because gigatoken encodes ") == 1
     assert "odd one" in said
@@ -307,16 +310,18 @@ def test_gigatoken_tokens_of_another_corpus_are_redone_if_the_comparison_fails(
     tmp_path: Path, erring: Callable[[str], None]
 ) -> None:
     recipe = make_recipe(tmp_path, conversations(40))
-    assert not refused(recipe), "not known yet"
-    verdict_of(recipe)
-    assert not refused(recipe)
-    assert refused(make_recipe(tmp_path, conversations(40), engine="reference"))
+    assert not refused_engines(recipe), "not known yet"
+    choose_engines(recipe)
+    assert not refused_engines(recipe)
+    assert refused_engines(make_recipe(tmp_path, conversations(40), engine="reference"))
     erring("the")
     other = make_recipe(tmp_path, conversations(50))
-    assert not refused(other)
-    verdict_of(other)
-    assert refused(other)
-    assert not refused(make_recipe(tmp_path, conversations(40), tokenizer=None)), "a tokenizer that is to be trained"
+    assert not refused_engines(other)
+    choose_engines(other)
+    assert refused_engines(other)
+    assert not refused_engines(make_recipe(tmp_path, conversations(40), tokenizer=None)), (
+        "a tokenizer that is to be trained"
+    )
 
 
 def test_a_part_tokenized_by_gigatoken_is_not_done_if_the_reference_is_requested(tmp_path: Path) -> None:
@@ -328,11 +333,11 @@ def test_a_part_tokenized_by_gigatoken_is_not_done_if_the_reference_is_requested
 
 
 def test_the_reference_needs_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_check, "_gigatoken", lru_cache(pytest.fail))
+    monkeypatch.setattr(checks, "_gigatoken", lru_cache(pytest.fail))
     recipe = make_recipe(tmp_path, conversations(5), engine="reference")
     assert encoder_of(recipe) is recipe.encoder
     pack_corpus(recipe)
-    assert encoder_facts(recipe) == asdict(Verdict("sentencepiece", uses_minijinja=False))
+    assert encoder_facts(recipe) == asdict(EngineChoice("sentencepiece", uses_minijinja=False))
     assert not (tmp_path / "data" / "engines").exists()
 
 
@@ -346,7 +351,7 @@ def test_a_tokenizer_that_gigatoken_cannot_read_silently_uses_the_reference(
     assert facts["engine"] == engine
     assert facts["reason"]
     assert facts["texts"] == 0
-    messages.proven(verdict_of(recipe))
+    messages.proven(choose_engines(recipe))
     assert capsys.readouterr().err == ""
     asked = make_recipe(tmp_path, conversations(5), tokenizer=str(kind_path(kind)), engine="gigatoken")
     with pytest.raises(UsageError, match=r"engine: gigatoken cannot replace .*: (.* is not BPE|not every byte)"):

@@ -27,9 +27,8 @@ from tasks.sources.model import Part, Source, SourceFile
 from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TrainOn
-from tasks.tokenization.frames import Filling, Frames, Prepared
-from tasks.tokenization.plain_records import PlainRecords
-from tasks.tokenization.prepare import Preparer, comparable
+from tasks.tokenization.prepare import PlainRecords, Preparer, comparable
+from tasks.tokenization.skeletons import Prepared, Skeleton, Skeletons
 from tasks.tokenization.tokenize_part import tokenize_part
 
 FEW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -126,8 +125,8 @@ def with_care(patch: pytest.MonkeyPatch) -> None:
     """Read every record separately and with care, and fill nothing in."""
     patch.setattr(PlainRecords, "decode", lambda *_: None)
     patch.setattr(PlainRecords, "of", lambda *_: None)
-    patch.setattr(Filling, "fill", lambda *_: None)
-    patch.setattr(Filling, "fill_values", lambda *_: None)
+    patch.setattr(Skeleton, "fill", lambda *_: None)
+    patch.setattr(Skeleton, "fill_values", lambda *_: None)
 
 
 def part_of(place: Path, content: list[bytes], format: Format) -> Part:
@@ -176,8 +175,8 @@ def outcome(preparer: Preparer, record: object) -> Any:
         [prepared] = preparer.prepare(record)
     except Reject as error:
         return error.reason, str(error)
-    shape = prepared.shape
-    facts = (shape.tokens.tolist(), shape.trained.tolist(), shape.separator, shape.usual, shape.turns)
+    layout = prepared.layout
+    facts = (layout.tokens.tolist(), layout.trained.tolist(), layout.separator, layout.usual, layout.turns)
     return facts, prepared.texts, prepared.digest
 
 
@@ -222,7 +221,7 @@ def is_filled(preparer: Preparer, record: object) -> bool:
         patch.setattr(Preparer, "_fill_with_care", fail)
         try:
             [prepared] = preparer.prepare(record)
-            return prepared.shape.layout != ""
+            return prepared.layout.conversation != ""
         except AssertionError:
             return False
 
@@ -278,7 +277,7 @@ def test_an_encoder_that_adds_spaces_needs_the_contents(kind: str) -> None:
 
 
 def test_a_frame_is_rendered_once_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.tokenization.frames.MOST_SHAPES", 2)
+    monkeypatch.setattr("tasks.tokenization.skeletons.MOST_SHAPES", 2)
     [messages] = [format for format in FORMATS if format.name == "messages"]
     preparer = preparer_of(messages)
     [first] = preparer.prepare(turns("a", "b"))
@@ -286,18 +285,18 @@ def test_a_frame_is_rendered_once_and_their_number_is_bounded(monkeypatch: pytes
     assert not is_filled(preparer, turns("a", "b", "c"))
     monkeypatch.setattr(BuiltIn, "spans", None)
     [other] = preparer.prepare(turns("2+2?", "4"))
-    assert other.shape is first.shape
+    assert other.layout is first.layout
 
 
 def test_calls_of_a_role_that_says_call_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
     [messages] = [format for format in FORMATS if format.name == "messages"]
     preparer, tried = preparer_of(messages), []
 
-    def filled(frames: Frames, conversation: Conversation, trained: object) -> tuple[None, None]:
+    def filled(skeletons: Skeletons, conversation: Conversation, trained: object) -> tuple[None, None]:
         tried.append(conversation.messages[-1].tool_calls)
         return None, None
 
-    monkeypatch.setattr(Frames, "filled", filled)
+    monkeypatch.setattr(Skeletons, "filled", filled)
     record = {"messages": [{"role": "user", "content": "a"}, {"role": "tool_call", "content": '{"name": "f"}'}]}
     preparer.prepare(record)
     assert tried == [(ToolCall("f", "{}"),)]
@@ -328,9 +327,9 @@ def test_parts_share_what_was_rendered_of_their_template(monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(BuiltIn, "spans", None)
         [other] = preparers[1].prepare(turns("2+2?", "4"))
-        assert other.shape is first.shape
+        assert other.layout is first.layout
     # If a part has no space for another shape, it starts again without the known shapes.
-    monkeypatch.setattr("tasks.tokenization.frames.MOST_SHAPES", 1)
+    monkeypatch.setattr("tasks.tokenization.skeletons.MOST_SHAPES", 1)
     preparer = Preparer(file_of(messages), template, template.encoder, "all")
     assert is_filled(preparer, turns("a"))
     assert not is_filled(preparer, turns("a", "b"))

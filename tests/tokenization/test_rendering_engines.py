@@ -12,7 +12,7 @@ from tasks import recipe as recipe_module
 from tasks.storage.files import digest_of
 from tasks.templates.jinja.engines import choice
 from tasks.templates.jinja.engines.fast import FastTemplate
-from tasks.tokenization import engine_check
+from tasks.tokenization import checks
 
 # The cut cannot be traced, so all conversations are rendered.
 SOURCE = (
@@ -23,7 +23,7 @@ TEXTS = [f"{'odd ' if number % 40 == 7 else ''}{number}" for number in range(200
 RECORDS = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]} for text in TEXTS]
 
 
-def packed(folder: Path) -> tuple[list[str], engine_check.Verdict]:
+def packed(folder: Path) -> tuple[list[str], checks.EngineChoice]:
     """Pack a corpus; return the digests of its shards, and which engines made it."""
     folder.mkdir()
     (folder / "own.jinja").write_text(SOURCE)
@@ -32,15 +32,15 @@ def packed(folder: Path) -> tuple[list[str], engine_check.Verdict]:
     pack_corpus(recipe)
     recipe_module._jinja_once.cache_clear()  # other tests must not use this template
     shards = [digest_of(recipe.corpus_folder / name, "sha256") for name in recipe.shard_names]
-    return shards, engine_check.verdict_of(recipe)
+    return shards, checks.choose_engines(recipe)
 
 
 @pytest.mark.parametrize("where", ["before the run", "in the run"])
 def test_if_minijinja_differs_jinja2_renders_the_whole_corpus(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right, verdict = packed(tmp_path / "right")
-    assert verdict.uses_minijinja
+    right, engines = packed(tmp_path / "right")
+    assert engines.uses_minijinja
     render = FastTemplate._rendered
 
     def wrong(self: FastTemplate, *given: Any) -> tuple[str, list[Any]]:
@@ -50,8 +50,8 @@ def test_if_minijinja_differs_jinja2_renders_the_whole_corpus(
     monkeypatch.setattr(FastTemplate, "_rendered", wrong)
     monkeypatch.setattr(choice, "COMPARED", 2 if where == "in the run" else 1 << 40)
     if where == "in the run":  # nothing is compared before
-        monkeypatch.setattr(engine_check, "sample", lambda recipe: [])
-    made, verdict = packed(tmp_path / "wrong")
-    assert (made, verdict.uses_minijinja) == (right, False)
-    assert verdict.rendering_differs
-    assert "odd" in verdict.rendering_differs
+        monkeypatch.setattr(checks, "sample", lambda recipe: [])
+    made, engines = packed(tmp_path / "wrong")
+    assert (made, engines.uses_minijinja) == (right, False)
+    assert engines.rendering_differs
+    assert "odd" in engines.rendering_differs

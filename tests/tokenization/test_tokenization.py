@@ -28,7 +28,6 @@ from support.tokenizer_kinds import (
     tokenize,
 )
 
-import tasks.tokenization.token_batch
 import tasks.tokenization.tokenize_part
 from tasks.config import Config
 from tasks.conversations.formats import read_record
@@ -45,7 +44,7 @@ from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, Turns, trained_turns
-from tasks.tokenization.prepare import prepare_spans
+from tasks.tokenization.samples import prepare_spans
 from tasks.tokenization.tokenize_part import COUNTS, tokenize_part
 
 FEW = settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -270,7 +269,7 @@ def test_many_batches_give_the_same_rows_as_one(monkeypatch: pytest.MonkeyPatch,
     part = part_of(tmp_path, [line_of(GOOD), b"[", line_of({"messages": [GOOD["messages"][0]]}), line_of(GOOD)] * 5)
     one = run(tmp_path, part)
     rows = read_rows(tmp_path / "tokens.arrow")
-    monkeypatch.setattr(tasks.tokenization.token_batch, "BATCH_BYTES", 1)
+    monkeypatch.setattr(tasks.tokenization.tokenize_part, "BATCH_BYTES", 1)
     reported: list[tuple[int, int, int, float]] = []
     encoder, config = open_kind("sp_bpe_chatml"), Config(sources=[Source(path="part.jsonl")])
     template = BuiltIn("chatml", encoder, "assistant")
@@ -458,7 +457,7 @@ def test_a_conversation_that_cannot_be_encoded_is_rejected_and_no_other(monkeypa
         bad = [number for number, flag in enumerate(odd) if flag] + [len(odd)]
         given_records.append({"messages": 3})  # rejected before encoding
         with monkeypatch.context() as patch:
-            patch.setattr(tasks.tokenization.token_batch, "BATCH_BYTES", batch)
+            patch.setattr(tasks.tokenization.tokenize_part, "BATCH_BYTES", batch)
             good = [record for number, record in enumerate(given_records) if number not in bad]
             template = BuiltIn("chatml", encoder, "assistant", turns)
             expected, counted = tokenize(good, encoder, template) if good else ([], dict.fromkeys(COUNTS, 0))
@@ -510,7 +509,7 @@ def test_texts_may_contain_the_separator_of_texts_and_samples_may_have_no_text(s
     encoder = open_kind("sp_bpe_chatml")
     end = Span("<|im_end|>", encoder.controls["<|im_end|>"], True, "assistant")
     conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
-    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
+    batch = tasks.tokenization.tokenize_part.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
     for number, texts in enumerate(samples):
         spans = [end, *(span for text in texts for span in (Span(text, TEXT, True, "assistant"), end))]
         prepared = prepare_spans(conversation, Sample(spans), encoder)
@@ -530,7 +529,7 @@ def test_texts_are_rejected_in_two_stages() -> None:
     reference = open_kind("sp_bpe_chatml")
     encoder = GigatokenEncoder(reference)
     conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
-    batch = tasks.tokenization.token_batch.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
+    batch = tasks.tokenization.tokenize_part.Batch(encoder, dict.fromkeys(COUNTS, 0), str)
     texts = ["a\0§", "§<|im_end|>", "ok", "§\0"]
     for number, text in enumerate(texts):
         batch.add(number, [prepare_spans(conversation, Sample([Span(text, TEXT, True, "assistant")]), encoder)])
@@ -560,7 +559,7 @@ def test_repeated_texts_are_encoded_once_and_as_if_each_were(texts: list[str]) -
         asked: list[str] = []
         encode = encoder.encode
         patch.setattr(encoder, "encode", lambda distinct: asked.extend(distinct) or encode(distinct))
-        encoded = tasks.tokenization.token_batch.encode_repeated(encoder, texts)
+        encoded = encoder.encode_repeated(texts)
     assert sorted(asked) == sorted({*texts})
     expected = encoder.encode(texts)
     assert encoded.ids.tolist() == expected.ids.tolist()

@@ -175,11 +175,14 @@ def test_errors_while_reading_are_raised_unchanged(tmp_path: Path, monkeypatch: 
 
 def test_the_amount_of_text_read_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [{"text": f"word {i} " * 10} for i in range(100)]
-    monkeypatch.setattr(trainer_module, "MOST_CHARACTERS", 1000)
-    read = list(trainer_module._sentences(parts_of(tmp_path, texts, "text"), 1 << 20, trainer_module.Unread()))
-    assert 900 < sum(map(len, read)) <= 1000
-    assert read == [text["text"] for text in texts[: len(read)]]
+    parts = parts_of(tmp_path, texts, "text")
+
+    def read() -> list[str]:
+        return list(trainer_module.sentences_of(trainer_module.placed(parts, 1 << 20), 1000, trainer_module.Seen()))
+
+    whole = read()
+    assert 900 < sum(map(len, whole)) <= 1000
+    assert whole == [text["text"] for text in texts[: len(whole)]]
     monkeypatch.setattr(trainer_module, "LONGEST_SENTENCE", 7)
-    cut = list(trainer_module._sentences(parts_of(tmp_path, texts, "text"), 1 << 20, trainer_module.Unread()))
-    assert max(map(len, cut)) == 7
-    assert "".join(cut) == "".join(read)
+    assert max(map(len, read())) == 7
+    assert "".join(read()) == "".join(whole)

@@ -43,8 +43,8 @@ from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
 from tasks.templates.jinja.by_tools import open_jinja
 from tasks.templates.sections import sections_of_config
 from tasks.templates.spans import Sample, Template, Turns, trained_turns
-from tasks.tokenization.prepare import prepare_spans
-from tasks.tokenization.token_batch import COUNTS, Batch
+from tasks.tokenization.samples import prepare_spans
+from tasks.tokenization.tokenize_part import COUNTS, Batch
 from train.data.corpus import Corpus, Shard
 
 _ROWS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])

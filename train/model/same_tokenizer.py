@@ -23,7 +23,7 @@ import orjson
 
 from tasks.core.errors import DataError
 from tasks.core.printable import shown
-from tasks.encoders.auto_compare import Comparison, compare, texts_in
+from tasks.encoders.auto_tokenizer import Comparison, compare, texts_in
 from tasks.encoders.encoder import token_name
 from tasks.encoders.native import read_spec, tokenizer_of
 from tasks.encoders.sentencepiece_encoder import read_model

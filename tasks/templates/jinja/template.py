@@ -30,7 +30,7 @@ import orjson
 from tasks.conversations.model import Conversation, options_json
 from tasks.conversations.openai import in_parts
 from tasks.core.errors import DataError, PackError, Reject, UsageError
-from tasks.encoders.auto_tokenizer import NAMES as SPECIAL_TOKENS
+from tasks.encoders.auto_classes import NAMES as SPECIAL_TOKENS
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import GIVEN_TO_TEMPLATES, NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text

@@ -13,7 +13,7 @@ from tasks.conversations.other_data import without_parts
 from tasks.conversations.unused_keys import UnusedKeys
 from tasks.core.errors import DataError, Reject
 from tasks.sources.model import Source
-from tasks.tokenization.plain_records import PlainRecords
+from tasks.tokenization.prepare import PlainRecords
 
 USER, ASSISTANT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 FROM = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]

@@ -25,7 +25,7 @@ from tasks.conversations.other_data import IGNORABLE, without_parts
 from tasks.conversations.unused_keys import LONGEST_KEY, MOST_PATHS, OTHERS, UnusedKeys, is_absent, sum_counts
 from tasks.core.errors import DataError, Reject
 from tasks.templates.spans import TrainOn, trained_turns
-from tasks.tokenization.plain_records import PlainRecords
+from tasks.tokenization.prepare import PlainRecords
 
 VALUES = (
     None,

@@ -17,7 +17,7 @@ from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.placeholders import blank, shape_of
 from tasks.templates.sections import ALL_SECTIONS, Sections
 from tasks.templates.spans import TEXT, Sample, Turns, trained_turns
-from tasks.tokenization.segments import segments_of
+from tasks.tokenization.samples import segments_of
 
 KIND = "hf_byte_level"
 FEW = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -114,7 +114,7 @@ def check(case: Case) -> str:
             outcomes.append(found.reason)
             continue
         for sample in found:
-            tokens = sample.shape.tokens.tolist()[: len(sample.shape.tokens) - sample.shape.separator]
+            tokens = sample.layout.tokens.tolist()[: len(sample.layout.tokens) - sample.layout.separator]
             assert [tokens.count(encoder.controls[control]) for control in CONTROLS] == [2, 2], case.expression
             assert sum(token >= 0 for token in tokens) <= 4 + encoder.adds_bos
             # The encoder does not produce control tokens from the other texts.

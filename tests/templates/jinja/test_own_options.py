@@ -28,9 +28,9 @@ from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja.engines.choice import MOST_OPTIONS, Engines
 from tasks.templates.jinja.template import MOST_READINGS, JinjaTemplate
 from tasks.templates.spans import Sample, trained_turns
-from tasks.tokenization.content_tokens import _roles
-from tasks.tokenization.frames import frames_of
-from tasks.tokenization.prepare import Preparer, comparable, prepare_spans
+from tasks.tokenization.prepare import Preparer, comparable
+from tasks.tokenization.samples import prepare_spans, roles_of
+from tasks.tokenization.skeletons import skeletons_of
 
 KIND = "hf_byte_level"
 
@@ -147,7 +147,7 @@ def test_a_filled_conversation_has_its_own_options(options: dict[str, Any] | Non
     trained = trained_turns(conversation, "assistant")
     if enabled:
         trained = [False] * (len(trained) - 1) + [True]
-    filled, _ = frames_of(template, "assistant", {}).filled(conversation, trained)
+    filled, _ = skeletons_of(template, "assistant", {}).filled(conversation, trained)
     expected = [
         prepare_spans(conversation, sample, template.encoder) for sample in template.samples(conversation, trained)
     ]
@@ -174,7 +174,7 @@ def test_content_tokens_in_options_have_a_role_of_their_own() -> None:
     conversation = replace(talk({"effort": "high"}), tools=('{"name": "f"}',))
     layout, *strings = whole_text(conversation).split("\0")
     assert strings == ["2+2?", "4", '{"name": "f"}', '{"effort":"high"}']
-    assert _roles(layout, len(strings)) == ["user", "assistant", "tools", "options"]
+    assert roles_of(layout, len(strings)) == ["user", "assistant", "tools", "options"]
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
@@ -183,7 +183,7 @@ def test_a_variable_that_is_set_anyway_is_no_option(name: str) -> None:
         samples_of(opened(), talk({name: []}))
     assert raised.value.reason == "bad_options"
     trained = [False, True]
-    assert frames_of(opened(), "assistant", {}).filled(talk({name: []}), trained) == (None, None)
+    assert skeletons_of(opened(), "assistant", {}).filled(talk({name: []}), trained) == (None, None)
 
 
 def test_an_option_cannot_write_a_control_token() -> None:
@@ -281,7 +281,7 @@ def test_filled_conversations_have_their_parts(source: str) -> None:
     ):
         samples = template.samples(conversation, [False, True])
         expected = [prepare_spans(conversation, sample, template.encoder) for sample in samples]
-        filled, _ = frames_of(template, "assistant", {}).filled(conversation, [False, True])
+        filled, _ = skeletons_of(template, "assistant", {}).filled(conversation, [False, True])
         reads = any(template._reading(conversation).forms.reads_lists(m.role) for m in conversation.messages if m.parts)
         assert (filled is None) == reads
         if filled:
@@ -321,7 +321,7 @@ def test_built_in_templates_join_parts() -> None:
     template = BuiltIn("chatml", open_kind(KIND), "assistant")
     conversation = in_parts(("user", "2+2?", "Now."), ("assistant", "4."))
     assert "2+2?\nNow." in text_of(template.samples(conversation, [False, True]))
-    filled, _ = frames_of(template, "assistant", {}).filled(conversation, [False, True])
+    filled, _ = skeletons_of(template, "assistant", {}).filled(conversation, [False, True])
     assert filled is not None
 
 

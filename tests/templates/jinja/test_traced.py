@@ -34,7 +34,7 @@ from tasks.core.errors import DataError
 from tasks.templates.jinja.engines.environment import ChatTemplate, chat_environment
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
-from tasks.tokenization.frames import Filling
+from tasks.tokenization.skeletons import Skeleton
 
 KIND = "hf_byte_level"
 # For each template separately.
@@ -108,7 +108,7 @@ TEMPLATES = (
 @contextmanager
 def rendering_all() -> Iterator[None]:
     nothing = {"fill": lambda *_: None, "fill_values": lambda *_: None}
-    with mock.patch.multiple(Filling, **nothing):
+    with mock.patch.multiple(Skeleton, **nothing):
         yield
 
 

@@ -190,7 +190,7 @@ def test_what_is_left_out_of_answers_equals_format_3(settings: dict[str, Any], t
 
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])
 def test_the_bundled_sample_equals_format_3(overlong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.tokenization.token_batch.BATCH_BYTES", 2000)  # several batches
+    monkeypatch.setattr("tasks.tokenization.tokenize_part.BATCH_BYTES", 2000)  # several batches
     counts = check_equal(*pack_both(tmp_path, [], sources=SAMPLE, sequence_length=256, overlong=overlong))
     assert counts.rows > 40
     assert bool(counts.truncated) == (overlong == "truncate")
@@ -298,7 +298,7 @@ def test_rows_with_tools_are_rendered_with_their_own_template(tmp_path: Path) ->
 
 def test_tokens_that_differ_from_the_index_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False, template="plain")
-    monkeypatch.setattr("tasks.tokenization.segments._has_leading_space", lambda *_: False)
+    monkeypatch.setattr("tasks.tokenization.samples._has_leading_space", lambda *_: False)
     with pytest.raises(DataError, match=r"row \d+ yields \d+ tokens, .* but the index records"):
         sft_dataset(corpus)
 

@@ -20,7 +20,7 @@ from support.tokenizer_kinds import kind_path
 from support.training.finished_runs import finished_run, merged
 from transformers import AutoTokenizer, GenerationConfig
 
-from tasks.encoders.auto_compare import Comparison
+from tasks.encoders.auto_tokenizer import Comparison
 from tasks.encoders.tokenizer_files import find_tokenizer
 from train.merge.other_files import find_facts
 from train.model import same_tokenizer

@@ -17,7 +17,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, HUGGING_FACE, KINDS, SENTENCEPIECE, kind_path
 
 from tasks.core.errors import DataError
-from tasks.encoders.auto_compare import Comparison
+from tasks.encoders.auto_tokenizer import Comparison
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import Manifest, load_manifest

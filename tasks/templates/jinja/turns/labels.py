@@ -3,7 +3,7 @@
     rendering ─▶ located? ─▶ in {% generation %} blocks? ─▶ content, reasoning, and calls written? ─▶ ranges
 
 Each check raises Reject. If the first conversations of a corpus all fail alike, it is the template, and the run stops
-(see tokenization/first_conversations.py).
+(see tokenization/checks.py).
 """
 
 from __future__ import annotations

@@ -91,9 +91,9 @@ def prepared(template: Template, records: list[dict[str, Any]]) -> list[str]:
         for samples in preparer.prepare_all(several):
             assert isinstance(samples, list)
             [sample] = samples
-            assert (sample.shape.usual, sample.shape.turns) == (True, 2)
+            assert (sample.layout.usual, sample.layout.turns) == (True, 2)
             said = iter(sample.texts)
-            tokens = sample.shape.tokens[: len(sample.shape.tokens) - sample.shape.separator].tolist()
+            tokens = sample.layout.tokens[: len(sample.layout.tokens) - sample.layout.separator].tolist()
             strings = template.encoder.control_strings
             texts[-1].append("".join(next(said) if token < 0 else strings[token] for token in tokens))
     assert texts[0] == texts[1]

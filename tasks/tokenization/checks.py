@@ -1,41 +1,52 @@
-"""Check that the fast encoder equals the reference encoder before it is used.
+"""Check the engines and the template before the first part is tokenized.
 
     sources ─ random windows ─▶ records ─ template ─▶ texts ─┐
                                  a fixed list of hard texts ─┴▶ gigatoken ═ reference ?
-                                                                           └▶ data/engines/KEY.json: the verdict
+                                                                           └▶ data/engines/KEY.json: the choice
+
+    first 100 conversations ─┬─ all fail in the same way ─▶ DataError: it is the template
+                             └─ otherwise ────────────────▶ each failure is a reject, under `max_rejects`
 
 The encoders are compared on texts of the corpus. If one text differs, the reference encodes the whole corpus. The
-tokens are the same in both cases, so the verdict is in run.json and not in the manifest. The choice of texts depends
+tokens are the same in both cases, so the choice is in run.json and not in the manifest. The choice of texts depends
 only on the sources, and not on parts, workers, or time. The check takes 0.4 s for 25 MB and runs once.
+
+The first conversations are those in source order, and all conversations if there are fewer. They do not depend on
+parts, workers, or engines. The check stops at the first one that does not fail like the others. Nearly always, that is
+the first one, so the check takes a millisecond. A plan repeats the check on the receipts of the parts, because earlier
+runs may have tokenized them. With `max_rejects: 1`, all conversations may be rejected, so there is no check.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from tasks.core.errors import PackError, UsageError
+from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.core.printable import shown
-from tasks.encoders.encoder import Encoded, Encoder, TooSlow, Unencodable
+from tasks.encoders.encoder import Encoder, TooSlow, Unencodable
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.encoders.texts import UNDERLINE
 from tasks.encoders.tokenizer_files import forget_loaded
+from tasks.readers.container import RecordReader
+from tasks.readers.containers import container_named
 from tasks.recipe import Recipe
 from tasks.sources.sample_files import sample_files
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
 from tasks.stores.mirror import mirror_of
-from tasks.tokenization.frames import forget_frames
-from tasks.tokenization.prepare import texts_of
+from tasks.tokenization.prepare import Preparer, texts_of
+from tasks.tokenization.skeletons import forget_skeletons
 
 TEXTS = 1500  # minimum number of texts to compare, if the corpus has as many
 BUDGET = 1 << 20  # bytes of sources to read; if the sources are smaller, all texts are compared
@@ -60,8 +71,8 @@ HARD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of the check.
+class EngineChoice:
+    """The engines that a comparison has chosen.
 
     `engine` encodes the corpus. `texts` and `bytes` are the numbers of texts and bytes that were compared. `differs` is
     an excerpt of a text that differed. `reason` is the reason why gigatoken cannot read this tokenizer. Without
@@ -81,66 +92,53 @@ class Verdict:
         """Return the fast engines that were not chosen."""
         return FAST - {self.engine, MINIJINJA if self.uses_minijinja else ""}
 
-
-def encoder_of(recipe: Recipe) -> Encoder:
-    """Return gigatoken if the check passed, or else the reference encoder.
-
-    Raises the errors of `verdict_of`.
-    """
-    return encoder_named(verdict_of(recipe).engine, recipe.encoder)
+    def encoder(self, reference: Encoder) -> Encoder:
+        """Return the encoder that was chosen: gigatoken, or else the reference."""
+        return _gigatoken(reference) if self.engine == GigatokenEncoder.engine else reference
 
 
-def encoder_named(engine: str, reference: Encoder) -> Encoder:
-    """Return the encoder that a verdict chose."""
-    return _gigatoken(reference) if engine == GigatokenEncoder.engine else reference
-
-
-def verdict_of(recipe: Recipe) -> Verdict:
-    """Return the recorded verdict, or run the check and record it.
+def choose_engines(recipe: Recipe) -> EngineChoice:
+    """Return the recorded choice, or compare the engines and record the choice.
 
     Raises UsageError if the config asks for gigatoken and it cannot read the tokenizer.
     """
-    verdict = known_verdict(recipe)
-    if verdict is None:
-        mirror, file = mirror_of(recipe.layout.root), verdict_file(recipe)
-        if mirror.adopt(file):
-            verdict = known_verdict(recipe)
-    if verdict is None:
-        verdict = _prove(recipe)
-        write_receipt(file, asdict(verdict))
+    choice = chosen_engines(recipe)
+    if choice is None:
+        mirror, file = mirror_of(recipe.layout.root), choice_file(recipe)
+        choice = chosen_engines(recipe) if mirror.adopt(file) else None
+    if choice is None:
+        choice = _compare_engines(recipe)
+        write_receipt(file, asdict(choice))
         mirror.push([file])
-    if recipe.config.engine == "gigatoken" and verdict.reason:
+    if recipe.config.engine == "gigatoken" and choice.reason:
         raise UsageError(
             "engine_refused",
-            f"engine: gigatoken cannot replace {recipe.tokenizer_files.main}: {verdict.reason}; remove `engine` from "
+            f"engine: gigatoken cannot replace {recipe.tokenizer_files.main}: {choice.reason}; remove `engine` from "
             "the config, or use another tokenizer",
         )
-    return verdict
+    return choice
 
 
-def known_verdict(recipe: Recipe) -> Verdict | None:
-    """Return the verdict that the config sets, or the recorded verdict.
-
-    Returns None if the check has not run yet.
-    """
+def chosen_engines(recipe: Recipe) -> EngineChoice | None:
+    """Return the choice of the config, or the recorded choice, or None."""
     if recipe.config.engine == "reference":
-        return Verdict(recipe.encoder.engine, uses_minijinja=False)
+        return EngineChoice(recipe.encoder.engine, uses_minijinja=False)
     try:
-        return Verdict(**read_receipt(verdict_file(recipe)))
+        return EngineChoice(**read_receipt(choice_file(recipe)))
     except (PackError, TypeError):
         return None
 
 
-def refused(recipe: Recipe) -> set[str]:
+def refused_engines(recipe: Recipe) -> set[str]:
     """Return the engines whose tokens must not be used for this corpus.
 
     Such tokens may exist because another corpus has used the engine. They are refused if the config requires the
-    references, or if the recorded verdict does not choose the engine.
+    references, or if the recorded choice is another engine.
     """
     if recipe.config.engine == "reference":
         return FAST
-    verdict = known_verdict(recipe) if recipe.has_tokenizer else None
-    return verdict.refused if verdict else set()
+    choice = chosen_engines(recipe) if recipe.has_tokenizer else None
+    return choice.refused if choice else set()
 
 
 def refuse_minijinja(recipe: Recipe, differs: str) -> None:
@@ -148,14 +146,14 @@ def refuse_minijinja(recipe: Recipe, differs: str) -> None:
 
     `differs` is where minijinja's rendering of one of them differs.
     """
-    verdict = verdict_of(recipe)
-    if verdict.uses_minijinja:
-        file = verdict_file(recipe)
-        write_receipt(file, asdict(replace(verdict, uses_minijinja=False, rendering_differs=differs)))
+    choice = choose_engines(recipe)
+    if choice.uses_minijinja:
+        file = choice_file(recipe)
+        write_receipt(file, asdict(replace(choice, uses_minijinja=False, rendering_differs=differs)))
         mirror_of(recipe.layout.root).push([file])
 
 
-def verdict_file(recipe: Recipe) -> Path:
+def choice_file(recipe: Recipe) -> Path:
     return recipe.layout.engine(key_of("engine", {"texts": recipe.texts_key, "versions": _versions()}))
 
 
@@ -168,41 +166,32 @@ def _versions() -> dict[str, str]:
 
 @lru_cache(maxsize=2)
 def _gigatoken(reference: Encoder) -> GigatokenEncoder:
-    """Load gigatoken once per process.
-
-    A forked child inherits the encoder and its cache of words.
-    """
+    """Load gigatoken once per process; forks inherit the encoder and its words."""
     return GigatokenEncoder(reference)
 
 
 def release_encoders() -> None:
-    """Free the memory of encoders and frames that are no longer needed.
-
-    An encoder takes about 40 MB.
-    """
+    """Free the memory of encoders, 40 MB each, and of skeletons."""
     _gigatoken.cache_clear()
     forget_loaded()
-    forget_frames()
+    forget_skeletons()
 
 
-def _prove(recipe: Recipe) -> Verdict:
+def _compare_engines(recipe: Recipe) -> EngineChoice:
     reference, engines = recipe.encoder, recipe.template.engines
     with engines.comparing() if engines else nullcontext():
         texts = [*HARD, *hard_tokens(reference), *sample(recipe)]
-    uses_minijinja, rendering_differs = (engines.are_fast, engines.differs) if engines else (True, None)
+    choice = EngineChoice(reference.engine)
+    if engines:
+        choice = replace(choice, uses_minijinja=engines.are_fast, rendering_differs=engines.differs)
     try:
         fast = _gigatoken(reference)
     except Unsupported as error:
-        return Verdict(
-            reference.engine,
-            reason=str(error),
-            uses_minijinja=uses_minijinja,
-            rendering_differs=rendering_differs,
-        )
+        return replace(choice, reason=str(error))
     differs = difference(fast, reference, texts)
-    engine = fast.engine if differs is None else reference.engine
     size = sum(len(text.encode()) for text in texts)
-    return Verdict(engine, len(texts), size, differs, None, uses_minijinja, rendering_differs)
+    engine = fast.engine if differs is None else reference.engine
+    return replace(choice, engine=engine, texts=len(texts), bytes=size, differs=differs)
 
 
 def hard_tokens(encoder: Encoder) -> list[str]:
@@ -210,13 +199,12 @@ def hard_tokens(encoder: Encoder) -> list[str]:
 
     They are whole, cut, repeated, and next to other text.
     """
-    tokens = sorted(encoder.content_tokens)[:MOST_TOKENS] + sorted(encoder.controls)[:MOST_TOKENS]
-    found: list[str] = []
-    for token in tokens:
-        found += [token, f"a{token}b", f" {token} ", f"{token}{token}\n\n", token[:-1], f"{token[:-1]}{token}"]
+    texts: list[str] = []
+    for token in sorted(encoder.content_tokens)[:MOST_TOKENS] + sorted(encoder.controls)[:MOST_TOKENS]:
+        texts += [token, f"a{token}b", f" {token} ", f"{token}{token}\n\n", token[:-1], f"{token[:-1]}{token}"]
         if UNDERLINE in token:
-            found += [f"a{token.replace(UNDERLINE, ' ')}b"]
-    return found
+            texts += [f"a{token.replace(UNDERLINE, ' ')}b"]
+    return texts
 
 
 def difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str | None:
@@ -231,34 +219,26 @@ def difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str |
     blocks = [texts[start : start + size] for start in range(0, len(texts), size)]
     try:
         with ThreadPoolExecutor(len(blocks)) as threads:
-            expected = threads.map(reference.encode, blocks)
-            different = (
-                block
-                for block, theirs in zip(blocks, expected, strict=True)
-                if not _are_equal(fast.encode(block), theirs)
-            )
-            block = next(different, None)
+            for block, theirs in zip(blocks, threads.map(reference.encode, blocks), strict=True):
+                ours = fast.encode(block)
+                if not (np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.offsets, theirs.offsets)):
+                    return _first_difference(fast, reference, block)
     except Unencodable as error:  # conversations with these texts are rejected
         return difference(fast, reference, [text for text in texts if text not in error.problems])
     except TooSlow as error:  # the reference will name its place
         return shown(error.text)
-    if block is None:
-        return None
-    for text in block:
-        theirs, ours = fast.encode([text]).ids.tolist(), reference.encode([text]).ids.tolist()
-        if theirs != ours:
-            differing = (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b)
-            same = next(differing, min(len(theirs), len(ours)))
-            place = len(b"".join(map(reference.token_bytes, ours[:same])).decode("utf-8", "ignore"))
+    return None
+
+
+def _first_difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str:
+    for text in texts:
+        ours, theirs = fast.encode([text]).ids.tolist(), reference.encode([text]).ids.tolist()
+        if ours != theirs:
+            differing = (n for n, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other)
+            same = next(differing, min(len(ours), len(theirs)))
+            place = len(b"".join(map(reference.token_bytes, theirs[:same])).decode("utf-8", "ignore"))
             return shown(text[max(0, place - 20) :])
     return "several texts in one call"
-
-
-def _are_equal(one: Encoded, other: Encoded) -> bool:
-    return np.array_equal(one.ids, other.ids) and np.array_equal(one.offsets, other.offsets)
-
-
-# -- the sample -------------------------------------------------------------------------------------------------------
 
 
 def sample(recipe: Recipe, at_least: int = TEXTS, budget: int = BUDGET) -> list[str]:
@@ -281,3 +261,65 @@ def sample(recipe: Recipe, at_least: int = TEXTS, budget: int = BUDGET) -> list[
         if len(texts) >= at_least or budget >= MOST_BYTES or all(drawn.whole for drawn in samples):
             return list(texts)
         budget = min(MOST_BYTES, budget * max(2, 2 * at_least // max(len(texts), 1)))
+
+
+# -- the first conversations --------------------------------------------------------------------------------------
+
+FIRST = 100
+
+# Reasons to reject a conversation that are the fault of the template if all conversations have them.
+OF_TEMPLATE = ("turn_not_located", "reasoning_not_written", "calls_not_written", "reasoning_left_out")
+
+
+def check_first_conversations(recipe: Recipe) -> None:
+    """Raise DataError if the first conversations all fail in the same way.
+
+    An error of reading is left to the step that reads the whole source.
+    """
+    if recipe.config.max_rejects < 1 and (failure := first_failure(recipe)):
+        raise failure
+
+
+def first_failure(recipe: Recipe) -> DataError | None:
+    """Return the error if the first conversations all fail in the same way."""
+    rejects: list[tuple[str, Reject]] = []
+    with suppress(PackError):
+        for place, reject in islice(_rejects(recipe), FIRST):
+            if reject is None:
+                return None
+            rejects.append((place, reject))
+            if not are_alike([reject.reason for _, reject in rejects]):
+                return None
+        for place, first in rejects[:1]:
+            return failure_of(len(rejects), place, first.reason, first.message)
+    return None
+
+
+def are_alike(reasons: Sequence[str]) -> bool:
+    """Return whether conversations fail alike, perhaps due to the template."""
+    return len(set(reasons)) == 1 and reasons[0] in OF_TEMPLATE
+
+
+def failure_of(count: int, place: str, reason: str, message: str) -> DataError:
+    """Return the error for `count` conversations that fail alike.
+
+    `place` and `message` are those of the first one.
+    """
+    alike = f"; the first {count:,} conversations all fail like this" if count > 1 else ""
+    return DataError(reason, f"{place}: {message}{alike}")
+
+
+def _rejects(recipe: Recipe) -> Iterator[tuple[str, Reject | None]]:
+    """Yield the place of each conversation, with its reject if it cannot be prepared."""
+    config = recipe.config
+    for file in recipe.files:
+        weighted = config.reads_loss_weights
+        preparer = Preparer(file, recipe.template, recipe.encoder, config.train_on, config.packing, weighted)
+        reader = RecordReader(
+            container_named(file.container), file, max_record_bytes=config.max_record_bytes, decode=preparer.decode
+        )
+        for number, record in reader:
+            [result] = preparer.prepare_all([record])
+            if isinstance(result, PackError):
+                raise result
+            yield f"{file.name}:{number + 1}", result if isinstance(result, Reject) else None
