@@ -185,7 +185,12 @@ def config_page() -> str:
     schema = config_model().model_json_schema()
     source, balance = schema["$defs"]["Source"], schema["$defs"]["Balance"]
     training = training_model().model_json_schema()
-    aliases = ["", "`licence` is accepted as an alias of `license`.", ""]
+    aliases = [
+        "",
+        "`licence` is accepted as an alias of `license`. `company`, the earlier name of `neighbors`, is",
+        "accepted with a note, and so is its value `apart`, now `distinct`.",
+        "",
+    ]
     return "\n".join(
         [
             NOTE,

@@ -248,12 +248,12 @@ def rows_of(path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize("company", ["similar", "apart"])
-def test_company_changes_who_shares_a_row_and_not_which_rows_there_are(tmp_path: Path, company: str) -> None:
+@pytest.mark.parametrize("neighbors", ["similar", "distinct"])
+def test_neighbors_change_who_shares_a_row_and_not_which_rows_there_are(tmp_path: Path, neighbors: str) -> None:
     records = conversations(300, seed=3, longest=5)  # many of the same length
     values = {"sequence_length": BOTH, "validation": 0.2, "epochs": 2, "records": records}
     other, plain = made(tmp_path / "random", **values)
-    path, manifest = made(tmp_path / company, **values, company=company)
+    path, manifest = made(tmp_path / neighbors, **values, neighbors=neighbors)
     verify(path)
     assert rebuild(path)
     kinds = [{(piece["record"], kind_of(piece["split"])) for piece in pieces_of(each)} for each in (other, path)]
@@ -267,7 +267,7 @@ def test_company_changes_who_shares_a_row_and_not_which_rows_there_are(tmp_path:
             before.statistics.squares,
             before.statistics.longest,
         )
-    if company == "similar":
+    if neighbors == "similar":
         assert manifest.splits["train-96"].shards[0].sha256 != plain.splits["train-96"].shards[0].sha256
 
 
