@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.core.errors import DataError, Reject
-from tasks.core.memory_limit import bomb, bounded_table
 from tasks.core.printable import shown
+from tasks.core.process import bomb, bounded_table
 from tasks.readers.arrow_values import Converter, is_usual
 from tasks.readers.container import Container, File, RecordReader, Rows
 
