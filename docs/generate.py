@@ -185,7 +185,12 @@ def config_page() -> str:
     schema = config_model().model_json_schema()
     source, balance = schema["$defs"]["Source"], schema["$defs"]["Balance"]
     training = training_model().model_json_schema()
-    aliases = ["", "`licence` is accepted as an alias of `license`.", ""]
+    aliases = [
+        "",
+        "`licence` is accepted as an alias of `license`. `company`, the earlier name of `neighbors`, is",
+        "accepted with a note, and so is its value `apart`, now `distinct`.",
+        "",
+    ]
     return "\n".join(
         [
             NOTE,
@@ -481,9 +486,42 @@ NOTES = """\
 
 
 def errors_page() -> str:
-    from tasks.core.error_codes import table
+    from tasks.core.error_codes import CODES, EXITS, GROUPS
 
-    return table()
+    lines = [
+        "# Errors",
+        "",
+        "Every error has a code that does not change between versions. `make schemas` generates this page from",
+        "`tasks/core/error_codes.py`.",
+        "",
+        "| exit code | meaning |",
+        "|---|---|",
+        *(f"| {number} | {meaning} |" for number, meaning in EXITS.items()),
+        "",
+        "A conversation that cannot be used (E201 to E249, E417, E418) does not stop the run: it goes to",
+        "`rejects.jsonl`. The run fails at its end (E251) if more were rejected than `max_rejects` allows. It stops",
+        "early if the first hundred conversations all have the same one of E238, E243, E417, and E418, because then it",
+        "is the template. Other errors end the command.",
+        "",
+        "For scripts: with `--json` after its name, a command such as `packcorpus list --json` prints its result or",
+        "its error as one JSON object on standard output; `pack` prints lines of JSON. `PACKCORPUS_JSON=1` in the",
+        "environment has the same effect, and makes `luigi` and `python -m train` print each error as one line of JSON",
+        "on standard error. `PACKCORPUS_DEBUG=1` shows the traceback.",
+    ]
+    for digit, title in GROUPS.items():
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            "| code | reason | exit | meaning | cause | fix |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {code.code} | `{code.reason}` | {code.exit} | {code.meaning} | {code.cause} | {code.fix} |"
+            for code in CODES.values()
+            if code.code[1] == digit
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def config_schema() -> str:

@@ -30,10 +30,11 @@ from pydantic import (
 
 from tasks.conversations.names import Roles, with_roles
 from tasks.core.errors import UsageError
+from tasks.core.messages import show_note
 from tasks.core.yaml_settings import Removed, canonical_json, check_removed, check_settings, defaults_of, read_settings
 from tasks.readers.containers import container_by_extension
 from tasks.sources.model import Source
-from tasks.storage.keys import KEY_NAMES, ONE_PLAN
+from tasks.storage.keys import KEY_NAMES, ONE_PLAN, with_current_names
 from tasks.storage.layout import RowLayout
 from tasks.templates.adjust import GIVEN_TO_TEMPLATES
 from tasks.templates.built_in import BUILT_IN
@@ -68,7 +69,7 @@ SHORTEST_ROW, LONGEST_ROW, MOST_LENGTHS = 8, 1 << 20, 8
 
 # Settings that need packed rows, and the reason why they have no meaning without packing.
 WITHOUT_PACKING = {
-    "company": "no row is shared",
+    "neighbors": "no row is shared",
     "loss_weight": "rows have no column for it",
     "balance": "the trainer creates and orders the batches",
     "align": "a row has text instead of tokens",
@@ -92,7 +93,7 @@ NOT_TOGETHER = (
 REMOVED: Removed = {
     "plan_group": "remove it: every corpus has one plan",
     "plan_chunk": "remove it: every corpus has one plan",
-    "company_by": "remove it: `company` compares the token IDs of conversations",
+    "company_by": "remove it: `neighbors` compares the token IDs of conversations",
 }
 
 # Removed settings that manifests record with a value that had no effect. A config may have them, too, because it may be
@@ -324,11 +325,11 @@ class Config(BaseModel):
     max_tokens: int | None = Field(None, ge=1, description="Drop conversations with more tokens.")
     min_turns: int | None = Field(None, ge=1, description="Drop conversations with fewer turns; system is not a turn.")
     max_turns: int | None = Field(None, ge=1, description="Drop conversations with more turns.")
-    company: Annotated[Literal["random", "similar", "apart"], IF_SET] = Field(
+    neighbors: Annotated[Literal["random", "similar", "distinct"], IF_SET] = Field(
         "random",
         description="Which conversations share a row, among conversations of equal length. random: chosen by the seed; "
-        "similar: conversations about the same topic; apart: no near-duplicates. The choice does not change how full "
-        "the rows are.",
+        "similar: conversations about the same topic; distinct: no near-duplicates. The choice does not change how "
+        "full the rows are.",
     )
     epochs: int = Field(
         1,
@@ -390,8 +391,7 @@ class Config(BaseModel):
         for name, other in KEY_NAMES.items():
             if name in values and other in values:
                 raise ValueError(f"{name} and {other} are the same setting; keep only {name}")
-        today = {other: name for name, other in KEY_NAMES.items()}
-        values = {today.get(name, name): value for name, value in values.items()}
+        values = with_current_names(values)
         if values.get("roles") and isinstance(values.get("sources"), list):
             values["sources"] = [with_roles(source, values["roles"]) for source in values["sources"]]
         return values
@@ -575,6 +575,10 @@ def load_config(path: Path, sequence_length: str = "") -> Config:
     values = _read(path)
     if not values:
         raise UsageError("bad_config_file", f"{path}: is empty; add at least `sources:`")
+    if "company" in values or values.get("neighbors") == "apart":
+        show_note(
+            f"{path}: `company` is now `neighbors`, and its value `apart` is now `distinct`; the old words work, too"
+        )
     if sequence_length:
         given = [int(part) if part.strip().isdecimal() else part for part in sequence_length.split(",")]
         values["sequence_length"] = given if len(given) > 1 else given[0]

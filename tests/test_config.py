@@ -58,7 +58,7 @@ DEFAULTS = {
     "max_tokens": None,
     "min_turns": None,
     "max_turns": None,
-    "company": "random",
+    "neighbors": "random",
     "epochs": 1,
     "balance": None,
     "license": [],
@@ -157,7 +157,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "max_tokens": 500,
         "min_turns": 1,
         "max_turns": 9,
-        "company": "apart",
+        "neighbors": "distinct",
         "epochs": 3,
         "license": ["cc-by-4.0", "mit"],
         "language": ["en", "zh-Hant"],
@@ -250,6 +250,19 @@ def test_license_is_accepted_by_its_former_name(tmp_path: Path) -> None:
     assert both.endswith("\n  license and licence are the same setting; keep only license")
     assert "  license[0]: " in refusal(tmp_path, "sources: x.jsonl\nlicence: ['-']\n")
     assert "did you mean license?" in refusal(tmp_path, "sources: x.jsonl\nlicens: [mit]\n")
+
+
+def test_neighbors_are_accepted_by_their_former_words_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("neighbors: distinct", "company: distinct", "company: apart", "neighbors: apart")
+    configs = [load(tmp_path, f"sources: x.jsonl\n{line}\n") for line in words]
+    assert {config.neighbors for config in configs} == {"distinct"}
+    note = "`company` is now `neighbors`, and its value `apart` is now `distinct`; the old words work, too"
+    assert capsys.readouterr().err.count(note) == 3
+    both = refusal(tmp_path, "sources: x.jsonl\ncompany: apart\nneighbors: distinct\n")
+    assert both.endswith("\n  neighbors and company are the same setting; keep only neighbors")
+    assert "  neighbors: must be " in refusal(tmp_path, "sources: x.jsonl\ncompany: alike\n")
 
 
 def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
@@ -501,7 +514,7 @@ def test_settings_that_exclude_each_other_are_refused(one: str, other: str, tmp_
 
 
 def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
-    values = {"company": "apart", "loss_weight": "both", "balance": "{ranks: 2}", "align": "4", "padding": "none"}
+    values = {"neighbors": "distinct", "loss_weight": "both", "balance": "{ranks: 2}", "align": "4", "padding": "none"}
     assert {*values} == {*WITHOUT_PACKING} == {name for name, mark in KEYS.items() if mark is IF_SET} - {"mix"}
     for name, value in values.items():
         text = f"sources: [{{path: x.jsonl}}]\n{name}: {value}\n"

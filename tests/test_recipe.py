@@ -90,7 +90,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "max_tokens": (50, False),
     "min_turns": (2, False),
     "max_turns": (4, False),
-    "company": ("similar", False),
+    "neighbors": ("similar", False),
     "epochs": (3, False),
     "balance": ({"ranks": 8, "rows_per_rank": 1}, False),
     "license": (["mit"], False),
@@ -346,6 +346,24 @@ def test_the_key_of_a_corpus_does_not_depend_on_how_license_is_spelled(tmp_path:
     assert made[0].corpus_key == made[1].corpus_key
     assert [each.config.settings()["license"] for each in made] == [["mit"], ["mit"]]
     assert not any("licence" in each.config.settings() for each in made)
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "digest"),
+    [
+        ("similar", "similar", "9685325eb9efc4cba1808b7496125fe58861edb1d23801c02be345a19d47bf22"),
+        ("distinct", "apart", "bf4091ca336e36cdf2f6718c49d90959b136d22f25e42c50e171f5d556a21e48"),
+    ],
+)
+def test_the_key_of_a_corpus_has_the_former_name_of_neighbors(
+    now: str, before: str, digest: str, tmp_path: Path
+) -> None:
+    """The digest is the same as in versions that had `company`."""
+    settings = {"language": ["en"], "seed": 42, "packing": True, "sources": [], "neighbors": now}
+    assert corpus_key(settings, [["a" * 64, "jsonl", "", "messages", []]], [], "t", "u", version=4) == digest
+    made = [recipe(tmp_path, neighbors=now), recipe(tmp_path, company=before), recipe(tmp_path, neighbors=before)]
+    assert len({each.corpus_key for each in made}) == 1
+    assert [each.config.settings()["neighbors"] for each in made] == [now] * 3
 
 
 def test_layout() -> None:

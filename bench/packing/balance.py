@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tasks.core.numbers import shuffle
 from tasks.packing import bin_packing
 from tasks.packing.balance import LINEAR, RANKS, balanced_order, forecast
+from tasks.packing.column_generation import rows_of
 
 LENGTHS = (1024, 4096, 16_384, 32_768, 131_072)
 ROWS = 10_000  # rows of joined conversations
@@ -49,9 +50,9 @@ def joined(lengths: np.ndarray, row: int, seed: int) -> np.ndarray:
 
 def squares_of(lengths: np.ndarray, row: int) -> np.ndarray:
     """Pack lengths, and return Σn² of each row, in random order."""
-    packed = bin_packing.pack(bin_packing.histogram(lengths, row), row)
-    squares = np.add.reduceat(packed.lengths.astype(np.int64) ** 2, packed.offsets[:-1])
-    return np.repeat(squares, packed.copies)[shuffle(packed.rows, 42, 0)]
+    rows, _ = bin_packing.solve(bin_packing.histogram(lengths, row), row)
+    squares = [sum(times * length**2 for length, times in lengths_in_row) for lengths_in_row, _ in rows]
+    return np.repeat(squares, [copies for _, copies in rows])[shuffle(rows_of(rows), 42, 0)]
 
 
 def corpora(lengths: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:

@@ -31,7 +31,7 @@ from tasks.config import Config
 from tasks.core.numbers import shuffle
 from tasks.packing import bin_packing, several_lengths
 from tasks.packing.balance import put_in_order
-from tasks.packing.column_generation import rows_of
+from tasks.packing.column_generation import lower_bound, rows_of
 from tasks.packing.placement import place
 from tasks.storage.row_statistics import RowStatistics
 
@@ -40,18 +40,16 @@ def measure(lengths: np.ndarray, capacity: int) -> str:
     """Pack the lengths and return one line of the table."""
     clock = [time.perf_counter()]
     counts = bin_packing.histogram(lengths, capacity)
-    packed = bin_packing.solve(counts, capacity)
-    patterns = packed.patterns
+    packed, (bound, name) = bin_packing.solve(counts, capacity)
     clock.append(time.perf_counter())
-    bin_packing.assign(lengths, patterns, shuffle(len(lengths), 42, 0))
+    bin_packing.assign(lengths, bin_packing.Runs.of(packed), shuffle(len(lengths), 42, 0))
     clock.append(time.perf_counter())
-    bound, name = packed.bound
-    plain = sum(copies for _, copies in bin_packing.best_fit_decreasing(counts, capacity))
+    rows, plain = rows_of(packed), rows_of(bin_packing.best_fit_decreasing(counts, capacity))
     plan, assign = np.diff(clock)
-    above, plain_above = (100 * (rows - bound) / max(1, bound) for rows in (patterns.rows, plain))
+    above, plain_above = (100 * (count - bound) / max(1, bound) for count in (rows, plain))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     return (
-        f"{capacity:>8} {len(lengths):>13,} {patterns.rows:>11,} {bound:>11,} {name:<20} {above:>7.4f} "
+        f"{capacity:>8} {len(lengths):>13,} {rows:>11,} {bound:>11,} {name:<20} {above:>7.4f} "
         f"{plain_above:>8.4f} {plan:>7.2f} {assign:>7.2f} {peak:>8,}"
     )
 
@@ -77,13 +75,14 @@ def measure_hard(capacity: int, count: int, low: float, high: float) -> str:
     clock = [time.process_time()]
     searched = rows_of(bin_packing.search(counts, capacity))
     clock.append(time.process_time())
-    patterns, (bound, _) = bin_packing.solve(counts, capacity)
+    packed, (bound, _) = bin_packing.solve(counts, capacity)
     clock.append(time.process_time())
-    simple = bin_packing.lower_bound(counts, capacity)[0]
-    above = 100 * (patterns.rows / bound - 1)
+    simple = lower_bound(counts, capacity)[0]
+    rows = rows_of(packed)
+    above = 100 * (rows / bound - 1)
     search, both = np.diff(clock)
     return (
-        f"| {capacity:,} | {low:g} to {high:g} | {count:,} | {simple:,} | {searched:,} | {bound:,} | {patterns.rows:,} "
+        f"| {capacity:,} | {low:g} to {high:g} | {count:,} | {simple:,} | {searched:,} | {bound:,} | {rows:,} "
         f"| {above:.4f} % | {search:.2f} | {both:.1f} |"
     )
 
@@ -100,12 +99,12 @@ def measure_several(name: str, source: np.ndarray, lengths: tuple[int, ...]) -> 
     for own in (lengths, *singles):
         start = time.process_time()
         packed = several_lengths.solve(counts[: own[-1] + 1], own)
-        (rows, proof), patterns = packed.bounds[0], packed.patterns
+        (rows, proof) = packed.bounds[0]
         bound, proof = packed.places or (rows * own[0], proof)
         seconds = time.process_time() - start
-        rows_of = [each.rows for each in patterns]
-        places = sum(rows * length for rows, length in zip(rows_of, own, strict=True))
-        shown = " + ".join(f"{rows:,} × {length:,}" for rows, length in zip(rows_of, own, strict=True))
+        counts_of_rows = [*map(rows_of, packed.rows)]
+        places = sum(rows * length for rows, length in zip(counts_of_rows, own, strict=True))
+        shown = " + ".join(f"{rows:,} × {length:,}" for rows, length in zip(counts_of_rows, own, strict=True))
         yield (
             f"| {name} | {len(values):,} | {shown} | {places:,} | {100 * tokens / places:.3f} % | {bound:,} | {proof} "
             f"| {100 * (places / bound - 1):.4f} % | {seconds:.2f} |"

@@ -1,4 +1,4 @@
-"""Measure which conversations share a row, for each value of `company`.
+"""Measure which conversations share a row, for each value of `neighbors`.
 
     python bench/packing/neighbors.py CONFIG
 
@@ -51,9 +51,9 @@ def by_chance(row: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 
 def measure(config: Path, kind: str, root: Path) -> list[str]:
-    """Pack with a value of `company`, and return lines of the table."""
-    values = yaml.safe_load(config.read_text()) | {"company": kind, "name": kind}
-    own = config.with_name(f"company-{kind}.yaml")  # its paths are relative to its folder
+    """Pack with a value of `neighbors`, and return lines of the table."""
+    values = yaml.safe_load(config.read_text()) | {"neighbors": kind, "name": kind}
+    own = config.with_name(f"neighbors-{kind}.yaml")  # its paths are relative to its folder
     own.write_text(yaml.safe_dump(values))
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     command = [str(Path(sys.executable).with_name("packcorpus")), "pack", str(own), "--root", str(root)]
@@ -90,10 +90,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure who shares a row.")
     parser.add_argument("config", type=Path)
     config = parser.parse_args().config
-    print("| company | rows | full | CPU s | pairs of one source | similarity | near-duplicates in their row |")
+    print("| neighbors | rows | full | CPU s | pairs of one source | similarity | near-duplicates in their row |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
-        for kind in "random", "similar", "apart":
+        for kind in "random", "similar", "distinct":
             print(*measure(config, kind, Path(folder)), sep="\n", flush=True)
 
 

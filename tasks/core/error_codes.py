@@ -1,6 +1,6 @@
 """List every error that a user can see, with its code, meaning, cause, and fix.
 
-    reason ("bad_role", as raised and counted) ─CODES─▶ E207, exit code, meaning, cause, fix ─▶ docs/reference/errors.md
+    reason ("bad_role", as raised and counted) ─CODES─▶ E207, exit code, meaning, cause, fix
 
 A code stands for one kind of problem, wherever it occurs. It is never reused for another problem, so searches and
 scripts that rely on a code keep working. The first digit names the area (see `GROUPS`).
@@ -499,41 +499,3 @@ _ALL = [
 # fmt: on
 
 CODES = {code.reason: code for code in _ALL}
-
-
-def table() -> str:
-    """Return docs/reference/errors.md as Markdown."""
-    lines = [
-        "# Errors",
-        "",
-        "Every error has a code that does not change between versions. `make schemas` generates this page from",
-        "`tasks/core/error_codes.py`.",
-        "",
-        "| exit code | meaning |",
-        "|---|---|",
-        *(f"| {number} | {meaning} |" for number, meaning in EXITS.items()),
-        "",
-        "A conversation that cannot be used (E201 to E249, E417, E418) does not stop the run: it goes to",
-        "`rejects.jsonl`. The run fails at its end (E251) if more were rejected than `max_rejects` allows. It stops",
-        "early if the first hundred conversations all have the same one of E238, E243, E417, and E418, because then it",
-        "is the template. Other errors end the command.",
-        "",
-        "For scripts: with `--json` after its name, a command such as `packcorpus list --json` prints its result or",
-        "its error as one JSON object on standard output; `pack` prints lines of JSON. `PACKCORPUS_JSON=1` in the",
-        "environment has the same effect, and makes `luigi` and `python -m train` print each error as one line of JSON",
-        "on standard error. `PACKCORPUS_DEBUG=1` shows the traceback.",
-    ]
-    for digit, title in GROUPS.items():
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| code | reason | exit | meaning | cause | fix |",
-            "|---|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {code.code} | `{code.reason}` | {code.exit} | {code.meaning} | {code.cause} | {code.fix} |"
-            for code in _ALL
-            if code.code[1] == digit
-        ]
-    return "\n".join(lines) + "\n"

@@ -47,16 +47,10 @@ def as_text(error: PackError) -> str:
 def as_json(error: PackError) -> str:
     """Return one line of JSON, with the `facts` of the error as additional keys."""
     code = CODES[error.reason]
-    values = {
-        "code": code.code,
-        "reason": code.reason,
-        "message": with_urls(str(error)),
-        "cause": code.cause,
-        "fix": code.fix,
-        "exit_code": error.exit_code,
-    }
+    values = {"code": code.code, "reason": code.reason, "message": with_urls(str(error))}
+    advice = {"cause": code.cause, "fix": code.fix, "exit_code": error.exit_code}
     # ASCII only, and not orjson: file names that are not UTF-8 contain lone surrogates.
-    return json.dumps({"error": values | error.facts}, default=str)
+    return json.dumps({"error": values | advice | error.facts}, default=str)
 
 
 def format_error(error: PackError) -> str:
@@ -104,10 +98,10 @@ def noted(describe: Callable[[], str]) -> Iterator[None]:
     done = Event()
 
     def run() -> None:
-        pause = FIRST_AFTER
-        while not done.wait(pause):
+        is_over = done.wait(FIRST_AFTER)
+        while not is_over:
             show_note(describe())
-            pause = EVERY
+            is_over = done.wait(EVERY)
 
     thread = Thread(target=run, daemon=True)
     thread.start()

@@ -55,11 +55,11 @@ def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
         numbers = np.arange(chunk.start, chunk.stop, dtype=np.uint64)
         keys[chunk] = _draws_of(numbers, seed, stream) & ~low | numbers
     keys.sort()
-    found = [np.empty(0, np.int64)]
+    begin_alike = [np.empty(0, np.int64)]
     for chunk in _chunks(count - 1):
         after = keys[chunk.start + 1 : chunk.stop + 1]
-        found.append(np.flatnonzero((after ^ keys[chunk]) <= low) + chunk.start)
-    equal = np.concatenate(found)
+        begin_alike.append(np.flatnonzero((after ^ keys[chunk]) <= low) + chunk.start)
+    equal = np.concatenate(begin_alike)
     keys &= low
     if len(equal):
         places = np.union1d(equal, equal + 1)
@@ -93,8 +93,7 @@ def order_of_contents(digests: np.ndarray, seed: int) -> np.ndarray:
     """Return the indexes that sort contents into a seeded order.
 
     Contents are given by `digests` (uint64); the indexes are int64. Equal contents keep their order. Adding or removing
-    contents does not reorder the others, so the choice of the first k changes only by the contents that were added or
-    removed.
+    contents does not reorder the others.
     """
     z = digests * GOLDEN
     _mix(z, seed, CONTENTS)

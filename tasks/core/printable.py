@@ -48,10 +48,7 @@ def with_urls(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` as one line with every unsafe character escaped.
-
-    A terminal would obey, hide, or reorder an unsafe character. Paths become URLs, as in `with_urls`.
-    """
+    """Return `text` as one escaped line, with URLs as in `with_urls`."""
     return one_line(with_urls(text))
 
 
@@ -62,7 +59,7 @@ def printable_lines(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Return `text` with every unsafe character escaped, and its line feeds."""
-    if text.isprintable() and MARKS.isdisjoint(text):
+    if text.isprintable() and MARKS.isdisjoint(text):  # faster
         return text
     return "".join(char if is_plain(char) and char != "\n" else escaped(char) for char in text)
 
@@ -85,42 +82,24 @@ def duration(seconds: float) -> str:
     """Return a duration as 4.2 s, 59 s, 1 min, 1 min 5 s, 2 h, or 2 h 5 min."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min" + f" {rest} s" * (rest > 0)
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h" + f" {rest} min" * (rest > 0)
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    units = {"h": hours, "min": minutes, "s": 0 if hours else seconds}
+    return " ".join(f"{count} {unit}" for unit, count in units.items() if count)
 
 
 def aligned(table: list[list[str]]) -> list[str]:
-    """Return the lines of a table as aligned text.
-
-    The first column is left-aligned, and all others are right-aligned.
-    """
+    """Return the lines of a table; all columns but the first are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in table
-    ]
+    return ["  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for name, *cells in table]
 
 
 def common_folder(paths: Sequence[str]) -> str:
     """Return the folder that all paths share, with a final slash, or "" without one."""
-    folders = [os.path.dirname(path) for path in paths]
-    if len(paths) < 2 or len({os.path.isabs(path) for path in paths}) > 1:
-        return ""
-    if any("://" in folder for folder in folders):  # commonpath would drop a slash
-        levels = zip(*(folder.split("/") for folder in folders), strict=False)
-        shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
-        return f"{'/'.join(shared)}/" if len(shared) > 2 else ""  # the first two levels are s3: and nothing
-    common = os.path.commonpath(folders) if all(folders) else ""
-    return f"{common.rstrip('/')}/" if common else ""
+    levels = zip(*(path.split("/")[:-1] for path in paths), strict=False)
+    shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
+    least = 3 if any("://" in path for path in paths) else 1  # the first two levels of a URL are s3: and nothing
+    return f"{'/'.join(shared)}/" if len(paths) > 1 and len(shared) >= least else ""
 
 
 _KINDS: dict[type, str] = {
@@ -135,11 +114,7 @@ def kind(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value from the data as a message shows it.
-
-    A string is truncated to 60 characters, and its unsafe characters are escaped. Any other value is shown as its JSON
-    type.
-    """
+    """Return a string, escaped and in at most 60 characters, or another JSON type."""
     if not isinstance(value, str):
         return kind(value)
     text = json.dumps(value if len(value) <= 60 else value[:60] + "…", ensure_ascii=False)
@@ -165,8 +140,8 @@ def suggest(value: str, known: Iterable[str], at_most: int = 1) -> str:
 
     Up to `at_most` names are suggested, the closest first. Case is ignored.
     """
-    near = closest(value, known, at_most)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    names = closest(value, known, at_most)
+    return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
 def closest(value: str, known: Iterable[str], at_most: int = 1) -> list[str]:

@@ -1,7 +1,13 @@
-"""Measure this process, and name the limits of the system.
+"""Measure this process, limit its memory, and name the limits of the system.
 
 OSError(EMFILE), ImportError("… Too many open files")   ─limit_reached─▶ E705, with the value of ulimit -n
 MemoryError, RuntimeError("can't start new thread")     ─limit_reached─▶ E705, with the value of ulimit -v
+
+    with bounded_memory(size): …                an allocation of more than `size` additional bytes is a MemoryError
+    with bounded_table(name, size, what): …     the same for reading a table of that size, as a DataError
+
+The content of a file can be a thousand times as large as the file. The operating system enforces the limit
+(RLIMIT_DATA on Linux), so it holds for anything that Arrow does.
 """
 
 from __future__ import annotations
@@ -11,44 +17,43 @@ import re
 import resource
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.core.errors import PackError, StorageError
-
-# With less memory, libraries written in C and Rust end the process while they are loaded.
-LEAST_MEMORY = 1 << 30
+from tasks.core.errors import DataError, PackError, StorageError
 
 STATM = Path("/proc/self/statm")  # only on Linux
 
-_MEMORY = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
+# A page, a repeated value, or a column of nulls takes a few bytes of a table and any number of bytes in memory. Reading
+# one batch may take this much in addition to four times the size of the file.
+TABLE = 640 << 20
 
 # Libraries report these problems in errors of any type.
-_PROBLEMS = (
-    ("too many files are open", (errno.EMFILE, errno.ENFILE), r"Too many open files"),
-    (
-        "memory ran out",
-        (errno.ENOMEM,),
-        r"(?i)cannot allocate memory|not enough memory|bad_alloc|can't start new thread"
-        r"|failed to map segment",
+_FILES = (errno.EMFILE, errno.ENFILE), re.compile("Too many open files")
+_MEMORY = (
+    (errno.ENOMEM,),
+    re.compile(
+        "(?i)cannot allocate memory|not enough memory|bad_alloc|can't start new thread|failed to map segment",
     ),
 )
 
 
 def limit_reached(error: BaseException) -> StorageError | None:
     """Return the error for a limit of the system that caused an exception, or None."""
-    for each in _with_causes(error):
-        if isinstance(each, PackError) and each.reason == "bomb":  # its own limit ended the reading
+    cause: BaseException | None = error
+    for _ in range(20):  # a chain may be a circle
+        if cause is None or (isinstance(cause, PackError) and cause.reason == "bomb"):  # its own limit ended it
             return None
-        for problem, numbers, words in _PROBLEMS:
-            is_memory = problem == "memory ran out"
-            if (
-                getattr(each, "errno", None) in numbers
-                or (is_memory and isinstance(each, MemoryError))
-                or (not isinstance(each, PackError) and re.search(words, str(each)))
-            ):
-                limits = memory_limits() if is_memory else _files()
-                advice = "raise it, or run with fewer --workers" if limits else "run with fewer --workers"
-                return StorageError("system_limit", f"{problem}{'; the limit is ' * bool(limits)}{limits}; {advice}")
+        number, text = getattr(cause, "errno", None), "" if isinstance(cause, PackError) else str(cause)
+        is_files, is_memory = (number in numbers or bool(words.search(text)) for numbers, words in (_FILES, _MEMORY))
+        if is_files or is_memory or isinstance(cause, MemoryError):
+            problem, limits = "memory ran out", memory_limits()
+            if is_files:
+                problem = "too many files are open"
+                limits = f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} files (ulimit -n)"
+            advice = f"; the limit is {limits}; raise it, or run" if limits else "; run"
+            return StorageError("system_limit", f"{problem}{advice} with fewer --workers")
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -59,46 +64,74 @@ def of_memory() -> str:
 
 def memory_limits() -> str:
     """Return the limits of the memory of this process in words, or "" without one."""
-    found = {name: resource.getrlimit(number)[0] for name, number in _MEMORY.items()}
-    return " and ".join(
-        f"{value >> 10:,} KiB ({name})" for name, value in found.items() if value != resource.RLIM_INFINITY
-    )
+    limits = {
+        name: resource.getrlimit(number)[0]
+        for name, number in (("ulimit -v", resource.RLIMIT_AS), ("ulimit -d", resource.RLIMIT_DATA))
+    }
+    known = {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY}
+    return " and ".join(f"{limit >> 10:,} KiB ({name})" for name, limit in known.items())
 
 
 def may_allocate(size: int) -> bool:
     """Return whether the limits of the system allow `size` more bytes."""
-    if not STATM.exists():
-        return True
-    pages = STATM.read_bytes().split()
-    used = {resource.RLIMIT_AS: pages[0], resource.RLIMIT_DATA: pages[5]}
-    limits = {number: resource.getrlimit(number)[0] for number in used}
-    return all(
-        limit == resource.RLIM_INFINITY or int(used[number]) * resource.getpagesize() + size <= limit
-        for number, limit in limits.items()
+    return not STATM.exists() or all(
+        (limit := resource.getrlimit(number)[0]) == resource.RLIM_INFINITY or _used(column) + size <= limit
+        for number, column in ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))
     )
 
 
-def _files() -> str:
-    return f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} files (ulimit -n)"
-
-
-def too_little_memory() -> StorageError | None:
-    """Return an error if a limit is too low to load the libraries."""
-    if not 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < LEAST_MEMORY:
-        return None
-    least = f"it must be at least {LEAST_MEMORY >> 10:,} KiB"
-    return StorageError("system_limit", f"the limit of memory is {memory_limits()}; {least}")
-
-
-def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    for _ in range(20):  # a chain may be a circle
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or error.__context__
+def _used(column: int) -> int:
+    """Return a column of STATM in bytes."""
+    return int(STATM.read_bytes().split()[column]) * resource.getpagesize()
 
 
 def peak_memory() -> int:
     """Return the peak resident memory of this process in bytes."""
     # macOS counts bytes, other systems count units of 1,024 bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@contextmanager
+def bounded_memory(size: int) -> Iterator[None]:
+    """Let this process allocate at most `size` more bytes.
+
+    There is no limit if the system does not report memory use.
+    """
+    import pyarrow as pa
+
+    if not STATM.exists():
+        yield
+        return
+    limits, pool = resource.getrlimit(resource.RLIMIT_DATA), pa.default_memory_pool()
+    bounds = [_used(5) + size, *(limit for limit in limits if limit != resource.RLIM_INFINITY)]
+    # Arrow's own pool reserves a gigabyte of addresses at once, used or not.
+    pa.set_memory_pool(pa.system_memory_pool())
+    resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+        pa.set_memory_pool(pool)
+
+
+@contextmanager
+def bounded_table(name: str, size: int, what: str) -> Iterator[None]:
+    """Limit the memory for reading from a table of `size` bytes.
+
+    Raises DataError if `what` takes too much memory, and MemoryError if a stricter limit of the system ends it.
+    """
+    most = TABLE + 4 * size
+    is_enough = may_allocate(most)
+    try:
+        with bounded_memory(most):
+            yield
+    except MemoryError:
+        if not is_enough:
+            raise
+        raise bomb(name, f"{what} takes over {most >> 20:,} MiB of memory") from None
+
+
+def bomb(name: str, problem: str) -> DataError:
+    return DataError(
+        "bomb", f"{name}: {problem}: damaged, or a decompression bomb? If this is intended, convert it to JSONL"
+    )

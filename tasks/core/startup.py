@@ -1,4 +1,4 @@
-"""Handle Ctrl-C while a command loads its modules.
+"""Check the memory limit and handle Ctrl-C while a command loads its modules.
 
     import startup ─▶ Ctrl-C ends the command ─▶ the other modules ─▶ end()
 
@@ -8,12 +8,15 @@ The handler raises nothing, because libraries in C turn an exception during thei
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from types import FrameType
 
 COMMANDS = ("luigi", "packcorpus")
 INTERRUPTED = b"E713 interrupted; nothing was started\n"
+# With less memory, libraries written in C and Rust end the process while they are loaded.
+LEAST_MEMORY = 1 << 30
 # Another program that imports this package keeps its handler. `python -m luigi` is named luigi/__main__.py.
 IS_COMMAND = os.path.basename((sys.argv or [""])[0].removesuffix("/__main__.py")) in COMMANDS
 
@@ -29,18 +32,15 @@ def end() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _check_memory() -> None:
-    """End the command if it may not load its modules."""
+if IS_COMMAND and 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < LEAST_MEMORY:
+    from tasks.core.errors import StorageError
     from tasks.core.messages import format_error
-    from tasks.core.process import too_little_memory
+    from tasks.core.process import memory_limits
 
-    if error := too_little_memory():
-        print(format_error(error), file=sys.stderr)
-        sys.exit(error.exit_code)
-
-
-if IS_COMMAND:
-    _check_memory()
+    least = f"it must be at least {LEAST_MEMORY >> 10:,} KiB"
+    error = StorageError("system_limit", f"the limit of memory is {memory_limits()}; {least}")
+    print(format_error(error), file=sys.stderr)
+    sys.exit(error.exit_code)
 
 if IS_COMMAND and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _exit)

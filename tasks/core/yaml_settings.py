@@ -130,28 +130,26 @@ def parse_settings(
 
 
 def _json_in(text: str) -> Any:
-    """Return the values of a JSON text, or None.
+    """Return the values of a JSON text, or None for any other text.
 
-    YAML reads most of JSON, but not tabs between values, and some characters in strings. None stands for any other
-    text, and also for JSON with an error: YAML's message names its line.
+    None also stands for JSON with an error, because the message of YAML about it names its line. YAML reads most of
+    JSON, but not tabs between values, and some characters in strings.
     """
+
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("duplicate key")
+        return dict(pairs)
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not JSON")
+
     if text.lstrip()[:1] != "{":
         return None
     try:
-        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse)
+        return json.loads(text, object_pairs_hook=without_duplicates, parse_constant=refuse)
     except (ValueError, RecursionError):
         return None
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("duplicate key")
-    return found
 
 
 def check_removed(values: dict[str, Any], removed: Removed, where: str, text: str = "") -> None:
@@ -160,25 +158,22 @@ def check_removed(values: dict[str, Any], removed: Removed, where: str, text: st
     `text` is the YAML text of the values. If it is given, the message names the lines.
     """
     named = {name: name if name in removed else f"{name}: {value}" for name, value in values.items()}
-    found = {name: setting for name, setting in named.items() if setting in removed}
-    if found:
+    gone = {name: setting for name, setting in named.items() if setting in removed}
+    if gone:
         root = None
         with suppress(yaml.YAMLError):  # for example JSON with tabs
             root = yaml.compose(text, _Loader)
         lines = {key.value: f"line {key.start_mark.line + 1}: " for key, _ in root.value} if root else {}
-        problems = [
-            f"{where}: {lines.get(name, '')}{found[name]} was removed; {removed[found[name]]}" for name in found
-        ]
-        raise UsageError("removed_setting", problems)
+        raise UsageError(
+            "removed_setting",
+            [f"{where}: {lines.get(name, '')}{gone[name]} was removed; {removed[gone[name]]}" for name in gone],
+        )
 
 
 @functools.cache
 def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the defaults of all settings.
-
-    They are cached. No factory takes arguments: finding that out with `get_default` would take 1 ms.
-    """
-    return {
+    """Return the defaults of all settings."""
+    return {  # no factory takes arguments: finding that out with `get_default` would take 1 ms
         name: field.default_factory() if field.default_factory else field.get_default()  # type: ignore[call-arg]
         for name, field in model.model_fields.items()
     }
@@ -189,13 +184,14 @@ def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Mo
     try:
         return model.model_validate(values, strict=True)
     except ValidationError as error:
-        found: dict[tuple[str, str], list[str]] = {}
+        problems: dict[tuple[str, str], list[str]] = {}
         for item in error.errors(include_url=False):
             place, message, given = _problem(model, item)
             # A setting with several possible types has one problem per type.
-            found.setdefault((place, given), []).append(message)
+            problems.setdefault((place, given), []).append(message)
         lines = [
-            f"  {place}{': ' * bool(place)}{' or '.join(messages)}{given}" for (place, given), messages in found.items()
+            f"  {place}{': ' * bool(place)}{' or '.join(messages)}{given}"
+            for (place, given), messages in problems.items()
         ]
         if len(lines) > SHOWN:
             lines[SHOWN:] = [f"  … and {len(lines) - SHOWN:,} more"]
@@ -210,9 +206,12 @@ def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
     names, inner = _follow(model, item["loc"])
     where = re.sub(r"\.(\d+)", r"[\1]", ".".join(names))
     if item["type"] == "extra_forbidden":
-        if within := _within(inner, names[-1]):
-            return where, f"unknown key here; {within}", ""
         known = inner.model_fields
+        for name, field in known.items():  # the key may be one level too high
+            entry = _model_in(field.annotation)
+            if entry and names[-1] in entry.model_fields:
+                kind = entry.__name__.lower()
+                return where, f"unknown key here; it belongs to a {kind}, an entry of `{name}`", ""
         hint = suggest(names[-1], known) or f"; known keys: {', '.join(known)}"
         return where, f"unknown key{hint}", ""
     if item["type"] == "missing":
@@ -236,15 +235,6 @@ _PLAINER = {
     "a valid string": "a string",
     "a valid list": "a list",
 }
-
-
-def _within(model: type[BaseModel], key: str) -> str:
-    """Return where a key belongs that is one level too high, or "" if unknown."""
-    for name, field in model.model_fields.items():
-        entry = _model_in(field.annotation)
-        if entry and key in entry.model_fields:
-            return f"it belongs to a {entry.__name__.lower()}, an entry of `{name}`"
-    return ""
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -80,7 +80,7 @@ NOTICED = {
         "trained answer",
         "without reasoning, for which the template writes an empty block of reasoning",
     ),
-    "without_embedding": ("conversation", "without an embedding, which `company` cannot compare"),
+    "without_embedding": ("conversation", "without an embedding, which `neighbors` cannot compare"),
 }
 
 

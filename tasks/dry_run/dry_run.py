@@ -4,7 +4,7 @@
                                                        │ each conversation represents total / read of its file
        select_pieces, as in a run; shares of a mixture ┤
                                                        ▼
-                           Selection ─lengths, scaled─▶ bin_packing.pack, as in a run ─▶ rows
+                           Selection ─lengths, scaled─▶ bin_packing.solve, as in a run ─▶ rows
                                      └─sums, scaled───▶ Ledger, mixture ─▶ Prediction, with costs and warnings
 
 The prediction takes seconds and writes nothing. If all data was read, every figure equals the figure of the run.
@@ -35,6 +35,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.inspection.rows import spans_of
 from tasks.packing import bin_packing, several_lengths
 from tasks.packing.balance import MOST_ROWS, forecast
+from tasks.packing.column_generation import rows_of
 from tasks.packing.ledger import apart, left_out, repeated_prompt_tokens
 from tasks.recipe import Recipe
 from tasks.sources.digests import DigestCache
@@ -178,14 +179,15 @@ def _packed_rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tu
     if not counts.any():
         return [0] * len(config.row_lengths), nothing
     if len(config.row_lengths) > 1:
-        return [each.rows for each in several_lengths.solve(counts, config.row_lengths).patterns], nothing
-    found = bin_packing.pack(counts, config.rows.capacity)
+        return [rows_of(rows) for rows in several_lengths.solve(counts, config.row_lengths).rows], nothing
+    rows, _ = bin_packing.solve(counts, config.rows.capacity)
+    count = rows_of(rows)
     if config.padding == "none":
-        return [found.rows], nothing
-    every = np.arange(min(found.rows, MOST_ROWS)) * found.rows // max(1, min(found.rows, MOST_ROWS))
-    pattern = np.searchsorted(np.cumsum(found.copies), every, "right")
-    squares = np.add.reduceat((found.lengths.astype(np.int64) * config.align) ** 2, found.offsets[:-1])
-    return [found.rows], squares[pattern]
+        return [count], nothing
+    every = np.arange(min(count, MOST_ROWS)) * count // max(1, min(count, MOST_ROWS))
+    number = np.searchsorted(np.cumsum([copies for _, copies in rows]), every, "right")
+    squares = [sum(times * (length * config.align) ** 2 for length, times in row) for row, _ in rows]
+    return [count], np.array(squares, np.int64)[number]
 
 
 def scaled(lengths: np.ndarray, weights: np.ndarray, capacity: int) -> np.ndarray:

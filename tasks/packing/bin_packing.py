@@ -1,11 +1,11 @@
 """Choose which conversations share a row.
 
-    lengths ─ histogram → counts ─ solve → Patterns ─ assign → (row, start) of every conversation
+    lengths ─ histogram → counts ─ solve → Rows ─ Runs.of, assign → (row, start) of every conversation
                                      └─ the number of rows that every packing needs
 
 Packing conversations into rows is one-dimensional bin packing with integer lengths. All decisions are made on the
-histogram: the number of conversations of each length. A *pattern* is the lengths of one row and the number of rows
-with these lengths, so the work depends on the number of distinct lengths, not on the number of conversations.
+histogram: the number of conversations of each length. `Rows` are the lengths of a row and the number of rows with these
+lengths, so the work depends on the number of distinct lengths, not on the number of conversations.
 
 The search is ``bottleneck-exact-fit``. Each row is opened by the longest remaining conversation. The rest of the
 row is filled completely, or as far as the remaining lengths allow. Among all such fills, the algorithm takes the one
@@ -52,30 +52,16 @@ Alternatives that were tried on the same conversations and rejected:
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.packing.column_generation import Row, improve, rows_of
-from tasks.packing.lower_bounds import lower_bound
-
-__all__ = [
-    "ALGORITHM",
-    "Packing",
-    "Patterns",
-    "assign",
-    "best_fit_decreasing",
-    "counts_of",
-    "full_rows",
-    "histogram",
-    "joined",
-    "lower_bound",
-    "pack",
-    "solve",
-]
+from tasks.packing.column_generation import Row, Rows, improve, lower_bound, rows_of
 
 ALGORITHM = "bottleneck-exact-fit"
 
@@ -90,44 +76,10 @@ WINDOW = 2048
 CHUNK = 1 << 18
 
 
-class _Stack(NamedTuple):
-    """A row of best-fit-decreasing, as a linked list.
-
-    `times` conversations of `length` are on top of the earlier conversations, `under`.
-    """
-
-    length: int
-    times: int
-    under: _Stack | None
-
-
-@dataclass(frozen=True)
-class Patterns:
-    """The rows of a plan.
-
-    Pattern p is lengths[offsets[p]:offsets[p + 1]], longest first, for copies[p] rows.
-
-    lengths: int32, in tokens, all patterns concatenated; offsets: int64, one more than there are patterns; copies:
-    int64, at least 1. Rows are numbered in this order; copies of a pattern are consecutive.
-    """
-
-    lengths: np.ndarray
-    offsets: np.ndarray
-    copies: np.ndarray
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows."""
-        return int(self.copies.sum())
-
-
 class Packing(NamedTuple):
-    """Rows of a histogram, and a lower bound.
+    """Rows, and the number of rows that every packing needs, with its proof."""
 
-    `bound` is the number of rows that every packing needs, and the name of the bound.
-    """
-
-    patterns: Patterns
+    rows: Rows
     bound: tuple[int, str]
 
 
@@ -150,38 +102,22 @@ def histogram(lengths: np.ndarray, capacity: int) -> np.ndarray:
     return counts
 
 
-def pack(counts: np.ndarray, capacity: int) -> Patterns:
-    """Pack a histogram into patterns with `solve`, without its bound."""
-    return solve(counts, capacity).patterns
-
-
 def solve(counts: np.ndarray, capacity: int) -> Packing:
-    """Pack a histogram into patterns, and prove a lower bound.
+    """Pack a histogram, and prove a lower bound.
 
-    The patterns never take more rows than best-fit-decreasing. counts: integers, shape (capacity + 1,), as returned by
-    `histogram`. Raises ValueError if they are not a histogram.
+    There are never more rows than with best-fit-decreasing. counts: integers, shape (capacity + 1,), as returned by
+    `histogram`.
     """
-    if len(counts) != capacity + 1 or counts[0] != 0 or counts.min() < 0:
-        raise ValueError(
-            f"counts must hold {capacity + 1} numbers of at least 0, and start with 0; got {len(counts)} numbers, "
-            f"the smallest is {min(counts, default=0)}, the first is {counts[0] if len(counts) else 'missing'}"
-        )
-    rows, bound = solve_rows(counts, capacity)
-    return Packing(patterns_of(rows), bound)
-
-
-def solve_rows(counts: np.ndarray, capacity: int) -> tuple[list[tuple[Row, int]], tuple[int, str]]:
-    """Pack a histogram like `solve`; return the rows as (row, copies), and the bound."""
     bound = lower_bound(counts, capacity)
     rows = search(counts, capacity, bound[0])
     if rows_of(rows) > bound[0]:
         better, proved = improve(counts, (capacity,), rows, bound[0], lambda left: search(left, capacity))
         rows = better or rows
-        bound = max(bound, (proved, "linear program"), key=lambda each: each[0])
-    return rows, bound
+        bound = max(bound, (proved, "linear program"), key=lambda candidate: candidate[0])
+    return Packing(rows, bound)
 
 
-def search(counts: np.ndarray, capacity: int, enough: int = 0) -> list[tuple[Row, int]]:
+def search(counts: np.ndarray, capacity: int, enough: int = 0) -> Rows:
     """Pack a histogram by the search or, with fewer rows, by best-fit-decreasing.
 
     Best-fit-decreasing is tried only if the search takes more than `enough` rows.
@@ -191,49 +127,19 @@ def search(counts: np.ndarray, capacity: int, enough: int = 0) -> list[tuple[Row
     return rows if rows_of(rows) <= enough else min(rows, best_fit_decreasing(counts, capacity), key=rows_of)
 
 
-def patterns_of(rows: list[tuple[Row, int]]) -> Patterns:
-    length = np.array([length for row, _ in rows for length, _ in row], dtype=np.int32)
-    times = np.array([times for row, _ in rows for _, times in row], dtype=np.int64)
-    sizes = np.array([sum(times for _, times in row) for row, _ in rows], dtype=np.int64)
-    return Patterns(
-        lengths=np.repeat(length, times),
-        offsets=np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes))),
-        copies=np.array([copies for _, copies in rows], dtype=np.int64),
-    )
-
-
-def full_rows(patterns: Patterns, capacity: int) -> Patterns:
-    """Return the patterns that fill their rows completely."""
-    full = np.add.reduceat(patterns.lengths, patterns.offsets[:-1]) == capacity
-    sizes = np.diff(patterns.offsets)
-    return Patterns(
-        lengths=patterns.lengths[np.repeat(full, sizes)],
-        offsets=np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes[full]))),
-        copies=patterns.copies[full],
-    )
-
-
-def joined(first: Patterns, second: Patterns) -> Patterns:
-    """Concatenate two sets of patterns."""
-    return Patterns(
-        lengths=np.concatenate((first.lengths, second.lengths)),
-        offsets=np.concatenate((first.offsets, first.offsets[-1] + second.offsets[1:])),
-        copies=np.concatenate((first.copies, second.copies)),
-    )
-
-
-def counts_of(patterns: Patterns, capacity: int) -> np.ndarray:
-    """Return the histogram that the patterns pack: int64, shape (capacity + 1,)."""
-    counts = np.zeros(capacity + 1, dtype=np.int64)
-    np.add.at(counts, patterns.lengths, np.repeat(patterns.copies, np.diff(patterns.offsets)))
+def counts_of(rows: Rows, capacity: int) -> np.ndarray:
+    """Return the histogram that rows pack: int64, shape (capacity + 1,)."""
+    counts = np.zeros(capacity + 1, np.int64)
+    for row, copies in rows:
+        for length, times in row:
+            counts[length] += copies * times
     return counts
 
 
-def exact_fill(counts: np.ndarray, capacity: int, shorter: int = 0) -> tuple[list[tuple[Row, int]], np.ndarray]:
+def exact_fill(counts: np.ndarray, capacity: int, shorter: int = 0) -> tuple[Rows, np.ndarray]:
     """Pack by bottleneck-exact-fit until SEARCH_STEPS are used up.
 
-    Only conversations longer than `shorter` open a row. Returns the rows as (row, copies), and the counts that remain
-    unpacked.
+    Only conversations longer than `shorter` open a row. Returns the rows, and the counts that remain unpacked.
     """
     lengths: list[int] = np.flatnonzero(counts)[::-1].tolist()  # a *class* is an index into this list: 0 is longest
     left: list[int] = [int(counts[length]) for length in lengths]
@@ -285,7 +191,7 @@ def exact_fill(counts: np.ndarray, capacity: int, shorter: int = 0) -> tuple[lis
         needed[total] = k
         return False
 
-    rows: list[tuple[Row, int]] = []
+    rows: Rows = []
     last = classes - 1  # the shortest class with conversations left
     for opening in range(sum(length > shorter for length in lengths)):
         while left[opening] and steps <= SEARCH_STEPS:
@@ -330,29 +236,30 @@ def exact_fill(counts: np.ndarray, capacity: int, shorter: int = 0) -> tuple[lis
     return rows, rest
 
 
-def best_fit_decreasing(counts: np.ndarray, capacity: int) -> list[tuple[Row, int]]:
-    """Pack a histogram by best-fit-decreasing; return (row, copies).
+def best_fit_decreasing(counts: np.ndarray, capacity: int) -> Rows:
+    """Pack a histogram by best-fit-decreasing.
 
     Each conversation, longest first, goes to the fullest row that it fits in, or opens a new row. Rows with the same
     free space are interchangeable and are handled as one group, so the cost is per distinct length: 0.1 s for 16,000
     lengths. The number of rows is the same as if conversations were placed one by one.
     """
-    open_rows: dict[int, list[tuple[_Stack | None, int]]] = {}  # tokens free → groups of equal rows (content, copies)
+    # Tokens free → groups of equal rows, as (content, copies). A content is a linked list: (length, times, the rest).
+    open_rows: dict[int, list[tuple[Any, int]]] = {}
     free_sizes: list[int] = []  # the keys of open_rows in order
     for length in np.flatnonzero(counts)[::-1].tolist():
         remaining = int(counts[length])
         while remaining:
             i = bisect_left(free_sizes, length)
-            free, under, available = capacity, None, remaining
+            free, content, available = capacity, None, remaining
             if i < len(free_sizes):
                 free = free_sizes[i]
-                under, available = open_rows[free].pop()
+                content, available = open_rows[free].pop()
             # While a row takes more of the same length it stays the fullest that fits, so fill it in one step.
             times = min(free // length, remaining)
             copies = min(available, remaining // times)
             if i < len(free_sizes):
                 if available > copies:
-                    open_rows[free].append((under, available - copies))
+                    open_rows[free].append((content, available - copies))
                 elif not open_rows[free]:
                     del open_rows[free], free_sizes[i]
             remaining -= times * copies
@@ -360,36 +267,67 @@ def best_fit_decreasing(counts: np.ndarray, capacity: int) -> list[tuple[Row, in
             if free not in open_rows:
                 open_rows[free] = []
                 insort(free_sizes, free)
-            open_rows[free].append((_Stack(length, times, under), copies))
-    return [(_unstack(top), copies) for free in free_sizes for top, copies in open_rows[free]]
+            open_rows[free].append(((length, times, content), copies))
+    rows: Rows = []
+    for free in free_sizes:
+        for content, copies in open_rows[free]:
+            row: Row = []
+            while content:
+                length, times, content = content
+                row.append((length, times))
+            rows.append((row[::-1], copies))
+    return rows
 
 
-def _unstack(top: _Stack | None) -> Row:
-    row: Row = []
-    while top:
-        row.append((top.length, top.times))
-        top = top.under
-    return row[::-1]
+@dataclass(frozen=True)
+class Runs:
+    """Runs of equal lengths within rows.
+
+    All arrays are int64, with one element per run, sorted by length, then row. A run is `times` conversations side by
+    side, starting at `start`, in `copies` consecutive rows, the first of which is `row`. Places are numbered by length,
+    then row; `first_place` is the first place of the run.
+    """
+
+    length: np.ndarray
+    times: np.ndarray
+    row: np.ndarray
+    start: np.ndarray
+    copies: np.ndarray
+    first_place: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[Row, int]]) -> Runs:
+        """List the runs of rows, which are numbered in this order; copies are consecutive."""
+        values, top = array("q"), 0
+        for row, copies_of_row in rows:
+            offset = 0
+            for size, count in row:
+                values.extend((size, count, top, offset, copies_of_row))
+                offset += size * count
+            top += copies_of_row
+        runs = np.frombuffer(values, np.int64).reshape(-1, 5)
+        length, times, first_row, start, copies = runs[np.argsort(runs[:, 0], kind="stable")].T.copy()
+        places = times * copies
+        return cls(length, times, first_row, start, copies, np.cumsum(places) - places)
 
 
-def assign(lengths: np.ndarray, patterns: Patterns, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def assign(lengths: np.ndarray, runs: Runs, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the row and the start of every conversation.
 
     Both are int32 arrays of shape (n,). A start is the offset within the row, in tokens. lengths: integers, shape (n,),
-    whose histogram `patterns` packs. Conversations of equal length take the places of that length in the order of
-    `order`, a permutation of 0..n-1 (default: source order). Places are taken row by row, from left to right. Raises
-    ValueError if lengths and patterns disagree.
+    whose histogram `runs` packs. Conversations of equal length take the places of that length in the order of `order`,
+    a permutation of 0..n-1. Places are taken row by row, from left to right. Raises ValueError if lengths and runs
+    disagree.
 
     Memory: the result, 8 bytes per conversation, and a constant. Time: 0.3 to 0.5 s for 10 million.
     """
-    longest = int(patterns.lengths.max(initial=0))
-    runs = _runs(patterns)
+    longest = int(runs.length.max(initial=0))
     counts = histogram(lengths, max(longest, int(lengths.max(initial=0))))
     supply = np.zeros(len(counts), dtype=np.int64)
-    np.add.at(supply, runs.length, runs.places)
+    np.add.at(supply, runs.length, runs.times * runs.copies)
     if wrong := np.flatnonzero(counts != supply).tolist():
         raise ValueError(
-            f"patterns do not match lengths: {supply[wrong[0]]} places for {counts[wrong[0]]} conversations of "
+            f"rows do not match lengths: {supply[wrong[0]]} places for {counts[wrong[0]]} conversations of "
             f"{wrong[0]} tokens; pack the histogram of these lengths"
         )
     row = np.empty(len(lengths), dtype=np.int32)
@@ -397,8 +335,8 @@ def assign(lengths: np.ndarray, patterns: Patterns, order: np.ndarray | None = N
     taken = np.cumsum(counts) - counts  # the next free place of each length; places are numbered by length, then row
     chunk = max(CHUNK, len(runs.length))
     for first in range(0, len(lengths), chunk):
-        here = slice(first, first + chunk)
-        part = lengths[here] if order is None else lengths[order[here]]
+        here = order[first : first + chunk]
+        part = lengths[here]
         # numpy's stable sort of 16-bit integers is a radix sort.
         by_length = np.argsort(part.astype(np.uint16 if longest < 1 << 16 else np.int32), kind="stable")
         sizes = np.bincount(part, minlength=len(counts))
@@ -407,55 +345,7 @@ def assign(lengths: np.ndarray, patterns: Patterns, order: np.ndarray | None = N
         cuts = np.append(np.searchsorted(place, runs.first_place), len(part))
         run = np.repeat(np.arange(len(runs.length)), np.diff(cuts))
         copy, nth = np.divmod(place - runs.first_place[run], runs.times[run])
-        at = by_length + first if order is None else order[here][by_length]
+        at = here[by_length]
         row[at] = runs.row[run] + copy
         start[at] = runs.start[run] + nth * runs.length[run]
     return row, start
-
-
-@dataclass(frozen=True)
-class _Runs:
-    """Runs of equal lengths within patterns.
-
-    All arrays are int64, with one element per run, sorted by length, then row. A run is `times` conversations side by
-    side, starting at `start`, in each row of its pattern; the first of these rows is `row`. The rows together have
-    `places` places for the run. Places are numbered by length, then row; `first_place` is the first place of the run.
-    """
-
-    length: np.ndarray
-    times: np.ndarray
-    row: np.ndarray
-    start: np.ndarray
-    places: np.ndarray
-    first_place: np.ndarray
-
-
-def _runs(patterns: Patterns) -> _Runs:
-    """List the runs of all patterns.
-
-    Raises ValueError if a pattern is not in descending order or if there are too many rows.
-    """
-    if patterns.rows > np.iinfo(np.int32).max:
-        raise ValueError(f"{patterns.rows} rows do not fit in 32 bits; use longer rows or split the corpus")
-    flat = patterns.lengths.astype(np.int64)
-    pattern = np.repeat(np.arange(len(patterns.copies)), np.diff(patterns.offsets))
-    same = pattern[1:] == pattern[:-1]
-    if (same & (flat[1:] > flat[:-1])).any():
-        raise ValueError("the lengths of a pattern must be in descending order")
-    first = np.flatnonzero(np.append(True, ~same | (flat[1:] != flat[:-1]))[: len(flat)])
-    before = np.cumsum(flat) - flat
-    first_row = np.cumsum(patterns.copies) - patterns.copies
-    of = pattern[first]
-    times = np.diff(np.append(first, len(flat)))
-    places = times * patterns.copies[of]
-    by_length = np.argsort(flat[first], kind="stable")
-    start = before[first] - before[patterns.offsets[of]]
-    places = places[by_length]
-    return _Runs(
-        length=flat[first][by_length],
-        times=times[by_length],
-        row=first_row[of][by_length],
-        start=start[by_length],
-        places=places,
-        first_place=np.cumsum(places) - places,
-    )

@@ -5,7 +5,7 @@ This happens after the rows are planned:
     similar   In each row, the piece with the rarest length stays. The others are assigned by topic: among pieces of one
               length, the first by topic goes to the row whose staying piece is first by topic, and so on. Then two
               pieces that are nearer to each other's row along an axis swap if both rows together become more similar.
-    apart     While a row has two near-duplicates, one of them swaps with a seeded random piece.
+    distinct  While a row has two near-duplicates, one of them swaps with a seeded random piece.
     epochs    While a row has the same pieces as a row of an earlier epoch, one of them swaps with another piece.
 
 Rows and the lengths in them stay the same, and so do fill, bounds, and the ledger. Conversations are compared by token
@@ -59,9 +59,9 @@ def compared_in(config: Config, tokens: TokenColumns) -> np.ndarray | None:
     They are directions, int8[conversations, AXES], for similar neighbors, and labels, uint64[conversations, LABELS], to
     keep near-duplicates apart.
     """
-    if config.company == "similar":
+    if config.neighbors == "similar":
         return directions(tokens)
-    return near_duplicates(tokens) if config.company == "apart" else None
+    return near_duplicates(tokens) if config.neighbors == "distinct" else None
 
 
 def arrange(row: np.ndarray, start: np.ndarray, kind: np.ndarray, compared: np.ndarray, config: Config) -> None:
@@ -69,7 +69,7 @@ def arrange(row: np.ndarray, start: np.ndarray, kind: np.ndarray, compared: np.n
 
     `compared` has the properties (see `compared_in`) of the conversation of each piece.
     """
-    if config.company == "similar":
+    if config.neighbors == "similar":
         assign_by_topic(row, start, kind, order_by_topic(compared))
         swap_similar(row, start, kind, compared)
     else:
@@ -192,7 +192,7 @@ def swap_similar(row: np.ndarray, start: np.ndarray, kind: np.ndarray, topics: n
         _swap(row, start, these, those)
 
 
-# -- apart -----------------------------------------------------------------------------------------------------------
+# -- distinct --------------------------------------------------------------------------------------------------------
 
 
 def near_duplicates(tokens: TokenColumns) -> np.ndarray:

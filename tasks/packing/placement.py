@@ -15,16 +15,16 @@ same in every epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
 from tasks.config import Config
 from tasks.core.numbers import shuffle
 from tasks.packing import bin_packing, several_lengths
+from tasks.packing.column_generation import rows_of, tokens_of
 from tasks.storage.layout import SPLITS
 
 # Distance between the streams for one length of rows and the streams for the next length. The streams of epochs are
@@ -90,25 +90,19 @@ def pack_split(lengths: np.ndarray, config: Config, split: str, epoch: int, shar
     `lengths` are int32[pieces], in tokens. Rows of the shortest length come first. The result depends only on the
     arguments: the lengths, the settings of rows and the seed, the split, the epoch, and the number of shards.
     """
-    layout, stream = config.rows, stream_of(split, epoch)
-    names, places = layout.splits(split), list[Bound]()
+    layout, stream, places = config.rows, stream_of(split, epoch), list[Bound]()
     if config.packing:
         lengths = layout.multiples(lengths)
-        capacities = [length // layout.align for length in layout.lengths]
-        packed = several_lengths.solve(bin_packing.histogram(lengths, layout.capacity), capacities)
-        patterns, bounds, places = packed.patterns, packed.bounds, [packed.places] if packed.places else []
         # Neighbors in a source are often alike. In source order, neighbors of equal length would share rows, or would
         # all be in rows of one length.
         order = shuffle(len(lengths), config.seed, epoch << 10)
-        if epoch > 1:
-            patterns = [*_other_patterns(patterns, capacities, lengths, order, config.seed, epoch)]
-        rows = [each.rows for each in patterns]
+        runs, rows, bounds, places = _runs_of(lengths, order, config, epoch)
         # Shuffle before allocating columns over the pieces, since it temporarily takes 20 bytes per row.
         places_of = [shuffle(count, config.seed, stream + number * LENGTH) for number, count in enumerate(rows)]
         for top, place_of in zip(accumulate(rows), places_of[1:], strict=False):
             place_of += np.int32(top)
         place_of = np.concatenate(places_of) if len(places_of) > 1 else places_of[0]
-        row, start = bin_packing.assign(lengths, reduce(bin_packing.joined, patterns), order)
+        row, start = bin_packing.assign(lengths, runs, order)
         for top in range(0, len(row), bin_packing.CHUNK):
             chunk = slice(top, top + bin_packing.CHUNK)
             row[chunk] = place_of[row[chunk]]
@@ -116,7 +110,7 @@ def pack_split(lengths: np.ndarray, config: Config, split: str, epoch: int, shar
     else:
         row, start = shuffle(len(lengths), config.seed, stream), np.zeros(len(lengths), np.int32)
         rows, bounds = [len(lengths)], [(len(lengths), "one conversation a row")]
-    edges, top = [np.zeros(1, np.int64)], 0
+    names, edges, top = layout.splits(split), [np.zeros(1, np.int64)], 0
     for name, count in zip(names, rows, strict=True):
         edges.append(top + np.arange(1, shards[name] + 1) * count // max(shards[name], 1))
         top += count
@@ -124,36 +118,35 @@ def pack_split(lengths: np.ndarray, config: Config, split: str, epoch: int, shar
     return Placed(row, start, np.concatenate(edges), dict(zip(names, rows, strict=True)), bounds, places)
 
 
-def _other_patterns(
-    patterns: Sequence[bin_packing.Patterns],
-    capacities: Sequence[int],
-    lengths: np.ndarray,
-    order: np.ndarray,
-    seed: int,
-    epoch: int,
-) -> Iterator[bin_packing.Patterns]:
-    """Find other patterns of the same lengths, in the same number of rows.
+def _runs_of(
+    lengths: np.ndarray, order: np.ndarray, config: Config, epoch: int
+) -> tuple[bin_packing.Runs, list[int], list[Bound], list[Bound]]:
+    """Return what all rows hold, their numbers, and their bounds.
 
-    Yields the patterns of each length of rows. A subset of the pieces is packed first. Its full rows are kept, and all
-    other pieces are packed in further rows. The subset is the first half in `order`; it is halved again while the
-    number of rows differs. If no subset works, the patterns stay the same.
+    The numbers and the first bounds are of the rows of each length; the last are those of all places.
+    For epochs after the first, other rows are searched for each length of rows: as many, with the same lengths. A
+    subset of the pieces is packed first. Its full rows are kept, and all other pieces are packed in further rows. The
+    subset is the first half in `order`; it is halved again while the number of rows differs. If no subset works, the
+    rows stay the same.
     """
-    for number, (usual, capacity) in enumerate(zip(patterns, capacities, strict=True)):
-        if len(patterns) > 1:
+    layout = config.rows
+    capacities = [length // layout.align for length in layout.lengths]
+    packed, bounds, places = several_lengths.solve(bin_packing.histogram(lengths, layout.capacity), capacities)
+    for number, (usual, capacity) in enumerate(zip(packed, capacities, strict=True) if epoch > 1 else ()):
+        if len(packed) > 1:
             counts = bin_packing.counts_of(usual, capacity)
             lengths = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-            order = shuffle(len(lengths), seed, (epoch << 10) + (number + 1) * LENGTH)
+            order = shuffle(len(lengths), config.seed, (epoch << 10) + (number + 1) * LENGTH)
         counts, part = bin_packing.histogram(lengths, capacity), len(lengths) // 2
-        other = usual
         while part:
-            some = bin_packing.histogram(lengths[order[:part]], capacity)
-            full = bin_packing.full_rows(bin_packing.pack(some, capacity), capacity)
-            rest = bin_packing.pack(counts - bin_packing.counts_of(full, capacity), capacity)
-            if full.rows + rest.rows == usual.rows:
-                other = bin_packing.joined(full, rest)
+            some, _ = bin_packing.solve(bin_packing.histogram(lengths[order[:part]], capacity), capacity)
+            full = [(row, copies) for row, copies in some if tokens_of(row) == capacity]
+            rest, _ = bin_packing.solve(counts - bin_packing.counts_of(full, capacity), capacity)
+            if rows_of(full) + rows_of(rest) == rows_of(usual):
+                packed[number] = full + rest
                 break
             part //= 2
-        yield other
+    return bin_packing.Runs.of(chain(*packed)), [*map(rows_of, packed)], bounds, [places] if places else []
 
 
 def stream_of(split: str, epoch: int) -> int:

@@ -1,6 +1,6 @@
 """Choose the length of each row so that all rows have the fewest places.
 
-    counts ─by length of rows─▶ plans, the one with the fewest places ─column generation─▶ Patterns of each length
+    counts ─by length of rows─▶ plans, the one with the fewest places ─column generation─▶ Rows of each length
                                                                                        └─▶ a lower bound of the places
 
 A long conversation needs a long row; a short conversation fits in any row. A plan with more long rows is taken only if
@@ -27,22 +27,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import not_
 from typing import NamedTuple
 
 import numpy as np
 
 from tasks.packing import bin_packing
-from tasks.packing.bin_packing import (
-    Patterns,
-    best_fit_decreasing,
-    exact_fill,
-    lower_bound,
-    patterns_of,
-    search,
-    solve_rows,
-)
-from tasks.packing.column_generation import Capacities, Row, improve
+from tasks.packing.bin_packing import best_fit_decreasing, counts_of, exact_fill, search
+from tasks.packing.column_generation import Capacities, Row, Rows, improve, lower_bound, tokens_of
 
 ALGORITHM = "bottleneck-exact-fit over several lengths"
 
@@ -55,8 +48,6 @@ EMPTY = (0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625)
 # Rounds of packing again. On real conversations, a second round saved 0 to 3 rows, and a third round none.
 ROUNDS = 2
 
-Rows = list[tuple[Row, int]]  # (row, copies)
-
 
 class Packing(NamedTuple):
     """Rows of each length, ascending, and lower bounds, each with its name.
@@ -65,13 +56,9 @@ class Packing(NamedTuple):
     number of places that every packing needs; None for a single length.
     """
 
-    patterns: list[Patterns]
+    rows: list[Rows]
     bounds: list[tuple[int, str]]
     places: tuple[int, str] | None
-
-    @property
-    def algorithm(self) -> str:
-        return ALGORITHM if self.places else bin_packing.ALGORITHM
 
 
 def solve(counts: np.ndarray, lengths: Sequence[int]) -> Packing:
@@ -81,19 +68,23 @@ def solve(counts: np.ndarray, lengths: Sequence[int]) -> Packing:
     `bin_packing.histogram`.
     """
     if len(lengths) == 1:
-        patterns, rows_needed = bin_packing.solve(counts, lengths[0])
-        return Packing([patterns], [rows_needed], None)
+        rows, rows_needed = bin_packing.solve(counts, lengths[0])
+        return Packing([rows], [rows_needed], None)
     capacities = Capacities(lengths)
-    bound = _bound(counts, capacities)
+    tokens = int(counts @ np.arange(len(counts)))
+    bound = _higher(
+        (-(-tokens // capacities.unit), "ceil(tokens/length)"),
+        _joined(lower_bound(counts, capacities.longest), capacities),
+    )
     best: Rows = []
     for shortest in range(len(lengths)):
         if shortest and not _saves(bound[0], capacities.cost(best)):
             break
         used, fits_all = lengths[shortest:], int(np.flatnonzero(counts)[-1:].sum()) <= lengths[shortest]
         if fits_all:
-            rows, proved = solve_rows(counts[: used[0] + 1], used[0])
+            rows, proved = bin_packing.solve(counts[: used[0] + 1], used[0])
             if len(used) == 1:
-                bound = max(bound, _joined(proved, capacities), key=lambda each: each[0])
+                bound = _higher(bound, _joined(proved, capacities))
         else:
             rows = _cascade(counts, used)
         if capacities.cost(rows) > bound[0]:
@@ -105,12 +96,21 @@ def solve(counts: np.ndarray, lengths: Sequence[int]) -> Packing:
             counts, lengths, best, bound[0], lambda left: _lengthened(_cascade(left, lengths), lengths)
         )
         best = better or best
-        bound = max(bound, (proved_cost, "linear program"), key=lambda each: each[0])
+        bound = _higher(bound, (proved_cost, "linear program"))
     by_length: list[Rows] = [[] for _ in lengths]
-    for row, copies in _shortened(best, capacities):
-        by_length[_number(row, lengths)].append((row, copies))
-    bounds = [lower_bound(_counts_of(rows, length), length) for rows, length in zip(by_length, lengths, strict=True)]
-    return Packing([patterns_of(rows) for rows in by_length], bounds, (bound[0] * capacities.unit, bound[1]))
+    for row, copies in best:
+        # A long row is divided into shorter rows that cost no more, by the first length for which that works.
+        parts = [row]
+        for length, cost in zip(lengths[:-1], capacities.costs, strict=False):
+            if row[0][0] <= length and cost < capacities.cost_of(row):
+                shorter = _first_fit(row, length)
+                if sum(map(capacities.cost_of, shorter)) <= capacities.cost_of(row):
+                    parts = shorter
+                    break
+        for part in parts:
+            by_length[bisect_left(lengths, tokens_of(part))].append((part, copies))
+    bounds = [lower_bound(counts_of(rows, length), length) for rows, length in zip(by_length, lengths, strict=True)]
+    return Packing(by_length, bounds, (bound[0] * capacities.unit, bound[1]))
 
 
 def _saves(cost: int, before: int) -> bool:
@@ -118,11 +118,8 @@ def _saves(cost: int, before: int) -> bool:
     return (NEAR + 1) * cost < NEAR * before
 
 
-def _bound(counts: np.ndarray, capacities: Capacities) -> tuple[int, str]:
-    """Return the minimum cost that can be proved at once, and the name of the bound."""
-    tokens = int(counts @ np.arange(len(counts)))
-    of_tokens = -(-tokens // capacities.unit), "ceil(tokens/length)"
-    return max(of_tokens, _joined(lower_bound(counts, capacities.longest), capacities), key=lambda each: each[0])
+def _higher(bound: tuple[int, str], other: tuple[int, str]) -> tuple[int, str]:
+    return other if other[0] > bound[0] else bound
 
 
 def _joined(bound: tuple[int, str], capacities: Capacities) -> tuple[int, str]:
@@ -137,11 +134,6 @@ def _joined(bound: tuple[int, str], capacities: Capacities) -> tuple[int, str]:
     return capacities.costs[-1] * (rows - 1) + 1, name
 
 
-def _number(row: Row, lengths: Sequence[int]) -> int:
-    """Return the index of the shortest length that holds a row."""
-    return bisect_left(lengths, sum(length * times for length, times in row))
-
-
 def _cascade(counts: np.ndarray, lengths: Sequence[int]) -> Rows:
     """Pack from the longest rows to the shortest.
 
@@ -150,8 +142,8 @@ def _cascade(counts: np.ndarray, lengths: Sequence[int]) -> Rows:
     rows: Rows = []
     left = counts
     for shorter, length in reversed([*pairwise(lengths)]):
-        found, left = exact_fill(left[: length + 1], length, shorter)
-        rows += found
+        filled, left = exact_fill(left[: length + 1], length, shorter)
+        rows += filled
         if left[shorter + 1 :].any():  # the search used up its steps
             return rows + best_fit_decreasing(left, length)
     return rows + search(left[: lengths[0] + 1], lengths[0], lower_bound(left[: lengths[0] + 1], lengths[0])[0])
@@ -162,72 +154,41 @@ def _lengthened(rows: Rows, lengths: Sequence[int]) -> Rows:
     capacities = Capacities(lengths)
     for _ in range(ROUNDS if len(lengths) > 1 else 0):
         best, saved = rows, 0
-        free = [_free(row, lengths) for row, _ in rows]
+        filled = [tokens_of(row) for row, _ in rows]
+        numbers = [bisect_left(lengths, tokens) for tokens in filled]
         for number, length in enumerate(lengths[:-1]):
             before = -1
             for share in EMPTY:
-                chosen = [n == number and places >= max(1, share * length) for n, places in free]
+                most = length - max(1, share * length)
+                chosen = [n == number and tokens <= most for n, tokens in zip(numbers, filled, strict=True)]
                 if sum(chosen) in (0, before):
                     continue
                 before = sum(chosen)
-                again = [row for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
-                cost, counts = capacities.cost(again), _counts_of(again, lengths[-1])
+                again = [*compress(rows, chosen)]
+                cost, counts = capacities.cost(again), counts_of(again, lengths[-1])
                 for longer in lengths[number + 1 :]:
                     packed = search(counts[: longer + 1], longer)
                     if cost - capacities.cost(packed) > saved:
                         saved = cost - capacities.cost(packed)
-                        best = [row for row, is_chosen in zip(rows, chosen, strict=True) if not is_chosen] + packed
+                        best = [*compress(rows, map(not_, chosen)), *packed]
         if not saved:
             break
         rows = best
     return rows
 
 
-def _free(row: Row, lengths: Sequence[int]) -> tuple[int, int]:
-    """Return the index of the length of a row, and its free places."""
-    number = _number(row, lengths)
-    return number, lengths[number] - sum(length * times for length, times in row)
-
-
-def _counts_of(rows: Rows, longest: int) -> np.ndarray:
-    counts = np.zeros(longest + 1, np.int64)
-    for row, copies in rows:
-        for length, times in row:
-            counts[length] += copies * times
-    return counts
-
-
-def _shortened(rows: Rows, capacities: Capacities) -> Rows:
-    """Divide long rows into shorter rows that cost no more.
-
-    The shorter rows are found by first-fit-decreasing.
-    """
-    found: Rows = []
-    for row, copies in rows:
-        parts = [row]
-        for length, cost in zip(capacities.lengths[:-1], capacities.costs, strict=False):
-            if row[0][0] > length or cost >= capacities.cost_of(row):
-                continue
-            tried = _first_fit(row, length)
-            if sum(map(capacities.cost_of, tried)) <= capacities.cost_of(row):
-                parts = tried
-                break
-        found += [(part, copies) for part in parts]
-    return found
-
-
 def _first_fit(row: Row, length: int) -> list[Row]:
     """Pack the conversations of a row by first-fit-decreasing in rows of `length`."""
     free, parts = list[int](), list[Row]()
-    for each, times in row:
+    for size, times in row:
         for _ in range(times):
-            at = next((at for at, places in enumerate(free) if places >= each), len(free))
+            at = next((at for at, places in enumerate(free) if places >= size), len(free))
             if at == len(free):
                 free.append(length)
                 parts.append([])
-            free[at] -= each
-            if parts[at] and parts[at][-1][0] == each:
-                parts[at][-1] = (each, parts[at][-1][1] + 1)
+            free[at] -= size
+            if parts[at] and parts[at][-1][0] == size:
+                parts[at][-1] = (size, parts[at][-1][1] + 1)
             else:
-                parts[at].append((each, 1))
+                parts[at].append((size, 1))
     return parts

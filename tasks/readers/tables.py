@@ -21,8 +21,8 @@ import pyarrow as pa
 from pyarrow import types
 
 from tasks.core.errors import DataError, Reject
-from tasks.core.memory_limit import bomb, bounded_table
 from tasks.core.printable import shown
+from tasks.core.process import bomb, bounded_table
 from tasks.readers.container import Container, File, RecordReader, Rows
 from tasks.readers.strict_json import parse_record
 

@@ -45,11 +45,11 @@ SHOWN = 40  # maximum number of sources, and of shards, to show
 EXAMPLES = 3  # rejects to show per reason
 LONGEST = 300  # characters of a name or message
 LONGEST_CONFIG = 12_000
-COMPANY = {
+NEIGHBORS = {
     "similar": "If conversations of equal length can trade places, each is in a row with others about its topic "
-    "(company: similar).",
-    "apart": "Near-duplicates do not share a row if there are enough other conversations of their length (company: "
-    "apart).",
+    "(neighbors: similar).",
+    "distinct": "Near-duplicates do not share a row if there are enough other conversations of their length "
+    "(neighbors: distinct).",
 }
 
 MIX = {
@@ -322,8 +322,8 @@ def _explain_rows(manifest: Manifest) -> list[str]:
     if balance and manifest.splits["train"].rows >= balance["ranks"] * balance["rows_per_rank"]:
         step = f"{balance['ranks']:,} ranks with {counted(balance['rows_per_rank'], 'row')} each"
         found.append(f"Rows are ordered so that the ranks of a step have about the same work: for {step} (balance).")
-    if company := COMPANY.get(str(manifest.config.get("company"))):
-        found.append(company)
+    if neighbors := NEIGHBORS.get(str(manifest.config.get("neighbors"))):
+        found.append(neighbors)
     return found
 
 

@@ -25,7 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 from tasks.core.errors import DataError
-from tasks.core.memory_limit import bounded_table
+from tasks.core.process import bounded_table
 from tasks.readers.container import Record, RecordReader, Run, Table, Window
 from tasks.readers.containers import container_named
 from tasks.readers.lines import CHUNK, WINDOW

@@ -56,8 +56,23 @@ KEYED_BY_CONTENT = ("name", "sources", "tokenizer", "template")
 # plans. It is in the key, so that corpora with one plan keep their keys.
 ONE_PLAN = 100_000_000
 
-# Renamed settings, with the names that they keep in the key, so that the key of a corpus stays the same.
-KEY_NAMES = {"license": "licence"}
+
+# Renamed settings and values, with the names that they keep in the key, so that the key of a corpus stays the same.
+KEY_NAMES = {"license": "licence", "neighbors": "company"}
+KEY_VALUES = {("neighbors", "distinct"): "apart"}
+
+
+def with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Give settings and values from older versions their current names."""
+    names = {old: name for name, old in KEY_NAMES.items()}
+    settings = {names.get(name, name): value for name, value in settings.items()}
+    return settings | {name: value for (name, value), old in KEY_VALUES.items() if settings.get(name) == old}
+
+
+def _in_key(name: str, value: Any) -> tuple[str, Any]:
+    """Return the name and the value that a setting has in the key."""
+    renamed = KEY_VALUES.get((name, value), value) if isinstance(value, str) else value
+    return KEY_NAMES.get(name, name), renamed
 
 
 def key_of(stage: str, content: dict[str, Any], version: int = 0) -> str:
@@ -88,7 +103,7 @@ def corpus_key(
     settings that affect the output. A source is its digest, container, compression, format, and columns; `entries` has
     the index of its entry in the config's `sources`. `tokenizer` and `template` are digests.
     """
-    content = {KEY_NAMES.get(name, name): value for name, value in settings.items() if name not in KEYED_BY_CONTENT}
+    content = dict(_in_key(*setting) for setting in settings.items() if setting[0] not in KEYED_BY_CONTENT)
     content |= {"format_version": format_version_of(settings), "sources": sources}
     given = [settings["sources"][entry] for entry in entries]
     mixture = [[n, float(s.get("weight", 1)), s.get("limit")] for n, s in zip(entries, given, strict=True)]

@@ -37,7 +37,7 @@ from tasks.storage.facts import (
     WeightSums,
 )
 from tasks.storage.files import read_json, to_json
-from tasks.storage.keys import KEY_NAMES, corpus_key, format_version_of, sha256_in
+from tasks.storage.keys import corpus_key, format_version_of, sha256_in, with_current_names
 from tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout, RowLayout, kind_of
 
 REPAIR = "run: packcorpus repair"
@@ -133,8 +133,8 @@ class Manifest(Facts):
     @field_validator("config")
     @classmethod
     def _rename_settings(cls, config: dict[str, Any]) -> dict[str, Any]:
-        today = {old: name for name, old in KEY_NAMES.items()}
-        return {today.get(name, name): value for name, value in config.items()}
+        """Give settings from older versions their current names."""
+        return with_current_names(config)
 
     @property
     def template_files(self) -> list[FileFacts]:

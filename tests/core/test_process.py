@@ -1,4 +1,4 @@
-"""A limit of the system is named in one message, whatever reports it."""
+"""Limits of the system are named in one message, and limits of memory hold."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from support.commands import BIN
 
+from tasks.core import process
 from tasks.core.errors import DataError, PackError, StorageError
-from tasks.core.memory_limit import bomb, bounded_table
 from tasks.core.messages import to_pack_error
-from tasks.core.process import LEAST_MEMORY, may_allocate, of_memory
+from tasks.core.process import bomb, bounded_memory, bounded_table, may_allocate, of_memory
+from tasks.core.startup import LEAST_MEMORY
 
 RECORDS = '{"prompt": "a", "completion": "b"}\n' * 50
 
@@ -127,3 +128,44 @@ def test_a_command_names_the_limit(kind: int, value: int, message: str, tmp_path
     )
     assert done.returncode == 74, done.stderr
     assert f"E705 error: {message}" in done.stderr
+
+
+# -- limits that are set here ------------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def state() -> tuple[tuple[int, int], str]:
+    return resource.getrlimit(resource.RLIMIT_DATA), pa.default_memory_pool().backend_name
+
+
+@pytest.mark.parametrize("allocate", [bytearray, pa.allocate_buffer], ids=["Python", "Arrow"])
+def test_an_allocation_beyond_the_limit_fails_and_one_below_does_not(allocate: object) -> None:
+    assert callable(allocate)
+    before = state()
+    with bounded_memory(200 * MIB):
+        assert len(memoryview(allocate(100 * MIB))) == 100 * MIB
+        with pytest.raises(MemoryError):
+            allocate(300 * MIB)
+    assert state() == before
+    assert len(memoryview(allocate(300 * MIB))) == 300 * MIB
+
+
+def test_a_nested_limit_does_not_raise_the_outer_one() -> None:
+    before = state()
+    with bounded_memory(100 * MIB):
+        outer = resource.getrlimit(resource.RLIMIT_DATA)
+        with bounded_memory(1 << 40):  # not an allocation, for which the process may have freed enough memory
+            assert resource.getrlimit(resource.RLIMIT_DATA) == outer
+        assert resource.getrlimit(resource.RLIMIT_DATA) == outer
+    assert state() == before
+
+
+def test_there_is_no_limit_if_the_system_does_not_report_memory_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "STATM", tmp_path / "statm")
+    before = state()
+    with bounded_memory(MIB):
+        assert state() == before
+        bytearray(200 * MIB)

@@ -1,4 +1,4 @@
-"""`company` decides which conversations share a row.
+"""`neighbors` decides which conversations share a row.
 
 The rows stay as they are. Conversations of equal length trade places.
 """
@@ -49,12 +49,12 @@ def similarity(row: np.ndarray, topics: np.ndarray) -> int:
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(st.lists(st.integers(2, 40), max_size=60), st.integers(0, 9), st.sampled_from(["similar", "apart"]))
-def test_pieces_take_the_places_of_others_of_their_kind(lengths: list[int], seed: int, company: str) -> None:
+@given(st.lists(st.integers(2, 40), max_size=60), st.integers(0, 9), st.sampled_from(["similar", "distinct"]))
+def test_pieces_take_the_places_of_others_of_their_kind(lengths: list[int], seed: int, neighbors: str) -> None:
     kind, random = np.array(lengths, np.int32), np.random.default_rng(seed)
     row, start = packed(kind)
     before = row.copy(), start.copy()
-    if company == "similar":
+    if neighbors == "similar":
         topics = random.integers(-127, 128, (len(kind), AXES)).astype(np.int8)
         assign_by_topic(row, start, kind, order_by_topic(topics))
         dealt = similarity(row, topics) if len(row) else 0
@@ -151,22 +151,22 @@ def place_facts(path: Path) -> Counter[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def usual_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Pack a corpus without `company`, once for both values of it."""
+    """Pack a corpus without `neighbors`, once for both values of it."""
     return once(lambda **given: pack_small(tmp_path_factory.mktemp("usual"), **given))
 
 
-@pytest.mark.parametrize("company", ["similar", "apart"])
+@pytest.mark.parametrize("neighbors", ["similar", "distinct"])
 @pytest.mark.parametrize("given", [{}, {"epochs": 2}, {"validation": 0.3}, {"overlong": "split"}])
 def test_a_corpus_is_as_full_and_verified(
-    given: dict[str, Any], company: str, usual_of: Callable[..., Path], tmp_path: Path
+    given: dict[str, Any], neighbors: str, usual_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     usual = usual_of(**given)
-    other = pack_small(tmp_path / "b", **given, company=company)
-    again = pack_small(tmp_path / "c", **given, company=company, part_size=3000)
+    other = pack_small(tmp_path / "b", **given, neighbors=neighbors)
+    again = pack_small(tmp_path / "c", **given, neighbors=neighbors, part_size=3000)
     one, two = load_manifest(usual), load_manifest(other)
     assert one.key != two.key
-    assert "company" not in one.config
-    assert two.config["company"] == company
+    assert "neighbors" not in one.config
+    assert two.config["neighbors"] == neighbors
     assert (one.ledger, one.packing_metadata) == (two.ledger, two.packing_metadata)
     if "epochs" not in given:
         assert place_facts(usual) == place_facts(other)
@@ -175,8 +175,8 @@ def test_a_corpus_is_as_full_and_verified(
 
 
 def test_without_packing_no_row_is_shared(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="company: similar requires packing: true"):
-        make_recipe(tmp_path, conversations(3), company="similar", packing=False)
+    with pytest.raises(UsageError, match="neighbors: similar requires packing: true"):
+        make_recipe(tmp_path, conversations(3), neighbors="similar", packing=False)
 
 
 def test_neighbors_in_a_source_do_not_share_rows() -> None:

@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.packing import bin_packing, column_generation, lower_bounds
+from tasks.packing import bin_packing, column_generation
+from tasks.packing.column_generation import lower_bound, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPORA = ROOT.parent / "shared" / "corpora"
@@ -73,6 +74,10 @@ def optimal_rows(lengths: list[int], capacity: int) -> int:
     return best((1 << len(lengths)) - 1)[0]
 
 
+def runs_of(lengths: np.ndarray, capacity: int) -> bin_packing.Runs:
+    return bin_packing.Runs.of(bin_packing.solve(bin_packing.histogram(lengths, capacity), capacity).rows)
+
+
 def check_plan(
     lengths: np.ndarray, capacity: int, order: np.ndarray | None = None, packed: bin_packing.Packing | None = None
 ) -> int:
@@ -81,13 +86,13 @@ def check_plan(
     `packed` is the result for these lengths, if they were packed before.
     """
     counts = bin_packing.histogram(lengths, capacity)
-    patterns, (bound, _) = packed or bin_packing.solve(counts, capacity)
-    row, start = bin_packing.assign(lengths, patterns, order)
+    rows, (bound, _) = packed or bin_packing.solve(counts, capacity)
+    served = np.arange(len(lengths)) if order is None else order
+    row, start = bin_packing.assign(lengths, bin_packing.Runs.of(rows), served)
     assert row.dtype == start.dtype == np.int32
     assert row.shape == start.shape == lengths.shape
-    assert (patterns.copies >= 1).all()
-    assert (np.diff(patterns.offsets) >= 1).all()
-    assert sorted(set(row.tolist())) == list(range(patterns.rows)), "a row is empty"
+    assert all(copies >= 1 for _, copies in rows)
+    assert sorted(set(row.tolist())) == list(range(rows_of(rows))), "a row is empty"
 
     at = np.lexsort((start, row))
     end = start[at] + lengths[at]
@@ -96,19 +101,17 @@ def check_plan(
     assert (start[at] == begins).all(), "a gap or an overlap"
     assert (end <= capacity).all(), "a row overflows"
 
-    served = np.arange(len(lengths)) if order is None else order
     for length in set(lengths.tolist()):
         same = served[lengths[served] == length]
         places = list(zip(row[same].tolist(), start[same].tolist(), strict=True))
         assert places == sorted(places), f"conversations of {length} tokens are out of order"
 
-    for p in range(len(patterns.copies)):
-        pattern = patterns.lengths[patterns.offsets[p] : patterns.offsets[p + 1]].tolist()
-        assert pattern == sorted(pattern, reverse=True)
+    for lengths_in_row in ([length for length, _ in row] for row, _ in rows):
+        assert lengths_in_row == sorted(set(lengths_in_row), reverse=True)
 
-    assert bin_packing.lower_bound(counts, capacity)[0] <= bound
-    assert bound <= patterns.rows <= best_fit_decreasing_rows(lengths, capacity)
-    return patterns.rows
+    assert lower_bound(counts, capacity)[0] <= bound
+    assert bound <= rows_of(rows) <= best_fit_decreasing_rows(lengths, capacity)
+    return rows_of(rows)
 
 
 @settings(max_examples=examples(400), deadline=None)
@@ -130,11 +133,11 @@ def test_equal_lengths_follow_a_given_order(case: tuple[np.ndarray, int], random
 @given(conversations(), st.sampled_from([1, 3, 7]))
 def test_chunks_do_not_matter(case: tuple[np.ndarray, int], chunk: int) -> None:
     lengths, capacity = case
-    patterns = bin_packing.pack(bin_packing.histogram(lengths, capacity), capacity)
-    whole = bin_packing.assign(lengths, patterns)
+    runs, order = runs_of(lengths, capacity), np.arange(len(lengths))
+    whole = bin_packing.assign(lengths, runs, order)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bin_packing, "CHUNK", chunk)
-        parts = bin_packing.assign(lengths, patterns)
+        parts = bin_packing.assign(lengths, runs, order)
     assert all((a == b).all() for a, b in zip(whole, parts, strict=True))
 
 
@@ -152,7 +155,7 @@ def test_valid_when_the_search_stops_early(case: tuple[np.ndarray, int], steps: 
 def test_best_fit_decreasing_is_that_of_single_conversations(case: tuple[np.ndarray, int]) -> None:
     lengths, capacity = case
     rows = bin_packing.best_fit_decreasing(bin_packing.histogram(lengths, capacity), capacity)
-    assert sum(copies for _, copies in rows) == best_fit_decreasing_rows(lengths, capacity)
+    assert rows_of(rows) == best_fit_decreasing_rows(lengths, capacity)
 
 
 def test_best_fit_decreasing_wins_where_it_is_better() -> None:
@@ -181,7 +184,7 @@ def test_closer_to_the_bound_than_best_fit_decreasing(capacity: int) -> None:
     """
     lengths = _lengths_like_conversations(20_000)
     lengths = lengths[lengths <= capacity]
-    bound, _ = bin_packing.lower_bound(bin_packing.histogram(lengths, capacity), capacity)
+    bound, _ = lower_bound(bin_packing.histogram(lengths, capacity), capacity)
     assert 5 * (check_plan(lengths, capacity) - bound) <= best_fit_decreasing_rows(lengths, capacity) - bound
 
 
@@ -191,8 +194,8 @@ def test_tiny_cases_against_the_optimum(capacity: int, data: st.DataObject) -> N
     lengths = data.draw(st.lists(st.integers(1, capacity), max_size=8))
     best = optimal_rows(lengths, capacity)
     counts = bin_packing.histogram(np.array(lengths, dtype=np.int64), capacity)
-    packed = bin_packing.solve(counts, capacity)
-    assert bin_packing.lower_bound(counts, capacity)[0] <= packed.bound[0] <= best <= packed.patterns.rows
+    rows, (bound, _) = bin_packing.solve(counts, capacity)
+    assert lower_bound(counts, capacity)[0] <= bound <= best <= rows_of(rows)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -214,7 +217,7 @@ def test_column_generation_against_the_optimum(capacity: int, data: st.DataObjec
             counts, (capacity,), alone, 0, lambda left: bin_packing.best_fit_decreasing(left, capacity)
         )
     rows = found.rows or alone
-    assert found.bound <= optimal_rows(lengths, capacity) <= column_generation.rows_of(rows)
+    assert found.bound <= optimal_rows(lengths, capacity) <= rows_of(rows)
     packed = [length for row, copies in rows for length, times in row * copies for _ in range(times)]
     assert sorted(packed) == sorted(lengths)
     assert all(sum(length * times for length, times in row) <= capacity for row, _ in rows)
@@ -230,10 +233,10 @@ def test_few_conversations_in_a_row_are_packed_optimally(capacity: int, low: int
     counts = bin_packing.histogram(lengths, capacity)
     packed = bin_packing.solve(counts, capacity)
     searched = bin_packing.search(counts, capacity)
-    assert check_plan(lengths, capacity, packed=packed) == packed.patterns.rows == packed.bound[0]
-    is_plain = packed.bound == bin_packing.lower_bound(counts, capacity)
+    assert check_plan(lengths, capacity, packed=packed) == rows_of(packed.rows) == packed.bound[0]
+    is_plain = packed.bound == lower_bound(counts, capacity)
     assert is_plain or packed.bound[1] == "linear program"
-    assert packed.patterns.rows < column_generation.rows_of(searched)
+    assert rows_of(packed.rows) < rows_of(searched)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -258,7 +261,7 @@ def test_dual_feasible_functions_are_feasible(capacity: int) -> None:
     """
     lengths = np.arange(1, capacity + 1)
     for k in range(1, capacity // 2 + 1):
-        value = lower_bounds._f2(lengths, np.array(k), capacity).tolist()
+        value = column_generation._f2(lengths, np.array(k), capacity).tolist()
         best = [0] * (capacity + 1)
         for total in range(1, capacity + 1):
             best[total] = max(best[total - n] + value[n - 1] for n in range(1, total + 1))
@@ -267,7 +270,7 @@ def test_dual_feasible_functions_are_feasible(capacity: int) -> None:
 
 def test_bounds_are_named() -> None:
     def bound(lengths: list[int], capacity: int) -> tuple[int, str]:
-        return bin_packing.lower_bound(bin_packing.histogram(np.array(lengths, dtype=np.int64), capacity), capacity)
+        return lower_bound(bin_packing.histogram(np.array(lengths, dtype=np.int64), capacity), capacity)
 
     assert bound([], 10) == (0, "ceil(tokens/length)")
     assert bound([5, 5, 1], 10) == (2, "ceil(tokens/length)")
@@ -308,14 +311,13 @@ def test_cost_does_not_depend_on_the_number_of_conversations(counts: dict[int, i
     for length, copies in counts.items():
         histogram[length] = copies
     begun = time.process_time()
-    patterns = bin_packing.pack(histogram, capacity)
+    packed, _ = bin_packing.solve(histogram, capacity)
     assert time.process_time() - begun < 1
-    assert patterns.rows == rows == bin_packing.lower_bound(histogram, capacity)[0]
+    assert rows_of(packed) == rows == lower_bound(histogram, capacity)[0]
 
 
 def test_empty() -> None:
-    nothing = bin_packing.pack(np.zeros(9, dtype=np.int64), 8)
-    assert (nothing.rows, len(nothing.lengths), nothing.offsets.tolist(), len(nothing.copies)) == (0, 0, [0], 0)
+    assert bin_packing.solve(np.zeros(9, dtype=np.int64), 8).rows == []
 
 
 @pytest.mark.parametrize("bad", [0, -3, 9])
@@ -324,17 +326,11 @@ def test_a_length_that_fits_no_row_is_named(bad: int) -> None:
         bin_packing.histogram(np.array([1, 8, 2, bad, bad]), 8)
 
 
-def test_wrong_counts_are_refused() -> None:
-    for counts in ([0, 1], [1, 0, 0], [0, -1, 0], []):
-        with pytest.raises(ValueError, match="counts must hold 3 numbers"):
-            bin_packing.pack(np.array(counts, dtype=np.int64), 2)
-
-
 @pytest.mark.parametrize("lengths", [[1, 2, 2], [1, 2, 2, 3, 3], [1, 2, 2, 4], []])
-def test_patterns_of_other_lengths_are_refused(lengths: list[int]) -> None:
-    patterns = bin_packing.pack(bin_packing.histogram(np.array([1, 2, 2, 3]), 4), 4)
+def test_rows_of_other_lengths_are_refused(lengths: list[int]) -> None:
+    runs = runs_of(np.array([1, 2, 2, 3]), 4)
     with pytest.raises(ValueError, match=r"places for .* conversations of . tokens"):
-        bin_packing.assign(np.array(lengths, dtype=np.int64), patterns)
+        bin_packing.assign(np.array(lengths, dtype=np.int64), runs, np.arange(len(lengths)))
 
 
 def _lengths_like_conversations(n: int) -> np.ndarray:
@@ -354,8 +350,12 @@ def _digest() -> str:
     lengths = _lengths_like_conversations(5000)
     for capacity in (512, 2048, 16384):
         chosen = lengths[lengths <= capacity]
-        patterns = bin_packing.pack(bin_packing.histogram(chosen, capacity), capacity)
-        for array in (patterns.lengths, patterns.offsets, patterns.copies, *bin_packing.assign(chosen, patterns)):
+        rows, _ = bin_packing.solve(bin_packing.histogram(chosen, capacity), capacity)
+        patterns = [[length for length, times in row for _ in range(times)] for row, _ in rows]
+        offsets = np.cumsum([0, *map(len, patterns)])
+        copies = np.array([copies for _, copies in rows])
+        assigned = bin_packing.assign(chosen, bin_packing.Runs.of(rows), np.arange(len(chosen)))
+        for array in (np.concatenate(patterns), offsets, copies, *assigned):
             digest.update(array.astype("<i8").tobytes())
     return digest.hexdigest()
 
@@ -389,7 +389,7 @@ def test_real_conversations_at_the_bound() -> None:
     for capacity in (512, 1024, 2048, 4096):
         counts = bin_packing.histogram(lengths[lengths <= capacity], capacity)
         begun = time.process_time()
-        rows = bin_packing.pack(counts, capacity).rows
+        rows = rows_of(bin_packing.solve(counts, capacity).rows)
         assert time.process_time() - begun < 2
-        bound, name = bin_packing.lower_bound(counts, capacity)
+        bound, name = lower_bound(counts, capacity)
         assert rows <= bound + max(1, bound * 0.0005), f"{rows} rows at {capacity}, {name} {bound}"

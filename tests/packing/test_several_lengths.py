@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from tasks.exports.export import EXPORTS, export_corpus, notes_of
 from tasks.inspection.rows import row_of_split
 from tasks.inspection.search import find_conversations
 from tasks.packing import bin_packing, several_lengths
+from tasks.packing.column_generation import Rows, rows_of, tokens_of
 from tasks.packing.placement import Placed, pack_split, place
 from tasks.sources.model import Source
 from tasks.storage.files import to_json
@@ -42,8 +42,8 @@ from tasks.verification.verify import verify
 SEVERAL = st.lists(st.integers(8, 40), min_size=2, max_size=4, unique=True).map(sorted)
 
 
-def places_of(patterns: list[bin_packing.Patterns], lengths: list[int]) -> int:
-    return sum(each.rows * length for each, length in zip(patterns, lengths, strict=True))
+def places_of(rows: list[Rows], lengths: list[int]) -> int:
+    return sum(rows_of(of_length) * length for of_length, length in zip(rows, lengths, strict=True))
 
 
 def fewest_places(pieces: tuple[int, ...], lengths: tuple[int, ...]) -> int:
@@ -70,15 +70,15 @@ def test_rows_hold_every_conversation_in_few_places(lengths: list[int], data: st
     pieces = data.draw(st.lists(st.integers(1, lengths[-1]), min_size=1, max_size=60))
     counts = bin_packing.histogram(np.array(pieces), lengths[-1])
     found = several_lengths.solve(counts, lengths)
-    packed = sum(bin_packing.counts_of(each, lengths[-1]) for each in found.patterns)
+    packed = sum(bin_packing.counts_of(rows, lengths[-1]) for rows in found.rows)
     assert np.array_equal(packed, counts)
-    for each, length in zip(found.patterns, lengths, strict=True):
-        assert all(each.lengths[a:b].sum() <= length for a, b in pairwise(each.offsets.tolist()))
-    places = places_of(found.patterns, lengths)
+    for rows, length in zip(found.rows, lengths, strict=True):
+        assert all(tokens_of(row) <= length for row, _ in rows)
+    places = places_of(found.rows, lengths)
     assert found.places is None or found.places[0] <= places
     for length in lengths:
         if length >= max(pieces):
-            alone = bin_packing.pack(counts[: length + 1], length).rows * length
+            alone = rows_of(bin_packing.solve(counts[: length + 1], length).rows) * length
             assert several_lengths.NEAR * places <= (several_lengths.NEAR + 1) * alone, f"{length} alone is fuller"
 
 
@@ -88,21 +88,21 @@ def test_the_bound_is_one(lengths: list[int], data: st.DataObject) -> None:
     pieces = tuple(data.draw(st.lists(st.integers(1, lengths[-1]), min_size=1, max_size=7)))
     found = several_lengths.solve(bin_packing.histogram(np.array(pieces), lengths[-1]), lengths)
     assert found.places
-    assert found.places[0] <= fewest_places(pieces, tuple(lengths)) <= places_of(found.patterns, lengths)
+    assert found.places[0] <= fewest_places(pieces, tuple(lengths)) <= places_of(found.rows, lengths)
 
 
 def test_conversations_are_in_short_rows_where_that_takes_no_more_places() -> None:
     counts = bin_packing.histogram(np.array([512] * 10 + [256] * 20 + [700] * 3 + [324] * 3), 1024)
-    short, long = several_lengths.solve(counts, [512, 1024]).patterns
-    assert (short.rows, long.rows) == (20, 3)
-    assert set(long.lengths.tolist()) == {700, 324}
+    short, long = several_lengths.solve(counts, [512, 1024]).rows
+    assert (rows_of(short), rows_of(long)) == (20, 3)
+    assert {length for row, _ in long for length, _ in row} == {700, 324}
 
 
 def test_conversations_that_waste_short_rows_are_in_long_ones() -> None:
     """Three of 300 waste 124 of 1024, but one of 300 wastes 212 of 512."""
     counts = bin_packing.histogram(np.array([300] * 300), 1024)
-    short, long = several_lengths.solve(counts, [512, 1024]).patterns
-    assert (short.rows, long.rows) == (0, 100)
+    short, long = several_lengths.solve(counts, [512, 1024]).rows
+    assert (rows_of(short), rows_of(long)) == (0, 100)
 
 
 # -- placement ---------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_edited_lengths_are_noticed(tmp_path: Path) -> None:
 BOTH = [48, 96]  # the conversations below use both lengths
 
 
-def rows_of(path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
+def records_of(path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
     folder = path.parent.parent / manifest.corpus
     return {
         name: [row for shard in split.shards for row in Dataset.from_file(str(folder / shard.path))]
@@ -248,12 +248,12 @@ def rows_of(path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize("company", ["similar", "apart"])
-def test_company_changes_who_shares_a_row_and_not_which_rows_there_are(tmp_path: Path, company: str) -> None:
+@pytest.mark.parametrize("neighbors", ["similar", "distinct"])
+def test_neighbors_change_who_shares_a_row_and_not_which_rows_there_are(tmp_path: Path, neighbors: str) -> None:
     records = conversations(300, seed=3, longest=5)  # many of the same length
     values = {"sequence_length": BOTH, "validation": 0.2, "epochs": 2, "records": records}
     other, plain = made(tmp_path / "random", **values)
-    path, manifest = made(tmp_path / company, **values, company=company)
+    path, manifest = made(tmp_path / neighbors, **values, neighbors=neighbors)
     verify(path)
     assert rebuild(path)
     kinds = [{(piece["record"], kind_of(piece["split"])) for piece in pieces_of(each)} for each in (other, path)]
@@ -267,7 +267,7 @@ def test_company_changes_who_shares_a_row_and_not_which_rows_there_are(tmp_path:
             before.statistics.squares,
             before.statistics.longest,
         )
-    if company == "similar":
+    if neighbors == "similar":
         assert manifest.splits["train-96"].shards[0].sha256 != plain.splits["train-96"].shards[0].sha256
 
 
@@ -281,7 +281,7 @@ def test_weights_are_those_of_all_training_rows_together(tmp_path: Path, overlon
     assert rebuild(path)
     assert manifest.loss_weight is not None
     assert [*manifest.loss_weight] == ["train", "validation", "train_epoch_2"]
-    rows = rows_of(path, manifest)
+    rows = records_of(path, manifest)
     assert all(rows[f"train-{length}"] for length in BOTH)
     for kind, sums in manifest.loss_weight.items():
         of_conversations = Counter[tuple[int, int]]()
@@ -297,7 +297,7 @@ def test_weights_are_those_of_all_training_rows_together(tmp_path: Path, overlon
 
 def test_statistics_are_those_of_the_rows_of_each_length(tmp_path: Path) -> None:
     path, manifest = made(tmp_path, sequence_length=BOTH, validation=0.2, epochs=2)
-    rows = rows_of(path, manifest)
+    rows = records_of(path, manifest)
     shards = read_statistics(manifest, path.parent.parent / manifest.corpus)
     for name, split in manifest.splits.items():
         recorded = RowStatistics.joined([next(shards)[1] for _ in split.shards])

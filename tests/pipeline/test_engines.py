@@ -210,8 +210,7 @@ def test_a_system_without_calls_of_linux_makes_the_same_corpus(tmp_path: Path, m
 
     monkeypatch.setattr("builtins.open", lambda path, *rest, **more: opened(without(path), *rest, **more))
     monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(without(path)))
-    for name in ("memory_limit", "process"):
-        monkeypatch.setattr(f"tasks.core.{name}.STATM", tmp_path / "statm")
+    monkeypatch.setattr("tasks.core.process.STATM", tmp_path / "statm")
     monkeypatch.setattr(sys, "platform", "darwin")
     for module, name in ((os, "posix_fadvise"), (os, "preadv"), (os, "sched_getaffinity"), (mmap, "MADV_DONTNEED")):
         monkeypatch.delattr(module, name)

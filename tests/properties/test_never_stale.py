@@ -76,7 +76,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_turns": (2, {}),
     "epochs": (2, {}),
     "balance": ({"ranks": 2}, {}),
-    "company": ("similar", {}),
+    "neighbors": ("similar", {}),
     "align": (8, {}),
     "padding": ("none", {}),
     "loss_weight": ("conversation", {}),

@@ -44,7 +44,7 @@ OPTIONS: Given = {
     "padding": st.sampled_from(["row", "none"]),
     "loss_weight": st.sampled_from(["none", "data", "conversation", "both"]),
     "balance": st.fixed_dictionaries({"ranks": st.sampled_from([2, 3])}, optional={"rows_per_rank": st.just(2)}),
-    "company": st.sampled_from(["random", "similar", "apart"]),
+    "neighbors": st.sampled_from(["random", "similar", "distinct"]),
     "overlong": st.sampled_from(["truncate", "turns", "split", "drop"]),
     "packing": st.sampled_from([True, True, False]),
     "validation": st.sampled_from([0.0, 0.3]),
@@ -70,7 +70,7 @@ OPTIONS: Given = {
 }
 UNUSUAL: Given = {
     "sequence_length": [48, 96], "mix": "blocks", "align": 16, "padding": "none", "loss_weight": "both",
-    "balance": {"ranks": 2}, "company": "apart", "overlong": "split", "packing": False,
+    "balance": {"ranks": 2}, "neighbors": "distinct", "overlong": "split", "packing": False,
     "validation": 0.3, "epochs": 2, "duplicates": "drop", "seed": 1,
     "train_on": "last", "turns": "apart", "template": "plain", "default_system": "x", "min_tokens": 9, "max_tokens": 99,
     "min_turns": 2, "max_turns": 9, "weighting": "subsample", "sources": [{"weight": 2}],
@@ -85,7 +85,7 @@ def refusals(chosen: Given) -> dict[str, str]:
     """
     lengths = chosen.get("sequence_length", 64)
     several = isinstance(lengths, list) and len(lengths) > 1
-    usual = {"mix": "tokens", "align": 1, "padding": "row", "loss_weight": "none", "company": "random"}
+    usual = {"mix": "tokens", "align": 1, "padding": "row", "loss_weight": "none", "neighbors": "random"}
     is_set = {name for name in (*usual, "balance") if name in chosen and chosen[name] != usual.get(name)}
     found: dict[str, str] = {}
     if not chosen.get("packing", True):

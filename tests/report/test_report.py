@@ -414,7 +414,7 @@ def test_text_of_the_page(written: dict[str, Path], kind: str, snapshot: Any) ->
 
 SHAPES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "several lengths": (
-        {"sequence_length": [64, 128], "loss_weight": "conversation", "epochs": 2, "company": "apart"},
+        {"sequence_length": [64, 128], "loss_weight": "conversation", "epochs": 2, "neighbors": "distinct"},
         [
             "rows of 64 and 128 tokens (the training split is packed 2 times, once per epoch)",
             "dt: above the lower bound = ",
@@ -423,7 +423,7 @@ SHAPES: dict[str, tuple[dict[str, Any], list[str]]] = {
             "The rows of each length are in separate splits, such as train-64. A step has rows of one length.",
             "evenly spread over an epoch (mix: tokens).",
             "Rows of train and validation by padding. In all splits, ",
-            "if there are enough other conversations of their length (company: apart)",
+            "if there are enough other conversations of their length (neighbors: distinct)",
             "Optimizer steps per epoch, by rows of 128 tokens per step",
             "h3: Loss weights",
             "a weight in the loss: the same total for every conversation.",
@@ -445,11 +445,11 @@ SHAPES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["(align: 8)", " tokens are padding; ", " of them align conversations.", "tr: | other padding | "],
     ),
     "balance": (
-        {"balance": {"ranks": 2}, "company": "similar", "epochs": 2},
+        {"balance": {"ranks": 2}, "neighbors": "similar", "epochs": 2},
         [
             "the ranks of a step have about the same work: for 2 ranks with 1 row each (balance)",
             "p: If conversations of equal length can trade places, each is in a row with others about its topic "
-            "(company: similar).",
+            "(neighbors: similar).",
             "the rows are ordered for 2 ranks, or any divisor of it.",
         ],
     ),
@@ -463,7 +463,7 @@ def test_the_page_explains_the_shape_of_rows(kind: str, tmp_path: Path) -> None:
     manifest, text = load_manifest(path), Outline(page_of(path, tmp_path / "report.html")).text()
     for sentence in sentences:
         assert sentence in text, sentence
-    words = ("(mix", "(align", "(padding", "(balance", "(company", "Loss weights", "other padding")
+    words = ("(mix", "(align", "(padding", "(balance", "(neighbors", "Loss weights", "other padding")
     expected = {word for word in words if any(word in sentence for sentence in sentences)}
     assert {word for word in words if word in text} == expected
     # The contents of all rows add up.

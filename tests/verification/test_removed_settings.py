@@ -6,14 +6,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from support.packed_rows import folder_of
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.config import Config
 from tasks.core.errors import UsageError
+from tasks.storage.files import to_json
 from tasks.storage.keys import ONE_PLAN
-from tasks.storage.manifest import load_manifest
+from tasks.storage.manifest import load_manifest, manifest_digest
 from tasks.verification.rebuild import rebuild
 from tasks.verification.repair import repair
 from tasks.verification.verify import verify
@@ -50,6 +52,19 @@ def test_a_corpus_that_depends_on_removed_settings_is_read_but_not_made_again(
     shutil.rmtree(tmp_path / "data" / "plans")
     with pytest.raises(UsageError, match=message):
         list(repair(path))
+
+
+def test_a_corpus_that_records_former_words_is_verified_and_made_again(tmp_path: Path) -> None:
+    path = pack_corpus(make_recipe(tmp_path, conversations(20), neighbors="distinct"))
+    values = orjson.loads(path.read_bytes())
+    del values["config"]["neighbors"]
+    values["config"]["company"] = "apart"
+    values["digest"] = manifest_digest(values)
+    for file in (path, folder_of(path) / "manifest.json"):
+        file.write_bytes(to_json(values))
+    assert load_manifest(path).config["neighbors"] == "distinct"
+    assert verify(path)
+    assert rebuild(path)
 
 
 def test_a_recorded_value_without_effect_is_ignored(tmp_path: Path) -> None:
