@@ -223,8 +223,12 @@ class Recipe:
 
     @property
     def notes(self) -> list[str]:
-        """Return a line for each option without effect and each unusual layout of a file."""
-        return _unused_options(self.config, self.template_sources) + found_layouts(self.files, self.config.sources)
+        """Return a line for each thing that a user may not expect."""
+        return (
+            self.config.notes
+            + _unused_options(self.config, self.template_sources)
+            + found_layouts(self.files, self.config.sources)
+        )
 
     # Keys
 

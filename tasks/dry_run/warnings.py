@@ -115,7 +115,7 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
         setting = ", ".join(f"'-{name}'" for name in markers)
         yield (
             f"{' and '.join(markers)} frame turns, but the tokenizer does not mark them as special, so a message can "
-            f"write them, as at inference; to prevent this, set  content_tokens: [{setting}]"
+            f"write them, as at inference; to prevent this, set  advanced: {{content_tokens: [{setting}]}}"
         )
     if short := [source.path for source in found.sources if source.reach < 1]:
         names = ", ".join(short[:3]) + " and others" * (len(short) > 3)
