@@ -286,7 +286,7 @@ STOPPED = """
 import tasks.cli.app
 def stop(*_):
     os.kill(os.getpid(), signal.SIGINT)
-tasks.cli.commands.find_manifest = stop
+tasks.cli.app.find_manifest = stop
 tasks.cli.app.main()
 """
 LOADING = startup.INTERRUPTED.decode()
