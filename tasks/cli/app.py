@@ -283,7 +283,7 @@ def diff(
     json_output: JsonOption = False,
 ) -> None:
     """Compare two corpora: settings, figures, and conversations."""
-    from tasks.cli.diff_view import show_difference
+    from tasks.cli.corpus_view import show_difference
     from tasks.inspection.diff import compare
 
     print_view(compare(find_manifest(before, root), find_manifest(after, root), limit), show_difference, json_output)

@@ -34,7 +34,7 @@ from tasks.core.printable import counted, from_here, in_bytes, printable_lines
 from tasks.core.yaml_settings import check_settings, defaults_of, parse_settings
 from tasks.dry_run.dry_run import predict
 from tasks.dry_run.prediction import Prediction
-from tasks.dry_run.sample_tokens import count_unused_keys
+from tasks.dry_run.sample import count_unused_keys
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.inspection.sources import guess_columns_of
 from tasks.readers.container import Record

@@ -28,8 +28,7 @@ from tasks.core.error_codes import CODES
 from tasks.corpus.summary import BATCH_ROWS, steps_of
 from tasks.dry_run.cost_model import estimate_costs
 from tasks.dry_run.prediction import Example, Prediction, Rejected, Source, Steps, Tokenizer
-from tasks.dry_run.sample_tokens import SampleTokens, open_samples, tokenize_sample
-from tasks.dry_run.selection import Selection, select
+from tasks.dry_run.sample import SampleTokens, Selection, open_samples, select, tokenize_sample
 from tasks.dry_run.warnings import find_failures, find_warnings
 from tasks.encoders.encoder import Encoder
 from tasks.inspection.rows import spans_of

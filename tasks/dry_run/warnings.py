@@ -9,7 +9,7 @@ from tasks.conversations.turn_weights import flag_hints, loss_weight_hints
 from tasks.core.printable import counted
 from tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, explain_limits, explain_overlong
 from tasks.dry_run.prediction import Prediction, Steps
-from tasks.dry_run.selection import Selection
+from tasks.dry_run.sample import Selection
 from tasks.encoders.encoder import Encoder, is_blank
 from tasks.packing.pieces import MOST_CONVERSATIONS
 from tasks.packing.rejects import suggest_settings
