@@ -128,7 +128,6 @@ def frame(now: State, how: Mode, width: int) -> str:
 
 
 def _drawn(now: State, width: int) -> list[str]:
-    """Return a header and a line with a bar for each stage, with colors."""
     from io import StringIO
 
     from rich.console import Console  # rich takes 0.03 s to load, and only this mode needs it
@@ -264,9 +263,8 @@ def status(task: luigi.Task) -> None:
 
 
 def _send(task: luigi.Task, message: str, share: float = 1.0) -> None:
-    """Report a status to luigid; a failure to do so does not fail the run."""
     run.status_at = time.monotonic()
-    with suppress(Exception):
+    with suppress(Exception):  # it does not fail the run
         task.set_status_message(message)
         task.set_progress_percentage(round(100 * share))
 

@@ -51,7 +51,6 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 @lru_cache(maxsize=32)
 def _recipe(number: int, config: str, root: str, sequence_length: str, check_sources: bool) -> Recipe:
-    """Return the recipe of run `number`, with its digests, keys, and encoder."""
     if sequence_length:
         base = _recipe(number, config, root, "", check_sources)
         return replace(base, config=load_config(Path(config), sequence_length))
@@ -90,10 +89,7 @@ class _Task(luigi.Task):
 
     @property
     def works(self) -> Sequence[Work]:
-        """Return the work of this task.
-
-        It is made of the current sources, because Luigi keeps a task for later runs.
-        """
+        """Return the work on the current sources: Luigi keeps a task for later runs."""
         return self.kind.all_of(self.recipe)
 
     @property
@@ -220,10 +216,7 @@ TASKS: dict[type[Work], type[_Task]] = {
 
 
 class TrainingFailed(PackError):
-    """The training process ended with an error that it has reported.
-
-    The exit code of the process is kept if packcorpus defines it.
-    """
+    """The training process ended with an error that it has reported."""
 
     def __init__(self, reason: str, message: str, exit_code: int):
         super().__init__(reason, message)

@@ -187,10 +187,7 @@ class TokenizerPath(str):
 
 
 def _or_paths(schema: dict[str, Any]) -> None:
-    """Allow a path instead of a source, or of all sources, in the JSON Schema.
-
-    load_config accepts such paths.
-    """
+    """Allow a path instead of a source, or of all sources, in the JSON Schema."""
     entries = dict(schema)
     schema.clear()
     path = {"type": "string", "minLength": 1}
@@ -199,7 +196,6 @@ def _or_paths(schema: dict[str, Any]) -> None:
 
 
 def _with_advanced(schema: dict[str, Any]) -> None:
-    """Move the settings of `advanced` to an object of this name in the JSON Schema."""
     of_file = schema["properties"]
     advanced = {name: of_file.pop(name) for name in list(of_file) if KEYS[name].advanced}
     of_file["advanced"] = {
@@ -407,7 +403,6 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _take_other_forms(cls, values: Any) -> Any:
-        """Accept `advanced` and aliases, and add the roles of the config to each source."""
         if not isinstance(values, dict):
             return values
         if isinstance(advanced := values.get("advanced") or {}, dict):
@@ -477,7 +472,6 @@ class Config(BaseModel):
         return self
 
     def _check_rows(self) -> None:
-        """Raise ValueError if a setting of rows excludes another one or packing: false."""
         chosen = {
             name: getattr(self, name) for name, mark in KEYS.items() if mark.if_set and not self._is_default(name)
         }
@@ -582,10 +576,7 @@ def path_in(folder: Path, named: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the values of a config.
-
-    Raises UsageError or InputMissing. The error for a data file says that it is a data file.
-    """
+    """Return the values of a config."""
     found = container_by_extension(path.name) if os.path.isfile(path) else None
     try:
         if found is None or path.suffix.lower() == ".json":  # YAML includes JSON
@@ -623,18 +614,12 @@ def load_config(path: Path, sequence_length: str = "") -> Config:
 
 
 def check_recorded(recorded: dict[str, Any], where: Path) -> None:
-    """Raise UsageError if a recorded config has a removed setting that had an effect.
-
-    `where` names the manifest in messages.
-    """
+    """Raise UsageError if a recorded config has a removed setting that had an effect."""
     with_effect = {name: value for name, value in recorded.items() if (name, value) not in WITHOUT_EFFECT.items()}
     check_removed(with_effect, REMOVED, str(where))
 
 
 def config_of(recorded: dict[str, Any], part_size: int) -> Config:
-    """Return a recorded config that has passed `check_recorded`.
-
-    Raises ValueError if it is invalid.
-    """
+    """Return a recorded config that has passed `check_recorded`."""
     kept = {name: value for name, value in recorded.items() if name not in REMOVED}
     return Config.model_validate(kept | {"part_size": part_size})

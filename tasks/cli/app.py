@@ -424,10 +424,7 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line.
-
-    Exit codes follow sysexits.h, as in tasks.core.errors.
-    """
+    """Run the command line; exit codes follow sysexits.h."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = sys.argv[1:]

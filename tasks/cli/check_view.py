@@ -122,7 +122,6 @@ def _print_conversations(run: Prediction, console: Console) -> None:
 
 
 def _shortened(spans: Sequence[Span]) -> Text:
-    """Render spans, without the middle of long texts and the middle of many spans."""
     text = Text()
     pending: list[Span] = []
 

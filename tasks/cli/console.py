@@ -51,10 +51,7 @@ def plain_table() -> Table:
 
 
 def grid(*right: bool, padding: int = 2) -> Table:
-    """Return a table without lines and without a header.
-
-    It has a column for each argument, which is aligned right if the argument is true.
-    """
+    """Return a table without lines and without a header."""
     table = Table(box=None, padding=(0, padding, 0, 0), show_header=False, pad_edge=False)
     for flush in right:
         table.add_column(justify="right" if flush else "left", no_wrap=flush, overflow="fold")
@@ -130,10 +127,7 @@ def text_of(spans: Sequence[Span], as_ids: bool = False) -> Text:
 
 
 def print_hanging(console: Console, text: Text, indent: int = 2) -> None:
-    """Print text with every line indented.
-
-    Lines are wrapped only on a terminal.
-    """
+    """Print text with every line indented."""
     if console.is_terminal:
         lines = text.wrap(console, max(console.width - indent, 20))
     else:
@@ -154,10 +148,7 @@ def print_legend(console: Console, boundaries: bool = False) -> None:
 
 
 def print_title(console: Console, number: str, origin: str, facts: Sequence[str]) -> None:
-    """Print the line above a conversation: its number, its source line, and facts.
-
-    If the line is too wide for the terminal, the facts are on a second line.
-    """
+    """Print the line above a conversation: its number, its source line, and facts."""
     head = Text.assemble(("━━ ", "cyan"), (f"{number}  " if number else "", "dim"), (origin, HEADING_STYLE))
     facts_text = Text(" · ".join(facts), "dim")
     if console.is_terminal and head.cell_len + facts_text.cell_len + 2 > console.width:

@@ -96,10 +96,7 @@ def _print_head(overview: Overview, console: Console) -> None:
 
 
 def print_head(facts: Sequence[Fact], markers_as_text: Sequence[str], console: Console) -> None:
-    """Print names and values.
-
-    A line below the template lists its markers that are not tokens.
-    """
+    """Print names and values."""
     table = grid(False, False)
     for fact in facts:
         table.add_row(Text(fact.name, "dim"), printable(fact.text))
@@ -254,10 +251,7 @@ def show_checks(value: dict[str, Any], console: Console) -> None:
 
 
 def show_list(listing: Listing, console: Console) -> None:
-    """Render all manifests, one per line.
-
-    A manifest that cannot be read is shown with its error code.
-    """
+    """Render all manifests, one per line."""
     if not listing.manifests:
         console.print("no manifests; make one with: packcorpus pack CONFIG")
         return
@@ -283,10 +277,7 @@ CUT = 72  # characters of a value or text
 
 
 def show_difference(difference: Difference, console: Console) -> None:
-    """Render the differences between two corpora, section by section.
-
-    Sections without differences are left out.
-    """
+    """Render the differences between two corpora, section by section."""
     console.print(Text.assemble(("− ", "red"), printable(str(difference.before))), soft_wrap=True)
     console.print(Text.assemble(("+ ", "green"), printable(str(difference.after))), soft_wrap=True)
     if difference.same:
@@ -374,10 +365,7 @@ WORDS = {
 
 
 def _named_as_inspect(change: Change) -> list[Change]:
-    """Return a list with a figure under its name in `inspect`.
-
-    The list is empty if another figure implies it.
-    """
+    """Return a list with a figure under its name in `inspect`."""
     name, before, after = change.name, change.before, change.after
     if name.startswith("ledger."):  # a reason that is not listed has a count of 0
         before, after = before or 0, after or 0

@@ -36,10 +36,7 @@ SHOWN_REJECTS = 3
 
 
 def show_source(source: SourceOverview, console: Console) -> None:
-    """Render a source file.
-
-    Shows the figures of its first records, the first rejects among these, and the first conversation.
-    """
+    """Render a source file."""
     console.print(Text.assemble((printable(source.name), "bold"), ("  " + _facts(source), "dim")), soft_wrap=True)
     sample = source.sample
     if sample.records > sample.rejected:

@@ -98,7 +98,6 @@ def show_conversation(conversation: Conversation, console: Console) -> None:
 
 
 def _also_in(copies: Sequence[Piece]) -> str:
-    """Name the rows with further copies of a piece."""
     rows = [
         f"row {piece['row_of_split']:,} of {piece['split']}"
         + (f" from token {piece['start']:,}" if "spans" in piece else "")
@@ -113,10 +112,7 @@ def _has_tokens(piece: Piece) -> bool:
 
 
 def _print_piece(label: str, piece: Piece, console: Console) -> None:
-    """Print a conversation of a packed row, or a piece of one.
-
-    If it has the text of single tokens, their ids are printed, too.
-    """
+    """Print a conversation of a packed row, or a piece of one."""
     facts = [counted(piece["length"], "token"), f"{piece['trained']:,} trained"]
     if weights := piece.get("loss_weight"):
         facts.append(f"weight {' to '.join(f'{weight:.4g}' for weight in dict.fromkeys(weights))}")
@@ -133,7 +129,6 @@ def _print_piece(label: str, piece: Piece, console: Console) -> None:
 
 
 def _print_messages(label: str, piece: Piece, console: Console) -> None:
-    """Print a conversation of format 2.0: its messages, or its text."""
     facts = []
     if piece["number"] is not None:
         facts = [counted(piece["length"], "token"), f"{piece['trained']:,} trained", f"#{piece['number']:,}"]
@@ -170,7 +165,6 @@ def _print_titled(console: Console, title: str, content: str, indent: int = 2) -
 
 
 def _pretty(text: str) -> str:
-    """Indent JSON text, and return other text unchanged."""
     try:
         return orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2).decode()
     except orjson.JSONDecodeError:
@@ -203,7 +197,6 @@ def show_search(result: SearchResult, console: Console) -> None:
 
 
 def _line_of(excerpt: Excerpt, search: str) -> Text:
-    """Return the tokens around a match on one line."""
     text = text_of(excerpt.spans)
     text.highlight_words([printable_lines(search)], "reverse")
     line = Text(" ⏎ ", "dim").join(text.split("\n"))

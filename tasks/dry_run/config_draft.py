@@ -201,10 +201,7 @@ def _pairs(mappings: Sequence[str], example: str) -> list[tuple[str, str]]:
 def make_draft(
     paths: Sequence[Path], output: Path, format: str = "auto", given: dict[str, Any] | None = None
 ) -> tuple[Draft, str]:
-    """Return the draft and its YAML.
-
-    `given` has other settings of all sources. Raises the errors of `write_draft`.
-    """
+    """Return the draft and its YAML."""
     draft = Draft({"format": format, **(given or {})})
     for name, value in draft.given.items():
         check_settings(Source, {"path": "x", name: value}, f"--{name}")
@@ -280,10 +277,7 @@ def _read_and_rejected(found: Prediction) -> tuple[int, int]:
 
 
 def _path_in(folder: Path, path: Path) -> str:
-    """Return a path for the config, relative to its folder or absolute.
-
-    The path is relative if the folder and the file are both below the working directory.
-    """
+    """Return a path, relative if it and `folder` are below the working directory."""
     here = Path.cwd()
     inside = all(Path(os.path.abspath(one)).is_relative_to(here) for one in (folder, path))
     text = os.path.relpath(path, folder) if inside else os.path.abspath(path)
@@ -293,7 +287,6 @@ def _path_in(folder: Path, path: Path) -> str:
 
 
 def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[str, str, Prediction]:
-    """Return the template, the reason for it, and the prediction with it."""
     if not tokenizer:
         note = "its markers become control tokens of the trained tokenizer"
         return "chatml", note, _predict(values | {"template": "chatml"})
@@ -326,7 +319,6 @@ def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[st
 
 
 def _predict(values: dict[str, Any]) -> Prediction:
-    """Return the prediction, without the reasoning if the template does not write it."""
     config = Config.model_validate(values | {"max_rejects": 1.0})
     found = predict(config, Path(), Path(), budget=BUDGET)
     if not any(reject.reason == "reasoning_not_written" for reject in found.rejects):
@@ -335,7 +327,6 @@ def _predict(values: dict[str, Any]) -> Prediction:
 
 
 def _cut_off(found: Prediction) -> list[str]:
-    """Explain why `max_rejects` is raised although the data has no fault."""
     count = sum(reject.cut_off for reject in found.rejects)
     return [
         f"{found.about(count)} conversations ({CODES['no_trained_tokens'].code}) have no trained token within "
@@ -344,10 +335,7 @@ def _cut_off(found: Prediction) -> list[str]:
 
 
 def _broken(found: Prediction) -> list[str]:
-    """Return a summary of the records that cannot be used, and a line per reason.
-
-    A line has the code of the reason, the number of records, and the first record.
-    """
+    """Return a summary of the records that cannot be used, and a line per reason."""
     lines = [
         f"{reject.code} {reject.reason}, {reject.in_data:,}: {reject.place.removeprefix(f'{Path.cwd()}/')} "
         f"{one_line(reject.message)}"
@@ -500,7 +488,6 @@ def _known(path: Path, draft: Draft) -> Iterator[Path]:
 
 
 def _names(path: Path) -> list[str]:
-    """Return the files below a folder, without hidden files, as in a run."""
     found = []
     for where, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -509,10 +496,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _entry(path: Path, given: dict[str, Any]) -> Entry:
-    """Sample one file and return its entry.
-
-    `problem` is the reason why the file cannot be read.
-    """
+    """Sample one file and return its entry."""
     guessed, columns = False, given.get("columns", {})
     files: list[SourceFile] = []
     try:
@@ -543,10 +527,7 @@ def _entry(path: Path, given: dict[str, Any]) -> Entry:
 
 
 def _count_fitting(records: Sequence[Record], file: SourceFile) -> tuple[int, str]:
-    """Count the records of a file that are conversations.
-
-    Returns the count, and the problem of the first record that is not a conversation.
-    """
+    """Count the records of a file that are conversations."""
     problems = []
     for _, record in records:
         try:
@@ -577,7 +558,6 @@ def _tokenizer_near(folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
 
 
 def _candidates(start: Path) -> Iterator[Path]:
-    """Yield folders and files that may be tokenizers, the nearest first."""
     walked = []
     for where, below, files in islice(os.walk(start, followlinks=True), MOST_FOLDERS):
         folder = Path(where)

@@ -96,10 +96,7 @@ def open_samples(recipe: Recipe, budget: int, scratch: Path) -> tuple[Recipe, En
 
 
 def _train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Recipe:
-    """Return the recipe with a tokenizer that is trained on the sample.
-
-    A run trains the tokenizer on all sources.
-    """
+    """Return the recipe with a tokenizer that is trained on the sample."""
     config, unread, left = recipe.config, Unread(), TRAINING
     sentences: list[str] = []
     for sample in samples:
@@ -124,7 +121,6 @@ def _train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Rec
 
 
 def _unlike_transformers(recipe: Recipe, texts: Callable[[], list[str]]) -> str:
-    """Compare with AutoTokenizer if the tokenizer is loaded like it."""
     files = recipe.tokenizer_files
     if not files.like_transformers or not is_installed():
         return ""
@@ -133,7 +129,6 @@ def _unlike_transformers(recipe: Recipe, texts: Callable[[], list[str]]) -> str:
 
 
 def _some_texts(recipe: Recipe, samples: list[Sample]) -> list[str]:
-    """Return about PROOF texts of the samples, as the template writes them."""
     texts: list[str] = []
     for sample in samples:
         some = sample.records[:: max(1, len(sample.records) // 50)]
@@ -143,7 +138,6 @@ def _some_texts(recipe: Recipe, samples: list[Sample]) -> list[str]:
 
 
 def _thinned(sample: Sample, every: int) -> Sample:
-    """Return every n-th record of a sample, or at least a few records."""
     return sample.thinned(max(1, min(every, len(sample.records) // 20)))
 
 
@@ -215,10 +209,7 @@ class Selection:
 
     @property
     def cut_off(self) -> np.ndarray:
-        """Return whether each conversation lost all trained tokens to its length.
-
-        The flag is at its first sample.
-        """
+        """Return whether each conversation lost all trained tokens to its length."""
         return self.pieces.accepted.samples.only_first(self.reason == REJECTED)
 
     def first_samples(self, part: slice) -> list[int]:
@@ -267,7 +258,6 @@ def select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selectio
 
 
 def _with_shares(chosen: Selection) -> Selection:
-    """Estimate the shares of a mixture from a sample."""
     config, accepted, entries = chosen.recipe.config, chosen.pieces.accepted, chosen.entries
     counts = np.bincount(entries, chosen.weights * accepted.left(), len(config.sources))
     limits = np.array([source.limit or np.inf for source in config.sources])

@@ -126,7 +126,6 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
 
 
 def _weighs_alike(chosen: Selection) -> bool:
-    """Return whether all loss weights of the data are 1."""
     return all((chunk.flatten().to_numpy() == 1).all() for _, chunk in chosen.tokens.chunks("weights"))
 
 
