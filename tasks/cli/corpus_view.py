@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.cli.console import grid, heading, indented, plain_table, print_remark, single, whole
+from tasks.cli.console import grid, heading, indented, plain_table, print_remark, say, single, whole
 from tasks.core.error_codes import CODES
 from tasks.core.printable import common_folder, counted, in_bytes, lengths_in_words, printable
 from tasks.corpus.summary import (
@@ -157,9 +157,7 @@ def print_mixture(mixture: Sequence[MixtureFacts], weighting: object, console: C
     if not lines:
         return
     heading(console, "Mixture", f"{weighting}, in one epoch of the training split")
-    table = plain_table()
-    for number, name in enumerate(lines[0]):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    table = plain_table(*lines[0])
     for line in lines[1:]:
         table.add_row(*map(Text, line))
     whole(console, table)
@@ -192,12 +190,9 @@ def print_ledger(ledger: Ledger, settings: Mapping[str, Any], rows: int, console
 
 def _print_splits(manifest: Manifest, console: Console) -> None:
     heading(console, "Splits")
-    table = plain_table()
-    table.add_column("split")
     several = len(manifest.row_lengths) > 1
     steps = [f"steps at {batch}" for batch in BATCH_ROWS]
-    for name in ("rows", *("full", "bound") * several, "shards", "size", *steps):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table("split", "rows", *("full", "bound") * several, "shards", "size", *steps)
     for name, split in manifest.splits.items():
         filled, counts = [], [""] * len(BATCH_ROWS)
         if kind_of(name) != "validation":
@@ -231,12 +226,12 @@ def print_noticed(noticed: Mapping[str, Any], console: Console) -> None:
     if table.rows:
         indented(console, table)
     for line in explain_undefined(noticed.get("undefined_names", {})):
-        console.print(Text(f"  {line}", "dim"), soft_wrap=True)
+        say(console, (f"  {line}", "dim"))
     if lines := content_tokens(noticed.get("content_tokens", {})):
-        console.print(Text(f"  tokens written by content: {', '.join(lines)}", "dim"), soft_wrap=True)
+        say(console, (f"  tokens written by content: {', '.join(lines)}", "dim"))
     for number, line in enumerate(unused_keys(noticed.get("unused_keys", {}))):
         if not number:
-            console.print(Text("  unused keys, with their counts", "dim"), soft_wrap=True)
+            say(console, ("  unused keys, with their counts", "dim"))
         print_remark(f"  {printable(line)}", console)
 
 
@@ -247,7 +242,7 @@ def show_checks(value: dict[str, Any], console: Console) -> None:
         table.add_row(Text("✓", "green"), printable(check.name), printable(check.found))
     indented(console, table)
     path, count = printable(str(value["manifest"])), counted(len(value["checks"]), "check")
-    console.print(Text(f"{path}: all {count} passed", "bold"), soft_wrap=True)
+    say(console, (f"{path}: all {count} passed", "bold"))
 
 
 def show_list(listing: Listing, console: Console) -> None:
@@ -255,11 +250,8 @@ def show_list(listing: Listing, console: Console) -> None:
     if not listing.manifests:
         console.print("no manifests; make one with: packcorpus pack CONFIG")
         return
-    table = plain_table()
     # Every command finds a manifest by its name. With the folder, the table would be too wide for many terminals.
-    table.add_column("manifest", no_wrap=True)
-    for title in ("length", "rows", "efficiency", "finished"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = plain_table("manifest", "length", "rows", "efficiency", "finished")
     for one in listing.manifests:
         name = Text(printable(one.path.name))
         if isinstance(one, Unreadable):
@@ -278,8 +270,8 @@ CUT = 72  # characters of a value or text
 
 def show_difference(difference: Difference, console: Console) -> None:
     """Render the differences between two corpora, section by section."""
-    console.print(Text.assemble(("− ", "red"), printable(str(difference.before))), soft_wrap=True)
-    console.print(Text.assemble(("+ ", "green"), printable(str(difference.after))), soft_wrap=True)
+    say(console, ("− ", "red"), printable(str(difference.before)))
+    say(console, ("+ ", "green"), printable(str(difference.after)))
     if difference.same:
         console.print("same sources, settings, and conversations")
         return

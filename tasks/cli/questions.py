@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.cli import corpus_view, row_view
-from tasks.cli.console import HEADING_STYLE, print_hanging, print_title, styled
+from tasks.cli.console import HEADING_STYLE, print_hanging, print_title, say, styled
 from tasks.cli.row_view import print_messages
 from tasks.core.errors import UsageError
 from tasks.core.printable import counted, in_bytes, printable
@@ -37,7 +37,7 @@ SHOWN_REJECTS = 3
 
 def show_source(source: SourceOverview, console: Console) -> None:
     """Render a source file."""
-    console.print(Text.assemble((printable(source.name), "bold"), ("  " + _facts(source), "dim")), soft_wrap=True)
+    say(console, (printable(source.name), "bold"), ("  " + _facts(source), "dim"))
     sample = source.sample
     if sample.records > sample.rejected:
         rejected = f", {sample.rejected:,} to be rejected" if sample.rejected else ""
@@ -80,32 +80,28 @@ def _print_record(source: SourceInfo, record: dict[str, Any], console: Console) 
 
 def show_config(config: ConfigOverview, console: Console) -> None:
     """Render the source files of a config and the corpora made from it."""
-    console.print(
-        Text.assemble((printable(str(config.settings["name"])), "bold"), (f"  {config.config}", "dim")), soft_wrap=True
-    )
+    say(console, (printable(str(config.settings["name"])), "bold"), (f"  {config.config}", "dim"))
     for source in config.sources:
         line = Text.assemble("  ", (printable(source.name), HEADING_STYLE), (f"  {_facts(source)}", "dim"))
-        console.print(line, soft_wrap=True)
+        say(console, line)
     for manifest in config.made:
-        console.print(Text.assemble("corpus: ", (printable(str(manifest)), "bold")), soft_wrap=True)
+        say(console, "corpus: ", (printable(str(manifest)), "bold"))
     if not config.made:
         command = f"packcorpus pack {config.config}"
-        console.print(f"{config.manifests}/ has no corpus with these settings; make it with: {command}", soft_wrap=True)
+        say(console, f"{config.manifests}/ has no corpus with these settings; make it with: {command}")
 
 
 def show_shard(shard: ShardFigures, console: Console) -> None:
     """Render the figures of one shard."""
     place = f"  {counted(shard.rows, 'row')} of {shard.split}, from row {shard.first_row:,}"
-    console.print(
-        Text.assemble((printable(shard.shard.name), "bold"), place, (f"  {shard.manifest}", "dim")), soft_wrap=True
-    )
+    say(console, (printable(shard.shard.name), "bold"), place, (f"  {shard.manifest}", "dim"))
     if shard.tokens is not None and shard.conversations is not None:
         mean = shard.conversations / max(shard.rows, 1)
-        console.print(
+        say(
+            console,
             f"{shard.fill:.2f} % full: {counted(shard.tokens, 'token')}, {shard.trained:,} trained; "
             f"{counted(shard.conversations, 'conversation')}, {shard.least} to {shard.most} per row, "
             f"{mean:.2f} on average",
-            soft_wrap=True,
         )
     console.print(Text("--row N shows one of its rows, from 0", "dim"))
 
