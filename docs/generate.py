@@ -185,12 +185,6 @@ def config_page() -> str:
     schema = config_model().model_json_schema()
     source, balance = schema["$defs"]["Source"], schema["$defs"]["Balance"]
     training = training_model().model_json_schema()
-    aliases = [
-        "",
-        "`licence` is accepted as an alias of `license`. `company`, the earlier name of `neighbors`, is",
-        "accepted with a note, and so is its value `apart`, now `distinct`.",
-        "",
-    ]
     return "\n".join(
         [
             NOTE,
@@ -203,7 +197,9 @@ def config_page() -> str:
             "a config with a comment for each key. There is also a [JSON Schema](config.schema.json) for editors.",
             "",
             *settings_table(schema["properties"], schema.get("required", [])),
-            *(aliases if "license" in schema["properties"] else [""]),
+            "",
+            "`licence` is accepted as an alias of `license`.",
+            "",
             "### Entries of `sources`",
             "",
             "`sources` is one path, a list of paths, or a list of entries with these keys:",
@@ -212,6 +208,12 @@ def config_page() -> str:
             "",
             "A file that matches several entries is read once. The guide",
             "[Mixtures and epochs](../guides/mixtures-and-weights.md) explains `weight`, `limit` and `weighting`.",
+            "",
+            "### Keys of `advanced`",
+            "",
+            "Few corpora need these. Outside of `advanced`, they have the same effect, and a run notes it.",
+            "",
+            *settings_table(schema["properties"]["advanced"]["properties"], []),
             "",
             "### Keys of `balance`",
             "",

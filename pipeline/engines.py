@@ -139,10 +139,7 @@ def start_method() -> BaseContext:
 
 
 class Workers:
-    """Engine with `count` worker processes.
-
-    Leaving the block ends them. After an interrupt, it does not wait for their work.
-    """
+    """Engine with `count` worker processes."""
 
     def __init__(self, count: int, context: BaseContext | None = None):
         self._count, self._context = count, context or start_method()
@@ -233,7 +230,6 @@ class _Worker:
 
 
 def _serve(connection: Connection, of_parent: Connection) -> None:
-    """Work until there is nothing left, or until the parent is gone."""
     signals.begin(is_worker=True)
     of_parent.close()  # if a fork kept the inherited end open, it would not notice that the parent is gone
     with suppress(EOFError, OSError):
@@ -311,10 +307,7 @@ def _unfinished(ray: Any, references: list[Any], seconds: float) -> list[Any]:
 
 
 class OnRay:
-    """Engine that runs steps on a Ray cluster.
-
-    An error within the block cancels all steps that the run has started on the cluster, and closes the connection.
-    """
+    """Engine that runs steps on a Ray cluster."""
 
     def __init__(self, on: str):
         self._on = on
@@ -373,16 +366,12 @@ class OnRay:
 
 
 def _cpus_of(ray: Any) -> int:
-    """Return the number of CPUs of the cluster, at least one."""
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 @contextmanager
 def _our_signals() -> Iterator[None]:
-    """Keep our handler of SIGTERM.
-
-    Ray's handler would end the process with 15 and without a message.
-    """
+    """Keep our handler of SIGTERM: Ray's ends the process without a message."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -394,5 +383,4 @@ def _our_signals() -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of Ray's message; stack traces follow it."""
     return str(error).partition("\n")[0]

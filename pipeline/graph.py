@@ -17,21 +17,29 @@ Parts and shards go to an engine (--on), which owns all processes.
 from __future__ import annotations
 
 import os
+import shlex
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 
 import luigi
+import orjson
 
-from pipeline import messages, training
+from pipeline import display
 from pipeline.engines import Here, is_remote, join, leave, open_engine, workers_of
-from pipeline.patches import reporting
+from pipeline.patches import ReportedInterrupt, reporting
 from pipeline.progress import Count, run, text_sizes
 from tasks import work
 from tasks.config import load_config
-from tasks.core.errors import UsageError
+from tasks.core.error_codes import EXITS
+from tasks.core.errors import Interrupted, PackError, UsageError
+from tasks.core.messages import JSON
 from tasks.recipe import Recipe, resolve
 from tasks.sources.model import Part
 from tasks.stores.urls import root_of, url_of
@@ -43,7 +51,6 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 @lru_cache(maxsize=32)
 def _recipe(number: int, config: str, root: str, sequence_length: str, check_sources: bool) -> Recipe:
-    """Return the recipe of run `number`, with its digests, keys, and encoder."""
     if sequence_length:
         base = _recipe(number, config, root, "", check_sources)
         return replace(base, config=load_config(Path(config), sequence_length))
@@ -82,10 +89,7 @@ class _Task(luigi.Task):
 
     @property
     def works(self) -> Sequence[Work]:
-        """Return the work of this task.
-
-        It is made of the current sources, because Luigi keeps a task for later runs.
-        """
+        """Return the work on the current sources: Luigi keeps a task for later runs."""
         return self.kind.all_of(self.recipe)
 
     @property
@@ -123,10 +127,10 @@ class _Task(luigi.Task):
                 for index, outcome in engine.map([works[number].decided() for number in left]):
                     counts[left[index]].take(outcome)
                     if self.kind.are_steps:
-                        messages.status(self)
+                        display.status(self)
             if self.kind.are_steps and url_of(self.recipe.layout.root) and not all(step.is_done() for step in works):
                 work.refresh(self.recipe)  # other machines, with their own scratch folders, have worked
-            messages.finished(self)
+            display.finished(self)
 
 
 @lru_cache(maxsize=4)
@@ -192,10 +196,10 @@ class PackCorpus(_Sized):
             if run.first(f"prepared {self.task_id}"):  # Luigi asks several times
                 work.claim(self.recipe)
                 self.works[0].prepare()
-                messages.announce(self.recipe)  # starts the process of a template, before a cluster's threads exist
+                display.announce(self.recipe)  # starts the process of a template, before a cluster's threads exist
                 if is_remote(self.on) and not all(task.complete() for task in required):
                     join(self.on)  # its workers start while the run does other work
-                messages.proven(work.open_encoder(self.recipe))
+                display.proven(work.open_encoder(self.recipe))
         return required
 
     def run(self) -> None:
@@ -206,6 +210,85 @@ class PackCorpus(_Sized):
 TASKS: dict[type[Work], type[_Task]] = {
     task.kind: task for task in (TrainTokenizer, TokenizeParts, PlanPacking, WriteShards, PackCorpus)
 }
+
+
+# -- training: `python -P -m train` in a process of its own, without importing it --------------------------------------
+
+
+class TrainingFailed(PackError):
+    """The training process ended with an error that it has reported."""
+
+    def __init__(self, reason: str, message: str, exit_code: int):
+        super().__init__(reason, message)
+        self.exit_code = exit_code if exit_code in EXITS else PackError.exit_code
+
+
+def train_command(verb: str, manifest: str, root: str, settings: str, options: str) -> tuple[str, ...]:
+    """Return the words of a command of `train`.
+
+    `verb` is empty for training itself. `options` is split as in a shell. -P keeps the working directory out of
+    sys.path, so that a user's own train.py or tasks.py there is not imported.
+    """
+    config = ("--config", settings) if settings else ()
+    named = (verb,) if verb else ()
+    # Checkpoints are never written to a bucket, but to the working directory.
+    where = ("--manifest", manifest, "--root", "." if url_of(root_of(root)) else root)
+    return (sys.executable, "-P", "-m", "train", *named, *where, *config, *shlex.split(options))
+
+
+@lru_cache(maxsize=16)
+def record_of(words: tuple[str, ...]) -> Path:
+    """Return the path of this run's record, which may not exist yet.
+
+    Raises TrainingFailed if a setting is invalid.
+    """
+    environment = os.environ | {JSON: "1"}
+    done = subprocess.run(  # noqa: S603 - this Python, and words that no shell sees
+        [*words, "--where"], capture_output=True, text=True, check=False, env=environment
+    )
+    if done.returncode:
+        try:
+            error = orjson.loads(done.stderr.strip().rpartition("\n")[2])["error"]
+        except (ValueError, LookupError, TypeError):
+            error = {"reason": "training_failed", "message": done.stderr.strip()}
+        raise TrainingFailed(error["reason"], error["message"].split("\n"), done.returncode)
+    return Path(done.stdout.splitlines()[-1])
+
+
+def train(words: tuple[str, ...]) -> None:
+    """Run the training, and forward signals to it.
+
+    After a signal, the training saves a checkpoint before it ends. Raises KeyboardInterrupt if the training was stopped
+    by a signal. Raises TrainingFailed if it failed.
+    """
+    received: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if process:
+            process.terminate()  # a terminal sends SIGINT to all its processes, and a second SIGINT would cut a step
+
+    handlers = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        # The new process starts with both signals blocked, until it can report that it was stopped.
+        signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
+        try:
+            process = subprocess.Popen(words)  # noqa: S603 - the same words
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
+        if received:
+            process.terminate()
+        code = process.wait()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if received and (code == Interrupted.exit_code or (code and code not in EXITS)):
+        raise ReportedInterrupt if code == Interrupted.exit_code else KeyboardInterrupt
+    if code:
+        # With one of our exit codes, the training has already reported its error.
+        message = "" if code in EXITS else f"the training ended with exit code {code} and printed no error"
+        raise TrainingFailed("training_failed", message, code)
 
 
 class _Training(_Sized):
@@ -222,19 +305,19 @@ class _Training(_Sized):
 
     def output(self) -> luigi.LocalTarget:
         with reporting():
-            return luigi.LocalTarget(training.record_of(self._command))
+            return luigi.LocalTarget(record_of(self._command))
 
     def complete(self) -> bool:
         return self.requires()[0].complete() and self.output().exists()
 
     def run(self) -> None:
         with reporting():
-            training.train(self._command)
+            train(self._command)
 
     @property
     def _command(self) -> tuple[str, ...]:
         manifest = str(self.recipe.published)
-        return training.command(self.verb, manifest, self.root, self.training or "", self.options or "")
+        return train_command(self.verb, manifest, self.root, self.training or "", self.options or "")
 
 
 class TrainAdapter(_Training):

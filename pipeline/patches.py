@@ -4,8 +4,8 @@
     command line that Luigi cannot parse ─▶ one message, E101
     Ctrl-C, SIGTERM ─▶ KeyboardInterrupt ─▶ one message, E713
 
-`install` replaces these attributes (for Luigi 3.8; pinned to <3.9). With the handlers of signals and of exceptions in
-destructors (signals.py), these are all patches of Luigi and Python:
+`install` replaces these three attributes (for Luigi 3.8; pinned to <3.9). With the handlers of signals and
+sys.unraisablehook (signals.py), there are five patches of Luigi and Python in all:
 
     patched                                | why                                             | upstream
     ---------------------------------------|-------------------------------------------------|-------------------------
@@ -105,7 +105,6 @@ def _parsers(build: Callable[..., argparse.ArgumentParser]) -> Callable[..., arg
 
 
 def _as_pack_error(error: Exception) -> PackError:
-    """Return the error for an exception that ended Luigi: E101 for a bad option."""
     message = " ".join(str(error).split())
     parsing = re.search(r"Error when parsing the default value of '(\w+)'", message)
     if parsing:
@@ -124,7 +123,6 @@ def _fail(error: PackError) -> NoReturn:
 
 
 def _command(run_luigi: Callable[..., Any]) -> Callable[..., Any]:
-    """Make Luigi's command exit with the code of the error that was reported."""
 
     def command(*given: Any, **named: Any) -> Any:
         try:

@@ -104,10 +104,7 @@ class Run:
         return sum(getattr(count.outcome, name) for count in self.of(stage))
 
     def record(self) -> dict[str, Any]:
-        """Return times, counts, and versions for run.json.
-
-        The seconds of a stage are summed over its parallel work.
-        """
+        """Return times, counts, and versions for run.json."""
         seconds, conversations, tokens = self.elapsed, self.total("conversations"), self.total("tokens")
         every = [count for counts in self._counts.values() for count in counts]
         return {
@@ -230,7 +227,6 @@ def seconds_left(now: Run) -> float | None:
 
 
 def _makespan(seconds: Sequence[float], workers: int) -> float:
-    """Return when everything is done if each free worker takes the next item."""
     free = [0.0] * max(workers, 1)
     heapify(free)
     for item in seconds:

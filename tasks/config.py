@@ -2,8 +2,9 @@
 
     corpus.yaml ──load_config──▶ Config ──settings()──▶ recorded in the manifest and covered by the corpus key
 
-Defaults are filled in, and unknown keys are refused. Paths in a config are relative to the folder of the config file; ~
-is the home folder.
+Settings that few need are in the object `advanced` of the file; a Config, a key, and a manifest have one level.
+Defaults are filled in, and unknown keys are refused. Paths in a config are relative to the folder of the config file;
+~ is the home folder.
 """
 
 from __future__ import annotations
@@ -48,21 +49,26 @@ class Key:
     `keys` are "corpus" (and the manifest), "tokens" (all texts), "tokens tokenizer" and "tokens template" (a list of
     this name in the key of tokens), and "tokenizer" (that is trained). With `if_set`, the setting enters them only if
     it is not at its default, so that older corpora keep their keys. Without `is_used`, it does not enter them at all.
+    With `advanced`, the setting is in the object `advanced` of the file.
     """
 
     keys: tuple[str, ...]
     if_set: bool = False
+    advanced: bool = False
     is_used: Callable[[Config], bool] = lambda config: True
 
 
 KEYLESS = Key(())  # it cannot change the output, or (`roles`) is part of each of the `sources`
-IF_SET = Key(("corpus",), if_set=True)
+ADVANCED_KEYLESS = Key((), advanced=True)
+ADVANCED = Key(("corpus",), advanced=True)
+IF_SET = Key(("corpus",), if_set=True, advanced=True)
 TOKENS = Key(("corpus", "tokens"))
 TOKENS_IF_SET = Key(("corpus", "tokens"), if_set=True)
-OF_TOKENIZER = Key(("corpus", "tokens tokenizer"))
-IF_TRAINED = Key(("corpus", "tokenizer"), is_used=lambda config: config.tokenizer is None)
-IF_JINJA = Key(("corpus", "tokens template"), is_used=lambda config: config.template not in BUILT_IN)
-OF_RECORDS = Key(("corpus", "tokens", "tokenizer"))
+ADVANCED_TOKENS = Key(("corpus", "tokens"), if_set=True, advanced=True)
+OF_TOKENIZER = Key(("corpus", "tokens tokenizer"), advanced=True)
+IF_TRAINED = Key(("corpus", "tokenizer"), is_used=lambda config: config.tokenizer is None, advanced=True)
+IF_JINJA = Key(("corpus", "tokens template"), is_used=lambda config: config.template not in BUILT_IN, advanced=True)
+OF_RECORDS = Key(("corpus", "tokens", "tokenizer"), advanced=True)
 
 # Shortest and longest row, in tokens, and the maximum number of lengths in a corpus.
 SHORTEST_ROW, LONGEST_ROW, MOST_LENGTHS = 8, 1 << 20, 8
@@ -182,10 +188,7 @@ class TokenizerPath(str):
 
 
 def _or_paths(schema: dict[str, Any]) -> None:
-    """Allow a path instead of a source, or of all sources, in the JSON Schema.
-
-    load_config accepts such paths.
-    """
+    """Allow a path instead of a source, or of all sources, in the JSON Schema."""
     entries = dict(schema)
     schema.clear()
     path = {"type": "string", "minLength": 1}
@@ -193,10 +196,24 @@ def _or_paths(schema: dict[str, Any]) -> None:
     schema.update(anyOf=[path, {key: entries.pop(key) for key in ("type", "items", "minItems")}], **entries)
 
 
+def _with_advanced(schema: dict[str, Any]) -> None:
+    of_file = schema["properties"]
+    advanced = {name: of_file.pop(name) for name in list(of_file) if KEYS[name].advanced}
+    of_file["advanced"] = {
+        "type": "object",
+        "properties": advanced,
+        "additionalProperties": False,
+        "description": "Settings that few need.",
+    }
+
+
 class Config(BaseModel):
     """Everything that determines a corpus, except the bytes of its files."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_with_advanced)
+
+    # Settings of `advanced` that the file has outside of it, as earlier versions require.
+    _moved: tuple[str, ...] = ()
 
     name: str = Field("corpus", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="Name of the corpus.")
     sources: Annotated[
@@ -260,12 +277,12 @@ class Config(BaseModel):
         "`weight: 0`. last: the last answer; rounds: all answers of the last round, that is, after the last user "
         "message that has an answer.",
     )
-    train_parts: Annotated[TrainParts, TOKENS_IF_SET] = Field(
+    train_parts: Annotated[TrainParts, ADVANCED_TOKENS] = Field(
         default_factory=TrainParts,
         description="Parts of the trained answers that are trained on, such as {reasoning: false}. All parts are in "
         "the rows. A conversation whose parts cannot be separated is rejected.",
     )
-    turns: Annotated[Literal["auto", "together", "apart"], TOKENS_IF_SET] = Field(
+    turns: Annotated[Literal["auto", "together", "apart"], ADVANCED_TOKENS] = Field(
         "auto",
         description="together: one sample for each conversation; apart: one sample for each trained turn, after the "
         "prompt that the model sees at inference; auto: the fewest samples in which each trained turn follows this "
@@ -277,18 +294,18 @@ class Config(BaseModel):
         "keep: if the template writes no reasoning, the run fails, and if it leaves out that of a trained turn, the "
         "conversation is rejected; drop: it is removed.",
     )
-    empty_reasoning: Annotated[Literal["train", "mask"], TOKENS_IF_SET] = Field(
+    empty_reasoning: Annotated[Literal["train", "mask"], ADVANCED_TOKENS] = Field(
         "train",
         description="An empty block of reasoning that a template writes for an answer without reasoning, such as "
         "<think> and </think>. train: the model learns to write it, and so not to reason; mask: it stays in the row "
         "and is not trained on.",
     )
-    template_options: Annotated[dict[str, JsonValue], TOKENS_IF_SET] = Field(
+    template_options: Annotated[dict[str, JsonValue], ADVANCED_TOKENS] = Field(
         default_factory=dict,
         description="Variables of a Jinja template, such as {enable_thinking: false}. Other tools call them "
         "chat_template_kwargs.",
     )
-    default_system: Annotated[str | None, TOKENS_IF_SET] = Field(
+    default_system: Annotated[str | None, ADVANCED_TOKENS] = Field(
         None, min_length=1, description="System message for conversations without one; never trained on."
     )
     loss_weight: Annotated[Literal["none", "data", "conversation", "both"], IF_SET] = Field(
@@ -323,8 +340,10 @@ class Config(BaseModel):
     )
     min_tokens: int | None = Field(None, ge=1, description="Drop conversations with fewer tokens.")
     max_tokens: int | None = Field(None, ge=1, description="Drop conversations with more tokens.")
-    min_turns: int | None = Field(None, ge=1, description="Drop conversations with fewer turns; system is not a turn.")
-    max_turns: int | None = Field(None, ge=1, description="Drop conversations with more turns.")
+    min_turns: Annotated[int | None, ADVANCED] = Field(
+        None, ge=1, description="Drop conversations with fewer turns; system is not a turn."
+    )
+    max_turns: Annotated[int | None, ADVANCED] = Field(None, ge=1, description="Drop conversations with more turns.")
     neighbors: Annotated[Literal["random", "similar", "distinct"], IF_SET] = Field(
         "random",
         description="Which conversations share a row, among conversations of equal length. random: chosen by the seed; "
@@ -360,7 +379,7 @@ class Config(BaseModel):
     pad_token: Annotated[str | None, OF_TOKENIZER] = Field(
         None, min_length=1, description="Padding token, if the tokenizer does not name it."
     )
-    content_tokens: Annotated[list[Annotated[str, Field(min_length=1)]], TOKENS_IF_SET] = Field(
+    content_tokens: Annotated[list[Annotated[str, Field(min_length=1)]], ADVANCED_TOKENS] = Field(
         default_factory=list,
         description="Added tokens that content may become. By default, these are all added tokens that are not "
         "special. `<x>` adds a special token, `-<think>` removes a token that is not special, and `-*` removes all.",
@@ -371,13 +390,13 @@ class Config(BaseModel):
     template_date: Annotated[str, IF_JINJA] = Field(
         "2026-01-01", pattern=r"^\d{4}-\d{2}-\d{2}$", description="Date that a Jinja template sees as today."
     )
-    engine: Annotated[Literal["auto", "gigatoken", "reference"], KEYLESS] = Field(
+    engine: Annotated[Literal["auto", "gigatoken", "reference"], ADVANCED_KEYLESS] = Field(
         "auto",
         description="Encoder. auto: gigatoken, if it gives the same tokens as the reference on texts of this corpus; "
         "gigatoken: like auto, but an error if gigatoken cannot read the tokenizer; reference: the tokenizer's own "
         "library.",
     )
-    part_size: Annotated[int, KEYLESS] = Field(
+    part_size: Annotated[int, ADVANCED_KEYLESS] = Field(
         4 << 20, ge=1 << 10, description="Bytes of a source file that one step tokenizes."
     )
     max_record_bytes: Annotated[int, OF_RECORDS] = Field(16_000_000, ge=1 << 10, description="Reject longer lines.")
@@ -385,9 +404,14 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _take_other_forms(cls, values: Any) -> Any:
-        """Accept a setting by its alias, and add the roles of the config to each source."""
         if not isinstance(values, dict):
             return values
+        if isinstance(advanced := values.get("advanced") or {}, dict):
+            if twice := values.keys() & advanced.keys():
+                raise ValueError(f"{min(map(str, twice))} is set twice; keep the one in `advanced`")
+            values = {name: value for name, value in values.items() if name != "advanced"} | advanced
+        else:
+            raise ValueError(f"advanced: must be `key: value` pairs, found {advanced!r:.80}")
         for name, other in KEY_NAMES.items():
             if name in values and other in values:
                 raise ValueError(f"{name} and {other} are the same setting; keep only {name}")
@@ -448,7 +472,6 @@ class Config(BaseModel):
         return self
 
     def _check_rows(self) -> None:
-        """Raise ValueError if a setting of rows excludes another one or packing: false."""
         chosen = {
             name: getattr(self, name) for name, mark in KEYS.items() if mark.if_set and not self._is_default(name)
         }
@@ -481,6 +504,11 @@ class Config(BaseModel):
                 f"sequence_length: {length:,} is not a multiple of align: {self.align:,}; "
                 f"the nearest {'multiples are' if len(nearest) > 1 else 'multiple is'} {' and '.join(nearest)}"
             )
+
+    @property
+    def notes(self) -> list[str]:
+        """Return a line about settings that are now in `advanced`."""
+        return [f"config: {', '.join(self._moved)}: now a part of `advanced`; both places work"] * bool(self._moved)
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
@@ -548,10 +576,7 @@ def path_in(folder: Path, named: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the values of a config.
-
-    Raises UsageError or InputMissing. The error for a data file says that it is a data file.
-    """
+    """Return the values of a config."""
     found = container_by_extension(path.name) if os.path.isfile(path) else None
     try:
         if found is None or path.suffix.lower() == ".json":  # YAML includes JSON
@@ -587,22 +612,18 @@ def load_config(path: Path, sequence_length: str = "") -> Config:
         sources = [sources]
     if isinstance(sources, list):
         values["sources"] = [{"path": source} if isinstance(source, str) else source for source in sources]
-    return check_settings(Config, values, str(path))
+    config = check_settings(Config, values, str(path))
+    config._moved = tuple(name for name in values if name in KEYS and KEYS[name].advanced)
+    return config
 
 
 def check_recorded(recorded: dict[str, Any], where: Path) -> None:
-    """Raise UsageError if a recorded config has a removed setting that had an effect.
-
-    `where` names the manifest in messages.
-    """
+    """Raise UsageError if a recorded config has a removed setting that had an effect."""
     with_effect = {name: value for name, value in recorded.items() if (name, value) not in WITHOUT_EFFECT.items()}
     check_removed(with_effect, REMOVED, str(where))
 
 
 def config_of(recorded: dict[str, Any], part_size: int) -> Config:
-    """Return a recorded config that has passed `check_recorded`.
-
-    Raises ValueError if it is invalid.
-    """
+    """Return a recorded config that has passed `check_recorded`."""
     kept = {name: value for name, value in recorded.items() if name not in REMOVED}
     return Config.model_validate(kept | {"part_size": part_size})

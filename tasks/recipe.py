@@ -73,8 +73,7 @@ class Recipe:
         return _received, (self._sent,)
 
     @cached_property
-    def _sent(self) -> bytes:
-        """Return the recipe for other processes: a few KB for any number of sources."""
+    def _sent(self) -> bytes:  # a few KB for any number of sources
         config = self.config.model_copy(update={"sources": []})
         derived = {name: getattr(self, name) for name in ("tokenizer_key", "texts_key", "corpus_key", "plan_key")}
         derived |= {"shards": self.shards, "special": self.special}
@@ -84,10 +83,7 @@ class Recipe:
 
     @cached_property
     def tokenizer_key(self) -> str | None:
-        """Return the key of the tokenizer that this run trains.
-
-        Return None if the config names a tokenizer.
-        """
+        """Return the key of the tokenizer that this run trains."""
         if self.config.tokenizer is not None:
             return None
         import sentencepiece
@@ -114,10 +110,7 @@ class Recipe:
 
     @cached_property
     def tokenizer_digest(self) -> str:
-        """Return the digest of the tokenizer.
-
-        If the run trains the tokenizer, return the digest of its training inputs instead.
-        """
+        """Return the digest of the tokenizer, or of the inputs that train it."""
         return f"trained:{self.tokenizer_key}" if self.tokenizer_key else self.tokenizer_files.digest()
 
     @cached_property
@@ -167,10 +160,7 @@ class Recipe:
             raise UsageError("bad_template_file", f"{file}: is not UTF-8: {error}") from None
 
     def _templates_of_tokenizer(self, name: str) -> dict[str, str]:
-        """Return the sources of the tokenizer's chat template `name`.
-
-        Without a name, the template `tool_use` is for conversations with tools, and `default` for all others.
-        """
+        """Return the sources of the tokenizer's chat template `name`."""
         found = self.tokenizer_files.chat_templates() if self.config.tokenizer else {}
         where = f"template: {self.config.template}: {self.config.tokenizer or 'the tokenizer that this run trains'} has"
         if not found:
@@ -210,10 +200,7 @@ class Recipe:
 
     @property
     def undefined(self) -> dict[str, dict[str, int]]:
-        """Return in how many places each Jinja template reads names that nothing defines.
-
-        The keys are the names of its file in the corpus.
-        """
+        """Return in how many places each Jinja template reads names that nothing defines."""
         names = zip(self.template_sources, self.template.undefined, strict=False)
         return {file: dict(undefined) for file, undefined in names if undefined}
 
@@ -223,8 +210,12 @@ class Recipe:
 
     @property
     def notes(self) -> list[str]:
-        """Return a line for each option without effect and each unusual layout of a file."""
-        return _unused_options(self.config, self.template_sources) + found_layouts(self.files, self.config.sources)
+        """Return a line for each thing that a user may not expect."""
+        return (
+            self.config.notes
+            + _unused_options(self.config, self.template_sources)
+            + found_layouts(self.files, self.config.sources)
+        )
 
     # Keys
 
@@ -244,7 +235,6 @@ class Recipe:
 
     @cached_property
     def _texts(self) -> dict[str, Any]:
-        """Return everything that determines the texts and tokens of a record."""
         config, uses_jinja = self.config, bool(self.template_sources)
         special = config.in_key("tokens tokenizer").values()
         template = [self.template_sha256, *(config.in_key("tokens template").values() or [None])]
@@ -269,15 +259,11 @@ class Recipe:
 
     @cached_property
     def copies(self) -> float:
-        """Return about how many times a conversation is written.
-
-        This is the number of epochs times the weight, averaged over the bytes of the sources.
-        """
+        """Return about how many times a conversation is written."""
         return self.config.epochs * self._size / max(1, sum(file.bytes for file in self.files))
 
     @cached_property
     def _size(self) -> float:
-        """Return the bytes of the sources, times their weights unless with token_share."""
         weighed = self.config.weighting != "token_share"
         return sum(file.bytes * (self.config.sources[file.entry].weight if weighed else 1) for file in self.files)
 
@@ -296,10 +282,7 @@ class Recipe:
 
     @cached_property
     def shard_names(self) -> list[str]:
-        """Return the file names of all shards, split by split.
-
-        The index of a name is the number of the shard in the plan.
-        """
+        """Return the file names of all shards; an index is the number in the plan."""
         return [
             f"{split}-{number:05d}-of-{count:05d}.arrow"
             for split, count in self.shards.items()
@@ -327,10 +310,7 @@ class Recipe:
 
     @cached_property
     def plan_key(self) -> str:
-        """Return the key of the plan.
-
-        A plan refers to rows of token files and names of sources, so its key depends on both.
-        """
+        """Return the key of the plan."""
         content = {
             "corpus": self.corpus_key,
             "name": self.config.name,
@@ -342,7 +322,6 @@ class Recipe:
 
 @lru_cache(maxsize=4)
 def _received(sent: bytes) -> Recipe:
-    """Return the recipe that all steps of a corpus share, to load its encoder once."""
     config, folder, root, derived = pickle.loads(sent)  # noqa: S301 - our own
     recipe = Recipe(config, folder, Layout(root_of(root)), (), ())
     vars(recipe).update(derived)
@@ -353,7 +332,6 @@ def _received(sent: bytes) -> Recipe:
 def _open_once(
     files: TokenizerFiles, sha256: str, eos_token: str | None, pad_token: str | None, content_tokens: tuple[str, ...]
 ) -> Encoder:
-    """Load a tokenizer once per process; a forked child inherits it."""
     encoder = open_encoder(files, eos_token, pad_token, content_tokens)
     if files.sha256() != sha256:
         raise _tokenizer_changed(files)
@@ -372,11 +350,7 @@ def _jinja_once(
     adjust: Adjust,
     sections: Sections,
 ) -> Template:
-    """Compile a template once per process.
-
-    A second source is for conversations with tools. A forked child inherits the template and everything that
-    the template has cached.
-    """
+    """Compile a template once per process."""
     from tasks.templates.jinja.by_tools import open_jinja  # loads jinja2
 
     return open_jinja(name, sources, encoder, train_on, date, turns, json.loads(options), adjust, sections)
@@ -421,7 +395,6 @@ def recipe_of(
 
 
 def _check_recorded(recipe: Recipe) -> None:
-    """Raise UsageError if recorded ids cannot be packed with this config."""
     for file in recipe.files:
         problem = ""
         if file.format != TOKENS.name:
@@ -440,10 +413,7 @@ def _check_recorded(recipe: Recipe) -> None:
 
 
 def _unused_options(config: Config, templates: Mapping[str, str]) -> list[str]:
-    """Return a line for each of `template_options` that no template names.
-
-    `templates` is empty for a built-in template.
-    """
+    """Return a line for each of `template_options` that no template names."""
     if not templates:
         why = "built-in templates have no options, so"
         return [f"template_options: {why} {name} has no effect" for name in config.template_options]

@@ -81,10 +81,7 @@ class Work(ABC):
         return self.is_done()
 
     def prepare(self) -> None:  # noqa: B027 - most work has nothing to drop
-        """Discard outputs of an interrupted run, and outputs that were damaged since.
-
-        This is called before the required work is checked.
-        """
+        """Discard outputs of an interrupted run, and outputs that were damaged since."""
 
     def decided(self) -> Self:
         """Return the work with all choices that only the process of the run can make."""
@@ -246,7 +243,6 @@ class Plan(Work):
         return receipt
 
     def _make(self) -> dict[str, Any]:
-        """Make the plan; if a token file is damaged, rebuild it and retry."""
         from tasks.packing.plan import make_plan
         from tasks.tokenization import checks
 
@@ -368,10 +364,7 @@ class Publish(Work):
             return False
 
     def prepare(self) -> None:
-        """Remove the receipts of damaged shards, or of all shards without a valid plan.
-
-        A new run has no receipts yet, so it hashes nothing.
-        """
+        """Remove the receipts of damaged shards, or of all shards without a valid plan."""
         is_planned = Plan(self.recipe).exists
         for shard in WriteShard.all_of(self.recipe):
             receipt = shard.outputs()[-1]
@@ -401,10 +394,7 @@ KINDS: tuple[type[Work], ...] = (TrainTokenizer, TokenizePart, Plan, WriteShard,
 
 
 def _fetch_plan(mirror: Mirror, folder: Path, shard: int | None = None) -> dict[str, Any]:
-    """Make sure that a plan can be read locally, and return its receipt.
-
-    With `shard`, only the placements of that shard are fetched.
-    """
+    """Make sure that a plan can be read locally, and return its receipt."""
     mirror.fetch_file(folder / "plan.json")
     receipt = read_receipt(folder / "plan.json")
     for name in receipt["files"] if shard is None else ["plan.arrow"]:
@@ -413,10 +403,7 @@ def _fetch_plan(mirror: Mirror, folder: Path, shard: int | None = None) -> dict[
 
 
 def _check_token_files(recipe: Recipe, keys: Sequence[str]) -> None:
-    """Check that the local token files of a plan have their recorded checksums.
-
-    Raises StorageError if a file is damaged, after removing its receipt and the receipts of all shards.
-    """
+    """Check that the local token files of a plan have their recorded checksums."""
     from tasks.packing.plan import dropped
 
     for key in keys:

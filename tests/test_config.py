@@ -20,7 +20,6 @@ from support.profiles import examples
 
 from tasks.config import (
     IF_SET,
-    KEYLESS,
     KEYS,
     NOT_TOGETHER,
     NOT_WITH_LENGTHS,
@@ -120,7 +119,7 @@ def test_removed_settings_name_their_line_and_what_to_use() -> None:
 def test_defaults_are_filled_in(tmp_path: Path) -> None:
     config = load(tmp_path, "sources: [{path: x.jsonl}]\n")
     assert config.model_dump() == DEFAULTS
-    absent = {name for name, mark in KEYS.items() if mark is KEYLESS or mark.if_set} | {"template_date"}
+    absent = {name for name, mark in KEYS.items() if not mark.keys or mark.if_set} | {"template_date"}
     settings = config.settings()
     assert [*settings][-2:] == ["plan_group", "max_record_bytes"]
     assert settings.pop("plan_group") == ONE_PLAN, "so that corpora keep their keys"
@@ -182,6 +181,25 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         assert config.model_dump(exclude=unset) == {k: v for k, v in chosen.items() if k != "sources"}
         assert isinstance(config.max_rejects, float), "1 and 1.0 must give the same key"
         assert config.sources[0].columns == {"instruction": "frage"}
+
+
+def test_settings_that_few_need_are_in_advanced(tmp_path: Path) -> None:
+    nested = load(tmp_path, "sources: x.jsonl\nadvanced: {align: 4, loss_weight: data}\n")
+    flat = load(tmp_path, "sources: x.jsonl\nalign: 4\nloss_weight: data\n")
+    assert nested.model_dump() == flat.model_dump()
+    assert (nested.notes, flat.notes) == (
+        [],
+        ["config: align, loss_weight: now a part of `advanced`; both places work"],
+    )
+    assert load(tmp_path, "sources: x.jsonl\nadvanced:\n").model_dump() == DEFAULTS, "all of it may be comments"
+    top = {"sources", "name", "tokenizer", "template", "sequence_length", "train_on", "reasoning", "overlong", "seed"}
+    assert top <= {name for name, mark in KEYS.items() if not mark.advanced}
+    for lines, said in (
+        ("align: 4\nadvanced: {align: 8}", "align is set twice; keep the one in `advanced`"),
+        ("advanced: 5", "advanced: must be `key: value` pairs, found 5"),
+        ("advanced: {aling: 5}", "aling: unknown key; did you mean align?"),
+    ):
+        assert said in refusal(tmp_path, f"sources: x.jsonl\n{lines}\n")
 
 
 def test_a_tokenizer_with_a_way_to_load_it(tmp_path: Path) -> None:
@@ -454,7 +472,10 @@ TAGS = [
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(st.dictionaries(st.sampled_from(list(Config.model_fields)), VALUES, max_size=3), st.sampled_from(["", *TAGS]))
+@given(
+    st.dictionaries(st.sampled_from(["advanced", *Config.model_fields]), VALUES, max_size=3),
+    st.sampled_from(["", *TAGS]),
+)
 def test_whatever_stands_in_a_config_there_is_a_message(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], tag: str
 ) -> None:

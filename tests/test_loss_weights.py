@@ -267,7 +267,7 @@ def test_without_the_setting_nothing_has_weights_and_a_hint_names_it(tmp_path: P
     assert set(manifest.unused_keys["chat.jsonl"]) == {"messages[].loss_weight", "loss_weight"}
     hints = loss_weight_hints(manifest.unused_keys)
     assert len(hints) == 2
-    assert all(hint.endswith("set  loss_weight: data") for hint in hints)
+    assert all(hint.endswith("set  advanced: {loss_weight: data}") for hint in hints)
     assert flag_hints(manifest.unused_keys) == []
     plain = pack_corpus(make_recipe(tmp_path / "b", conversations(60)))
     assert [s.read_bytes()[512:] for s in shards_of(path)] != []

@@ -22,7 +22,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks import recipe as recipe_module
-from tasks.config import KEYLESS, KEYS, Config
+from tasks.config import KEYS, Config
 from tasks.conversations.model import Conversation, Message, ToolCall
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.encoders.encoder import Encoded, Encoder
@@ -121,7 +121,7 @@ OF_ROWS: dict[str, tuple[Any, dict[str, Any], bool]] = {
 
 
 def test_every_setting_is_decided_on() -> None:
-    assert {*CHANGES, *SOMETIMES, *OF_ROWS} == {name for name, mark in KEYS.items() if mark is not KEYLESS} - {"name"}
+    assert {*CHANGES, *SOMETIMES, *OF_ROWS} == {name for name, mark in KEYS.items() if mark.keys} - {"name"}
 
 
 @pytest.mark.parametrize("field", SOMETIMES)
@@ -165,7 +165,7 @@ def test_a_changed_setting_changes_the_corpus_key(field: str, tmp_path: Path) ->
 
 def test_what_cannot_change_the_output_changes_no_key(tmp_path: Path) -> None:
     before = recipe(tmp_path / "here")
-    assert {"part_size", "engine", "roles"} == {name for name, mark in KEYS.items() if mark is KEYLESS}
+    assert {"part_size", "engine", "roles"} == {name for name, mark in KEYS.items() if not mark.keys}
     parted = recipe(tmp_path / "here", part_size=1024)
     assert len(parted.parts) > 1
     assert parted.corpus_key == before.corpus_key

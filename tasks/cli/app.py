@@ -13,7 +13,8 @@
 With --json, a command prints one JSON object on standard output: the value that it would otherwise render as text, or
 {"error": …} (docs/reference/errors.md).
 
-A command imports Arrow, numpy, and tokenizers only if it needs them, so that --help is immediate.
+Parameters are the arguments and options of a command, and its docstring is the help. A command imports Arrow, numpy,
+and tokenizers only if it needs them, so that --help is immediate.
 """
 
 from __future__ import annotations
@@ -21,14 +22,33 @@ from __future__ import annotations
 from tasks.core import startup  # before all else
 
 # isort: split
+import shlex
 import sys
+from dataclasses import replace as changed
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tasks.cli import commands
+from tasks.cli.options import (
+    DEFAULT_CONFIG,
+    ConfigArgument,
+    ConfigOption,
+    JsonOption,
+    ManifestArgument,
+    RootOption,
+    SequenceLengthOption,
+    default_config,
+    manifest_argument,
+    option,
+    print_lines,
+    print_view,
+)
+from tasks.core.error_codes import DATA
 from tasks.core.errors import Interrupted, UsageError
 from tasks.core.messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
+from tasks.inspection.manifests import complete_file, find_damaged, find_file, find_manifest, list_manifests
+from tasks.stores.urls import local_path_of
 
 app = typer.Typer(
     help="Pack conversations into training rows; inspect, verify, and train on the result.",
@@ -59,20 +79,344 @@ def _options(
     pass
 
 
-# In the order of the help. To add a command, add a function to tasks/cli/commands.py and a line here.
-app.command()(commands.init)
-app.command()(commands.check)
-app.command()(commands.pack)
-app.command()(commands.part)
-app.command(**commands.PASSED_ON)(commands.train)
-app.command()(commands.inspect)
-app.command("list")(commands.list_command)
-app.command()(commands.diff)
-app.command()(commands.report)
-app.command()(commands.verify)
-app.command()(commands.repair)
-app.command()(commands.export)
-app.command()(commands.push)
+@app.command()
+def init(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Files, folders, or globs.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The config to write.")] = DEFAULT_CONFIG,
+    format: Annotated[str, typer.Option(metavar="NAME", help="The record format of the files.")] = "auto",
+    columns: Annotated[
+        list[str] | None,
+        option("OURS=YOURS", "A key of the format and its name in the files, such as instruction=frage; repeatable."),
+    ] = None,
+    roles: Annotated[
+        list[str] | None, option("OURS=YOURS", "A role and its name in the files, such as user=customer; repeatable.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        option("KEY", "A key or content part with images, audio, video, or preference data to ignore; repeatable."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Inspect data files and write a commented config for them."""
+    from tasks.dry_run.config_draft import write_draft
+
+    draft = write_draft(paths, output, force, format, columns or (), roles or (), ignore or ())
+    next_step = f"{output}: written; next: packcorpus check {shlex.quote(str(output))}"
+    summary = draft.summary()
+    value = {"config": output, "settings": draft.values, "found": summary}
+    print_lines(value, [*summary, next_step], json_output)
+
+
+@app.command()
+def check(
+    path: ConfigArgument = None,
+    config: Annotated[Path | None, option("FILE", "Same as CONFIG.", hidden=True)] = None,
+    sequence_length: SequenceLengthOption = "",
+    batch_size: Annotated[
+        list[int] | None, option("ROWS", "Rows per step, for the step count; repeatable.", min=1)
+    ] = None,
+    tokens_per_step: Annotated[int | None, option("TOKENS", "Tokens per step, instead of --batch-size.", min=1)] = None,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of worker processes for the time estimate.")
+    ] = 2,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Predict the result of a run from a sample of every source.
+
+    It takes seconds and writes nothing. The exit code is 65 if the run would fail.
+    """
+    if path and config:
+        raise UsageError("bad_command_line", f"{path} and --config {config}: name one config")
+    config = path or config or default_config()
+    from tasks.cli.check_view import show_prediction
+    from tasks.config import load_config
+    from tasks.dry_run.dry_run import predict
+
+    settings = load_config(config, sequence_length)
+    batches = list(batch_size or [])
+    if tokens_per_step:
+        batches.append(max(1, tokens_per_step // settings.sequence_length))
+    prediction = changed(predict(settings, config.parent, root, workers, batches=batches), config=config)
+    print_view(prediction, show_prediction, json_output)
+    if prediction.run_fails:
+        raise typer.Exit(DATA)
+
+
+@app.command()
+def pack(
+    config: ConfigArgument = None,
+    sequence_length: SequenceLengthOption = "",
+    workers: Annotated[int | None, option("N", "Worker processes. Default: 2.")] = None,
+    root: RootOption = Path(),
+    check_sources: Annotated[
+        bool, typer.Option("--check-sources", help="Hash every source again, even if it looks unchanged.")
+    ] = False,
+    on: Annotated[
+        str,
+        option(
+            "ENGINE",
+            "The engine that does the work: here, workers, workers:N, ray://auto, or ray://HOST:PORT. "
+            "Default: workers.",
+        ),
+    ] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors and the manifest path.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print progress and errors as lines of JSON.")] = False,
+) -> None:
+    """Pack the corpus of a config.
+
+    An interrupted run resumes. If the corpus is complete, the command does nothing. The last line of standard output is
+    the path of the manifest. Equivalent to: luigi --module pipeline PackCorpus --config CONFIG
+    """
+    config = config or default_config()
+    from tasks.cli import start
+
+    options = [f"--sequence-length={sequence_length}"] * bool(sequence_length)
+    options += [f"--workers={workers}"] * (workers is not None) + ["--check-sources"] * check_sources
+    options += [f"--on={on}"] * bool(on)
+    start.pack(config, root, [*options, *["--quiet"] * quiet, *["--json"] * json_output])
+
+
+@app.command()
+def part(
+    config: ConfigArgument = None,
+    stage: Annotated[
+        str, option("STAGE", "prepare, tokenize (parts), plan, write (shards), or publish. Run them in this order.")
+    ] = "",
+    share: Annotated[
+        str, option("I/N", "The share of tokenize or write to run, from 1/N to N/N. Default: all of it.")
+    ] = "",
+    sequence_length: SequenceLengthOption = "",
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Run one stage of `pack`, or a share of it, on one of several machines.
+
+    The machines share files or a bucket. For Slurm arrays, Kubernetes jobs, and xargs: run --stage prepare once,
+    tokenize for every share, plan once, write for every share, and publish once. Start each stage after the stage
+    before has ended everywhere; a machine that starts too early exits with 75.
+    """
+    from tasks.cli import start
+
+    value = start.run_part(config or default_config(), root, stage, share, sequence_length)
+    name = f"{value['stage']} {value['share']}" if value["share"] else value["stage"]
+    counts = f"{name}: {value['steps']:,} of {value['all']:,}, {value['found_done']:,} of them already done"
+    print_lines(value, [value.get("manifest", counts)], json_output)
+
+
+# All options of `train` are passed on, including --help.
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    options_metavar="[CORPUS] [OPTION]...",
+)
+def train(context: typer.Context) -> None:
+    """Train a QLoRA adapter on a corpus.
+
+    CORPUS is a manifest (file, name, or key) or a corpus folder. The default is the corpus of the latest run. All
+    options are passed to `python -m train`. `packcorpus train doctor` reports what this machine can use for training,
+    and `packcorpus train merge RUN` merges an adapter into its base model.
+    """
+    from tasks.cli import start
+
+    start.train(context.args)
+
+
+@app.command()
+def inspect(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PATH",
+            show_default=False,
+            parser=local_path_of,
+            help="A manifest (file, URL, name, or key), corpus folder, shard, source file, or config. "
+            "Default: the corpus of the latest run.",
+            autocompletion=complete_file,
+        ),
+    ] = None,
+    row: Annotated[int | None, option("N", "Show row N as text; 0 is the first.")] = None,
+    split: Annotated[
+        str | None,
+        option("NAME", "The split of --row: train, validation, train_epoch_2, …; train-512 with several lengths."),
+    ] = None,
+    conversation: Annotated[
+        int | None, option("N", "Show the conversation with number N in the index (#N in a row).")
+    ] = None,
+    at: Annotated[str | None, option("FILE:LINE", "Show the conversation of this source line, with its row.")] = None,
+    line: Annotated[int | None, option("N", "For a source file: show its line (or record) N; 1 is the first.")] = None,
+    search: Annotated[str | None, option("TEXT", "Show the conversations that contain TEXT.")] = None,
+    rejects: Annotated[
+        bool, typer.Option("--rejects", help="Show the rejected conversations and the reasons.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The maximum number of results to list.")] = 20,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="With a row or conversation: show token ids and boundaries.")
+    ] = False,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Show the figures of a corpus, or its rows and conversations."""
+    from tasks.cli.questions import Question, answer, render
+
+    question = Question(row, split, conversation, at, line, search, rejects, limit, ids)
+    question.option()  # report options that exclude each other before searching for a manifest
+    print_view(answer(find_file(path, root), question, root), render, json_output)
+
+
+@app.command("list")
+def list_command(root: RootOption = Path(), json_output: JsonOption = False) -> None:
+    """List all corpora in manifests/."""
+    from tasks.cli.corpus_view import show_list
+
+    print_view(list_manifests(root), show_list, json_output)
+
+
+@app.command()
+def diff(
+    before: Annotated[Path, manifest_argument("BEFORE")],
+    after: Annotated[Path, manifest_argument("AFTER", "The corpus to compare it with.")],
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="List at most N removed and N added conversations; all are counted.")
+    ] = 10_000,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Compare two corpora: settings, figures, and conversations."""
+    from tasks.cli.corpus_view import show_difference
+    from tasks.inspection.diff import compare
+
+    print_view(compare(find_manifest(before, root), find_manifest(after, root), limit), show_difference, json_output)
+
+
+@app.command()
+def report(
+    manifest: ManifestArgument = None,
+    output: Annotated[Path | None, option("FILE", "The file to write. Default: next to the corpus folder.")] = None,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Write a shareable, self-contained HTML page about a corpus."""
+    path = find_manifest(manifest, root)
+    from tasks.report.report import write_report
+
+    written, size = write_report(path, output)
+    print_lines({"manifest": path, "report": written, "bytes": size}, [str(written)], json_output)
+
+
+@app.command()
+def verify(
+    manifest: ManifestArgument = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Rebuild the corpus in a temporary folder and compare every byte.")
+    ] = False,
+    config: ConfigOption = None,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Recompute every checksum of a corpus and check every row."""
+    if config and not rebuild:
+        raise UsageError("bad_command_line", "--config requires --rebuild")
+    path = find_manifest(manifest, root)
+    from tasks.cli.corpus_view import show_checks
+    from tasks.verification.verify import Check
+    from tasks.verification.verify import verify as verify_corpus
+
+    checks = verify_corpus(path)
+    if rebuild:
+        from tasks.verification.rebuild import rebuild as rebuild_corpus
+
+        checks.append(Check("rebuild", rebuild_corpus(path, config)))
+    print_view({"manifest": path, "checks": checks}, show_checks, json_output)
+
+
+@app.command()
+def repair(
+    manifest: ManifestArgument = None,
+    config: ConfigOption = None,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Restore the damaged or missing files of a corpus.
+
+    Restored files have their recorded checksums. Nothing else is changed.
+    """
+    path = find_damaged(manifest, root)
+    from tasks.core.printable import from_here, printable
+    from tasks.verification.repair import repair as repair_corpus
+
+    mended = []
+    for file in repair_corpus(path, config):
+        mended.append(file)
+        if not json_output:
+            print(printable(from_here(f"repaired {file.path} ({file.why}) from {file.source}")), flush=True)
+    lines = [] if mended else ["nothing to repair: all files match the manifest"]
+    print_lines({"manifest": path, "mended": mended}, lines, json_output)
+
+
+@app.command()
+def export(
+    manifest: ManifestArgument = None,
+    to: Annotated[
+        str,
+        option("FORMAT", "The format: trl, megatron, axolotl, llama-factory, xtuner, olmo-core, mds, or automodel."),
+    ] = "",
+    output: Annotated[
+        Path | None, option("FOLDER", "The folder to write to. Default: data/exports/<corpus>-<format>.")
+    ] = None,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Export a corpus to the format of another trainer.
+
+    Prints the settings for the trainer and the limits of the format. If the export is complete, the command does
+    nothing.
+    """
+    from tasks.exports.export import export_corpus
+
+    written = export_corpus(find_manifest(manifest, root), to, output, root)
+    print_lines(written, written.lines(), json_output)
+
+
+@app.command()
+def push(
+    manifest: Annotated[Path, manifest_argument("MANIFEST")],
+    repo: Annotated[
+        str,
+        typer.Argument(
+            metavar="REPO",
+            show_default=False,
+            help="The dataset: OWNER/NAME, OWNER/NAME/FOLDER, or hf://datasets/OWNER/NAME@BRANCH/FOLDER.",
+        ),
+    ],
+    private: Annotated[bool, typer.Option("--private", help="If the dataset is new, create it as private.")] = False,
+    revision: Annotated[
+        str, option("BRANCH", "The branch, which is created if it does not exist. Default: main.")
+    ] = "",
+    message: Annotated[str, option("TEXT", "The commit message. Default: the name and key of the corpus.")] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace another corpus in the same place.")] = False,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Push a corpus to a dataset on the Hugging Face Hub.
+
+    Uploads the data first, then the dataset card and the manifest. Files that are already on the Hub are not uploaded
+    again. Uses the token from HF_TOKEN or `hf auth login`.
+    """
+    from tasks.core.printable import counted, in_bytes, printable
+    from tasks.corpus.push import push_corpus
+
+    def progress(line: str) -> None:
+        if not json_output:
+            print(printable(line), file=sys.stderr, flush=True)
+
+    path = find_manifest(manifest, root)
+    done = push_corpus(
+        path, repo, private=private, revision=revision, message=message, replace=replace, report=progress
+    )
+    news = f"sent {counted(done.sent, 'file')} of {done.files:,}, {in_bytes(done.sent_bytes)}"
+    news = "already complete, nothing to do" if done.found_done else news
+    print_lines(done, [f"{done.url}: {news}; commit {done.commit}"], json_output)
 
 
 # The exit code that typer returns for a KeyboardInterrupt.
@@ -80,10 +424,7 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line.
-
-    Exit codes follow sysexits.h, as in tasks.core.errors.
-    """
+    """Run the command line; exit codes follow sysexits.h."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = sys.argv[1:]

@@ -19,6 +19,7 @@ from tasks.cli.console import (
     print_legend,
     print_remark,
     print_title,
+    say,
     single,
     text_of,
 )
@@ -55,7 +56,7 @@ def show_prediction(run: Prediction, console: Console) -> None:
     sampled = f"{run.looked_at:,} of {about}{run.ledger.conversations.read:,} conversations sampled"
     size = f"{counted(run.files, 'file')}, {in_bytes(run.bytes)}"
     name = (printable(settings["name"]), "bold")
-    console.print(Text.assemble(name, f"  {sampled}, {size}", ("  nothing was written", "dim")), soft_wrap=True)
+    say(console, name, f"  {sampled}, {size}", ("  nothing was written", "dim"))
     for failure in run.failures:
         indented(console, single(Text(printable_lines(failure), "bold yellow")))
     tokenizer = run.tokenizer
@@ -101,7 +102,7 @@ def _print_sources(run: Prediction, console: Console) -> None:
             f"  {counted(others, 'file')} not read: each is assumed to resemble a file above and is included in the "
             "figures of that file"
         )
-        console.print(Text(text, "dim"), soft_wrap=True)
+        say(console, (text, "dim"))
 
 
 def _print_conversations(run: Prediction, console: Console) -> None:
@@ -122,7 +123,6 @@ def _print_conversations(run: Prediction, console: Console) -> None:
 
 
 def _shortened(spans: Sequence[Span]) -> Text:
-    """Render spans, without the middle of long texts and the middle of many spans."""
     text = Text()
     pending: list[Span] = []
 

@@ -39,22 +39,27 @@ def open_console() -> Console:
     return console
 
 
+def say(console: Console, *parts: str | Text | tuple[str, str]) -> None:
+    """Print a line, which is as long as its text."""
+    console.print(Text.assemble(*parts), soft_wrap=True)
+
+
 def heading(console: Console, title: str, remark: str = "") -> None:
     """Print an empty line and a title."""
     console.print()
     console.print(Text.assemble((title, HEADING_STYLE), (f"  {remark}" if remark else "", "dim")))
 
 
-def plain_table() -> Table:
-    """Return a table without lines and with a dim header."""
-    return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+def plain_table(*titles: str) -> Table:
+    """Return a table without lines and with a dim header; later columns have numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="right" if number else "left", no_wrap=True)
+    return table
 
 
 def grid(*right: bool, padding: int = 2) -> Table:
-    """Return a table without lines and without a header.
-
-    It has a column for each argument, which is aligned right if the argument is true.
-    """
+    """Return a table without lines and without a header."""
     table = Table(box=None, padding=(0, padding, 0, 0), show_header=False, pad_edge=False)
     for flush in right:
         table.add_column(justify="right" if flush else "left", no_wrap=flush, overflow="fold")
@@ -71,7 +76,7 @@ def indented(console: Console, table: Table) -> None:
     with console.capture() as capture:
         console.print(padded)
     for line in capture.get().splitlines():
-        console.print(Text(line.rstrip()), soft_wrap=True)
+        say(console, line.rstrip())
 
 
 def whole(console: Console, table: Table) -> None:
@@ -130,16 +135,13 @@ def text_of(spans: Sequence[Span], as_ids: bool = False) -> Text:
 
 
 def print_hanging(console: Console, text: Text, indent: int = 2) -> None:
-    """Print text with every line indented.
-
-    Lines are wrapped only on a terminal.
-    """
+    """Print text with every line indented."""
     if console.is_terminal:
         lines = text.wrap(console, max(console.width - indent, 20))
     else:
         lines = text.split("\n", allow_blank=True)
     for line in lines:
-        console.print(Text.assemble(" " * indent, line), soft_wrap=True)
+        say(console, " " * indent, line)
 
 
 def print_legend(console: Console, boundaries: bool = False) -> None:
@@ -150,21 +152,18 @@ def print_legend(console: Console, boundaries: bool = False) -> None:
     )  # fmt: skip
     if boundaries:
         legend.append_text(Text.assemble("  tok", (BOUNDARY, BOUNDARY_STYLE), "ens"))
-    console.print(legend, soft_wrap=True)
+    say(console, legend)
 
 
 def print_title(console: Console, number: str, origin: str, facts: Sequence[str]) -> None:
-    """Print the line above a conversation: its number, its source line, and facts.
-
-    If the line is too wide for the terminal, the facts are on a second line.
-    """
+    """Print the line above a conversation: its number, its source line, and facts."""
     head = Text.assemble(("━━ ", "cyan"), (f"{number}  " if number else "", "dim"), (origin, HEADING_STYLE))
     facts_text = Text(" · ".join(facts), "dim")
     if console.is_terminal and head.cell_len + facts_text.cell_len + 2 > console.width:
-        console.print(head, soft_wrap=True)
-        console.print(Text.assemble("   ", facts_text), soft_wrap=True)
+        say(console, head)
+        say(console, "   ", facts_text)
     else:
-        console.print(Text.assemble(head, "  ", facts_text), soft_wrap=True)
+        say(console, head, "  ", facts_text)
 
 
 def styled(text: str, style: str) -> Text:

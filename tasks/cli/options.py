@@ -69,10 +69,7 @@ JsonOption = Annotated[
 
 
 def default_config() -> Path:
-    """Return the default config.
-
-    Raises InputMissing if it does not exist.
-    """
+    """Return the default config; raise InputMissing if it does not exist."""
     if not DEFAULT_CONFIG.is_file():
         raise InputMissing(
             "config_missing", f"{DEFAULT_CONFIG}: no such config; name another config, or run: packcorpus init PATH…"

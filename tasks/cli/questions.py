@@ -16,14 +16,95 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-from tasks.cli import corpus_view, row_view, source_view
+from tasks.cli import corpus_view, row_view
+from tasks.cli.console import HEADING_STYLE, print_hanging, print_title, say, styled
+from tasks.cli.row_view import print_messages
 from tasks.core.errors import UsageError
+from tasks.core.printable import counted, in_bytes, printable
 from tasks.inspection import manifests, rows, search, sources
 from tasks.inspection.lookup import pieces_of_number, places_at
-from tasks.inspection.sources import Kind, kind_of
+from tasks.inspection.rows import ShardFigures
+from tasks.inspection.sources import ConfigOverview, Kind, SourceInfo, SourceOverview, SourceRecords, kind_of
+from tasks.readers.csv_file import name_of
+from tasks.sources.source_files import as_yaml
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import load_manifest
+
+SHOWN_REJECTS = 3
+
+
+def show_source(source: SourceOverview, console: Console) -> None:
+    """Render a source file."""
+    say(console, (printable(source.name), "bold"), ("  " + _facts(source), "dim"))
+    sample = source.sample
+    if sample.records > sample.rejected:
+        rejected = f", {sample.rejected:,} to be rejected" if sample.rejected else ""
+        console.print(f"first {counted(sample.records, 'record')}: {sample.messages:.1f} messages on average{rejected}")
+    rejects = [record for record in source.records if "rejected" in record]
+    conversations = [record for record in source.records if "rejected" not in record]
+    for record in rejects[:SHOWN_REJECTS] + conversations[:1]:
+        _print_record(source, record, console)
+
+
+def show_records(source: SourceRecords, console: Console) -> None:
+    """Render records of a file."""
+    for record in source.records:
+        _print_record(source, record, console)
+    if source.search is not None:
+        count = counted(len(source.records), "conversation")
+        console.print(Text(f"the first {source.limit:,}; use --limit for more" if source.more else count, "dim"))
+
+
+def _facts(source: SourceInfo) -> str:
+    compression = f".{source.compression}" if source.compression else ""
+    found = f", delimiter {name_of(source.delimiter)}" if source.delimiter else ""
+    found += f", {source.encoding}" if source.encoding else ""
+    mapped = ", ".join(f"{ours}: {as_yaml(theirs)}" for ours, theirs in source.columns.items())
+    columns = f", columns {{{printable(mapped)}}}" if mapped else ""
+    return f"{source.format}, {source.container}{compression}{found}{columns}, {in_bytes(source.bytes)}"
+
+
+def _print_record(source: SourceInfo, record: dict[str, Any], console: Console) -> None:
+    console.print()
+    where = f"{printable(source.name)}:{record['record']}"
+    if "rejected" in record:
+        print_title(console, "rejected", where, [f"{record['code']} {record['rejected']}"])
+        print_hanging(console, styled(record["message"], ""))
+        return
+    print_title(console, "", where, [counted(len(record["messages"]), "message")])
+    tools = f"[{','.join(record['tools'])}]" if record["tools"] else None
+    print_messages(record["messages"], tools, console)
+
+
+def show_config(config: ConfigOverview, console: Console) -> None:
+    """Render the source files of a config and the corpora made from it."""
+    say(console, (printable(str(config.settings["name"])), "bold"), (f"  {config.config}", "dim"))
+    for source in config.sources:
+        line = Text.assemble("  ", (printable(source.name), HEADING_STYLE), (f"  {_facts(source)}", "dim"))
+        say(console, line)
+    for manifest in config.made:
+        say(console, "corpus: ", (printable(str(manifest)), "bold"))
+    if not config.made:
+        command = f"packcorpus pack {config.config}"
+        say(console, f"{config.manifests}/ has no corpus with these settings; make it with: {command}")
+
+
+def show_shard(shard: ShardFigures, console: Console) -> None:
+    """Render the figures of one shard."""
+    place = f"  {counted(shard.rows, 'row')} of {shard.split}, from row {shard.first_row:,}"
+    say(console, (printable(shard.shard.name), "bold"), place, (f"  {shard.manifest}", "dim"))
+    if shard.tokens is not None and shard.conversations is not None:
+        mean = shard.conversations / max(shard.rows, 1)
+        say(
+            console,
+            f"{shard.fill:.2f} % full: {counted(shard.tokens, 'token')}, {shard.trained:,} trained; "
+            f"{counted(shard.conversations, 'conversation')}, {shard.least} to {shard.most} per row, "
+            f"{mean:.2f} on average",
+        )
+    console.print(Text("--row N shows one of its rows, from 0", "dim"))
+
 
 # Options of each kind of file that select what to show. None of them is required.
 _TAKES: dict[Kind, tuple[str, ...]] = {
@@ -39,10 +120,10 @@ _RENDERERS: dict[type, Callable[[Any, Console], None]] = {
     rows.Conversation: row_view.show_conversation,
     search.SearchResult: row_view.show_search,
     search.Rejects: row_view.show_rejects,
-    rows.ShardFigures: source_view.show_shard,
-    sources.SourceOverview: source_view.show_source,
-    sources.SourceRecords: source_view.show_records,
-    sources.ConfigOverview: source_view.show_config,
+    rows.ShardFigures: show_shard,
+    sources.SourceOverview: show_source,
+    sources.SourceRecords: show_records,
+    sources.ConfigOverview: show_config,
 }
 
 

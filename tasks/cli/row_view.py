@@ -15,7 +15,7 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.console import HEADING_STYLE, print_hanging, print_legend, print_title, styled, text_of
+from tasks.cli.console import HEADING_STYLE, print_hanging, print_legend, print_title, say, styled, text_of
 from tasks.core.error_codes import CODES
 from tasks.core.printable import CONTROL, counted, printable, printable_lines
 from tasks.inspection.lookup import turn_of
@@ -28,13 +28,11 @@ SHOWN_COPIES = 10
 
 def show_row(row: Row, console: Console) -> None:
     """Render a row, conversation by conversation."""
-    console.print(
-        Text.assemble(
-            (f"row {row.row:,}", "bold"),
-            f" of {row.rows_of_split:,} in {row.split}",
-            (f"  {row.shard}, row {row.row_of_shard:,}", "dim"),
-        ),
-        soft_wrap=True,
+    say(
+        console,
+        (f"row {row.row:,}", "bold"),
+        f" of {row.rows_of_split:,} in {row.split}",
+        (f"  {row.shard}, row {row.row_of_shard:,}", "dim"),
     )
     if "input_ids" not in row.columns:
         console.print()
@@ -42,13 +40,13 @@ def show_row(row: Row, console: Console) -> None:
         return
     length = row.tokens + row.padding
     noun = "sample" if any(piece.get("turn", -1) >= 0 for piece in row.conversations) else "conversation"
-    console.print(
+    say(
+        console,
         f"{counted(len(row.conversations), noun)}, {counted(row.tokens, 'token')} of {length:,}, "
         f"{row.trained:,} trained ({100 * row.trained / max(row.tokens, 1):.0f} %), "
         f"{counted(row.padding, 'padding token')}",
-        soft_wrap=True,
     )
-    console.print(Text(f"longest {noun} {row.longest:,} tokens; Σn² {row.squares:,}", "dim"), soft_wrap=True)
+    say(console, (f"longest {noun} {row.longest:,} tokens; Σn² {row.squares:,}", "dim"))
     print_legend(console, any(_has_tokens(piece) for piece in row.conversations))
     for number, piece in enumerate(row.conversations, 1):
         console.print()
@@ -76,16 +74,16 @@ def show_conversation(conversation: Conversation, console: Console) -> None:
         title.append(f"  {len(pieces)} pieces", "dim")
     if (times := max(map(len, pieces.values()))) > 1:
         title.append(f"  packed {times:,} times", "dim")
-    console.print(title, soft_wrap=True)
+    say(console, title)
     if any("spans" in piece for piece in conversation.pieces):
         print_legend(console, any(_has_tokens(piece) for piece in conversation.pieces))
     for piece, *copies in pieces.values():
         console.print()
         if piece["row"] is None:
-            console.print(Text(f"{turn_of(piece).lstrip()} dropped: {piece['why']}".lstrip(), "yellow"), soft_wrap=True)
+            say(console, (f"{turn_of(piece).lstrip()} dropped: {piece['why']}".lstrip(), "yellow"))
             file, _, record = piece["origin"].rpartition(":")
             command = f"packcorpus inspect {shlex.quote(file)} --line {record}"
-            console.print(Text(f"its text: {command}", "dim"), soft_wrap=True)
+            say(console, (f"its text: {command}", "dim"))
             continue
         label = f"row {piece['row_of_split']:,} of {piece['split']}"
         if "spans" in piece:
@@ -98,7 +96,6 @@ def show_conversation(conversation: Conversation, console: Console) -> None:
 
 
 def _also_in(copies: Sequence[Piece]) -> str:
-    """Name the rows with further copies of a piece."""
     rows = [
         f"row {piece['row_of_split']:,} of {piece['split']}"
         + (f" from token {piece['start']:,}" if "spans" in piece else "")
@@ -113,10 +110,7 @@ def _has_tokens(piece: Piece) -> bool:
 
 
 def _print_piece(label: str, piece: Piece, console: Console) -> None:
-    """Print a conversation of a packed row, or a piece of one.
-
-    If it has the text of single tokens, their ids are printed, too.
-    """
+    """Print a conversation of a packed row, or a piece of one."""
     facts = [counted(piece["length"], "token"), f"{piece['trained']:,} trained"]
     if weights := piece.get("loss_weight"):
         facts.append(f"weight {' to '.join(f'{weight:.4g}' for weight in dict.fromkeys(weights))}")
@@ -133,7 +127,6 @@ def _print_piece(label: str, piece: Piece, console: Console) -> None:
 
 
 def _print_messages(label: str, piece: Piece, console: Console) -> None:
-    """Print a conversation of format 2.0: its messages, or its text."""
     facts = []
     if piece["number"] is not None:
         facts = [counted(piece["length"], "token"), f"{piece['trained']:,} trained", f"#{piece['number']:,}"]
@@ -164,13 +157,12 @@ def print_messages(messages: Sequence[dict[str, Any]], tools: str | None, consol
 
 
 def _print_titled(console: Console, title: str, content: str, indent: int = 2) -> None:
-    console.print(Text.assemble(CONTROL[0], (printable(title), "bold reverse"), CONTROL[1]), soft_wrap=True)
+    say(console, CONTROL[0], (printable(title), "bold reverse"), CONTROL[1])
     if content:
         print_hanging(console, styled(content, ""), indent)
 
 
 def _pretty(text: str) -> str:
-    """Indent JSON text, and return other text unchanged."""
     try:
         return orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2).decode()
     except orjson.JSONDecodeError:
@@ -186,11 +178,12 @@ def show_search(result: SearchResult, console: Console) -> None:
         number = f"  #{piece['number']:,}" if piece["number"] is not None else ""
         where = f"  row {piece['row_of_split']:,} of {piece['split']}{number}"
         trained = "  trained on" if piece["trained_on"] else ""
-        console.print(
-            Text.assemble(
-                ("━━ ", "cyan"), (piece["origin"] + turn_of(piece), HEADING_STYLE), (where, "dim"), (trained, "green")
-            ),
-            soft_wrap=True,
+        say(
+            console,
+            ("━━ ", "cyan"),
+            (piece["origin"] + turn_of(piece), HEADING_STYLE),
+            (where, "dim"),
+            (trained, "green"),
         )
         if piece["excerpt"]:
             print_hanging(console, _line_of(piece["excerpt"], result.search))
@@ -203,7 +196,6 @@ def show_search(result: SearchResult, console: Console) -> None:
 
 
 def _line_of(excerpt: Excerpt, search: str) -> Text:
-    """Return the tokens around a match on one line."""
     text = text_of(excerpt.spans)
     text.highlight_words([printable_lines(search)], "reverse")
     line = Text(" ⏎ ", "dim").join(text.split("\n"))
@@ -221,7 +213,7 @@ def show_rejects(rejects: Rejects, console: Console) -> None:
             (f"{count:>8,}  ", "bold"), (f"{code.code if code else ''} {printable(reason)}  ", HEADING_STYLE),
             (code.meaning if code else "", "dim"),
         )  # fmt: skip
-        console.print(meaning, soft_wrap=True)
+        say(console, meaning)
     console.print()
     for reject in rejects.rejects:
         place = f"{reject.get('source')}:{reject.get('line', reject.get('record'))}"

@@ -59,7 +59,6 @@ def train(arguments: list[str]) -> NoReturn:
 
 
 def _root_of(words: list[str]) -> Path:
-    """Return the value of --root, which is also an option of the training."""
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
         if name == "--root":
@@ -68,7 +67,6 @@ def _root_of(words: list[str]) -> Path:
 
 
 def _run(module: str, *words: str) -> NoReturn:
-    """Replace this process with `python -m module words`."""
     sys.stdout.flush()
     sys.stderr.flush()
     # -P keeps the working directory off sys.path, so a user's own train.py or pipeline.py does not replace ours.

@@ -146,7 +146,7 @@ def loss_weight_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
     `unused` has counts by source.
     """
     return [
-        f"{source}: {path} is not used; to weigh the loss by it, set  loss_weight: data"
+        f"{source}: {path} is not used; to weigh the loss by it, set  advanced: {{loss_weight: data}}"
         for source, counts in unused.items()
         for path in counts
         if path.rpartition(".")[2] == LOSS_WEIGHT

@@ -28,8 +28,7 @@ from tasks.core.error_codes import CODES
 from tasks.corpus.summary import BATCH_ROWS, steps_of
 from tasks.dry_run.cost_model import estimate_costs
 from tasks.dry_run.prediction import Example, Prediction, Rejected, Source, Steps, Tokenizer
-from tasks.dry_run.sample_tokens import SampleTokens, open_samples, tokenize_sample
-from tasks.dry_run.selection import Selection, select
+from tasks.dry_run.sample import SampleTokens, Selection, open_samples, select, tokenize_sample
 from tasks.dry_run.warnings import find_failures, find_warnings
 from tasks.encoders.encoder import Encoder
 from tasks.inspection.rows import spans_of
@@ -152,7 +151,6 @@ def _placed(chosen: Selection) -> Placed:
 
 
 def _rows(placed: Placed, config: Config) -> tuple[dict[str, int], np.ndarray]:
-    """Return the rows of each split, and Σn² of rows of the training split."""
     rows: dict[str, int] = {}
     squares = np.zeros(0, np.int64)
     for kind in dict.fromkeys(map(kind_of, config.rows.split_names(config.epochs))):
@@ -204,7 +202,6 @@ def scaled(lengths: np.ndarray, weights: np.ndarray, capacity: int) -> np.ndarra
 
 
 def _ledger(chosen: Selection, placed: Placed, rejects: Sequence[Rejected], places: int) -> Ledger:
-    """Scale the sums of packing/ledger.py to everything that the samples represent."""
     config, accepted, weights = chosen.recipe.config, chosen.pieces.accepted, chosen.weights
     samples, share, stays = accepted.samples, chosen.packed, chosen.reason != REJECTED
     encoded, conversations = accepted.encoded(slice(None)) * weights, samples.most(share)
@@ -272,13 +269,11 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scaled_counts(sampled: SampleTokens) -> dict[str, float]:
-    """Return what some counts of a sample represent."""
     represents = float(sampled.sample.weights.mean()) if len(sampled.sample.weights) else 0.0
     return {name: represents * sampled.counts.get(name, 0) for name in (*APART, *LEFT_OUT)}
 
 
 def _dropped(chosen: Selection) -> dict[str, float]:
-    """Count the dropped conversations by reason."""
     accepted, weights = replace(chosen.pieces.accepted, reason=chosen.reason), chosen.weights
     outcomes, most = accepted.outcomes(), accepted.samples.most
     represents = weights if accepted.samples.firsts is None else weights[accepted.samples.firsts]
@@ -289,7 +284,6 @@ def _dropped(chosen: Selection) -> dict[str, float]:
 
 
 def _rejects(chosen: Selection) -> list[Rejected]:
-    """Count the rejects of tokenization, and then of the overlong policy."""
     config, is_late = chosen.recipe.config, chosen.cut_off
     late = f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong})"
     found: dict[str, list[tuple[str, str, float, bool]]] = {}  # place, message, weight, whether it was cut off
@@ -318,10 +312,7 @@ def _rejects(chosen: Selection) -> list[Rejected]:
 
 
 def _mixture(chosen: Selection, tokens: np.ndarray, trained: np.ndarray) -> list[MixtureFacts]:
-    """Return the contribution of each entry of `sources` to a pass.
-
-    `tokens` and `trained` are float64[pieces].
-    """
+    """Return the contribution of each entry of `sources` to a pass."""
     pieces, sources = chosen.pieces, chosen.recipe.config.sources
     most, in_train = pieces.accepted.samples.most, chosen.weights * ~pieces.accepted.held_out
     of_pieces = chosen.entries[pieces.conversations(slice(None))]
@@ -345,7 +336,6 @@ def _mixture(chosen: Selection, tokens: np.ndarray, trained: np.ndarray) -> list
 
 
 def _sources(chosen: Selection, placed: Placed, encoder: Encoder) -> list[Source]:
-    """Sum up each file and show its first conversation."""
     accepted, is_late = chosen.pieces.accepted, chosen.cut_off
     encoded = accepted.encoded(slice(None)) * (chosen.reason != REJECTED) * chosen.weights
     parts = len(chosen.sampled)
@@ -378,7 +368,6 @@ def _sources(chosen: Selection, placed: Placed, encoder: Encoder) -> list[Source
 
 
 def _example(chosen: Selection, number: int, sampled: SampleTokens, encoder: Encoder) -> Example:
-    """Return one sample of a conversation."""
     record, turn = (int(chosen.tokens.column(name, number, number + 1)[0]) for name in ("record", "turn"))
     values, place = chosen.tokens.tokens(number), sampled.sample.records[record].place
     ids = values ^ (values >> 31)

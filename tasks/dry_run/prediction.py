@@ -15,10 +15,7 @@ from tasks.storage.layout import kind_of
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of the run.
-
-    If the run will train a tokenizer (`trained_here`), this one was trained on the sample.
-    """
+    """The tokenizer of the run."""
 
     name: str
     kind: str

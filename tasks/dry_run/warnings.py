@@ -9,7 +9,7 @@ from tasks.conversations.turn_weights import flag_hints, loss_weight_hints
 from tasks.core.printable import counted
 from tasks.corpus.summary import BATCH_ROWS, FEW_STEPS, explain_limits, explain_overlong
 from tasks.dry_run.prediction import Prediction, Steps
-from tasks.dry_run.selection import Selection
+from tasks.dry_run.sample import Selection
 from tasks.encoders.encoder import Encoder, is_blank
 from tasks.packing.pieces import MOST_CONVERSATIONS
 from tasks.packing.rejects import suggest_settings
@@ -115,7 +115,7 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
         setting = ", ".join(f"'-{name}'" for name in markers)
         yield (
             f"{' and '.join(markers)} frame turns, but the tokenizer does not mark them as special, so a message can "
-            f"write them, as at inference; to prevent this, set  content_tokens: [{setting}]"
+            f"write them, as at inference; to prevent this, set  advanced: {{content_tokens: [{setting}]}}"
         )
     if short := [source.path for source in found.sources if source.reach < 1]:
         names = ", ".join(short[:3]) + " and others" * (len(short) > 3)
@@ -126,7 +126,6 @@ def find_warnings(found: Prediction, chosen: Selection, unlike: str, batches: Se
 
 
 def _weighs_alike(chosen: Selection) -> bool:
-    """Return whether all loss weights of the data are 1."""
     return all((chunk.flatten().to_numpy() == 1).all() for _, chunk in chosen.tokens.chunks("weights"))
 
 

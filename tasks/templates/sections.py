@@ -117,5 +117,5 @@ def explain_empty_blocks(noticed: Mapping[str, Any], sections: Sections, where: 
     return [
         f"{answers}{where} close{'s' * (closed == 1)} the reasoning at once, and {reasoned:,} "
         f"{'has' if reasoned == 1 else 'have'} reasoning. The model learns the empty block that the template writes "
-        "for answers without reasoning; to prevent this, set  empty_reasoning: mask"
+        "for answers without reasoning; to prevent this, set  advanced: {empty_reasoning: mask}"
     ]

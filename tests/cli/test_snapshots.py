@@ -19,7 +19,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus, write_
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner
 
-from tasks.cli import check_view, corpus_view, diff_view
+from tasks.cli import check_view, corpus_view
 from tasks.cli.app import app
 from tasks.config import load_config
 from tasks.dry_run.dry_run import predict
@@ -137,14 +137,14 @@ def test_checks(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None
 
 
 def test_difference(manifests: dict[str, Path], tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    assert rendered(compare(manifests["small"], manifests["split"]), diff_view.show_difference) == snapshot
+    assert rendered(compare(manifests["small"], manifests["split"]), corpus_view.show_difference) == snapshot
 
 
 def test_difference_of_conversations(manifests: dict[str, Path], tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     other = [*records()[2:], *conversations(3), {"messages": [{"role": "user", "content": "no answer"}]}]
     after = pack_corpus(make_recipe(tmp_path, other, max_rejects=0.5, validation=0.1, min_turns=2))
     difference = replace(compare(manifests["small"], after), after=Path("after.json"))
-    assert rendered(difference, diff_view.show_difference) == snapshot
+    assert rendered(difference, corpus_view.show_difference) == snapshot
 
 
 @pytest.mark.parametrize("width", [80, 120])

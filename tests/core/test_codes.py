@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import BIN, ROOT, command, luigi
 
-from pipeline.training import TrainingFailed
+from pipeline.graph import TrainingFailed
 from tasks.core import errors
 from tasks.core.error_codes import CODES, EXITS, GROUPS
 from tasks.core.errors import Bug, DataError, Interrupted, PackError, Reject, UsageError

@@ -19,7 +19,7 @@ from support.small_corpus import conversations
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 from tokenizers import AddedToken, Tokenizer
 
-from tasks.config import Config, load_config
+from tasks.config import KEYS, Config, load_config
 from tasks.core.errors import DataError, PackError, UsageError
 from tasks.dry_run.config_draft import Draft, write_draft
 from tasks.recipe import resolve
@@ -57,8 +57,11 @@ def test_every_setting_has_its_description(here: Path) -> None:
     _, config, text = draft(here, "chats")
     comments = " ".join(re.sub(r"^# ?", "", line) for line in text.splitlines() if line.startswith("#"))
     for name, setting in Config.model_fields.items():
-        assert re.search(rf"^(# )?{name}:", text, re.M), name
-        assert str(setting.description) in comments, name
+        assert re.search(rf"^(# )?( *){name}:", text, re.M), name
+        assert (str(setting.description) in comments) == (not KEYS[name].advanced), name
+    advanced = text.partition("# advanced:\n")[2].replace("#   ", "  ")
+    (here / "all.yaml").write_text(text + "advanced:\n" + advanced)
+    assert load_config(here / "all.yaml") == config
     defaults = {name: getattr(config, name) for name in Config.model_fields if name not in ("name", "sources")}
     assert defaults == {name: Config.model_fields[name].get_default(call_default_factory=True) for name in defaults}
     [schema] = re.findall(r"^# yaml-language-server: \$schema=(.*)$", text, re.M)

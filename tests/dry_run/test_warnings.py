@@ -81,7 +81,7 @@ def test_markers_that_messages_can_write_are_named_and_the_fix_works(tmp_path: P
         assert not found
         return
     assert found[0].startswith("<|start_header_id|> and <|eot_id|> frame turns, but the tokenizer does not mark them")
-    names = tuple(found[0].partition("content_tokens: [")[2].rstrip("]").replace("'", "").split(", "))
+    names = tuple(found[0].partition("content_tokens: [")[2].rstrip("]}").replace("'", "").split(", "))
     assert names == ("-<|start_header_id|>", "-<|eot_id|>")
     again = warnings(tmp_path, [{"messages": CHAT}] * 9, content_tokens=list(names), **settings)
     assert not [line for line in again if "frame turns" in line]
@@ -105,7 +105,7 @@ def test_answers_that_close_the_reasoning_at_once_are_counted(tmp_path: Path) ->
     records = [{"messages": turns} for turns in [CHAT[:2]] * 8 + [thought]]
     [line] = [line for line in warnings(tmp_path, records, **settings) if "reasoning" in line]
     assert line.startswith("8 trained answers of the sample close the reasoning at once, and 1 has reasoning. ")
-    assert line.endswith("set  empty_reasoning: mask")
+    assert line.endswith("set  advanced: {empty_reasoning: mask}")
     config = write_project(tmp_path, records, **settings)
     found = predict(load_config(config), tmp_path, tmp_path)
     assert (found.noticed["empty_reasoning"], found.noticed["reasoned_answers"]) == (8, 1)

@@ -135,7 +135,7 @@ def test_check_warns_of_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return [warning.partition(";")[0] for warning in found if warning.startswith("tokenizer: ")]
 
     assert not warnings()
-    monkeypatch.setattr("tasks.dry_run.sample_tokens.compare", lambda *given: Comparison(3, "a becomes b"))
+    monkeypatch.setattr("tasks.dry_run.sample.compare", lambda *given: Comparison(3, "a becomes b"))
     assert warnings() == ["tokenizer: a becomes b"]
     monkeypatch.setattr(auto_tokenizer, "find_spec", lambda name: None)
     assert not warnings()

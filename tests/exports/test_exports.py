@@ -24,7 +24,7 @@ from support.packed_rows import folder_of, pack_small, shards_of
 from support.profiles import examples
 from support.tokenizer_kinds import kind_path
 
-from tasks.cli.commands import export as export_command
+from tasks.cli.app import export as export_command
 from tasks.core.errors import DataError, PackError, UsageError
 from tasks.exports import export as export_module
 from tasks.exports import mds

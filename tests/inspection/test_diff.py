@@ -21,7 +21,7 @@ from support.inspected import rendered
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.cli import corpus_view, diff_view
+from tasks.cli import corpus_view
 from tasks.cli.console import UNBOUNDED, open_console
 from tasks.cli.options import value_as_json
 from tasks.inspection import diff
@@ -247,7 +247,7 @@ def test_figures_and_names_of_manifests_never_wrap(
 
 def shown(found: Difference, terminal: bool = False, width: int = 100) -> str:
     found = replace(found, before=Path("a.json"), after=Path("b.json"))
-    return rendered(found, diff_view.show_difference, width, terminal)
+    return rendered(found, corpus_view.show_difference, width, terminal)
 
 
 def test_figures_have_the_names_that_inspect_has(base: tuple[Path, list[Any]], tmp_path: Path) -> None:

@@ -29,13 +29,13 @@ from support.tokenizer_kinds import kind_path
 sys.path.insert(0, str(ROOT / "docs"))
 from screenshots import on_terminal
 
-from pipeline import display, messages
+from pipeline import display
 from pipeline.progress import Count, Stage, State, run
 from tasks.corpus.summary import notes
 from tasks.storage.manifest import load_manifest
 from tasks.work import Outcome, WriteShard
 
-CONFIG = "name: chats\nsources: [chats.jsonl]\nsequence_length: 128\nvocab_size: 400\npart_size: 20000\n"
+CONFIG = "name: chats\nsources: [chats.jsonl]\nsequence_length: 128\nadvanced: {vocab_size: 400, part_size: 20000}\n"
 HOSTILE = "\x1b[31m[bold]a[/bold]\x07<b>&\u202e"
 
 
@@ -356,7 +356,7 @@ def test_the_last_status_of_steps_is_sent_whenever_it_comes(monkeypatch: pytest.
     monkeypatch.setattr(run, "status_at", 0.0)
     for count in counts:
         count.take(Outcome(seconds=1.0))
-        messages.status(task)
+        display.status(task)
     assert sent == ["wrote 1 shard", 20, "wrote 5 shards", 100]
 
 
@@ -365,8 +365,8 @@ def test_a_plan_of_several_lengths_is_compared_by_places(monkeypatch: pytest.Mon
     monkeypatch.setattr(display, "show", lambda message, **_: shown.append(message))
     packing = {"enabled": True, "packing_efficiency": 99.5, "rows": 3, "lower_bound_rows": 2}
     task: Any = SimpleNamespace()
-    messages.planned(task, {"packing_metadata": packing})
-    messages.planned(task, {"packing_metadata": packing | {"places": 2048, "lower_bound_places": 1536}})
+    display.planned(task, {"packing_metadata": packing})
+    display.planned(task, {"packing_metadata": packing | {"places": 2048, "lower_bound_places": 1536}})
     assert shown == [
         "planned 3 rows, 99.50 % full; no plan can use fewer than 2 rows",
         "planned 3 rows with 2,048 places, 99.50 % full; no plan can use fewer than 1,536 places",

@@ -19,7 +19,7 @@ from support.commands import BIN, ROOT, SHARED, command, corpus_bytes, luigi, ne
 from support.damage.kinds import flip
 from support.tokenizer_kinds import kind_path
 
-from pipeline import training
+from pipeline import graph
 from tasks.storage.corpus_folder import last_manifest
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.verification.verify import verify
@@ -520,7 +520,7 @@ def test_user_files_named_like_our_packages_are_not_imported(folder: Path, monke
         (folder / f"{name}.py").write_text("raise SystemExit('imported a file of the user')\n")
     manifest = pack(folder, *ONE, "--config", "corpus.yaml")
     monkeypatch.chdir(folder)
-    record = training.record_of(training.command("", f"manifests/{manifest.name}", ".", "", "--base-model nowhere"))
+    record = graph.record_of(graph.train_command("", f"manifests/{manifest.name}", ".", "", "--base-model nowhere"))
     assert record.name == "training.json"
     assert record.parts[:2] == ("data", "adapters")
 

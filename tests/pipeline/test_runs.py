@@ -15,7 +15,7 @@ import luigi
 import pytest
 from support.small_corpus import conversations, write_project
 
-from pipeline import graph, training
+from pipeline import graph
 from pipeline.graph import PackCorpus, TrainAdapter
 from tasks import work as work_module
 from tasks.recipe import resolve
@@ -55,8 +55,8 @@ def test_a_run_hashes_its_sources_once(tmp_path: Path, monkeypatch: pytest.Monke
     """Luigi asks for the corpus of an adapter several times."""
     config = write_project(tmp_path, conversations(20))
     record, hashed = tmp_path / "training.json", []
-    monkeypatch.setattr(training, "record_of", lambda words: record)
-    monkeypatch.setattr(training, "train", lambda words: record.touch())
+    monkeypatch.setattr(graph, "record_of", lambda words: record)
+    monkeypatch.setattr(graph, "train", lambda words: record.touch())
     monkeypatch.setattr(graph, "resolve", lambda *given, **more: hashed.append(given) or resolve(*given, **more))
 
     def work() -> None:

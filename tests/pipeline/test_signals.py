@@ -20,8 +20,8 @@ from luigi.scheduler import RUNNING
 from support.commands import BIN, ROOT, write_chats
 from support.small_corpus import write_project
 
+from pipeline import graph
 from pipeline import signals as signals_module
-from pipeline import training
 from pipeline.patches import _LocalScheduler
 from pipeline.signals import signals
 from tasks.core import startup
@@ -210,9 +210,9 @@ def test_a_program_gets_its_handlers_back_after_a_run() -> None:
 
 def test_training_restores_the_signal_handlers() -> None:
     before = [signal.getsignal(number) for number in STOP]
-    training.train((sys.executable, "-c", ""))
-    with pytest.raises(training.TrainingFailed, match="exit code 5"):
-        training.train((sys.executable, "-c", "raise SystemExit(5)"))
+    graph.train((sys.executable, "-c", ""))
+    with pytest.raises(graph.TrainingFailed, match="exit code 5"):
+        graph.train((sys.executable, "-c", "raise SystemExit(5)"))
     assert [signal.getsignal(number) for number in STOP] == before
 
 
@@ -286,7 +286,7 @@ STOPPED = """
 import tasks.cli.app
 def stop(*_):
     os.kill(os.getpid(), signal.SIGINT)
-tasks.cli.commands.find_manifest = stop
+tasks.cli.app.find_manifest = stop
 tasks.cli.app.main()
 """
 LOADING = startup.INTERRUPTED.decode()

@@ -168,7 +168,7 @@ def test_any_bytes_are_read_or_refused(file: tuple[bytes, str], format: str, par
 
 
 CONFIG = {"name": "a", "sources": [{"path": "a.jsonl", "columns": {"text": "b"}}], "sequence_length": 64, "seed": 1}
-FIELDS = st.sampled_from([*Config.model_fields, "sorces", "path", "format"])
+FIELDS = st.sampled_from(["advanced", *Config.model_fields, "sorces", "path", "format"])
 
 
 @MANY

@@ -20,7 +20,7 @@ from support.small_corpus import conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks import recipe as recipe_module
-from tasks.config import KEYLESS, KEYS, Config
+from tasks.config import KEYS, Config
 from tasks.core.errors import PackError
 from tasks.recipe import Recipe, resolve
 from tasks.sources.model import Source
@@ -124,7 +124,7 @@ def shard_bytes(made: Recipe) -> list[bytes]:
 def test_every_field_has_a_case() -> None:
     assert {*OTHER, *NAMED, *NO_EFFECT} == {*Config.model_fields}
     assert {*NAMED} == {*KEYED_BY_CONTENT}
-    no_key = {name for name, mark in KEYS.items() if mark is KEYLESS}
+    no_key = {name for name, mark in KEYS.items() if not mark.keys}
     assert {*NO_EFFECT} == no_key - {"roles"}, "roles are part of the sources, which have a key"
     assert {*Source.model_fields} == SOURCE
 

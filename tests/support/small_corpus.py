@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from support.tokenizer_kinds import kind_path
 
 from tasks import recipe as recipe_module
+from tasks.config import KEYS
 from tasks.recipe import Recipe, resolve
 from tasks.storage import files
 from tasks.storage.files import digest_of
@@ -59,7 +60,9 @@ def write_project(folder: Path, records: Sequence[Mapping[str, Any]], **settings
     if not (folder / "tiny.model").exists():
         shutil.copy(kind_path("sp_bpe_chatml"), folder / "tiny.model")
     config = {"name": "small", "sources": [{"path": "chat.jsonl"}], "tokenizer": "tiny.model", "sequence_length": 128}
-    (folder / "corpus.yaml").write_text(yaml.safe_dump(config | settings), encoding="utf-8")
+    config |= settings
+    advanced = {name: config.pop(name) for name in list(config) if name in KEYS and KEYS[name].advanced}
+    (folder / "corpus.yaml").write_text(yaml.safe_dump(config | {"advanced": advanced}), encoding="utf-8")
     return folder / "corpus.yaml"
 
 

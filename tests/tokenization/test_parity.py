@@ -21,7 +21,7 @@ from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import hostile, kind_path, open_kind, records
 
-from pipeline import messages
+from pipeline import display
 from pipeline.progress import run
 from tasks.core.errors import UsageError
 from tasks.encoders.encoder import Encoded, Encoder, Unencodable
@@ -298,7 +298,7 @@ def test_after_one_difference_the_reference_encodes_everything(
     assert "odd one" in encoder_facts(recipe)["differs"]
     assert manifest == load_manifest(plain)
     for _ in range(2):
-        messages.proven(choose_engines(recipe))
+        display.proven(choose_engines(recipe))
     said = capsys.readouterr().err
     assert said.count("note: sentencepiece encodes all texts, because gigatoken encodes ") == 1
     assert "odd one" in said
@@ -351,7 +351,7 @@ def test_a_tokenizer_that_gigatoken_cannot_read_silently_uses_the_reference(
     assert facts["engine"] == engine
     assert facts["reason"]
     assert facts["texts"] == 0
-    messages.proven(choose_engines(recipe))
+    display.proven(choose_engines(recipe))
     assert capsys.readouterr().err == ""
     asked = make_recipe(tmp_path, conversations(5), tokenizer=str(kind_path(kind)), engine="gigatoken")
     with pytest.raises(UsageError, match=r"engine: gigatoken cannot replace .*: (.* is not BPE|not every byte)"):

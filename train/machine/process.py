@@ -97,7 +97,7 @@ class SignalGuard:
         threading.Thread(target=self._watch, args=(reading,), daemon=True).start()
         for number in NUMBERS:
             signal.signal(number, self.end_at_once)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)  # pipeline.training blocks them until here
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)  # pipeline.graph blocks them until here
         # During exit, Python has restored the default handlers. What is registered first is called last.
         atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in NUMBERS])
 

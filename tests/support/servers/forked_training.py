@@ -1,6 +1,6 @@
 """Run the training that the pipeline starts in a fork of a process with torch.
 
-    pipeline.training.train ─Popen(words)─▶ fork ─▶ python -P -m train …
+    pipeline.graph.train ─Popen(words)─▶ fork ─▶ python -P -m train …
 
 Loading torch in a new process would take seconds. The pipeline handles the fork as it handles a process: it waits for
 it, sends signals, and reads the exit code. tests/pipeline/test_train_adapter.py starts a new process where only that
@@ -39,12 +39,12 @@ def install() -> None:
 
     Other short processes of the pipeline remain processes.
     """
-    import pipeline.training
+    import pipeline.graph
 
     class Subprocess:
-        Popen, run = Training, pipeline.training.subprocess.run
+        Popen, run = Training, pipeline.graph.subprocess.run
 
-    pipeline.training.subprocess = Subprocess  # type: ignore[assignment]
+    pipeline.graph.subprocess = Subprocess  # type: ignore[assignment]
 
 
 def _run(words: Sequence[str]) -> int:
