@@ -17,7 +17,7 @@ from tasks.core.printable import common_folder, counted, lengths_in_words, print
 from tasks.packing.balance import Waiting
 from tasks.storage.facts import Ledger, MixtureFacts
 from tasks.storage.manifest import Manifest
-from tasks.templates.names import explain_undefined
+from tasks.templates.adjust import explain_undefined
 from tasks.templates.sections import explain_empty_blocks, explain_sections, sections_of_config
 
 BATCH_ROWS = (8, 32, 64)  # numbers of rows per optimizer step to show steps for

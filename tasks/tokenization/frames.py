@@ -37,11 +37,11 @@ from tasks.templates.placeholders import (
     COMPARED,
     GAP,
     ConversationShape,
+    are_objects,
     as_json,
     blank,
     can_be_filled,
     has_outer_space,
-    has_tools,
     is_plain,
     shape_of,
 )
@@ -147,8 +147,8 @@ class _Frame(NamedTuple):
 class Filling:
     """The samples of all conversations with the same shape, with gaps for the values.
 
-    `strips` means that the template removes white space around values. `unusual` returns whether the template may write
-    given values differently.
+    `strips` means that the template removes white space around values. `must_render` returns whether the template may
+    write given values differently.
     """
 
     def __init__(
@@ -156,11 +156,11 @@ class Filling:
         frames: list[_Frame],
         layout: str,
         strips: bool,
-        unusual: Callable[[Sequence[str]], bool] | None,
+        must_render: Callable[[Sequence[str]], bool] | None,
         objects: frozenset[int],
         formats: Sequence[Sequence[Any]],
     ):
-        self._frames, self._layout, self._strips, self.unusual = frames, layout + "\0", strips, unusual
+        self._frames, self._layout, self._strips, self.must_render = frames, layout + "\0", strips, must_render
         self._objects, self._formats = objects, formats
         self.roles_with_results: tuple[str, ...] = ()  # the roles of a plain conversation with results of calls
         # Nearly always, there is one sample, which has every content once.
@@ -168,18 +168,18 @@ class Filling:
 
     def is_compared(self, found: Sequence[Prepared]) -> bool:
         """Return whether a conversation is also rendered and compared with `found`."""
-        return self.unusual is not None and found[0].digest % COMPARED == 0
+        return self.must_render is not None and found[0].digest % COMPARED == 0
 
     def fill(self, contents: list[str]) -> list[Prepared] | None:
         """Return the samples of a plain conversation with these contents.
 
         Returns None if a content is blank, because then a template may write something else, and the turn is not
-        trained on. Also returns None if a content is unusual, contains NUL, or is not valid text.
+        trained on. Also returns None if a content must be rendered, contains NUL, or is not valid text.
         """
         for content in contents:
             if not content or content.isspace() or SEPARATOR in content:
                 return None
-        if self.unusual and self.unusual(contents):
+        if self.must_render and self.must_render(contents):
             return None
         whole = self._layout + "\0".join(contents)
         try:
@@ -198,7 +198,7 @@ class Filling:
 
         Returns None if they cannot be filled in.
         """
-        if not can_be_filled(values, self._objects, self.unusual):
+        if not can_be_filled(values, self._objects, self.must_render):
             return None
         whole = whole_text(conversation)
         # If the shape has the layout, the strings are just the values. Otherwise they begin with the layout.
@@ -288,13 +288,13 @@ class Frames(dict[tuple[str, ...], Filling | None]):
 
     def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Filling | None, list[str]]:
         """Return the filling for a conversation, and the values of the conversation."""
-        if not self.known or (self._failures >= MOST_FAILURES and has_tools(conversation)):
+        if not self.known or (self._failures >= MOST_FAILURES and are_objects(conversation.tools)):
             return None, []  # no shape can be filled in, and this shape has objects
         found = shape_of(conversation, trained)
         if found is None:
             return None, []
         shape, values = found
-        if sum(trained) > LONG and shape not in self._by_shape and has_tools(conversation):
+        if sum(trained) > LONG and shape not in self._by_shape and are_objects(conversation.tools):
             values_of_first = hash(tuple(values))  # a run prepares its first conversations several times
             if len(self._once) < MOST_SHAPES:
                 self._once.setdefault(shape, values_of_first)
@@ -337,12 +337,12 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         strips = spaces <= {0}
         if not frames or (0 in spaces and not strips) or pieces > PIECES_OF_SHAPE or self._pieces > PIECES_OF_ALL:
             return None
-        if outline.unusual is None and not frames[0].shape.layout:
+        if outline.must_render is None and not frames[0].shape.layout:
             return None  # a built-in template leaves a message out
-        unusual = outline.unusual
+        must_render = outline.must_render
         if 1 in spaces:  # a control token absorbs the white space on one side of a value
-            unusual = _or_has_outer_space(unusual)
-        return Filling(frames, layout_of(turns), strips, unusual, objects, outline.formats)
+            must_render = _or_has_outer_space(must_render)
+        return Filling(frames, layout_of(turns), strips, must_render, objects, outline.formats)
 
 
 def frames_of(template: Template, train_on: TrainOn, roles: Mapping[str, str]) -> Frames:
@@ -369,11 +369,11 @@ def _frames_once(template: Template, train_on: TrainOn, roles: tuple[tuple[str, 
     return Frames(template, train_on, dict(roles))
 
 
-def _or_has_outer_space(unusual: Callable[[Sequence[str]], bool] | None) -> Callable[[Sequence[str]], bool]:
+def _or_has_outer_space(must_render: Callable[[Sequence[str]], bool] | None) -> Callable[[Sequence[str]], bool]:
     """Return a test that also finds values that begin or end with white space."""
 
     def is_unusual(values: Sequence[str]) -> bool:
-        return has_outer_space(values) or (unusual is not None and unusual(values))
+        return has_outer_space(values) or (must_render is not None and must_render(values))
 
     return is_unusual
 

@@ -10,8 +10,8 @@ from support.small_corpus import make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.storage.files import digest_of
-from tasks.templates.jinja.engines import choice
-from tasks.templates.jinja.engines.fast import FastTemplate
+from tasks.templates.jinja import engines
+from tasks.templates.jinja.engines import FastTemplate
 from tasks.tokenization import engine_check
 
 # The cut cannot be traced, so all conversations are rendered.
@@ -48,7 +48,7 @@ def test_if_minijinja_differs_jinja2_renders_the_whole_corpus(
         return text.replace("odd ", ""), marks
 
     monkeypatch.setattr(FastTemplate, "_rendered", wrong)
-    monkeypatch.setattr(choice, "COMPARED", 2 if where == "in the run" else 1 << 40)
+    monkeypatch.setattr(engines, "COMPARED", 2 if where == "in the run" else 1 << 40)
     if where == "in the run":  # nothing is compared before
         monkeypatch.setattr(engine_check, "sample", lambda recipe: [])
     made, verdict = packed(tmp_path / "wrong")
