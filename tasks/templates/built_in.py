@@ -130,10 +130,7 @@ class BuiltIn(Template):
         return joined if is_plain(joined) else None
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
-        """Return the sample of a conversation of placeholders.
-
-        Return None if the text around the placeholders may depend on the contents (see `Family`).
-        """
+        """Return the outline; None if the text around values may depend on them."""
         if self.apart or self.adjust.drop_reasoning:  # reasoning may be in a content
             return None
         if self.sections != ALL_SECTIONS:  # a token may cross from a content into a call
@@ -168,10 +165,7 @@ class BuiltIn(Template):
 
 
 def plain_text(conversation: Conversation, trained: Sequence[bool], encoder: Encoder) -> list[Span]:
-    """Return the spans of a conversation of the format `text`.
-
-    Templates add nothing to such a conversation.
-    """
+    """Return the spans of a conversation of the format `text`: its text alone."""
     writer = Writer(encoder, headers_too=False)
     plain.write(writer, list(zip(conversation.messages, trained, strict=True)))
     return writer.spans

@@ -67,10 +67,7 @@ def _is_plain(m: Message) -> bool:
 
 
 def with_contexts_joined(conversation: Conversation) -> Conversation:
-    """Return a conversation whose contents include their contexts, and are strings.
-
-    Most templates write content and context this way.
-    """
+    """Return a conversation whose contents are strings that include their contexts."""
     if not any(message.context or message.parts for message in conversation.messages):
         return conversation
     messages = [
@@ -81,10 +78,7 @@ def with_contexts_joined(conversation: Conversation) -> Conversation:
 
 
 def shape_of(conversation: Conversation, trained: Sequence[bool]) -> tuple[ConversationShape, list[str]] | None:
-    """Return the shape of a conversation and the values of its placeholders.
-
-    Return None if a value cannot have a placeholder.
-    """
+    """Return the shape and the values; None if a value cannot have a placeholder."""
     turns: list[_Turn] = []
     values: list[str] = []
     for message, flag in zip(conversation.messages, trained, strict=True):

@@ -77,17 +77,11 @@ class Template(Protocol):
     undefined: Sequence[Mapping[str, int]] = ()
 
     def knows_developer(self, conversation: Conversation) -> bool:
-        """Return whether messages of a conversation keep the role developer.
-
-        Otherwise, they become system messages.
-        """
+        """Return whether the role developer stays; it is system otherwise."""
         return False
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
-        """Return the spans of a conversation that is one sample.
-
-        Raises the errors of `samples`.
-        """
+        """Return the spans of a conversation that is one sample."""
         [sample] = self.samples(conversation, trained)
         return sample.spans
 
@@ -123,10 +117,7 @@ class Template(Protocol):
         ...
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
-        """Return the samples of a conversation of placeholders.
-
-        The result is None if the text around the placeholders may depend on the contents.
-        """
+        """Return samples of placeholders; None if text around them may depend on values."""
         ...
 
 

@@ -88,10 +88,7 @@ class Writer:
         self._mark(marker, self.trained and self.headers_too, False, start)
 
     def own_mark(self, marker: str) -> None:
-        """Write a marker that is part of the turn, such as its end.
-
-        It is trained on if the turn is.
-        """
+        """Write a marker that is part of the turn, and trained on like it."""
         self._mark(marker, self.trained, True)
 
     def bos(self, start: bool = False) -> None:

@@ -34,10 +34,7 @@ def json_string(text: str) -> str:
 
 
 def spaced(text: str) -> str:
-    """Return a JSON text with the spaces that templates write.
-
-    Raises Reject if it is nested too deeply.
-    """
+    """Return a JSON text with the spaces of templates. Raises Reject."""
     try:
         value = json.loads(text)
         _check_depth(text)
@@ -98,10 +95,7 @@ _MARKERS = re.compile("(</?tools>|</?tool_call>)")
 
 
 def with_system(w: Writer, turns: Turns) -> Turns:
-    """Add an empty system message if there are tools and no system message.
-
-    The tools are then described in the added message.
-    """
+    """Add an empty system message for the tools if there is none."""
     if not w.tools or (turns and turns[0][0].role == "system"):
         return turns
     w.tools_gap = ""

@@ -84,10 +84,7 @@ def _write_result(w: Writer, message: Message) -> None:
 
 
 def _gap(w: Writer) -> str:
-    """Return the space that SentencePiece adds to a string.
-
-    Byte-level tokenizers add none.
-    """
+    """Return the space that SentencePiece adds; byte-level tokenizers add none."""
     return "" if w.encoder.leading_space == "none" else " "
 
 

@@ -84,7 +84,6 @@ class Unchanged:
         return self._strings.sub(lambda match: new.get(match[1]) or match[0], json) if new else json
 
     def _others(self, json: str) -> set[str]:
-        """Return the strings of compact JSON that would change."""
         new = set(self._strings.findall(json)) - self._known
         others = new & self._changing
         new -= others
@@ -98,7 +97,6 @@ class Unchanged:
 
 
 def _plain(string: str) -> str:
-    """Return a JSON string with its escapes decoded."""
     return str(orjson.loads(f'"{string}"')) if "\\" in string else string
 
 
@@ -168,7 +166,7 @@ class ControlStrings:
 
     @cached_property
     def _taken(self) -> set[str]:
-        """Return the characters of the template, control strings, and content tokens."""
+        """The characters of the template, control strings, and content tokens."""
         return set().union(self._source, *self._encoder.controls, *self._encoder.content_tokens)
 
     @cached_property
@@ -237,7 +235,6 @@ class _Ends:
         self._stems = frozenset(string[:k] if left else string[-k:] for string in self._strings for k in stems)
 
     def match(self, text: str) -> bool:
-        """Return whether the text starts or ends with one of the strings."""
         if (text[:1] if self._left else text[-1:]) not in self._stems:
             return False
         for k in range(1, min(self._longest, len(text)) + 1):
@@ -254,10 +251,7 @@ _Fragments = tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]
 
 @lru_cache(8)  # for several templates of a tokenizer; it may have a thousand control strings
 def _fragments_of(strings: tuple[str, ...]) -> _Fragments:
-    """Return proper prefixes, suffixes, and inner substrings of control strings.
-
-    The last item has the control strings that are too long to list their substrings.
-    """
+    """Return prefixes, suffixes, and inner parts of strings, and the long strings."""
     starts = _Ends([s[:i] for s in strings for i in range(1, len(s))], left=False)
     ends = _Ends([s[i:] for s in strings for i in range(1, len(s))], left=True)
     short = [s for s in strings if len(s) < 64]
@@ -281,7 +275,9 @@ class Harmless:
     """Remove the characters of a tokenizer's control strings from texts."""
 
     def __init__(self, encoder: Encoder):
-        found = {character for string in encoder.controls for character in _distinct(string)}
+        found: set[str] = set()
+        for string in encoder.controls:
+            found |= next({*match} for pattern in _DISTINCT if (match := pattern.findall(string)))
         distinct = {form for character in found for form in (character, character.lower(), character.upper())}
         # Filters may make other control strings from texts with none of their characters: \\u00e9 from é.
         is_odd = any(not _DISTINCT[0].search(string) for string in encoder.controls)
@@ -293,10 +289,7 @@ class Harmless:
         self._unchanged = Unchanged(self._text, OUR_KEYS)
 
     def has(self, messages: Any, tools: Any) -> bool:
-        """Return whether all texts are harmless.
-
-        The result is the same before and after control strings were broken.
-        """
+        """Return whether all texts are harmless, whether or not they are broken."""
         return self._unchanged.has_all(orjson.dumps((messages, tools)).decode())
 
     def of(self, value: Any) -> Any:
@@ -307,7 +300,3 @@ class Harmless:
     def _text(self, text: str) -> str:
         harmless = self._pattern.sub(lambda match: match[1] or "", text)
         return harmless if harmless.strip() or not text.strip() else "a"
-
-
-def _distinct(string: str) -> list[str]:
-    return next(found for pattern in _DISTINCT if (found := pattern.findall(string)))

@@ -130,10 +130,7 @@ class FastTemplate:
         return self._known[key]
 
     def _to_json(self, value: Any, *form: Any, **named: Any) -> str:
-        """Return JSON.
-
-        That of a list or dict is remembered, because a conversation is rendered many times.
-        """
+        """Remember the JSON of a list or dict, which is rendered many times."""
         if not isinstance(value, dict | list):
             return to_json(value, *form, **named)
         key = id(value), repr((form, named)) if form or named else ""
@@ -155,17 +152,13 @@ class FastTemplate:
 
 
 def is_sure(conversation: str) -> bool:
-    """Return whether both engines render a conversation alike, as far as is known.
-
-    The conversation is compact JSON.
-    """
+    """Return whether both engines render a conversation, as compact JSON, alike."""
     if not conversation.isprintable() and _NESTED.search(conversation):
         return False
     return _DIFFERS.search(conversation) is None
 
 
 def _with_marks(text: str) -> tuple[str, list[Range]]:
-    """Return a text without its marks, and the ranges between them."""
     parts, ranges, starts, place = _MARK.split(text), [], list[int](), 0
     for part, mark in zip(parts, _MARK.findall(text), strict=False):
         place += len(part)
@@ -336,7 +329,6 @@ class BothEngines:
 
 
 def _difference(fast: Any, judgment: Any) -> str:
-    """Describe where minijinja's rendering diverges from Jinja2's."""
     if not isinstance(judgment, Rendering):
         return f"Jinja2 refuses a conversation: {judgment}"
     pairs = enumerate(zip(fast.text, judgment.text, strict=False))

@@ -31,10 +31,7 @@ Range = tuple[int, int]
 
 
 class Generation(Extension):
-    """The block `{% generation %}`, which marks the text that a model writes.
-
-    It records the ranges of the marked texts in a rendering.
-    """
+    """The block `{% generation %}`, which records the ranges of the marked texts."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by Jinja
 
@@ -113,7 +110,6 @@ _PRIVATE = re.compile("[" + "".join(f"{chr(area[0])}-{chr(area[-1])}" for area i
 
 
 def _sort_key(value: Any, case_sensitive: bool) -> Any:
-    """Return what Jinja sorts a value by, without private characters."""
     if isinstance(value, str) and not str.isascii(value):
         value = _PRIVATE.sub("", value)
     return value if case_sensitive else ignore_case(value)
@@ -202,10 +198,7 @@ class ChatTemplate:
         self.options: Mapping[str, Any] = {}
 
     def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
-        """Return the rendered text and, if `marks` is true, its `{% generation %}` ranges.
-
-        `prompt` adds the generation prompt.
-        """
+        """Return the rendered text and, if `marks` is true, its `{% generation %}` ranges."""
         values = {"messages": messages, "tools": tools, "add_generation_prompt": prompt}
         return self._render(self._template, {**self._constants, **self.options, **values}, marks)
 

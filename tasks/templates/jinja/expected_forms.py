@@ -36,7 +36,6 @@ _TOOL = {"type": "function", "function": {"name": "other", "description": "a", "
 
 
 def _call(null_content: bool, text_arguments: bool) -> dict[str, Any]:
-    """Return an answer that calls a tool."""
     arguments = {"a": "b"}
     function = {"name": "t-o-o-l", "arguments": json.dumps(arguments) if text_arguments else arguments}
     call = {"type": "function", "id": "callabcde", "function": function}
@@ -44,10 +43,7 @@ def _call(null_content: bool, text_arguments: bool) -> dict[str, Any]:
 
 
 class ExpectedForms:
-    """The forms that a template reads with some options.
-
-    Each is found when it is first needed.
-    """
+    """The forms that a template reads with some options, found when needed."""
 
     def __init__(self, source: str, renderer: Renderer, options: Mapping[str, Any] | None = None):
         self._source, self._renderer, self._options = source, renderer, options
@@ -103,10 +99,7 @@ class ExpectedForms:
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Return whether the template writes contents only if they are lists of parts.
-
-        Messages with images have such contents.
-        """
+        """Return whether the template writes only contents that are lists of parts."""
         answer, other = ({"role": "assistant", "content": content} for content in ("a-n-s-w-e-r", "o-t-h-e-r-s"))
         if self._text_of(_QUESTION, answer) != self._text_of(_QUESTION, other):
             return False
@@ -134,7 +127,6 @@ class ExpectedForms:
 
     @cached_property
     def _separates_inline(self) -> bool:
-        """Return whether the template reads reasoning in the content as in the field."""
         return self._trial(_REASONED, ReasoningForm.FIELD) == self._trial(_REASONED, ReasoningForm.INLINE)
 
     @cached_property
@@ -151,10 +143,7 @@ class ExpectedForms:
 
     @cached_property
     def reasons_before_calls(self) -> bool:
-        """Return whether the template writes reasoning in turns with calls.
-
-        Some templates write reasoning only in such turns.
-        """
+        """Return whether the template writes reasoning in turns with calls."""
         call = {**_call(*self.calls or (False, False)), "reasoning_content": "r-e-a-s-o-n"}
         return "r-e-a-s-o-n" in self._trial(call, ReasoningForm.FIELD)
 

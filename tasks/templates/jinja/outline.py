@@ -64,10 +64,7 @@ class Edges:
 
 
 def traced_edges(rendering: Rendering, private: str, boundary: TokenBoundary) -> list[Edge] | None:
-    """Return the edges of trained turns in a rendering of placeholders.
-
-    Return None if one of them has a value as JSON.
-    """
+    """Return the edges of placeholders; None if one of them has a value as JSON."""
     controls, edges = boundary.encoder.control_pattern, []
     for _, before, after in edges_of(rendering):
         ends = [match.end() for match in controls.finditer(before)]

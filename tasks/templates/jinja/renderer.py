@@ -161,10 +161,7 @@ class Renderer:
         self.names_read = self._value_of(*reply)
 
     def _answers(self, requests: Sequence[bytes]) -> Iterator[Rendering | Reject]:
-        """Send requests, and yield the answers.
-
-        Raises DataError if the template must not be used.
-        """
+        """Send requests, and yield the answers. Raises DataError."""
         if not requests:
             return
         assert not self._is_used, "the next answers are those to other requests"
@@ -307,10 +304,7 @@ class _Refused(_Problem, Failed):
 
 
 def _run_in_child(pipe: Connection, serve: Callable[[Connection], None], masked: set[int | signal.Signals]) -> NoReturn:
-    """Release everything inherited, serve requests, and exit silently.
-
-    The parent's exit handlers do not run.
-    """
+    """Release everything inherited, serve, and exit without the parent's handlers."""
     try:
         gc.freeze()  # objects belong to the parent; collecting them here could remove its files
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -384,10 +378,7 @@ def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: d
 
 
 class _Template:
-    """A template, with the variant of it that is traced.
-
-    Raises _Problem if the template cannot be used.
-    """
+    """A template, with the variant of it that is traced. Raises _Problem."""
 
     def __init__(self, source: str, constants: Mapping[str, Any], today: datetime, ends: str):
         self._source, self._constants, self._today = source, constants, today
@@ -414,7 +405,6 @@ class _Template:
         return ChatTemplate(environment, self._source, self._constants)
 
     def answer(self, job: Job, every: bool) -> Any:
-        """Return the fields of a Rendering for a job."""
         trace = Trace()
         template = self._traced if job.trace else self._plain
         template.options = job.options or {}

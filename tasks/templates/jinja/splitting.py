@@ -62,10 +62,7 @@ class TokenBoundary:
         return all(self._known[key] for key in keys)
 
     def _keys(self, tail: str, after: str) -> list[tuple[str, str]]:
-        """Return the tail and the relevant start of the text after it.
-
-        The list is empty if no token can cross the boundary. A short tail may be encoded with a leading space.
-        """
+        """Return a tail, which may have a leading space, and the text after it."""
         if not tail or not after:
             return []
         match = self.encoder.control_pattern.search(after, 0, 64)
@@ -126,7 +123,6 @@ class Splitter:
             yield spans
 
     def _cut(self, text: str, ranges: Sequence[Range], private: str, spans: list[Span], ends: list[int]) -> None:
-        """Add the spans of the rest of a text, and their ends."""
         edges = [*chain(*ranges), inf]  # ascending: text after an odd number of edges is trained on
         joints = {stop for (_, stop), (start, _) in pairwise(ranges) if start == stop}
         joints |= {start for start, stop in ranges if start == stop}
@@ -152,7 +148,7 @@ class Splitter:
                 ends.append(stop)
             end = stop
 
-    def controls_in(self, text: str, private: str, start: int = 0) -> Iterable[tuple[tuple[int, int], str, int]]:
+    def controls_in(self, text: str, private: str, start: int = 0) -> list[tuple[tuple[int, int], str, int]]:
         """Return the control strings that the template wrote.
 
         Each item has the range of the string with the white space that it absorbs, the string, and its start.
@@ -161,12 +157,10 @@ class Splitter:
             return [
                 (match.span(), match[0], match.start()) for match in self._encoder.control_pattern.finditer(text, start)
             ]
-        return self._with_space(text, private, start)
-
-    def _with_space(self, text: str, private: str, start: int) -> Iterator[tuple[tuple[int, int], str, int]]:
-        controls = self._encoder.controls
+        controls = []
         for match in self._encoder.written_pattern.finditer(text, start):
             written, (first, stop) = match.group(), match.span()
-            string = written if written in controls else written.strip()
+            string = written if written in self._encoder.controls else written.strip()
             if len(string) > 1 or text[stop : stop + 2] != private * 2:
-                yield (first, stop), string, first + written.index(string)
+                controls.append(((first, stop), string, first + written.index(string)))
+        return controls

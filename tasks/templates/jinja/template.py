@@ -43,7 +43,8 @@ from tasks.templates.jinja.renderer import Renderer
 from tasks.templates.jinja.rendering import EngineName, Job, Method, Rendering, Tracing
 from tasks.templates.jinja.splitting import Splitter, TokenBoundary
 from tasks.templates.jinja.turns.checks import Checked, Checks, has_gaps
-from tasks.templates.jinja.turns.cuts import Answer, Cuts, Written, answers_at, empty_block, starts_with_block, without
+from tasks.templates.jinja.turns.cuts import Cuts, empty_block, starts_with_block, without
+from tasks.templates.jinja.turns.locate import Located
 from tasks.templates.jinja.turns.marks import Range
 from tasks.templates.placeholders import GAP, is_placeholder
 from tasks.templates.sections import ALL_SECTIONS, Sections
@@ -135,10 +136,7 @@ class JinjaTemplate(Template):
                 yield self._result(case, next(renderings)) if isinstance(case, _Case) else case
 
     def _case(self, conversation: Conversation, trained: Sequence[bool]) -> _Case | list[Sample] | Reject | PackError:
-        """Return a conversation to be rendered.
-
-        If it is not rendered, return its samples or its error.
-        """
+        """Return a conversation to be rendered, or else its samples or its error."""
         if conversation.messages[0].role == "text":
             return [Sample(plain_text(conversation, trained, self.encoder))]
         added = 0
@@ -160,7 +158,6 @@ class JinjaTemplate(Template):
             return _with_own_numbers(problem, case.added)
 
     def _samples(self, case: _Case, rendering: Rendering) -> list[Sample]:
-        """Return the samples of a rendered conversation. Raises Reject or DataError."""
         conversation, _, private, job = case
         if job.method == "auto" and (last := self._read_otherwise(rendering, private)):
             job = job._replace(last=last)
@@ -230,39 +227,31 @@ class JinjaTemplate(Template):
         samples, checks = rendering.samples, self._checks_for(conversation)
         marks = rendering.marks if self._reads_marks else None
         ranges = [checks.ranges_of(sample, conversation, marks, private) for sample in samples]
-        written: list[Written] = [(sample.text, answers_at(sample.turns, sample.ranges)) for sample in samples]
         if job and self.sections != ALL_SECTIONS:
-            left_out = self._cuts.left_out(written, conversation, job, self.engines.render, private)
+            left_out = self._cuts.left_out(samples, conversation, job, self.engines.render, private)
             ranges = [without(*each) for each in zip(ranges, left_out, strict=True)]
-        split = self._splitter.split_all(zip((text for text, _ in written), ranges, strict=True), private)
-        turns = [sample.turn for sample in samples]
-        before = [-1, *(turn for turn in turns if turn is not None)]
+        split = self._splitter.split_all(zip((sample.text for sample in samples), ranges, strict=True), private)
+        before = [-1, *(sample.turn for sample in samples if sample.turn is not None)]
         return [
-            Sample(spans, turn, after, *self._counts(*sample, conversation, private))
-            for spans, turn, after, sample in zip(split, turns, before, written, strict=False)
+            Sample(spans, sample.turn, after, *self._counts(sample, conversation, private))
+            for spans, sample, after in zip(split, samples, before, strict=False)
         ]
 
-    def _counts(
-        self, text: str, answers: Sequence[Answer], conversation: Conversation, private: str
-    ) -> tuple[int, int]:
-        """Return the numbers of answers with reasoning, and with an empty block of it.
-
-        A block counts if the template writes it.
-        """
+    def _counts(self, sample: Located, conversation: Conversation, private: str) -> tuple[int, int]:
+        """Return the numbers of answers with reasoning, and with an empty block."""
         reads = self._checks_for(conversation).forms.reasoning is not ReasoningForm.NONE
         reasoned = closed = 0
-        for answer in answers:
-            content = conversation.messages[answer.k].content
-            if reads and reasoning_of(conversation.messages[answer.k]):
+        for k, (start, stop) in sample.answers:
+            content = conversation.messages[k].content
+            if reads and reasoning_of(conversation.messages[k]):
                 reasoned += 1
-            elif block := empty_block(text, answer):
+            elif block := empty_block(sample.text, start, stop):
                 # A block in a content is not counted, because such a content is filled in like any other one.
-                rest = text[answer.start + len(block) : answer.stop].replace(private, "").lstrip()
+                rest = sample.text[start + len(block) : stop].replace(private, "").lstrip()
                 closed += reads or not starts_with_block(content) or rest.startswith(content.strip())
         return reasoned, closed
 
     def _checks_for(self, conversation: Conversation) -> Checks:
-        """Return the checks of renderings with the options of a conversation."""
         options = options_json(conversation)
         if options not in self._checks:
             if len(self._checks) >= MOST_READINGS:
@@ -272,16 +261,12 @@ class JinjaTemplate(Template):
         return self._checks[options]
 
     def _job(self, broken: Broken, turns: list[int], method: Method, trace: Tracing = "") -> Job:
-        """Return a job with messages and tools in the form that the template expects."""
         messages = [in_parts(m) if broken.reads_parts or isinstance(m["content"], list) else m for m in broken.messages]
         engine = "jinja2" if trace else self.engines.engine_for(broken.json, broken.json_of_options)
         return Job(messages, broken.tools, self._reads_marks, turns, method, trace, engine, broken.options)
 
     def _broken(self, conversation: Conversation, change: Callable[[Any], Any] = lambda value: value) -> Broken:
-        """Return messages and tools in OpenAI's form with broken control strings.
-
-        Raises Reject.
-        """
+        """Return messages and tools in OpenAI's form, broken. Raises Reject."""
         for name in conversation.template_options or ():
             if name in GIVEN_TO_TEMPLATES:
                 raise Reject(
@@ -333,7 +318,6 @@ class JinjaTemplate(Template):
             )
 
     def _controls_of(self, rendering: Rendering, private: str) -> list[list[str]]:
-        """Return the control strings of a whole rendering and of each sample of one turn."""
         texts = [rendering.text, *(sample.text for sample in rendering.samples if sample.turn is not None)]
         return [[string for _, string, _ in self._splitter.controls_in(text, private)] for text in texts]
 
@@ -352,10 +336,7 @@ class JinjaTemplate(Template):
         return [k for k, own in edges.items() if not all(self._boundary.splits(*edge) for edge in own)]
 
     def _without(self, rendering: Rendering) -> list[Range]:
-        """Return the ranges outside the located turns.
-
-        White space after the last control token of a turn is outside, too.
-        """
+        """Return the ranges outside the located turns, with white space at their ends."""
         text, [(_, ranges, *_)] = rendering.text, rendering.samples
         edges = [0]
         for start, stop in ranges:
@@ -366,10 +347,6 @@ class JinjaTemplate(Template):
     # Tracing
 
     def separate(self, conversation: Conversation) -> Conversation | None:
-        """Return a conversation with its reasoning where this template reads it.
-
-        Return None if the conversation must be rendered.
-        """
         if any(message.parts for message in conversation.messages):
             forms = self._checks_for(conversation).forms
             if any(message.parts and forms.reads_lists(forms.role_of(message)) for message in conversation.messages):
@@ -381,10 +358,7 @@ class JinjaTemplate(Template):
         return None if any(message.reasoning for message in conversation.messages) else conversation
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
-        """Return the samples of a conversation of placeholders.
-
-        Return None if the template does more with the placeholders than write and test them.
-        """
+        """Return the outline; None if the template does more than write and test values."""
         if self._all or conversation.messages[0].role == "text" or has_flagged(conversation, trained):
             return None
         if self.sections != ALL_SECTIONS:  # tokens decide where a label may change
@@ -435,10 +409,7 @@ class JinjaTemplate(Template):
 
 
 def _of_data(samples: list[Sample], added: int) -> list[Sample]:
-    """Return samples with the message indices of the data.
-
-    `added` is the number of messages that were added at the start.
-    """
+    """Return samples with the indices of the data: `added` messages come first."""
     if not added:
         return samples
     return [

@@ -232,10 +232,7 @@ class _TracedMarkup(Traced):
 
 
 class _Markup(Markup):
-    """Any other text, after the filter `safe`.
-
-    Text that is joined with it is escaped.
-    """
+    """Any other text, after the filter `safe`: text that is joined with it is escaped."""
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, Traced):
@@ -283,7 +280,6 @@ class TracedObject(dict[str, Any]):
 
 
 def _trace_of(value: Any) -> Trace | None:
-    """Return the trace of the first placeholder in a value."""
     if isinstance(value, Traced | TracedObject):
         return value.trace
     if isinstance(value, _Length):
@@ -295,7 +291,6 @@ def _trace_of(value: Any) -> Trace | None:
 
 
 def _without_traces(value: Any) -> Any:
-    """Return a value with its placeholders as plain text."""
     if isinstance(value, TracedObject):
         return f"\0{value.number}\0"
     if isinstance(value, Traced):
@@ -411,10 +406,7 @@ def can_be_traced(tree: nodes.Template) -> bool:
 
 
 def traced(value: Any, trace: Trace, spaced: bool) -> Any:
-    """Return messages or tools with traced placeholders.
-
-    `spaced` puts white space around the placeholders.
-    """
+    """Return messages or tools with traced placeholders, between spaces if `spaced`."""
     if isinstance(value, str):
         if match := _PLACEHOLDER.fullmatch(value) or _OBJECT_TEXT.fullmatch(value):
             space = "\v" if spaced else ""

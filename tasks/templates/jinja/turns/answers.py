@@ -67,10 +67,7 @@ class Answers:
         self.are_plain = True
 
     def of(self, k: int) -> tuple[str, str]:
-        """Return the prompt of a turn and the answer.
-
-        Raises NotLocated.
-        """
+        """Return the prompt of a turn and the answer. Raises NotLocated."""
         if k not in self._known:
             turn = _Turn(self._render, list(self._messages[: k + 1]), self._whole, self._ends, self._eos)
             if k + 1 < len(self._messages):
@@ -80,10 +77,7 @@ class Answers:
         return self._known[k]
 
     def range_in(self, text: str, k: int) -> Range | None:
-        """Return the range of a turn in a text.
-
-        Returns None if its prompt or its answer differs there.
-        """
+        """Return the range of a turn in a text; None if its prompt or answer differs."""
         prompt, answer = self.of(k)
         if not text.startswith(prompt):
             return None
@@ -135,10 +129,7 @@ class _Turn:
         return answer[:last] if last and not answer[last:].strip() else answer
 
     def _until_eos(self, answer: str) -> str:
-        """Return an answer up to the first EOS token after all of its texts.
-
-        Some templates write the start of the next turn after every turn.
-        """
+        """Cut the start of the next turn, which some templates write after every turn."""
         stop = answer.find(self._eos) + len(self._eos) if self._eos else 0
         if stop < len(self._eos) or not answer[stop:].strip():
             return answer
@@ -151,14 +142,10 @@ class _Turn:
 
     @cached_property
     def _places(self) -> dict[int, Range]:
-        """Return where the texts of each message are written."""
         return places_of(self.alone, self.messages, lambda marked: self._render(marked, False), OPENAI_ROLES)
 
     def _after_other_text(self) -> str | None:
-        """Return the answer of a turn whose rendering does not start with its prompt.
-
-        Return None if the answer cannot be determined.
-        """
+        """Return the answer to a prompt with which the rendering does not start."""
         same = _common(self.prompt, self.alone)
         rest, written = self.prompt[same:], self.alone[same:]
         if not rest.strip():
@@ -201,7 +188,10 @@ class _Turn:
         before = self._render(self.messages[:-1], False)
         header = self.prompt.removeprefix(before) if before and self.prompt.startswith(before) else ""
         is_bare = not self._ends.sub("", rest).strip() and (header == rest or self.prompt == before)
-        if is_bare and self._starts_with_turn(written):
+        lead, name, _ = written.partition(self._names[0]) if any(self._names[:1]) else ("", "", "")
+        # At most one control token may precede the name of a call. A turn with reasoning cannot start with a call.
+        is_call = name and len(self._ends.findall(lead)) <= 1 and not self._reasoning
+        if is_bare and (is_call or (self._content and written.lstrip().startswith(self._content))):
             return written  # it continues the previous turn: only the prompt has the header, or the end of that turn
         # The template writes an earlier message differently if it is the last message. The answer then follows the
         # generation prompt, or the last control token if there is no generation prompt.
@@ -218,19 +208,8 @@ class _Turn:
         is_own = place >= 0 and all(stop <= start for k, (_, stop) in self._places.items() if k != turn)
         return self.alone[start:] if is_own else None
 
-    def _starts_with_turn(self, written: str) -> bool:
-        """Return whether a text starts with the content or the first call of the turn.
-
-        At most one control token may precede the name of the call. A turn with reasoning cannot start with a call.
-        """
-        if self._content and written.lstrip().startswith(self._content):
-            return True
-        lead, name, _ = written.partition(self._names[0]) if self._names else ("", "", "")
-        return bool(name) and len(self._ends.findall(lead)) <= 1 and not self._reasoning
-
 
 def _common(one: str, other: str) -> int:
-    """Return the length of the common start of two texts, less an unfinished marker."""
     same = common_start(one, other)
     cut = _MARKUP.search(one, max(0, same - MOST_OF_MARKER), same)
     return cut.start() if cut else same

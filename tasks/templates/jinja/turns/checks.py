@@ -73,10 +73,7 @@ class Checks:
     def require_located(
         self, rendering: Rendering, conversation: Conversation, private: str, every: bool = False
     ) -> None:
-        """Check that every turn was located.
-
-        `every` is true if every message is trained on, not because of a flag.
-        """
+        """Check that every turn was located. `every` means that all are trained on."""
         if rendering.lost is None:
             return
         k, problem = rendering.lost
@@ -160,10 +157,7 @@ class Checks:
                 )
 
     def require_reasoning(self, message: Message, k: int, answer: str, never: bool = False) -> None:
-        """Check that a text has the reasoning of a message.
-
-        If `never`, the template does not write it. Raises Reject.
-        """
+        """Check that a text has the reasoning of a message, if it is ever written."""
         reasoning = reasoning_of(message)
         if not reasoning:
             return
@@ -299,10 +293,7 @@ class Checks:
 
 
 def is_written(value: str, answer: str) -> bool:
-    """Return whether an answer contains a value as text or as JSON.
-
-    White space is ignored.
-    """
+    """Return whether an answer contains a value or its JSON. White space is ignored."""
     if value in answer:
         return True
     written = "".join(answer.split())
@@ -347,10 +338,7 @@ def _has_long_texts_in_order(sample: Checked, messages: Sequence[Any]) -> bool:
 
 
 def _is_whole(required: Text, text: str, places: Sequence[int], ranges: Sequence[Range]) -> bool:
-    """Return whether a text stands around one of its marks within a range.
-
-    It may be written as JSON.
-    """
+    """Return whether a text, or its JSON, stands around one of its marks in a range."""
     core = required.text.strip()
     for form in chain([core], (json.dumps(core, ensure_ascii=flag)[1:-1] for flag in (False, True))):
         for place, (start, stop) in product(places, ranges):

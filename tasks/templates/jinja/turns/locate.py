@@ -53,6 +53,11 @@ class Located(NamedTuple):
     plain: bool = True
     flagged: Sequence[Range] = ()
 
+    @property
+    def answers(self) -> list[tuple[int, Range]]:
+        """Return the trained answers by their messages, with their ranges."""
+        return [*zip(self.turns, self.ranges, strict=False)]
+
 
 def locate(
     render: Render,
@@ -182,10 +187,7 @@ class Cover:
         return places
 
     def first_of(self, text: str, turns: Sequence[int]) -> int:
-        """Return the index of the first of the last turns that a text holds.
-
-        The text ends with the last one.
-        """
+        """Return the index of the first of the last turns that a text, up to them, holds."""
         last = len(turns) - 1
         if self._every:
             while last and self._range_in(text, turns[last - 1]):
@@ -257,10 +259,7 @@ class _Form(NamedTuple):
 
 
 def _form(text: str, place: Range, texts: Range | None, ends: re.Pattern[str]) -> _Form | None:
-    """Return the form of a turn at a known place.
-
-    Returns None if control tokens do not show it.
-    """
+    """Return the form of a turn at a known place, if control tokens show it."""
     start, stop = place
     if texts is None or not start <= texts[0] <= texts[1] <= stop:
         return None
@@ -272,7 +271,6 @@ def _form(text: str, place: Range, texts: Range | None, ends: re.Pattern[str]) -
 
 
 def _place_of(text: str, texts: Range | None, form: _Form | None) -> Range | None:
-    """Return the place of a turn with a form; None if the text around it differs."""
     if texts is None or form is None:
         return None
     start, stop = texts[0] - len(form.before), texts[1]

@@ -92,10 +92,7 @@ def places_of(
 
 
 def without_marks(text: str, mark: str, flags: re.RegexFlag = re.NOFLAG) -> tuple[str, dict[int, list[int]]]:
-    """Return a text without its marks, and the places of the marks by their numbers.
-
-    `flags` are those of the regular expression for marks.
-    """
+    """Return a text without its marks, and the places of the marks by their numbers."""
     pieces = re.split(rf"{mark}(\d+)-", text, flags=flags)
     places: dict[int, list[int]] = {}
     place = 0
@@ -106,10 +103,7 @@ def without_marks(text: str, mark: str, flags: re.RegexFlag = re.NOFLAG) -> tupl
 
 
 def marked_messages(messages: Sequence[Any], mark: str, which: Collection[int]) -> tuple[list[Any], list[MarkedText]]:
-    """Return messages with marks in the texts of some of them, and these texts.
-
-    `which` are their indices.
-    """
+    """Return messages with marks in those at the indices `which`, and their texts."""
     texts: list[MarkedText] = []
 
     def marked(k: int, section: Section, text: str) -> str:
@@ -163,10 +157,7 @@ class Text(NamedTuple):
 
 
 def with_marks(text: str, marks: Sequence[tuple[int, str]]) -> str:
-    """Return a text with marks at some offsets, in ascending order.
-
-    White space at its start does not count.
-    """
+    """Return a text with marks at ascending offsets after its outer white space."""
     first = len(text) - len(text.lstrip())
     pieces, place = [], 0
     for offset, mark in marks:
