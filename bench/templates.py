@@ -44,9 +44,8 @@ from tasks.conversations.openai import in_parts
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.templates.adjust import NO_CHANGE, Adjust
+from tasks.templates.adjust import NO_CHANGE, Adjust, knows_developer
 from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.names import knows_developer
 from tasks.templates.spans import trained_turns
 from tasks.tokenization.samples import segments_of
 
@@ -291,7 +290,7 @@ def check(
     # Make transformers use our fixed date instead of today's.
     _compile_jinja_template(source).environment.globals["strftime_now"] = datetime.fromisoformat(TODAY).strftime
     seen = adjust.of(conversation, [False] * len(messages))[0].messages
-    forms = template._reading(conversation).forms
+    forms = template._checks_for(conversation).forms
     said = [in_parts(m) if forms.reads_parts else m for m in map(forms.expected, seen)]
     answers, endless = answers_of(messages), ""
     for k in answers:

@@ -35,9 +35,8 @@ from tasks.storage.files import has_artifact
 from tasks.storage.keys import VERSIONS, corpus_key, key_of, sha256_in
 from tasks.storage.layout import TEMPLATE, TOOL_TEMPLATE, Layout, kind_of
 from tasks.stores.urls import root_of, sent_root
-from tasks.templates.adjust import Adjust
+from tasks.templates.adjust import Adjust, knows_developer
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
-from tasks.templates.names import knows_developer
 from tasks.templates.sections import Sections
 from tasks.templates.spans import Template, TrainOn, Turns
 
@@ -351,7 +350,7 @@ def _jinja_once(
     sections: Sections,
 ) -> Template:
     """Compile a template once per process."""
-    from tasks.templates.jinja.by_tools import open_jinja  # loads jinja2
+    from tasks.templates.jinja.template import open_jinja  # loads jinja2
 
     return open_jinja(name, sources, encoder, train_on, date, turns, json.loads(options), adjust, sections)
 

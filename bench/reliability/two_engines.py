@@ -38,11 +38,11 @@ from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, PackError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import Adjust
-from tasks.templates.jinja.engines import choice
+from tasks.templates.jinja import engines
 from tasks.templates.jinja.template import JinjaTemplate, _Case
 from tasks.templates.spans import trained_turns
 
-choice.COMPARED = 1 << 33  # minijinja is not judged here, except by this script
+engines.COMPARED = 1 << 33  # minijinja is not judged here, except by this script
 
 # Conversations with the same settings, and how often one of them is also converted to spans.
 ROUND, WHOLE = 250, 16
@@ -238,7 +238,7 @@ def check_round(source: str, encoder: Encoder, rng: random.Random, count: int) -
                 yield "spans" if one == other else _different(record, one, other)
     for (record, _, found), judged in zip(cases, judge._renderer.render_all([job for _, job, _ in cases]), strict=True):
         if found is None:
-            yield "Jinja2 alone" if isinstance(judged, choice.Rendering) else "refused"
+            yield "Jinja2 alone" if isinstance(judged, engines.Rendering) else "refused"
         else:
             yield "equal" if found == judged else _different(record, found, judged)
     assert fast.engines.differs is None
@@ -255,7 +255,7 @@ def _samples(template: JinjaTemplate, *pair: Any) -> Any:
 
 
 def _different(record: Any, one: Any, other: Any) -> str:
-    text = choice._difference(one, other) if isinstance(one, choice.Rendering) else f"{one} instead of {other}"
+    text = engines._difference(one, other) if isinstance(one, engines.Rendering) else f"{one} instead of {other}"
     print(f"{text[:1000]}\n  {json.dumps(record)}", flush=True)
     return "DIFFERENT"
 

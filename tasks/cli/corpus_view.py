@@ -42,7 +42,7 @@ from tasks.inspection.manifests import Listing, Overview, Unreadable
 from tasks.storage.facts import Ledger, MixtureFacts
 from tasks.storage.layout import kind_of
 from tasks.storage.manifest import Manifest
-from tasks.templates.names import explain_undefined
+from tasks.templates.adjust import explain_undefined
 
 SHOWN_SOURCES = 30
 

@@ -16,7 +16,7 @@ from tasks.conversations.unused_keys import OTHERS
 from tasks.core.printable import common_folder, counted, lengths_in_words, printable
 from tasks.storage.facts import Ledger, MixtureFacts
 from tasks.storage.manifest import Manifest
-from tasks.templates.names import explain_undefined
+from tasks.templates.adjust import explain_undefined
 from tasks.templates.sections import explain_empty_blocks, explain_sections, sections_of_config
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tasks.dry_run.sample import Selection
 from tasks.encoders.encoder import Encoder, is_blank
 from tasks.packing.pieces import MOST_CONVERSATIONS
 from tasks.packing.rejects import suggest_settings
-from tasks.templates.names import explain_undefined
+from tasks.templates.adjust import explain_undefined
 from tasks.templates.sections import explain_empty_blocks
 
 # If a larger share of the tokens repeats a prompt, a warning explains the reason.

@@ -24,7 +24,6 @@ from tasks.core.errors import Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.families import alpaca, chatml, hermes, llama2, llama3, mistral, plain, zephyr
-from tasks.templates.flagged import with_whole_texts
 from tasks.templates.placeholders import is_plain, with_contexts_joined
 from tasks.templates.sections import ALL_SECTIONS, CROSSED, Sections, splits
 from tasks.templates.spans import (
@@ -80,15 +79,10 @@ class BuiltIn(Template):
                 f"{setting}: the built-in template {name} writes no reasoning, so the setting has no effect; remove "
                 "it, or use the model's own template (`template: tokenizer`)",
             )
-        self.sections = sections
-        self.name = name
-        self.apart = turns == "apart"
-        self.together = turns == "together"
-        self.adjust = adjust
-        self.markers_as_text = tuple(m for m in BUILT_IN[name].markers if not encoder.is_token(m))
+        self.name, self.encoder, self.adjust, self.sections = name, encoder, adjust, sections
+        self.apart, self.together, self._headers_too = turns == "apart", turns == "together", train_on == "all"
         self._family = BUILT_IN[name]
-        self.encoder = encoder
-        self._headers_too = train_on == "all"
+        self.markers_as_text = tuple(m for m in self._family.markers if not encoder.is_token(m))
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation; `trained` has one flag per message."""
@@ -105,8 +99,12 @@ class BuiltIn(Template):
         turns = list(zip(conversation.messages, trained, strict=True))
         writer = Writer(self.encoder, self._headers_too, conversation.tools, self.sections)
         self._family.write(writer, turns if self._family.writes_tools else hermes.with_system(writer, turns))
-        if self.sections != ALL_SECTIONS:
-            self._require_same_tokens(writer)
+        for cut in writer.cuts if self.sections != ALL_SECTIONS else ():
+            # No token may cross from a content into a call with another label.
+            for left, right in pairwise(writer.spans[max(cut - 1, 0) : cut + 1]):
+                are_texts = left.token == right.token == TEXT and left.trained != right.trained
+                if are_texts and not splits(self.encoder, left.text, right.text):
+                    raise Reject("parts_not_separate", CROSSED)
         if self._headers_too or not has_flagged(conversation, trained):
             return writer.spans
         return with_whole_texts(writer.spans, writer.said)
@@ -132,10 +130,7 @@ class BuiltIn(Template):
         return joined if is_plain(joined) else None
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
-        """Return the sample of a conversation of placeholders.
-
-        Return None if the text around the placeholders may depend on the contents (see `Family`).
-        """
+        """Return the outline; None if the text around values may depend on them."""
         if self.apart or self.adjust.drop_reasoning:  # reasoning may be in a content
             return None
         if self.sections != ALL_SECTIONS:  # a token may cross from a content into a call
@@ -143,24 +138,12 @@ class BuiltIn(Template):
         if any(message.role == "tool" for message in conversation.messages):  # results may be parsed
             return None
         adjusted, _, _ = self.adjust.of(conversation, trained)
-        unusual = self._family.unusual and self._family.unusual([message.role for message in adjusted.messages])
-        # If outer white space is unusual, contents that are filled in have none, so the placeholders must have none.
-        if unusual and unusual([message.content for message in conversation.messages]):
+        must_render = self._family.must_render and self._family.must_render([m.role for m in adjusted.messages])
+        # If contents with outer white space are rendered, the placeholders of others must have none.
+        if must_render and must_render([message.content for message in conversation.messages]):
             bare = [replace(message, content=message.content.strip("\v")) for message in conversation.messages]
             conversation = replace(conversation, messages=tuple(bare))
-        return Outline(self.samples(conversation, trained), unusual)
-
-    def _require_same_tokens(self, writer: Writer) -> None:
-        """Check that no token crosses from a content into a call with another label.
-
-        Raises Reject.
-        """
-        for cut in writer.cuts:
-            pair = writer.spans[max(cut - 1, 0) : cut + 1]
-            if len(pair) < 2 or pair[0].trained == pair[1].trained or TEXT not in (pair[0].token, pair[1].token):
-                continue
-            if pair[0].token == pair[1].token and not splits(self.encoder, pair[0].text, pair[1].text):
-                raise Reject("parts_not_separate", CROSSED)
+        return Outline(self.samples(conversation, trained), must_render)
 
     def _differs_later(self, conversation: Conversation, trained: Sequence[bool]) -> bool:
         """Return whether a trained turn is written differently once more turns follow.
@@ -182,10 +165,7 @@ class BuiltIn(Template):
 
 
 def plain_text(conversation: Conversation, trained: Sequence[bool], encoder: Encoder) -> list[Span]:
-    """Return the spans of a conversation of the format `text`.
-
-    Templates add nothing to such a conversation.
-    """
+    """Return the spans of a conversation of the format `text`: its text alone."""
     writer = Writer(encoder, headers_too=False)
     plain.write(writer, list(zip(conversation.messages, trained, strict=True)))
     return writer.spans
@@ -194,3 +174,42 @@ def plain_text(conversation: Conversation, trained: Sequence[bool], encoder: Enc
 def built_in_sha256(name: str) -> str:
     """Return the digest of a built-in template for content keys."""
     return hashlib.sha256(f"built-in {name} {VERSION}".encode()).hexdigest()
+
+
+def with_whole_texts(spans: Sequence[Span], said: Sequence[bool]) -> list[Span]:
+    """Return spans in which every text that holds a flagged turn is trained on.
+
+        <|im_start|> user\\n ▓What is 6 × 7?▓ <|im_end|>   ──▶   <|im_start|> ▓user\\nWhat is 6 × 7?<|im_end|>▓
+
+    A label within a text would cut the text in two, and the tokens would differ from those of the prompt that the model
+    reads at inference. So the text between two control tokens is trained on as a whole, with the second one. A trained
+    answer ends it, too. (`flagged_ranges` does the same for Jinja templates.) `said` is true for spans of the content
+    of a message. Raises Reject if such a text holds another message.
+    """
+
+    def is_answer(place: int) -> bool:
+        return said[place] and spans[place].role == "assistant"
+
+    labeled: list[Span] = []
+    top = 0
+    while top < len(spans):
+        end = top
+        while end < len(spans) and spans[end].token == TEXT and not (is_answer(end) and spans[end].trained):
+            end += 1
+        text = spans[top:end]
+        if not any(span.trained for span in text):
+            labeled += spans[top : end + 1]
+        else:
+            others = [span for is_said, span in zip(said[top:end], text, strict=True) if is_said and not span.trained]
+            if any(span.text.strip() for span in others):
+                role = next(span.role for span in text if span.trained)
+                raise Reject(
+                    "flag_not_followed",
+                    f"a {role} message has a flag that adds it to the trained turns, but the template writes it in one "
+                    f"text with a message of the role {others[0].role}",
+                )
+            labeled += [text[0]._replace(trained=True, alone=True), *(span._replace(trained=True) for span in text[1:])]
+            for span in spans[end : end + 1]:
+                labeled.append(span._replace(alone=True) if is_answer(end) else span._replace(trained=True))
+        top = end + 1
+    return labeled

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import count
 from typing import Any, NamedTuple
 
 import orjson
@@ -26,9 +27,6 @@ GAP = re.compile("\v?\0(\\d+)(?::(\\d+))?\0\v?")
 
 # A gap for a value that is written as JSON.
 JSON_GAP = re.compile("\0(\\d+):\\d+\0")
-
-# An object as `blank` writes it.
-_OBJECT_TEXT = re.compile(r'\{"\\u0000\d+\\u0000": 0\}')
 
 # Kinds of arguments of a call. An empty object has no placeholder.
 _TEXT, _OBJECT, _EMPTY = range(3)
@@ -69,10 +67,7 @@ def _is_plain(m: Message) -> bool:
 
 
 def with_contexts_joined(conversation: Conversation) -> Conversation:
-    """Return a conversation whose contents include their contexts, and are strings.
-
-    Most templates write content and context this way.
-    """
+    """Return a conversation whose contents are strings that include their contexts."""
     if not any(message.context or message.parts for message in conversation.messages):
         return conversation
     messages = [
@@ -83,10 +78,7 @@ def with_contexts_joined(conversation: Conversation) -> Conversation:
 
 
 def shape_of(conversation: Conversation, trained: Sequence[bool]) -> tuple[ConversationShape, list[str]] | None:
-    """Return the shape of a conversation and the values of its placeholders.
-
-    Return None if a value cannot have a placeholder.
-    """
+    """Return the shape and the values; None if a value cannot have a placeholder."""
     turns: list[_Turn] = []
     values: list[str] = []
     for message, flag in zip(conversation.messages, trained, strict=True):
@@ -112,7 +104,7 @@ def shape_of(conversation: Conversation, trained: Sequence[bool]) -> tuple[Conve
             calls.append((kind, bool(call.id)))
         content, reasoning, name, call_id = map(bool, known)
         turns.append((message.given_role, flag, content, reasoning, name, call_id, tuple(calls)))
-    if conversation.tools and not has_tools(conversation):
+    if conversation.tools and not are_objects(conversation.tools):
         return None
     options = options_json(conversation)
     if len(options) > _LONGEST_OPTIONS:
@@ -120,14 +112,10 @@ def shape_of(conversation: Conversation, trained: Sequence[bool]) -> tuple[Conve
     return ConversationShape(tuple(turns), len(conversation.tools), options), [*values, *conversation.tools]
 
 
-def has_tools(conversation: Conversation) -> bool:
-    """Return whether a conversation has tools, all of them objects that are not empty."""
-    return bool(conversation.tools) and _are_objects(conversation.tools)
-
-
 @lru_cache(maxsize=512)
-def _are_objects(tools: tuple[str, ...]) -> bool:
-    return all(_kind(tool) == _OBJECT for tool in tools)
+def are_objects(tools: tuple[str, ...]) -> bool:
+    """Return whether there are tools, all of them objects that are not empty."""
+    return bool(tools) and all(_kind(tool) == _OBJECT for tool in tools)
 
 
 def _kind(text: str) -> Any:
@@ -149,19 +137,16 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
     The second value has the numbers of the placeholders that are JSON objects.
     """
     objects: set[int] = set()
-    numbers = iter(range(1 << 30))
+    numbers = count()
 
     def text(there: bool) -> str:
         return f"\v\0{next(numbers)}\0\v" if there else ""
 
     def value(kind: Any) -> str:
-        if kind == _OBJECT:
-            number = next(numbers)
-            objects.add(number)
-            return json.dumps({f"\0{number}\0": 0})
-        if kind == _EMPTY:
-            return "{}"
-        return text(True)
+        if kind != _OBJECT:
+            return text(kind == _TEXT) or "{}"
+        objects.add(number := next(numbers))
+        return json.dumps({f"\0{number}\0": 0})
 
     messages = []
     for role, _, content, reasoning, name, call_id, calls in shape.turns:
@@ -180,21 +165,22 @@ def is_placeholder(arguments: str) -> bool:
 
     A template that reads arguments as text has an outline only with such arguments.
     """
-    return arguments == "{}" or GAP.fullmatch(arguments) is not None or _OBJECT_TEXT.fullmatch(arguments) is not None
+    an_object = r'\{"\\u0000\d+\\u0000": 0\}'  # as `blank` writes it
+    return arguments == "{}" or bool(GAP.fullmatch(arguments) or re.fullmatch(an_object, arguments))
 
 
 def can_be_filled(
-    values: Sequence[str], objects: frozenset[int], unusual: Callable[[Sequence[str]], bool] | None
+    values: Sequence[str], objects: frozenset[int], must_render: Callable[[Sequence[str]], bool] | None
 ) -> bool:
     """Return whether a template writes the same text around values and placeholders.
 
-    `unusual` tests for values that the template may treat differently. It gets `{}` for an object, because the template
-    writes an object only as JSON.
+    `must_render` tests for values that the template may treat differently. It gets `{}` for an object, because the
+    template writes an object only as JSON.
     """
     if "" in values or any(map(str.isspace, values)) or "\0" in "".join(values):
         return False
     seen = ["{}" if number in objects else value for number, value in enumerate(values)]
-    return not (unusual and unusual(seen))
+    return not (must_render and must_render(seen))
 
 
 def has_outer_space(values: Sequence[str]) -> bool:

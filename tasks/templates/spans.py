@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from tasks.conversations.model import ROLES, Conversation, Message, is_blank
+from tasks.conversations.model import ROLES, Conversation, is_blank
 from tasks.core.errors import PackError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import Adjust
 from tasks.templates.sections import Sections
 
 if TYPE_CHECKING:
-    from tasks.templates.jinja.engines.choice import BothEngines, Engines
+    from tasks.templates.jinja.engines import BothEngines, Engines
 
 TrainOn = Literal["assistant", "all", "last", "rounds"]
 
@@ -54,12 +54,12 @@ class Sample(NamedTuple):
 class Outline(NamedTuple):
     """Samples of placeholders, and a test for values that must not be filled in.
 
-    `unusual` returns whether the template may treat one of the values differently from a placeholder. `formats` lists
-    the arguments of `tojson` that values are written with; a gap refers to them by index.
+    `must_render` returns whether the template may treat one of the values differently from a placeholder. `formats`
+    lists the arguments of `tojson` that values are written with; a gap refers to them by index.
     """
 
     samples: list[Sample]
-    unusual: Callable[[Sequence[str]], bool] | None = None
+    must_render: Callable[[Sequence[str]], bool] | None = None
     formats: Sequence[Sequence[Any]] = ()
 
 
@@ -77,25 +77,26 @@ class Template(Protocol):
     undefined: Sequence[Mapping[str, int]] = ()
 
     def knows_developer(self, conversation: Conversation) -> bool:
-        """Return whether messages of a conversation keep the role developer.
-
-        Otherwise, they become system messages.
-        """
+        """Return whether the role developer stays; it is system otherwise."""
         return False
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
-        """Return the spans of a conversation.
+        """Return the spans of a conversation that is one sample."""
+        [sample] = self.samples(conversation, trained)
+        return sample.spans
 
-        Raises Reject if the template cannot render the conversation.
-        """
-        ...
+    # A template overrides `samples` or `all_samples`.
 
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
         """Return the samples of a conversation, in the order of its turns.
 
-        Raises Reject if the template cannot render the conversation.
+        `trained` is true for each message that is trained on. Raises Reject if the conversation cannot be rendered, and
+        DataError if the template cannot be used.
         """
-        ...
+        [found] = self.all_samples([(conversation, trained)])
+        if isinstance(found, list):
+            return found
+        raise found
 
     def all_samples(
         self, conversations: Sequence[tuple[Conversation, Sequence[bool]]]
@@ -116,10 +117,7 @@ class Template(Protocol):
         ...
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
-        """Return the samples of a conversation of placeholders.
-
-        The result is None if the text around the placeholders may depend on the contents.
-        """
+        """Return samples of placeholders; None if text around them may depend on values."""
         ...
 
 
@@ -165,18 +163,16 @@ def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
     messages = conversation.messages
     roles = ROLES if train_on == "all" else ("assistant", "text")
     chosen = [message.role in roles for message in messages]
-    if train_on == "last" and True in chosen:
-        chosen = [index == len(chosen) - 1 - chosen[::-1].index(True) for index in range(len(chosen))]
-    if train_on == "rounds" and True in chosen:
+    if train_on in ("last", "rounds") and True in chosen:
         last = len(chosen) - 1 - chosen[::-1].index(True)
-        start = max((index for index in range(last) if messages[index].role == "user"), default=-1)
-        chosen = [flag and index > start for index, flag in enumerate(chosen)]
-    return [_is_trained(message, flag) for message, flag in zip(messages, chosen, strict=True)]
-
-
-def _is_trained(message: Message, is_chosen: bool) -> bool:
-    is_reasoning = message.role == "assistant" and bool(message.reasoning.strip())
-    return (is_chosen if message.train is None else message.train) and (not is_blank(message) or is_reasoning)
+        users = (k for k in range(last) if messages[k].role == "user")
+        start = last if train_on == "last" else max(users, default=-1) + 1
+        chosen = [flag and start <= k <= last for k, flag in enumerate(chosen)]
+    return [
+        (flag if message.train is None else message.train)
+        and (not is_blank(message) or (message.role == "assistant" and bool(message.reasoning.strip())))
+        for message, flag in zip(messages, chosen, strict=True)
+    ]
 
 
 def has_empty_prompt(conversation: Conversation, trained: Sequence[bool]) -> bool:

@@ -21,7 +21,7 @@ TOOL_CALL_MARKERS = ("<tool_call>", "</tool_call>")
 Turns = Sequence[tuple[Message, bool]]
 """Pairs of a message and a flag that is true if the message is trained on."""
 
-Unusual = Callable[[Sequence[str]], bool]
+ContentTest = Callable[[Sequence[str]], bool]
 """Test whether a template may treat one of these nonblank contents differently from a placeholder."""
 
 
@@ -43,7 +43,7 @@ class Family:
     """Whether `write` has a separate place for the context of a message. Otherwise, it writes `full_text`."""
     writes_tools: bool = False
     """Whether `write` has a separate place for `Writer.tools`. Otherwise, the system message describes the tools."""
-    unusual: Callable[[Sequence[str]], Unusual | None] | None = None
+    must_render: Callable[[Sequence[str]], ContentTest | None] | None = None
     """Return a test for contents that `write` changes in part, such as by stripping one end, given the roles."""
     differs_later: Callable[[Turns, Sequence[str]], int | None] | None = None
     """Return the index of a trained turn that is written differently, or has another prompt, once more turns follow."""
@@ -88,10 +88,7 @@ class Writer:
         self._mark(marker, self.trained and self.headers_too, False, start)
 
     def own_mark(self, marker: str) -> None:
-        """Write a marker that is part of the turn, such as its end.
-
-        It is trained on if the turn is.
-        """
+        """Write a marker that is part of the turn, and trained on like it."""
         self._mark(marker, self.trained, True)
 
     def bos(self, start: bool = False) -> None:

@@ -23,11 +23,11 @@ from tasks.templates.placeholders import (
     COMPARED,
     GAP,
     ConversationShape,
+    are_objects,
     as_json,
     blank,
     can_be_filled,
     has_outer_space,
-    has_tools,
     is_plain,
     shape_of,
 )
@@ -61,8 +61,8 @@ class _SampleSkeleton(NamedTuple):
 class Skeleton:
     """The samples of all conversations with the same shape, with gaps for the values.
 
-    `strips` means that the template removes white space around values. `unusual` returns whether the template may write
-    given values differently. `objects` are the numbers of the values that are JSON objects.
+    `strips` means that the template removes white space around values. `must_render` returns whether the template may
+    write given values differently. `objects` are the numbers of the values that are JSON objects.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Skeleton:
         samples: list[_SampleSkeleton],
         layout: str,
         strips: bool,
-        unusual: Callable[[Sequence[str]], bool] | None,
+        must_render: Callable[[Sequence[str]], bool] | None,
         objects: frozenset[int],
         formats: Sequence[Sequence[Any]],
     ):
-        self._samples, self._layout, self._strips, self._unusual = samples, layout + SEPARATOR, strips, unusual
+        self._samples, self._layout, self._strips, self._must_render = samples, layout + SEPARATOR, strips, must_render
         self._objects, self._formats = objects, formats
         self._gaps = {gap for sample in samples for gap in sample.gaps}
         self.roles_with_results: tuple[str, ...] = ()  # the roles of a plain conversation with results of calls
@@ -83,18 +83,18 @@ class Skeleton:
 
     def is_compared(self, samples: Sequence[Prepared]) -> bool:
         """Return whether a conversation is also rendered and compared with `samples`."""
-        return self._unusual is not None and samples[0].digest % COMPARED == 0
+        return self._must_render is not None and samples[0].digest % COMPARED == 0
 
     def fill(self, contents: list[str]) -> list[Prepared] | None:
         """Return the samples of a plain conversation with these contents.
 
         Returns None if a content is blank, because then a template may write something else, and the turn is not
-        trained on. Also returns None if a content is unusual, contains NUL, or is not valid text.
+        trained on. Also returns None if a content must be rendered, contains NUL, or is not valid text.
         """
         for content in contents:
             if not content or content.isspace() or SEPARATOR in content:
                 return None
-        if self._unusual and self._unusual(contents):
+        if self._must_render and self._must_render(contents):
             return None
         whole = self._layout + SEPARATOR.join(contents)
         try:
@@ -110,7 +110,7 @@ class Skeleton:
 
     def fill_values(self, values: list[str], conversation: Conversation) -> list[Prepared] | None:
         """Return the samples of any conversation; None if its values cannot be filled in."""
-        if not can_be_filled(values, self._objects, self._unusual):
+        if not can_be_filled(values, self._objects, self._must_render):
             return None
         whole = whole_text(conversation)
         # If the token layout has the layout, the strings are just the values. Otherwise they begin with the layout.
@@ -192,7 +192,7 @@ class Skeletons(dict[tuple[str, ...], Skeleton | None]):
 
     def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Skeleton | None, list[str]]:
         """Return the skeleton for a conversation, and the values of the conversation."""
-        if not self.are_used or (self._failures >= MOST_FAILURES and has_tools(conversation)):
+        if not self.are_used or (self._failures >= MOST_FAILURES and are_objects(conversation.tools)):
             return None, []  # no shape can be filled in, and this shape has objects
         shape_and_values = shape_of(conversation, trained)
         if shape_and_values is None:
@@ -200,7 +200,7 @@ class Skeletons(dict[tuple[str, ...], Skeleton | None]):
         shape, values = shape_and_values
         if shape in self._by_shape:
             return self._by_shape[shape], values
-        if sum(trained) > LONG and has_tools(conversation):
+        if sum(trained) > LONG and are_objects(conversation.tools):
             values_of_first = hash(tuple(values))  # a run prepares its first conversations several times
             if len(self._once) < MOST_SHAPES:
                 self._once.setdefault(shape, values_of_first)
@@ -253,16 +253,16 @@ class Skeletons(dict[tuple[str, ...], Skeleton | None]):
         strips = sides <= {0}
         if not samples or (0 in sides and not strips) or pieces > PIECES_OF_SHAPE or self._pieces > PIECES_OF_ALL:
             return None
-        unusual = outline.unusual
-        if unusual is None and not samples[0].layout.conversation:
+        must_render = outline.must_render
+        if must_render is None and not samples[0].layout.conversation:
             return None  # a built-in template leaves a message out
         if 1 in sides:  # a control token absorbs the white space on one side of a value
 
-            def has_outer_space_or_is_unusual(values: Sequence[str]) -> bool:
-                return has_outer_space(values) or (outline.unusual is not None and outline.unusual(values))
+            def has_outer_space_or_must_render(values: Sequence[str]) -> bool:
+                return has_outer_space(values) or (outline.must_render is not None and outline.must_render(values))
 
-            unusual = has_outer_space_or_is_unusual
-        return Skeleton(samples, layout_of(turns), strips, unusual, objects, outline.formats)
+            must_render = has_outer_space_or_must_render
+        return Skeleton(samples, layout_of(turns), strips, must_render, objects, outline.formats)
 
 
 def skeletons_of(template: Template, train_on: TrainOn, roles: Mapping[str, str]) -> Skeletons:

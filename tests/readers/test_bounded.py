@@ -30,7 +30,7 @@ from support.tokenizer_kinds import kind_path
 from tasks.config import load_config
 from tasks.core.errors import PackError, UsageError
 from tasks.recipe import resolve
-from tasks.templates.jinja.engines import limits
+from tasks.templates.jinja import renderer
 
 # A command takes one more second of CPU time to load the libraries, which the server has loaded.
 SECONDS, MEMORY = 9.0, 1 << 30
@@ -227,8 +227,8 @@ def write(path: Path, text: str) -> Path:
 WITH_SHORT_LIMIT = """
 import sys
 from luigi.cmdline import luigi_run
-from tasks.templates.jinja.engines import limits
-limits.SECONDS = 0.5
+from tasks.templates.jinja import renderer
+renderer.SECONDS = 0.5
 sys.exit(luigi_run(sys.argv[1:]))
 """
 
@@ -239,7 +239,7 @@ def test_a_template_that_loops_ends_the_run_and_all_its_processes(tmp_path: Path
     command = ["-c", WITH_SHORT_LIMIT, *COMMAND[1:]]
     found = pack(tmp_path, GOOD, kind="hf_byte_level", more="template: t.jinja\n", command=command)
     check(found, "hf_byte_level")
-    assert found.cpu + limits.SECONDS < SECONDS, "with its own limit, the run would take too long"
+    assert found.cpu + renderer.SECONDS < SECONDS, "with its own limit, the run would take too long"
     assert found.code == 65
     [message] = [line for line in found.messages.splitlines() if " error: " in line]
     assert message == "E415 error: template t.jinja: still rendering one conversation after 0.5 s; it loops"

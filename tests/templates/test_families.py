@@ -18,7 +18,7 @@ from tasks.conversations.formats import read_record
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.built_in import BUILT_IN, BuiltIn
-from tasks.templates.families.json_text import spaced, value_or_string
+from tasks.templates.families.hermes import spaced, value_or_string
 from tasks.templates.spans import Turns, trained_turns
 
 MANY = settings(max_examples=examples(100), deadline=None)

@@ -10,8 +10,8 @@ from support.small_corpus import make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.storage.files import digest_of
-from tasks.templates.jinja.engines import choice
-from tasks.templates.jinja.engines.fast import FastTemplate
+from tasks.templates.jinja import engines
+from tasks.templates.jinja.engines import FastTemplate
 from tasks.tokenization import checks
 
 # The cut cannot be traced, so all conversations are rendered.
@@ -39,8 +39,8 @@ def packed(folder: Path) -> tuple[list[str], checks.EngineChoice]:
 def test_if_minijinja_differs_jinja2_renders_the_whole_corpus(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right, engines = packed(tmp_path / "right")
-    assert engines.uses_minijinja
+    right, choice = packed(tmp_path / "right")
+    assert choice.uses_minijinja
     render = FastTemplate._rendered
 
     def wrong(self: FastTemplate, *given: Any) -> tuple[str, list[Any]]:
@@ -48,10 +48,10 @@ def test_if_minijinja_differs_jinja2_renders_the_whole_corpus(
         return text.replace("odd ", ""), marks
 
     monkeypatch.setattr(FastTemplate, "_rendered", wrong)
-    monkeypatch.setattr(choice, "COMPARED", 2 if where == "in the run" else 1 << 40)
+    monkeypatch.setattr(engines, "COMPARED", 2 if where == "in the run" else 1 << 40)
     if where == "in the run":  # nothing is compared before
         monkeypatch.setattr(checks, "sample", lambda recipe: [])
-    made, engines = packed(tmp_path / "wrong")
-    assert (made, engines.uses_minijinja) == (right, False)
-    assert engines.rendering_differs
-    assert "odd" in engines.rendering_differs
+    made, choice = packed(tmp_path / "wrong")
+    assert (made, choice.uses_minijinja) == (right, False)
+    assert choice.rendering_differs
+    assert "odd" in choice.rendering_differs

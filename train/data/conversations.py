@@ -40,7 +40,7 @@ from tasks.storage.schemas import IGNORED, TOKENS_SCHEMA
 from tasks.storage.shards import open_index, open_shard, shard_schema
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
-from tasks.templates.jinja.by_tools import open_jinja
+from tasks.templates.jinja.template import open_jinja
 from tasks.templates.sections import sections_of_config
 from tasks.templates.spans import Sample, Template, Turns, trained_turns
 from tasks.tokenization.samples import prepare_spans

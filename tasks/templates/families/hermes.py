@@ -1,4 +1,4 @@
-"""The Hermes format of tools, with the instructions of Qwen2.5.
+"""The Hermes format of tools, and JSON as published templates write it.
 
     system message   # Tools … <tools>\\n{"type": "function", "function": {"name": "weather", …}}\\n</tools> …
     answer           <tool_call>\\n{"name": "weather", "arguments": {"town": "Ulm"}}\\n</tool_call>
@@ -6,15 +6,74 @@
 
 The text is taken from the published templates of Qwen2.5 and Qwen3, without their default system message. ChatML uses
 this format, and so do families without their own rules for tools.
+
+JSON has a space after each comma and colon, and no unneeded escapes: Templates apply `tojson` to values that Python has
+read, so numbers have Python's digits, too. The maximum depth that Python reads depends on its version. `DEEPEST` is a
+fixed limit.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 from tasks.conversations.model import Message
-from tasks.templates.families.json_text import json_string, spaced
+from tasks.core.errors import Reject
 from tasks.templates.writer import Turns, Writer
+
+# Maximum depth of brackets. Python 3.11 reads 992, less the depth of its own stack; later versions read more.
+DEEPEST = 800
+
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+
+
+def json_string(text: str) -> str:
+    """Return `text` as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def spaced(text: str) -> str:
+    """Return a JSON text with the spaces of templates. Raises Reject."""
+    try:
+        value = json.loads(text)
+        _check_depth(text)
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise Reject("too_deep", "a tool, or the arguments of a tool call, are nested too deeply") from None
+
+
+def value_or_string(text: str) -> str:
+    """Return JSON with the spaces that templates write, and other text as a string.
+
+    Other text includes JSON that cannot be rewritten without loss, such as an object with a duplicate key.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(value := dict(pairs)) < len(pairs):
+            raise ValueError("duplicate key")
+        return value
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique)
+        _check_depth(text)
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        written.encode()  # no lone surrogate
+        return written
+    except (ValueError, RecursionError):
+        return json_string(text)
+
+
+def _check_depth(text: str) -> None:
+    """Raise RecursionError if valid JSON is nested deeper than `DEEPEST`."""
+    if text.count("[") + text.count("{") <= DEEPEST:
+        return
+    depth = 0
+    for token in _STRING_OR_BRACKET.finditer(text):
+        depth += (token.group() in "[{") - (token.group() in "]}")
+        if depth > DEEPEST:
+            raise RecursionError
+
 
 _INTRODUCTION = """# Tools
 
@@ -36,10 +95,7 @@ _MARKERS = re.compile("(</?tools>|</?tool_call>)")
 
 
 def with_system(w: Writer, turns: Turns) -> Turns:
-    """Add an empty system message if there are tools and no system message.
-
-    The tools are then described in the added message.
-    """
+    """Add an empty system message for the tools if there is none."""
     if not w.tools or (turns and turns[0][0].role == "system"):
         return turns
     w.tools_gap = ""
@@ -94,8 +150,5 @@ def _say_marked(w: Writer, text: str) -> None:
 
     Such a marker is a control token at inference, too.
     """
-    for piece in _MARKERS.split(text):
-        if _MARKERS.fullmatch(piece):
-            w.own_mark(piece)
-        else:
-            w.say(piece)
+    for number, piece in enumerate(_MARKERS.split(text)):
+        (w.own_mark if number % 2 else w.say)(piece)

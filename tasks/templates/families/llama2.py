@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tasks.conversations.model import full_text
 from tasks.templates.families.hermes import respond, write_tools
 from tasks.templates.placeholders import has_outer_space
-from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Unusual, Writer, requests
+from tasks.templates.writer import TOOL_CALL_MARKERS, ContentTest, Family, Turns, Writer, requests
 
 
 def write(w: Writer, turns: Turns) -> None:
@@ -57,8 +57,8 @@ def _write_request(w: Writer, request: Turns) -> None:
             w.say(text)
 
 
-def _unusual(roles: Sequence[str]) -> Unusual | None:
+def _must_render(roles: Sequence[str]) -> ContentTest | None:
     return has_outer_space if "system" in roles else None
 
 
-TEMPLATE = Family("llama2", TOOL_CALL_MARKERS, write, unusual=_unusual)
+TEMPLATE = Family("llama2", TOOL_CALL_MARKERS, write, must_render=_must_render)

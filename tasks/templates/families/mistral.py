@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.conversations.model import Message, full_text
-from tasks.templates.families.json_text import json_string, spaced, value_or_string
-from tasks.templates.writer import Family, Turns, Unusual, Writer
+from tasks.templates.families.hermes import json_string, spaced, value_or_string
+from tasks.templates.writer import ContentTest, Family, Turns, Writer
 
 
 def write(w: Writer, turns: Turns) -> None:
@@ -84,10 +84,7 @@ def _write_result(w: Writer, message: Message) -> None:
 
 
 def _gap(w: Writer) -> str:
-    """Return the space that SentencePiece adds to a string.
-
-    Byte-level tokenizers add none.
-    """
+    """Return the space that SentencePiece adds; byte-level tokenizers add none."""
     return "" if w.encoder.leading_space == "none" else " "
 
 
@@ -109,16 +106,12 @@ def _is_system(message: Message) -> bool:
     return message.role == "system" and bool(full_text(message))
 
 
-def _unusual(roles: Sequence[str]) -> Unusual | None:
-    return _ends_in_space if "assistant" in roles else None
-
-
-def _ends_in_space(contents: Sequence[str]) -> bool:
-    return any(content.endswith(" ") for content in contents)
+def _must_render(roles: Sequence[str]) -> ContentTest | None:
+    return (lambda contents: any(content.endswith(" ") for content in contents)) if "assistant" in roles else None
 
 
 MARKERS = (
     *("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
 )
-TEMPLATE = Family("mistral", MARKERS, write, writes_tools=True, unusual=_unusual, differs_later=_differs_later)
+TEMPLATE = Family("mistral", MARKERS, write, writes_tools=True, must_render=_must_render, differs_later=_differs_later)

@@ -19,24 +19,31 @@ from tasks.conversations.model import Message
 from tasks.conversations.openai import as_openai, in_parts
 from tasks.conversations.reasoning import REASONING_KEYS
 from tasks.core.errors import Reject
-from tasks.templates.jinja.engines.renderer import Renderer
-from tasks.templates.jinja.engines.requests import Job
-from tasks.templates.names import knows_developer
-from tasks.templates.reasoning import ReasoningForm, is_ambiguous, with_reasoning
+from tasks.templates.adjust import ReasoningForm, is_ambiguous, knows_developer, with_reasoning
+from tasks.templates.jinja.renderer import Renderer
+from tasks.templates.jinja.rendering import Job
 
 # Templates that search the content for reasoning split it at the end marker, or test for this marker.
 _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""")
 
-# The message before the answers, and an answer.
+# The message before the answers, an answer, and one with reasoning.
 _QUESTION = {"role": "user", "content": "a"}
 _ANSWER = {"role": "assistant", "content": "b"}
+_REASONED = {**_ANSWER, "reasoning_content": "r-e-a-s-o-n"}
+
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"]}
+_TOOL = {"type": "function", "function": {"name": "other", "description": "a", "parameters": _SCHEMA}}
+
+
+def _call(null_content: bool, text_arguments: bool) -> dict[str, Any]:
+    arguments = {"a": "b"}
+    function = {"name": "t-o-o-l", "arguments": json.dumps(arguments) if text_arguments else arguments}
+    call = {"type": "function", "id": "callabcde", "function": function}
+    return {"role": "assistant", "content": None if null_content else "", "tool_calls": [call]}
 
 
 class ExpectedForms:
-    """The forms that a template reads with some options.
-
-    Each is found when it is first needed.
-    """
+    """The forms that a template reads with some options, found when needed."""
 
     def __init__(self, source: str, renderer: Renderer, options: Mapping[str, Any] | None = None):
         self._source, self._renderer, self._options = source, renderer, options
@@ -53,8 +60,10 @@ class ExpectedForms:
         found = as_openai(message)
         found["role"] = self.role_of(message)
         if message.role == "assistant":
-            if not self._separates(message):
-                found = self._in_form(found, self.reasoning)
+            # The template may separate reasoning itself that would be moved to the field.
+            is_moved = self.reasoning is ReasoningForm.FIELD and not message.reasoning
+            if not (is_moved and is_ambiguous(message.content) and self._separates_inline):
+                found = with_reasoning(found, self.reasoning, self._fields)
             if message.tool_calls and self.calls is not None:
                 null_content, text_arguments = self.calls
                 if null_content and not found["content"]:
@@ -70,9 +79,6 @@ class ExpectedForms:
         """Return the role of a message as the template reads it."""
         return message.given_role if self.knows_developer else message.role
 
-    def _in_form(self, answer: dict[str, Any], form: ReasoningForm) -> dict[str, Any]:
-        return with_reasoning(answer, form, self._fields)
-
     def reads_lists(self, role: str) -> bool:
         """Return whether the template writes the parts of a content that is a list.
 
@@ -81,22 +87,19 @@ class ExpectedForms:
         """
         if role not in self._reads_lists:
             texts = ["f-i-r-s-t", "s-e-c-o-n-d"]
-            others = (_QUESTION, _ANSWER, self._call())
+            others = (_QUESTION, _ANSWER, _call(*self.calls or (False, False)))
             question, answer, call = (in_parts(m) if self.reads_parts else m for m in others)
             message = in_parts({"role": role, "content": texts})
             if role == "tool":
                 message |= {"name": "t-o-o-l", "tool_call_id": "callabcde"}
             messages = {"user": [message, answer], "assistant": [question, message], "tool": [question, call, message]}
-            found = self._text_of(*messages.get(role, [message, question, answer]))
-            self._reads_lists[role] = all(re.search(rf"{text}(?!['\"])", found) for text in texts)
+            text = self._text_of(*messages.get(role, [message, question, answer]))
+            self._reads_lists[role] = all(re.search(rf"{part}(?!['\"])", text) for part in texts)
         return self._reads_lists[role]
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Return whether the template writes contents only if they are lists of parts.
-
-        Messages with images have such contents.
-        """
+        """Return whether the template writes only contents that are lists of parts."""
         answer, other = ({"role": "assistant", "content": content} for content in ("a-n-s-w-e-r", "o-t-h-e-r-s"))
         if self._text_of(_QUESTION, answer) != self._text_of(_QUESTION, other):
             return False
@@ -111,8 +114,7 @@ class ExpectedForms:
         for form in (ReasoningForm.FIELD, ReasoningForm.INLINE):
             if form is ReasoningForm.INLINE and not _READS_INLINE.search(self._source):
                 continue  # it would write the reasoning like any other content
-            answer = self._in_form({"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}, form)
-            if "r-e-a-s-o-n" in self._trial(answer):
+            if "r-e-a-s-o-n" in self._trial(_REASONED, form):
                 return form
         return None
 
@@ -123,22 +125,9 @@ class ExpectedForms:
         guess = ReasoningForm.FIELD if _READS_INLINE.search(self._source) else ReasoningForm.NONE
         return self.written_reasoning or guess
 
-    def _separates(self, message: Message) -> bool:
-        """Return whether the template separates the reasoning of a message itself.
-
-        Only reasoning that would be moved to the field matters.
-        """
-        is_moved = self.reasoning is ReasoningForm.FIELD and not message.reasoning
-        return is_moved and is_ambiguous(message.content) and self._separates_inline
-
     @cached_property
     def _separates_inline(self) -> bool:
-        """Return whether the template reads reasoning in the content as in the field."""
-        answer = {"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}
-        field, inline = (
-            self._trial(self._in_form(answer, form)) for form in (ReasoningForm.FIELD, ReasoningForm.INLINE)
-        )
-        return field == inline
+        return self._trial(_REASONED, ReasoningForm.FIELD) == self._trial(_REASONED, ReasoningForm.INLINE)
 
     @cached_property
     def calls(self) -> tuple[bool, bool] | None:
@@ -147,35 +136,19 @@ class ExpectedForms:
         The two flags are true if the content must be null, and if arguments must be JSON text. Return None if the
         template writes no calls.
         """
-        arguments = {"a": "b"}
-        parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"]}
-        tool = {"type": "function", "function": {"name": "other", "description": "a", "parameters": parameters}}
-        for tools, text_arguments, content in product((None, [tool]), (False, True), ("", None)):
-            function = {"name": "t-o-o-l", "arguments": json.dumps(arguments) if text_arguments else arguments}
-            call = {"type": "function", "id": "callabcde", "function": function}
-            if "t-o-o-l" in self._trial({"role": "assistant", "content": content, "tool_calls": [call]}, tools):
-                return content is None, text_arguments
+        for tools, text_arguments, null_content in product((None, [_TOOL]), (False, True), (False, True)):
+            if "t-o-o-l" in self._trial(_call(null_content, text_arguments), ReasoningForm.NONE, tools):
+                return null_content, text_arguments
         return None
 
     @cached_property
     def reasons_before_calls(self) -> bool:
-        """Return whether the template writes reasoning in turns with calls.
+        """Return whether the template writes reasoning in turns with calls."""
+        call = {**_call(*self.calls or (False, False)), "reasoning_content": "r-e-a-s-o-n"}
+        return "r-e-a-s-o-n" in self._trial(call, ReasoningForm.FIELD)
 
-        Some templates write reasoning only in such turns.
-        """
-        return "r-e-a-s-o-n" in self._trial(
-            self._in_form({**self._call(), "reasoning_content": "r-e-a-s-o-n"}, ReasoningForm.FIELD)
-        )
-
-    def _call(self) -> dict[str, Any]:
-        """Return an answer that calls a tool, in the form that the template reads."""
-        null_content, text_arguments = self.calls or (False, False)
-        function = {"name": "t-o-o-l", "arguments": json.dumps({"a": "b"}) if text_arguments else {"a": "b"}}
-        call = {"type": "function", "id": "callabcde", "function": function}
-        return {"role": "assistant", "content": None if null_content else "", "tool_calls": [call]}
-
-    def _trial(self, answer: dict[str, Any], tools: Any = None) -> str:
-        messages = _QUESTION, answer
+    def _trial(self, answer: dict[str, Any], form: ReasoningForm, tools: Any = None) -> str:
+        messages = _QUESTION, with_reasoning(answer, form, self._fields)
         return self._text_of(*(map(in_parts, messages) if self.reads_parts else messages), tools=tools)
 
     def _text_of(self, *messages: dict[str, Any], tools: Any = None) -> str:

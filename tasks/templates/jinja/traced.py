@@ -21,7 +21,7 @@ import jinja2.runtime
 from jinja2 import Environment, nodes
 from markupsafe import Markup
 
-from tasks.templates.jinja.engines.environment import to_json
+from tasks.templates.jinja.environment import to_json
 
 # Filters that call methods of a text, which `Traced` records, or that do not join texts.
 _SAFE_FILTERS = {
@@ -31,26 +31,21 @@ _SAFE_FILTERS = {
 }
 
 _PLACEHOLDER = re.compile("\v?\0(\\d+)\0\v?")
-_BARE_PLACEHOLDER = re.compile("\v?\0\\d+\0\v?")
 
-# A placeholder for an object, an object as JSON text (for templates that read arguments as text), and a placeholder
-# that is written as JSON.
-_OBJECT = re.compile("\0(\\d+)\0")
+# An object as JSON text (for templates that read arguments as text), and a placeholder that is written as JSON.
 _OBJECT_TEXT = re.compile(r'\{"\\u0000(\d+)\\u0000": ?0\}')
 _WRITTEN = re.compile(r'"((?:\\u000b)?)\\u0000(\d+)\\u0000(?:\\u000b)?"')
 
 # Characters that `strip` removes without an argument.
 _SPACE = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
 
-Format = list[Any]  # the arguments of `to_json`
-
 
 class Trace:
     """Tests and JSON formats that a template applies to values.
 
-    A value is unusual if it contains one of `needles`, or starts or ends with a character of `starts` or `ends`.
-    `formats` are the formats in which values are written as JSON. `open` is False once the template did anything else
-    with a value. `last` is the trace that is being recorded.
+    A conversation must be rendered if a value contains one of `needles`, or starts or ends with a character of `starts`
+    or `ends`. `formats` are the arguments of `to_json` with which values are written. `open` is False once the template
+    did anything else with a value. `last` is the trace that is being recorded.
     """
 
     last: Trace | None = None
@@ -62,18 +57,18 @@ class Trace:
         self.starts: set[str] = set()
         self.ends: set[str] = set()
         self.strips: set[str] = set()
-        self.formats: list[Format] = []
+        self.formats: list[list[Any]] = []
 
     def result(self) -> list[list[Any]] | None:
-        """Return the recorded tests and formats; None if all values are unusual.
+        """Return the recorded tests and formats; None if any value must be rendered.
 
-        The lists are the needles, the first characters, and the last characters of unusual values, a list that is empty
-        if no value is stripped on both sides, and the formats.
+        The lists are the needles, the first characters, and the last characters of such values, a list that is empty if
+        no value is stripped on both sides, and the formats.
         """
-        found = (self.needles, self.starts, self.ends, self.strips)
-        return [*(sorted(each) for each in found), self.formats] if self.open else None
+        tests = map(sorted, (self.needles, self.starts, self.ends, self.strips))
+        return [*tests, self.formats] if self.open else None
 
-    def as_json(self, value: Any, form: Format) -> str:
+    def as_json(self, value: Any, form: list[Any]) -> str:
         """Return JSON with gaps for a value that is or contains placeholders."""
         if form[1] is not None and not isinstance(value, Traced | TracedObject):
             self.open = False  # the indentation of an inner value depends on its place
@@ -103,10 +98,9 @@ class Traced(str):
 
     def _test(self, needle: object) -> None:
         """Record a test for `needle`, which the placeholder fails."""
-        if not isinstance(needle, str) or isinstance(needle, Traced) or not needle:
-            self._close()
-        elif _PLACEHOLDER.fullmatch(str.__str__(self)) and not set(needle) & set("\v\0"):
-            self.trace.needles.add(needle)
+        is_usual = isinstance(needle, str) and not isinstance(needle, Traced) and needle and not set(needle) & {*"\v\0"}
+        if is_usual and _PLACEHOLDER.fullmatch(str.__str__(self)):
+            self.trace.needles.add(str(needle))
         else:
             self._close()
 
@@ -148,16 +142,16 @@ class Traced(str):
         if not isinstance(needle, str) or isinstance(needle, Traced) or not needle or set(needle) & set("\v\0"):
             self._close()
             return False
-        around = _BARE_PLACEHOLDER.split(str.__str__(self))
-        found = any(needle in text for text in around)
-        if every or not found:
+        around = _PLACEHOLDER.split(str.__str__(self))[::2]
+        is_around = any(needle in text for text in around)
+        if every or not is_around:
             parts = range(1, len(needle))
             ends = any(text.endswith(needle[:k]) for text in around[:-1] for k in parts)
             starts = any(text.startswith(needle[k:]) for text in around[1:] for k in parts)
             if ends or starts or any("\0" in text for text in around):
                 self._close()  # a value may complete the needle
             self.trace.needles.add(needle)
-        return found
+        return is_around
 
     def startswith(self, prefix: Any, *where: Any) -> bool:
         if where:
@@ -230,9 +224,7 @@ class Traced(str):
     __lt__ = __le__ = __gt__ = __ge__ = _other
 
 
-_RECORDED = {
-    *("trace", "startswith", "endswith", "split", "rsplit", "replace", "strip", "lstrip", "rstrip"),
-}
+_RECORDED = {"trace", "startswith", "endswith", "split", "rsplit", "replace", "strip", "lstrip", "rstrip"}
 
 
 class _TracedMarkup(Traced):
@@ -240,10 +232,7 @@ class _TracedMarkup(Traced):
 
 
 class _Markup(Markup):
-    """Any other text, after the filter `safe`.
-
-    Text that is joined with it is escaped.
-    """
+    """Any other text, after the filter `safe`: text that is joined with it is escaped."""
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, Traced):
@@ -261,21 +250,12 @@ class _Markup(Markup):
         return super().__mod__(other)
 
 
-def _safe(value: Any) -> Any:
-    return _TracedMarkup.of(value, value.trace) if isinstance(value, Traced) else _Markup(value)
-
-
 class TracedObject(dict[str, Any]):
     """A placeholder for a nonempty object, which can only be written as JSON."""
 
-    trace: Trace
-    number: int
-
-    @staticmethod
-    def of(number: int, trace: Trace) -> TracedObject:
-        traced = TracedObject()
-        traced.trace, traced.number = trace, number
-        return traced
+    def __init__(self, number: int, trace: Trace):
+        super().__init__()
+        self.trace, self.number = trace, number
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("_") and name not in ("trace", "number"):
@@ -300,7 +280,6 @@ class TracedObject(dict[str, Any]):
 
 
 def _trace_of(value: Any) -> Trace | None:
-    """Return the trace of the first placeholder in a value."""
     if isinstance(value, Traced | TracedObject):
         return value.trace
     if isinstance(value, _Length):
@@ -312,7 +291,6 @@ def _trace_of(value: Any) -> Trace | None:
 
 
 def _without_traces(value: Any) -> Any:
-    """Return a value with its placeholders as plain text."""
     if isinstance(value, TracedObject):
         return f"\0{value.number}\0"
     if isinstance(value, Traced):
@@ -348,35 +326,28 @@ def _join(values: Iterable[Any], between: str = "", attribute: Any = None) -> st
     return _joined(text for number, value in enumerate(texts) for text in ((between, value) if number else (value,)))
 
 
+def _compared(of_zero: bool, of_one: bool | None = None) -> Any:
+    """Return a comparison with a number, which has these results for 0 and 1."""
+
+    def compare(length: _Length, other: object) -> bool:
+        if other == 0 and isinstance(other, int):
+            return of_zero
+        if other != 1 or of_one is None:
+            length.trace.open = False
+        return bool(of_one)
+
+    return compare
+
+
 class _Length(int):
     """The length of a text with a placeholder, which is positive and unknown."""
 
     trace: Trace
 
-    def _compare(self, other: object, of_zero: bool, of_one: bool | None = None) -> bool:
-        if other == 0 and isinstance(other, int):
-            return of_zero
-        if other != 1 or of_one is None:
-            self.trace.open = False
-        return bool(of_one)
-
-    def __eq__(self, other: object) -> bool:
-        return self._compare(other, False)
-
-    def __ne__(self, other: object) -> bool:
-        return self._compare(other, True)
-
-    def __gt__(self, other: object) -> bool:
-        return self._compare(other, True)
-
-    def __ge__(self, other: object) -> bool:
-        return self._compare(other, True, True)
-
-    def __lt__(self, other: object) -> bool:
-        return self._compare(other, False, False)
-
-    def __le__(self, other: object) -> bool:
-        return self._compare(other, False)
+    __eq__ = __le__ = _compared(False)
+    __ne__ = __gt__ = _compared(True)
+    __ge__ = _compared(True, True)
+    __lt__ = _compared(False, False)
 
     def __bool__(self) -> bool:
         return True
@@ -411,10 +382,14 @@ def prepare_tracing(environment: Environment) -> None:
 
     This changes Jinja itself, so it must be called in a child process only.
     """
+
+    def safe(value: Any) -> Any:
+        return _TracedMarkup.of(value, value.trace) if isinstance(value, Traced) else _Markup(value)
+
     environment.concat = _joined  # type: ignore[method-assign]
     jinja2.runtime.str_join = _joined  # type: ignore[assignment]
     filters: dict[str, Any] = environment.filters
-    ours: dict[str, Any] = {"safe": _safe, "join": _join, "tojson": _to_json, "length": _length}
+    ours: dict[str, Any] = {"safe": safe, "join": _join, "tojson": _to_json, "length": _length}
     filters |= ours | {"count": _length}
     tests: dict[str, Any] = environment.tests
     iterable, sequence = tests["iterable"], tests["sequence"]
@@ -424,27 +399,22 @@ def prepare_tracing(environment: Environment) -> None:
     }
 
 
-def can_be_traced(environment: Environment, source: str) -> bool:
+def can_be_traced(tree: nodes.Template) -> bool:
     """Return whether a template uses only filters that keep a trace."""
     filters: Any = nodes.Filter
-    return all(found.name in _SAFE_FILTERS for found in environment.parse(source).find_all(filters))
+    return all(found.name in _SAFE_FILTERS for found in tree.find_all(filters))
 
 
 def traced(value: Any, trace: Trace, spaced: bool) -> Any:
-    """Return messages or tools with traced placeholders.
-
-    `spaced` puts white space around the placeholders.
-    """
+    """Return messages or tools with traced placeholders, between spaces if `spaced`."""
     if isinstance(value, str):
-        found = _PLACEHOLDER.fullmatch(value) or _OBJECT_TEXT.fullmatch(value)
-        if found:
+        if match := _PLACEHOLDER.fullmatch(value) or _OBJECT_TEXT.fullmatch(value):
             space = "\v" if spaced else ""
-            return Traced.of(f"{space}\0{found[1]}\0{space}", trace)
+            return Traced.of(f"{space}\0{match[1]}\0{space}", trace)
         trace.open = trace.open and "\0" not in value and "\\u0000" not in value
         return value
     if isinstance(value, dict):
-        found = _OBJECT.fullmatch(next(iter(value))) if len(value) == 1 else None
-        if found:
-            return TracedObject.of(int(found[1]), trace)
+        if len(value) == 1 and (match := re.fullmatch("\0(\\d+)\0", next(iter(value)))):
+            return TracedObject(int(match[1]), trace)
         return {key: traced(item, trace, spaced) for key, item in value.items()}
     return [traced(item, trace, spaced) for item in value] if isinstance(value, list) else value

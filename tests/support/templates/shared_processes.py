@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from tasks.templates.jinja import renderer as jinja2_process
 from tasks.templates.jinja import template
-from tasks.templates.jinja.engines import limits
-from tasks.templates.jinja.engines.renderer import Renderer
+from tasks.templates.jinja.renderer import Renderer
 
 MOST = 40  # processes
 
@@ -26,7 +26,7 @@ def open_renderer(*arguments: Any) -> Renderer:
 
     A process keeps the limits that were in effect at its start.
     """
-    key = repr((arguments, limits.SECONDS, limits.MEMORY))
+    key = repr((arguments, jinja2_process.SECONDS, jinja2_process.MEMORY))
     if key not in _renderers:
         if len(_renderers) == MOST:
             _renderers.pop(next(iter(_renderers))).close()

@@ -34,11 +34,10 @@ from support.templates.modern_templates import (
 )
 
 from tasks.core.errors import DataError, Reject
-from tasks.templates.jinja.engines import choice, limits
-from tasks.templates.jinja.engines.choice import COMPARED, Engines
-from tasks.templates.jinja.engines.fast import FastTemplate, Unsure, is_sure
-from tasks.templates.jinja.engines.renderer import Renderer
-from tasks.templates.jinja.engines.requests import Job, Rendering
+from tasks.templates.jinja import renderer
+from tasks.templates.jinja.engines import COMPARED, TRIALS, Engines, FastTemplate, Unsure, is_sure
+from tasks.templates.jinja.renderer import Renderer
+from tasks.templates.jinja.rendering import Job, Rendering
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 
@@ -228,7 +227,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_a_hostile_template_ends_and_gets_the_error_of_the_judge(hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SECONDS", 1)
+    monkeypatch.setattr(renderer, "SECONDS", 1)
     engines = open_engines(ONLY_HOSTILE.replace("HOSTILE", hostile))
     assert by_minijinja(engines, job(said("a"))) is not None
     assert by_minijinja(engines, job(said("no"))) is None
@@ -303,4 +302,4 @@ def test_a_template_whose_trials_differ_is_rendered_by_jinja2(monkeypatch: pytes
     engines = open_engines(SAY)
     assert engines.engine_for(as_json(said("a"))) == "jinja2"
     assert engines.differs is None
-    assert len(choice.TRIALS) == 12
+    assert len(TRIALS) == 12

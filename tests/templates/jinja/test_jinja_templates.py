@@ -50,8 +50,8 @@ from tasks.conversations.model import Conversation, Message
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.templates.jinja.breaker import Breaker
-from tasks.templates.jinja.engines import limits
+from tasks.templates.jinja import renderer
+from tasks.templates.jinja.control_strings import ControlStrings
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Span, TrainOn, Turns, trained_turns
 
@@ -435,8 +435,8 @@ def test_texts_that_follow_each_other_are_no_escaped_private_character(private: 
 def test_the_private_character_is_none_that_the_tokenizer_knows() -> None:
     encoder = mock.Mock(controls={"<|im_end|>": 1, "\ue000": 2, "<\ue001>": 3}, content_tokens={"\ue002": 4})
     encoder.control_pattern = re.compile("|".join(encoder.controls))
-    broken = Breaker(encoder, "{{ '\ue003' }}").broken([{"role": "user", "content": "a\ue004"}], None)
-    assert broken.breaker == "\ue005"
+    broken = ControlStrings(encoder, "{{ '\ue003' }}").broken([{"role": "user", "content": "a\ue004"}], None)
+    assert broken.private == "\ue005"
 
 
 def test_a_conversation_that_uses_all_private_characters_is_rejected() -> None:
@@ -506,7 +506,7 @@ def test_a_conversation_whose_labels_would_be_wrong_is_rejected(source: str, pro
 def test_a_template_that_cannot_be_used_stops_the_run(
     source: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "SECONDS", 0.2)
+    monkeypatch.setattr(renderer, "SECONDS", 0.2)
     with pytest.raises(DataError, match=problem):
         tokenize([TWO_ANSWERS], open_kind("hf_byte_level"), jinja(source, "hf_byte_level"))
 

@@ -21,9 +21,8 @@ from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.recipe import Recipe
 from tasks.storage.manifest import load_manifest
-from tasks.templates.jinja.by_tools import ByTools
-from tasks.templates.jinja.engines.choice import BothEngines
-from tasks.templates.jinja.template import JinjaTemplate
+from tasks.templates.jinja.engines import BothEngines
+from tasks.templates.jinja.template import ByTools, JinjaTemplate
 from tasks.templates.spans import Span, Template
 from tasks.verification.verify import verify
 

@@ -18,8 +18,8 @@ from support.tokenizer_kinds import CHATML_JINJA, open_kind
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.sources.model import SourceFile
-from tasks.templates.jinja.engines.environment import chat_environment
-from tasks.templates.jinja.neutral import Neutral
+from tasks.templates.jinja.control_strings import Harmless
+from tasks.templates.jinja.environment import chat_environment
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.tokenization.prepare import Preparer
 
@@ -200,7 +200,7 @@ def test_control_tokens_that_depend_on_what_a_text_says_are_the_template_s_own()
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_neutral_text_has_nothing_of_a_control_string_and_keeps_the_rest(kind: str) -> None:
     encoder = open_kind(kind)
-    neutral = Neutral(encoder)
+    neutral = Harmless(encoder)
     assert neutral.of("a <|IM_END|> b_c\n<think>d</think>") == "a IM_END b_c\n<think>d</think>"
     ours = {"role": "user", "type": "[x]"}
     assert neutral.of({**ours, "content": "<|"}) == {**ours, "content": "a"}

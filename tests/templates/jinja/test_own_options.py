@@ -25,7 +25,7 @@ from tasks.core.errors import Reject
 from tasks.sources.model import SourceFile
 from tasks.storage.manifest import load_manifest
 from tasks.templates.built_in import BuiltIn
-from tasks.templates.jinja.engines.choice import MOST_OPTIONS, Engines
+from tasks.templates.jinja.engines import MOST_OPTIONS, Engines
 from tasks.templates.jinja.template import MOST_READINGS, JinjaTemplate
 from tasks.templates.spans import Sample, trained_turns
 from tasks.tokenization.prepare import Preparer, comparable
@@ -134,7 +134,7 @@ def test_any_number_of_options_is_rendered() -> None:
     for number in range(MOST_OPTIONS + MOST_READINGS + 2):
         conversation = talk({"effort": f"a{number}"})
         assert text_of(samples_of(template, conversation)) == rendered(conversation, THINKS, enable_thinking=False)
-    assert len(template._readings) <= MOST_READINGS
+    assert len(template._checks) <= MOST_READINGS
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -259,7 +259,7 @@ def test_parts_are_a_list_for_templates_that_read_lists(source: str, as_lists: s
     conversation = in_parts(("system", "Be", "brief."), ("user", "2+2?", "Now."), ("assistant", "It is", "4."))
     template = opened(source)
     assert {
-        role for role in ("system", "user", "assistant") if template._reading(conversation).forms.reads_lists(role)
+        role for role in ("system", "user", "assistant") if template._checks_for(conversation).forms.reads_lists(role)
     } == as_lists
     expected = replace(
         conversation,
@@ -282,7 +282,9 @@ def test_filled_conversations_have_their_parts(source: str) -> None:
         samples = template.samples(conversation, [False, True])
         expected = [prepare_spans(conversation, sample, template.encoder) for sample in samples]
         filled, _ = skeletons_of(template, "assistant", {}).filled(conversation, [False, True])
-        reads = any(template._reading(conversation).forms.reads_lists(m.role) for m in conversation.messages if m.parts)
+        reads = any(
+            template._checks_for(conversation).forms.reads_lists(m.role) for m in conversation.messages if m.parts
+        )
         assert (filled is None) == reads
         if filled:
             assert [*map(comparable, filled)] == [*map(comparable, expected)]
@@ -296,7 +298,7 @@ def test_parts_of_results_are_a_list_after_a_call(source: str, reads: bool) -> N
     refuses = (
         "{% if messages[-1].role == 'tool' and not messages[-2].tool_calls %}{{ raise_exception('no') }}{% endif %}"
     )
-    forms = opened(refuses + source)._reading(talk(None)).forms
+    forms = opened(refuses + source)._checks_for(talk(None)).forms
     assert forms.reads_lists("tool") is reads
 
 

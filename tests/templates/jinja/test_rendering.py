@@ -19,12 +19,11 @@ from support.commands import ROOT
 from support.tokenizer_kinds import open_kind
 
 from tasks.core.errors import DataError, PackError, Reject
-from tasks.templates.jinja.breaker import Breaker
-from tasks.templates.jinja.engines import limits
-from tasks.templates.jinja.engines.environment import prepare_compiler
-from tasks.templates.jinja.engines.limits import MEMORY
-from tasks.templates.jinja.engines.renderer import Renderer
-from tasks.templates.jinja.engines.requests import Job, Rendering
+from tasks.templates.jinja import renderer as jinja2_process
+from tasks.templates.jinja.control_strings import ControlStrings
+from tasks.templates.jinja.environment import prepare_compiler
+from tasks.templates.jinja.renderer import Renderer
+from tasks.templates.jinja.rendering import Job, Rendering
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 
@@ -103,7 +102,7 @@ def test_a_hostile_template_ends_with_one_message(
     # The system rounds 0.2 s of CPU time up to 1 s. Templates that run out of memory keep the usual limit, because a
     # busy machine is slow.
     if "memory" not in problem:
-        monkeypatch.setattr(limits, "SECONDS", 0.2)
+        monkeypatch.setattr(jinja2_process, "SECONDS", 0.2)
     before = children()
     start = os.times()
     raised: Exception | None = None
@@ -146,8 +145,8 @@ MOODY = (
 
 @pytest.mark.parametrize("call", [1, 100, 1 << 17])
 def test_many_conversations_are_rendered_at_once(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.templates.jinja.engines.renderer.CALL", call)
-    monkeypatch.setattr(limits, "SECONDS", 0.2)
+    monkeypatch.setattr("tasks.templates.jinja.renderer.CALL", call)
+    monkeypatch.setattr(jinja2_process, "SECONDS", 0.2)
     renderer = open_renderer(MOODY)
     works = [str(number) for number in range(20)]
     assert [each.text for each in renderer.render_all(list(map(job, works)))] == works  # type: ignore[union-attr]
@@ -203,7 +202,7 @@ def test_memory_is_bounded_by_the_system() -> None:
     *messages, more = done.stdout.splitlines()
     assert len(messages) == 2
     assert all("MiB of memory" in message for message in messages)
-    assert int(more) << 10 <= MEMORY
+    assert int(more) << 10 <= jinja2_process.MEMORY
 
 
 def _in_a_worker(renderer: Renderer, out: object) -> None:
@@ -266,17 +265,17 @@ SORTS = (
 def test_private_characters_do_not_change_the_order_of_keys() -> None:
     """Private characters, which break parts of control strings, sort after letters."""
     encoder = open_kind("hf_byte_level")
-    breaker = Breaker(encoder, SORTS)
+    control_strings = ControlStrings(encoder, SORTS)
     names = ["start", "starts", "im", "image", "End", "ends", "en", "s", "st", "a"]
     properties = {name: name for name in names}
     function = {"name": "f", "parameters": {"properties": properties, "required": names}}
     tools, messages = [{"type": "function", "function": function}], [{"role": "user", "content": "a"}]
-    broken = breaker.broken(messages, tools)
+    broken = control_strings.broken(messages, tools)
     assert broken.tools != tools
     renderer = Renderer("t", SORTS, {}, datetime(2026, 1, 1))
     expected = renderer.render(Job(messages, tools, False, [], "others")).text
     assert (
-        renderer.render(Job(broken.messages, broken.tools, False, [], "others")).text.replace(broken.breaker, "")
+        renderer.render(Job(broken.messages, broken.tools, False, [], "others")).text.replace(broken.private, "")
         == expected
     )
     assert expected.startswith("a en End ends im image s st start starts ")

@@ -10,8 +10,8 @@ from support.tokenizer_kinds import open_kind
 
 from tasks.conversations.model import Conversation, Message
 from tasks.encoders.encoder import Encoder
+from tasks.templates.jinja.splitting import TokenBoundary
 from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.jinja.token_boundary import TokenBoundary
 
 TEXTS = st.lists(st.sampled_from(["\n", " ", "a", "the", "\n\n", "</think>", ".", "é"]), max_size=4).map("".join)
 KINDS = ["hf_byte_level", "hf_metaspace", "hf_legacy", "hf_unigram", "sp_bpe_chatml"]

@@ -31,7 +31,7 @@ from support.templates.modern_templates import (
 from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
 
 from tasks.core.errors import DataError
-from tasks.templates.jinja.engines.environment import ChatTemplate, chat_environment
+from tasks.templates.jinja.environment import ChatTemplate, chat_environment
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
 from tasks.tokenization.skeletons import Skeleton
@@ -327,7 +327,7 @@ def test_a_trace_knows_what_was_done(expression: str, expected: list[list[str]] 
     prepare_tracing(environment)
     trace = Trace()
     ChatTemplate(environment, source, {}).render(traced([{"content": "\0" + "0\0"}], trace, True), None, False)
-    assert (trace.result() if can_be_traced(environment, source) else None) == expected
+    assert (trace.result() if can_be_traced(environment.parse(source)) else None) == expected
 
 
 def test_a_blank_block_of_reasoning_is_rendered() -> None:

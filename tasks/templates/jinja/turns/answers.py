@@ -19,17 +19,13 @@ from typing import Any
 from tasks.conversations.openai import OPENAI_ROLES
 from tasks.conversations.reasoning import REASONING_KEYS
 from tasks.core.printable import shown
-from tasks.templates.jinja.turns.flagged import NotLocated, Range
-from tasks.templates.jinja.turns.marks import places_of
+from tasks.templates.adjust import CLOSES, OPENS
+from tasks.templates.jinja.turns.marks import Range, contents_of, places_of
 
 Render = Callable[[list[Any], bool], str]  # messages, generation prompt
 
-# The markers around reasoning: <think>, <seed:think>, <mm:think>, [THINK], <|START_THINKING|>, and the like.
-OPENS = r"<(?P<tag>[\w:]*think(?:ing)?)>|(?P<mistral>\[THINK\])|(?P<cohere><\|START_THINKING\|>)"
-CLOSES = r"</[\w:]*think(?:ing)?>|\[/THINK\]|<\|END_THINKING\|>"
 _OPEN = re.compile(rf"\s*(?:{OPENS})\s*")
 _CLOSE = re.compile(rf"\s*(?:{CLOSES})")
-MARKER = re.compile(rf"\s*(?:{OPENS}|{CLOSES})")
 _EMPTY_BLOCK = re.compile(rf"\s*(?:(?:{OPENS})?\s*(?:{CLOSES})|<\|channel>thought\s*<channel\|>)\s*")
 # A prompt with this end leaves the model no room to reason.
 _CLOSED = re.compile(rf"(?:{CLOSES}|<channel\|>)\s*\Z")
@@ -44,6 +40,14 @@ _CLOSED_REASONING = (
 
 # Reasoning that no conversation has.
 _OTHER = "r-e-a-s-o-n-i-n-g"
+
+
+class NotLocated(Exception):
+    """Turn `turn` cannot be located; `problem` describes why."""
+
+    def __init__(self, turn: int, problem: str):
+        super().__init__(turn, problem)
+        self.turn, self.problem = turn, problem
 
 
 class Failed(Exception):
@@ -63,10 +67,7 @@ class Answers:
         self.are_plain = True
 
     def of(self, k: int) -> tuple[str, str]:
-        """Return the prompt of a turn and the answer.
-
-        Raises NotLocated.
-        """
+        """Return the prompt of a turn and the answer. Raises NotLocated."""
         if k not in self._known:
             turn = _Turn(self._render, list(self._messages[: k + 1]), self._whole, self._ends, self._eos)
             if k + 1 < len(self._messages):
@@ -76,17 +77,29 @@ class Answers:
         return self._known[k]
 
     def range_in(self, text: str, k: int) -> Range | None:
-        """Return the range of a turn in a text.
-
-        Returns None if its prompt or its answer differs there.
-        """
-        return _range_in(text, *self.of(k), self._ends)
+        """Return the range of a turn in a text; None if its prompt or answer differs."""
+        prompt, answer = self.of(k)
+        if not text.startswith(prompt):
+            return None
+        start = len(prompt)
+        stops = [match.end() for match in self._ends.finditer(answer)]
+        if text.startswith(answer, start):
+            stop = start + len(answer)
+            # For the model, a turn without its own end token ends with the token that begins the next turn.
+            following = None if answer and stops and stops[-1] == len(answer) else self._ends.match(text, stop)
+            return start, following.end() if following else stop
+        # Some templates write further tokens after a turn's own end token, but only at the end of a conversation.
+        for before, stop in zip([0, *stops], stops, strict=False):
+            only_ends = not self._ends.sub("", answer[stop:]).strip()
+            if only_ends and text.startswith(answer[:stop], start) and (before or answer[before:stop].strip()):
+                return start, start + stop
+        return None
 
     def difference(self, answers: Sequence[int]) -> NotLocated:
         """Return the error for the first turn that the whole rendering lacks."""
         k = next(k for k in answers if self.range_in(self._whole, k) is None)
-        found = difference(self._whole, "".join(self.of(k)))
-        return NotLocated(k, f"{found}, once more turns follow; set turns: auto")
+        problem = difference(self._whole, "".join(self.of(k)))
+        return NotLocated(k, f"{problem}, once more turns follow; set turns: auto")
 
 
 class _Turn:
@@ -95,35 +108,32 @@ class _Turn:
     def __init__(self, render: Render, messages: list[Any], alone: str, ends: re.Pattern[str], eos: str):
         self._render, self.messages, self.alone, self._ends, self._eos = render, messages, alone, ends, eos
         self.prompt = render(messages[:-1], True)
-        self._reasoning, self._content = _reasoning_of(messages[-1]), _content_of(messages[-1])
+        self._reasoning = str(messages[-1].get("reasoning_content") or "").strip()
+        self._content = "".join(contents_of(messages[-1])).strip()
+        self._names = [call["function"]["name"] for call in messages[-1].get("tool_calls") or ()]
+        # The turn has reasoning, but its prompt closes the reasoning.
+        self._is_closed = bool(self._reasoning and _CLOSED.search(self.prompt))
 
     def answer(self) -> str:
         """Return the text that the model writes after the prompt.
 
         White space after the last control token is not part of it. Raises NotLocated if it cannot be determined.
         """
-        if self.alone.startswith(self.prompt):
-            answer = self.alone[len(self.prompt) :]
-        else:
-            written = self._after_other_text()
-            if written is None:
-                problem = difference(self.alone, self.prompt)
-                raise NotLocated(len(self.messages) - 1, problem + _CLOSED_REASONING * self._is_closed)
-            answer = written
+        is_plain = self.alone.startswith(self.prompt)
+        answer = self.alone[len(self.prompt) :] if is_plain else self._after_other_text()
+        if answer is None:
+            problem = difference(self.alone, self.prompt)
+            raise NotLocated(len(self.messages) - 1, problem + _CLOSED_REASONING * self._is_closed)
         answer = self._until_eos(answer)
         last = max((match.end() for match in self._ends.finditer(answer)), default=0)
         return answer[:last] if last and not answer[last:].strip() else answer
 
     def _until_eos(self, answer: str) -> str:
-        """Return an answer up to the first EOS token after all of its texts.
-
-        Some templates write the start of the next turn after every turn.
-        """
+        """Cut the start of the next turn, which some templates write after every turn."""
         stop = answer.find(self._eos) + len(self._eos) if self._eos else 0
         if stop < len(self._eos) or not answer[stop:].strip():
             return answer
-        names = [call["function"]["name"] for call in self.messages[-1].get("tool_calls") or ()]
-        may_follow = any(text and text in answer[stop:] for text in (self._reasoning, self._content, *names))
+        may_follow = any(text and text in answer[stop:] for text in (self._reasoning, self._content, *self._names))
         last = self._places.get(len(self.messages) - 1) if may_follow else None
         if last and self.alone.endswith(answer):
             stop = answer.find(self._eos, last[1] - (len(self.alone) - len(answer))) + len(self._eos)
@@ -132,14 +142,10 @@ class _Turn:
 
     @cached_property
     def _places(self) -> dict[int, Range]:
-        """Return where the texts of each message are written."""
-        return places_of(self.alone, self.messages, lambda found: self._render(found, False), OPENAI_ROLES)
+        return places_of(self.alone, self.messages, lambda marked: self._render(marked, False), OPENAI_ROLES)
 
     def _after_other_text(self) -> str | None:
-        """Return the answer of a turn whose rendering does not start with its prompt.
-
-        Return None if the answer cannot be determined.
-        """
+        """Return the answer to a prompt with which the rendering does not start."""
         same = _common(self.prompt, self.alone)
         rest, written = self.prompt[same:], self.alone[same:]
         if not rest.strip():
@@ -182,7 +188,10 @@ class _Turn:
         before = self._render(self.messages[:-1], False)
         header = self.prompt.removeprefix(before) if before and self.prompt.startswith(before) else ""
         is_bare = not self._ends.sub("", rest).strip() and (header == rest or self.prompt == before)
-        if is_bare and self._starts_with_turn(written):
+        lead, name, _ = written.partition(self._names[0]) if any(self._names[:1]) else ("", "", "")
+        # At most one control token may precede the name of a call. A turn with reasoning cannot start with a call.
+        is_call = name and len(self._ends.findall(lead)) <= 1 and not self._reasoning
+        if is_bare and (is_call or (self._content and written.lstrip().startswith(self._content))):
             return written  # it continues the previous turn: only the prompt has the header, or the end of that turn
         # The template writes an earlier message differently if it is the last message. The answer then follows the
         # generation prompt, or the last control token if there is no generation prompt.
@@ -199,56 +208,8 @@ class _Turn:
         is_own = place >= 0 and all(stop <= start for k, (_, stop) in self._places.items() if k != turn)
         return self.alone[start:] if is_own else None
 
-    @property
-    def _is_closed(self) -> bool:
-        """Return whether the turn has reasoning, but its prompt closes the reasoning."""
-        return bool(self._reasoning and _CLOSED.search(self.prompt))
-
-    def _starts_with_turn(self, written: str) -> bool:
-        """Return whether a text starts with the content or the first call of the turn.
-
-        At most one control token may precede the name of the call. A turn with reasoning cannot start with a call.
-        """
-        if self._content and written.lstrip().startswith(self._content):
-            return True
-        calls = self.messages[-1].get("tool_calls") or ()
-        lead, found, _ = written.partition(calls[0]["function"]["name"]) if calls else ("", "", "")
-        return bool(found) and len(self._ends.findall(lead)) <= 1 and not self._reasoning
-
-
-def _range_in(whole: str, prompt: str, answer: str, ends: re.Pattern[str]) -> Range | None:
-    """Return the range of an answer in the rendering of the whole conversation.
-
-    Return None if the prompt or the answer differs there.
-    """
-    if not whole.startswith(prompt):
-        return None
-    start = len(prompt)
-    stops = [match.end() for match in ends.finditer(answer)]
-    if whole.startswith(answer, start):
-        stop = start + len(answer)
-        # For the model, a turn without its own end token ends with the token that begins the next turn.
-        following = None if answer and stops and stops[-1] == len(answer) else ends.match(whole, stop)
-        return start, following.end() if following else stop
-    # Some templates write further tokens after a turn's own end token, but only at the end of a conversation.
-    for before, stop in zip([0, *stops], stops, strict=False):
-        only_ends = not ends.sub("", answer[stop:]).strip()
-        if only_ends and whole.startswith(answer[:stop], start) and (before or answer[before:stop].strip()):
-            return start, start + stop
-    return None
-
-
-def _content_of(message: Any) -> str:
-    content = message.get("content") or ""
-    return str(content if isinstance(content, str) else "".join(part["text"] for part in content)).strip()
-
-
-def _reasoning_of(message: Any) -> str:
-    return str(message.get("reasoning_content") or "").strip()
-
 
 def _common(one: str, other: str) -> int:
-    """Return the length of the common start of two texts, less an unfinished marker."""
     same = common_start(one, other)
     cut = _MARKUP.search(one, max(0, same - MOST_OF_MARKER), same)
     return cut.start() if cut else same
@@ -267,5 +228,5 @@ def difference(one: str, other: str) -> str:
     """Describe where `one` diverges from `other`, the text that it should start with."""
     same = _common(one, other)
     start = max(0, same - 20)
-    before, expected, found = one[start:same], other[same : same + 40], one[same : same + 40]
-    return f"after {shown(before)}, {shown(expected)} is expected, but {shown(found)} follows"
+    before, expected, written = one[start:same], other[same : same + 40], one[same : same + 40]
+    return f"after {shown(before)}, {shown(expected)} is expected, but {shown(written)} follows"

@@ -12,17 +12,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from tasks.conversations.model import Conversation, Message
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
-from tasks.templates.jinja.engines.requests import Job
-from tasks.templates.jinja.token_boundary import TokenBoundary
-from tasks.templates.jinja.turns.answers import CLOSES, MOST_OF_MARKER, OPENS
-from tasks.templates.jinja.turns.flagged import Range
-from tasks.templates.jinja.turns.marks import marked_messages, new_mark, placed
-from tasks.templates.reasoning import reasoning_of, without_reasoning
+from tasks.templates.adjust import CLOSES, OPENS, reasoning_of, without_reasoning
+from tasks.templates.jinja.rendering import Job, Rendering
+from tasks.templates.jinja.splitting import TokenBoundary
+from tasks.templates.jinja.turns.answers import MOST_OF_MARKER
+from tasks.templates.jinja.turns.locate import Located
+from tasks.templates.jinja.turns.marks import Range, marked_messages, new_mark, without_marks
 from tasks.templates.sections import CROSSED, Sections, splits
 
 # The channels of Gemma and of gpt-oss.
@@ -39,40 +38,14 @@ _END_OF_CALL = re.compile(r"(?:</[\w:]+>|<\w+\|>|<\|call\|>)(?=\s*\Z)")
 # Markup that closes a content.
 _END_OF_CONTENT = re.compile(r"\s*(?:<\|(?:end|END_\w+)\|>|</[\w:]+>)")
 
-_NAMES = {"block": "empty block of reasoning"}
 
-# The characters before an edge that can be part of a token across it.
-MOST_OF_TAIL = 32
-
-
-class Answer(NamedTuple):
-    """The place of answer `k` in the text of a sample."""
-
-    k: int
-    start: int
-    stop: int
-
-
-# A sample as text, with its trained answers.
-Written = tuple[str, Sequence[Answer]]
-
-
-def answers_at(turns: Sequence[int], ranges: Sequence[Range]) -> list[Answer]:
-    """Return the answers with these numbers and ranges."""
-    return [Answer(k, *place) for k, place in zip(turns, ranges, strict=False)]
-
-
-def empty_block(text: str, answer: Answer) -> str:
-    """Return the empty block of reasoning at the start of an answer, or nothing.
-
-    White space after the block is part of it.
-    """
-    _, start, stop = answer
-    if found := _WHOLE.match(text, start, stop):
-        return found[0]
+def empty_block(text: str, start: int, stop: int) -> str:
+    """Return the empty block of reasoning at the start of an answer, with white space."""
+    if whole := _WHOLE.match(text, start, stop):
+        return whole[0]
     for opened, rest in _RESTS:
-        if (found := rest.match(text, start, stop)) and opened.search(text, max(0, start - MOST_OF_MARKER), start):
-            return found[0]
+        if (match := rest.match(text, start, stop)) and opened.search(text, max(0, start - MOST_OF_MARKER), start):
+            return match[0]
     return ""
 
 
@@ -85,31 +58,30 @@ class Cuts:
     """The choice of sections for one template and encoder."""
 
     def __init__(self, name: str, encoder: Encoder, boundary: TokenBoundary, sections: Sections):
-        self._name, self._encoder, self._boundary, self.sections = name, encoder, boundary, sections
+        self._name, self._encoder, self._boundary, self._sections = name, encoder, boundary, sections
 
     def left_out(
         self,
-        samples: Sequence[Written],
+        samples: Sequence[Located],
         conversation: Conversation,
         job: Job,
-        texts_of: Callable[[Job], list[str]],
-        breaker: str,
+        render: Callable[[Job], Rendering],
+        private: str,
     ) -> list[list[Range]]:
         """Return the ranges of each sample that are not trained on, in ascending order.
 
-        `job` renders the conversation, and `texts_of` returns the texts of the samples of a job. Raises Reject if
-        sections cannot be separated.
+        `render` renders the conversation as `job`. Raises Reject if sections cannot be separated.
         """
         flags = {
-            answer.k: self._flags(conversation.messages[answer.k], empty_block(text, answer))
-            for text, answers in samples
-            for answer in answers
+            k: self._flags(conversation.messages[k], empty_block(sample.text, *place))
+            for sample in samples
+            for k, place in sample.answers
         }
-        mixed = [k for k, found in flags.items() if self._needs_marks(found)]
-        places = self._places(samples, mixed, job, texts_of) if mixed else {}
+        mixed = [k for k, each in flags.items() if len({each[name] for name in each if name != "block"}) > 1]
+        places = self._places(samples, mixed, job, render) if mixed else {}
         return [
-            [cut for answer in answers for cut in self._cuts(text, answer, flags[answer.k], places, breaker)]
-            for text, answers in samples
+            [cut for k, place in s.answers for cut in self._cuts(s.text, k, place, flags[k], places, private)]
+            for s in samples
         ]
 
     def _flags(self, message: Message, block: str) -> dict[str, bool]:
@@ -117,113 +89,111 @@ class Cuts:
 
         The sections are in the order in which templates write them.
         """
-        found: dict[str, bool] = {}
-        if block:
-            found["block"] = self.sections.reasoning and self.sections.empty
-        if reasoning_of(message):
-            found["reasoning"] = self.sections.reasoning
-        if without_reasoning(message).content.strip() or message.context.strip():
-            found["content"] = self.sections.content
-        if message.tool_calls:
-            found["calls"] = self.sections.calls
-        return found
-
-    @staticmethod
-    def _needs_marks(flags: dict[str, bool]) -> bool:
-        return len({flag for section, flag in flags.items() if section != "block"}) > 1
+        content = without_reasoning(message).content.strip() or message.context.strip()
+        chosen = self._sections
+        sections = {
+            "block": (block, chosen.reasoning and chosen.empty),
+            "reasoning": (reasoning_of(message), chosen.reasoning),
+            "content": (content, chosen.content),
+            "calls": (message.tool_calls, chosen.calls),
+        }
+        return {name: flag for name, (is_written, flag) in sections.items() if is_written}
 
     def _places(
-        self, samples: Sequence[Written], mixed: Sequence[int], job: Job, texts_of: Callable[[Job], list[str]]
+        self, samples: Sequence[Located], mixed: Sequence[int], job: Job, render: Callable[[Job], Rendering]
     ) -> dict[tuple[int, str], Range]:
-        """Return where the sections of some answers are written.
-
-        Markup around them is left out.
-        """
-        mark = new_mark("".join(text for text, _ in samples))
+        """Return where the sections of some answers are written, without markup."""
+        mark = new_mark("".join(sample.text for sample in samples))
         places: dict[tuple[int, str], Range] = {}
         messages, texts = marked_messages(job.messages, mark, mixed)
         try:
-            found = texts_of(job._replace(messages=messages))
+            rendering = render(job._replace(messages=messages))
         except (Reject, DataError):  # the template refuses the marks
             return places
-        for (text, answers), with_marks in zip(samples, found, strict=False):
-            rendered, in_text = placed(with_marks, mark, texts)
-            if rendered != text:
+        rendered = [sample.text for sample in rendering.samples] or [rendering.text]
+        for sample, with_marks in zip(samples, rendered, strict=False):
+            bare, numbers = without_marks(with_marks, mark)
+            if bare != sample.text:
                 continue
-            for k, start, stop in answers:
-                own = [(texts[n].section, place) for n, place in in_text if texts[n].k == k]
-                for section in {section for section, _ in own}:
-                    ranges = [place for other, place in own if other == section and place]
-                    ranges = [place for place in ranges if start <= place[0] and place[1] <= stop]
-                    if ranges:
-                        places[k, section] = ranges[0][0], ranges[-1][1]
+            written = [(texts[n], texts[n].range_in(bare, place)) for n in numbers for place in numbers[n]]
+            for k, (start, stop) in sample.answers:
+                for marked, place in written:
+                    if marked.k == k and place and start <= place[0] <= place[1] <= stop:
+                        first, last = places.get((k, marked.section), place)
+                        places[k, marked.section] = min(first, place[0]), max(last, place[1])
         return places
 
     def _cuts(
-        self, text: str, answer: Answer, flags: dict[str, bool], places: dict[tuple[int, str], Range], breaker: str
+        self,
+        text: str,
+        k: int,
+        place: Range,
+        flags: dict[str, bool],
+        places: dict[tuple[int, str], Range],
+        private: str,
     ) -> Iterator[Range]:
-        """Yield the ranges of an answer that are not trained on."""
-        begin = answer.start
-        content, calls = (places.get((answer.k, section)) for section in ("content", "calls"))
+        begin, stop = place
+        content, calls = places.get((k, "content")), places.get((k, "calls"))
         if content and calls and calls[1] <= content[0]:
             flags = {name: flag for name, flag in flags.items() if name != "content"} | {"content": flags["content"]}
         for one, other in pairwise(flags):
             if flags[one] != flags[other]:
-                edge = self._edge(text, answer, one, other, places, breaker)
+                edge = self._edge(text, k, place, one, other, places, private)
                 if not flags[one]:
                     yield begin, edge
                 begin = edge
         if flags and not flags[[*flags][-1]]:
-            yield begin, answer.stop
+            yield begin, stop
 
     def _edge(
-        self, text: str, answer: Answer, one: str, other: str, places: dict[tuple[int, str], Range], breaker: str
+        self,
+        text: str,
+        k: int,
+        place: Range,
+        one: str,
+        other: str,
+        places: dict[tuple[int, str], Range],
+        private: str,
     ) -> int:
         """Return where a section ends and the next one begins.
 
         White space between them belongs to the first one, unless a token crosses from there into the next one.
         """
         if one == "block":
-            block = empty_block(text, answer)
-            low, high = answer.start + len(block.rstrip()), answer.start + len(block)
+            block = empty_block(text, *place)
+            low, high = place[0] + len(block.rstrip()), place[0] + len(block)
         else:
-            last, first = places.get((answer.k, one), (0, 0))[1], places.get((answer.k, other), (0, 0))[0]
-            if not 0 < last <= first:
-                raise self._not_found(answer.k, one, other)
-            closes: Sequence[re.Match[str] | None] = (
-                (_END_OF_CONTENT.match(text, last, first),)
-                if one == "content"
-                else (_END_OF_CALL.search(text, last, first),)
-                if one == "calls"
-                else (_CLOSE.search(text, last, first), self._encoder.control_pattern.search(text, last, first))
-            )
-            low = min([close.end() for close in closes if close], default=last if one == "content" else 0)
+            last, first = places.get((k, one), (0, 0))[1], places.get((k, other), (0, 0))[0]
+            closes: list[re.Match[str] | None] = []
+            if 0 < last <= first:
+                if one == "content":
+                    closes = [_END_OF_CONTENT.match(text, last, first)]
+                elif one == "calls":
+                    closes = [_END_OF_CALL.search(text, last, first)]
+                else:
+                    closes = [pattern.search(text, last, first) for pattern in (_CLOSE, self._encoder.control_pattern)]
+            low = min([close.end() for close in closes if close], default=last if one == "content" and closes else 0)
             if not low:
-                raise self._not_found(answer.k, one, other)
+                raise Reject(
+                    "parts_not_separate",
+                    f"messages[{k}]: train_parts cannot separate its {one} from its {other}: the template "
+                    f"{self._name} does not write both as they are, or no marker between them",
+                )
             between = text[low:first]
             high = low + len(between) - len(between.lstrip())
         for edge in range(high, low - 1, -1):
-            if self._splits(text[answer.start : edge], text[edge : answer.stop], breaker):
+            if self._splits(text[place[0] : edge], text[edge : place[1]], private):
                 return edge
-        raise Reject(
-            "parts_not_separate", f"messages[{answer.k}]: {CROSSED}: between its {_NAMES.get(one, one)} and its {other}"
-        )
+        one = {"block": "empty block of reasoning"}.get(one, one)
+        raise Reject("parts_not_separate", f"messages[{k}]: {CROSSED}: between its {one} and its {other}")
 
-    def _not_found(self, k: int, one: str, other: str) -> Reject:
-        return Reject(
-            "parts_not_separate",
-            f"messages[{k}]: train_parts cannot separate its {one} from its {other}: the template {self._name} does "
-            f"not write both as they are, or no marker between them",
-        )
-
-    def _splits(self, left: str, right: str, breaker: str) -> bool:
-        """Return whether no token crosses from one text into the next one."""
+    def _splits(self, left: str, right: str, private: str) -> bool:
         controls = self._encoder.control_pattern
-        left = left[max((found.end() for found in controls.finditer(left)), default=0) :].replace(breaker, "")
+        left = left[max((match.end() for match in controls.finditer(left)), default=0) :].replace(private, "")
         first = controls.search(right)
-        right = (right[: first.start()] if first else right).replace(breaker, "")
-        if self._encoder.leading_space == "none":
-            return self._boundary.splits(left[-MOST_OF_TAIL:], right)
+        right = (right[: first.start()] if first else right).replace(private, "")
+        if self._encoder.leading_space == "none":  # the last characters can be part of a token across the edge
+            return self._boundary.splits(left[-32:], right)
         return splits(self._encoder, left, right)
 
 
@@ -233,12 +203,12 @@ def without(ranges: Sequence[Range], left_out: Sequence[Range]) -> list[Range]:
     An empty range keeps the edge of a range whose start or end is left out: texts beside it are encoded apart, as they
     are with its label.
     """
-    found = []
+    kept = []
     for start, stop in ranges:
         place = start
         for first, last in left_out:
             if first < stop and last > start:
-                found.append((place, first))
+                kept.append((place, first))
                 place = last
-        found.append((place, stop))
-    return found
+        kept.append((place, stop))
+    return kept

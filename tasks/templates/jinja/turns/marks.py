@@ -8,14 +8,32 @@ rendering must be equal to the other one, apart from the marks. Otherwise, nothi
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, Literal, NamedTuple
 
+import orjson
+
 from tasks.conversations.reasoning import REASONING_KEYS
-from tasks.templates.jinja.turns.flagged import Range
-from tasks.templates.reasoning import INLINE
+from tasks.templates.adjust import INLINE, MARKER
+
+# Keys of a schema whose strings are not content: templates translate or omit them.
+_TYPES = ("type", "format", "required", "$schema", "strict", "additionalProperties")
+
+# Reasoning at the start of a content, which templates may leave out of the history.
+REASONING_START = re.compile(r".*(?:</[\w:]*think(?:ing)?>|\[/THINK\])\s*", re.DOTALL)
+
+# The usual ways to write arguments as text.
+_DUMPS: tuple[Callable[[Any], str], ...] = (
+    lambda value: orjson.dumps(value).decode(),
+    json.dumps,
+    partial(json.dumps, ensure_ascii=False),
+)
+
+Range = tuple[int, int]
 
 Section = Literal["reasoning", "content", "calls"]
 
@@ -30,6 +48,18 @@ class MarkedText(NamedTuple):
     section: Section
     text: str
     offset: int
+
+    def range_in(self, rendered: str, place: int) -> Range | None:
+        """Return the range of the text at a mark; None if it is not written as it is."""
+        start = place - self.offset
+        is_written = start >= 0 and rendered.startswith(self.text, start)
+        return (start, start + len(self.text)) if is_written else None
+
+
+def contents_of(message: Any) -> list[str]:
+    """Return the content of a message, or those of its parts."""
+    content = message.get("content") or ""
+    return [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
 
 
 def new_mark(text: str) -> str:
@@ -50,42 +80,30 @@ def places_of(
     """
     mark = new_mark(text)
     marked, texts = marked_messages(messages, mark, [k for k, m in enumerate(messages) if m["role"] in roles])
-    rendered, places = placed(render(marked), mark, texts)
+    rendered, places = without_marks(render(marked), mark)
     if not text.startswith(rendered):
         return {}
     found: dict[int, Range] = {}
-    seen: set[int] = set()
-    for number, place in places:
-        if place and number not in seen:
-            first, last = found.get(texts[number].k, place)
-            found[texts[number].k] = min(first, place[0]), max(last, place[1])
-        seen.add(number)
+    for number, (place, *_) in places.items():
+        if written := texts[number].range_in(rendered, place):
+            first, last = found.get(texts[number].k, written)
+            found[texts[number].k] = min(first, written[0]), max(last, written[1])
     return found
 
 
-def placed(rendered: str, mark: str, texts: Sequence[MarkedText]) -> tuple[str, list[tuple[int, Range | None]]]:
-    """Return a rendering without its marks, and the places of the marked texts.
-
-    Each place has the number of its text. It is None if the text is not written as it is.
-    """
-    pieces = re.split(rf"{mark}(\d+)-", rendered)
-    text = "".join(pieces[::2])
-    places: list[tuple[int, Range | None]] = []
+def without_marks(text: str, mark: str, flags: re.RegexFlag = re.NOFLAG) -> tuple[str, dict[int, list[int]]]:
+    """Return a text without its marks, and the places of the marks by their numbers."""
+    pieces = re.split(rf"{mark}(\d+)-", text, flags=flags)
+    places: dict[int, list[int]] = {}
     place = 0
     for piece, number in zip(pieces[::2], pieces[1::2], strict=False):
         place += len(piece)
-        one = texts[int(number)]
-        start = place - one.offset
-        is_own = start >= 0 and text.startswith(one.text, start)
-        places.append((int(number), (start, start + len(one.text)) if is_own else None))
-    return text, places
+        places.setdefault(int(number), []).append(place)
+    return "".join(pieces[::2]), places
 
 
 def marked_messages(messages: Sequence[Any], mark: str, which: Collection[int]) -> tuple[list[Any], list[MarkedText]]:
-    """Return messages with marks in the texts of some of them, and these texts.
-
-    `which` are their indices.
-    """
+    """Return messages with marks in those at the indices `which`, and their texts."""
     texts: list[MarkedText] = []
 
     def marked(k: int, section: Section, text: str) -> str:
@@ -123,3 +141,103 @@ def marked_messages(messages: Sequence[Any], mark: str, which: Collection[int]) 
                 ]
         found.append(message)
     return found, texts
+
+
+class Text(NamedTuple):
+    """A text that must be written.
+
+    `place` says where the conversation has it. `k` is the index of the message, or -1 for a tool. Reasoning is only
+    required in trained turns.
+    """
+
+    text: str
+    place: str
+    k: int
+    is_reasoning: bool = False
+
+
+def with_marks(text: str, marks: Sequence[tuple[int, str]]) -> str:
+    """Return a text with marks at ascending offsets after its outer white space."""
+    first = len(text) - len(text.lstrip())
+    pieces, place = [], 0
+    for offset, mark in marks:
+        pieces += [text[place : first + offset], mark]
+        place = first + offset
+    return "".join(pieces) + text[place:]
+
+
+def marked_texts(
+    messages: Sequence[Any], tools: Any, mark: Callable[[Text], str], note: Callable[[Text], object]
+) -> tuple[list[Any], Any]:
+    """Return messages and tools with all texts passed through `mark`.
+
+    They are passed in the usual order.     Keys and numbers are passed to `note`.
+    """
+
+    def content(text: str, role: str, place: str, k: int) -> str:
+        reasoning = REASONING_START.match(text) if role == "assistant" else None
+        pieces, start = [], 0
+        for marker in MARKER.finditer(text, 0, reasoning.end() if reasoning else 0):
+            pieces += [mark(Text(text[start : marker.start()], place, k, True)), marker[0]]
+            start = marker.end()
+        return "".join(pieces) + mark(Text(text[start:], place, k))
+
+    def arguments(value: Any, place: str, k: int) -> Any:
+        if isinstance(value, str):
+            return mark(Text(value, place, k))
+        if isinstance(value, list):
+            return [arguments(item, place, k) for item in value]
+        if isinstance(value, dict):
+            for key in filter(str.strip, value):
+                note(Text(key, place, k))
+            return {key: arguments(item, place, k) for key, item in value.items()}
+        # Templates write `true` and `null` in several ways, and numbers with an exponent, too.
+        if isinstance(value, int | float) and not isinstance(value, bool) and "e" not in repr(value):
+            note(Text(repr(value), place, k))
+        return value
+
+    def text_arguments(text: str, place: str, k: int) -> str:
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            return mark(Text(text, place, k))
+        dumps = next((dumps for dumps in _DUMPS if dumps(value) == text), _DUMPS[0])
+        return dumps(arguments(value, place, k))
+
+    def schema(value: Any, place: str) -> Any:
+        if isinstance(value, str):
+            return mark(Text(value, place, -1))
+        if isinstance(value, list):
+            return [schema(item, place) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if isinstance(properties := value.get("properties"), dict):
+            for key in filter(str.strip, properties):
+                note(Text(key, place, -1))
+        return {
+            key: item if key in _TYPES and not isinstance(item, dict) else schema(item, place)
+            for key, item in value.items()
+        }
+
+    marked = []
+    for k, message in enumerate(map(dict, messages)):
+        place, role = f"messages[{k}]", message["role"]
+        if fields := [key for key in REASONING_KEYS if message.get(key)]:  # all have the same text
+            message |= dict.fromkeys(fields, mark(Text(message[fields[0]], place, k, True)))
+        if isinstance(message.get("content"), str):
+            message["content"] = content(message["content"], role, place, k)
+        elif message.get("content"):
+            message["content"] = [
+                {**part, "text": content(part["text"], role, place, k)} if part.get("text") else part
+                for part in message["content"]
+            ]
+        if message.get("tool_calls"):
+            calls = []
+            for n, call in enumerate(message["tool_calls"]):
+                function, at = call["function"], f"{place}.tool_calls[{n}]"
+                name, form = mark(Text(function["name"], at, k)), function["arguments"]
+                form = text_arguments(form, at, k) if isinstance(form, str) else arguments(form, at, k)
+                calls.append({**call, "function": {**function, "name": name, "arguments": form}})
+            message["tool_calls"] = calls
+        marked.append(message)
+    return marked, tools and [schema(tool, f"tools[{n}]") for n, tool in enumerate(tools)]

@@ -26,11 +26,9 @@ from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.sources.model import SourceFile
 from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import load_manifest
-from tasks.templates.adjust import NO_CHANGE, Adjust
+from tasks.templates.adjust import NO_CHANGE, Adjust, knows_developer
 from tasks.templates.built_in import BuiltIn
-from tasks.templates.jinja.by_tools import open_jinja
-from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.names import knows_developer
+from tasks.templates.jinja.template import JinjaTemplate, open_jinja
 from tasks.templates.spans import Template, trained_turns
 from tasks.tokenization.prepare import Preparer
 

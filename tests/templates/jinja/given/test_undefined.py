@@ -19,10 +19,9 @@ from tasks.config import load_config
 from tasks.conversations.formats import read_record
 from tasks.dry_run.dry_run import predict
 from tasks.storage.manifest import load_manifest
-from tasks.templates.jinja.engines.environment import chat_environment
-from tasks.templates.jinja.engines.undefined import names_read
+from tasks.templates.adjust import explain_undefined
+from tasks.templates.jinja.environment import chat_environment, names_read
 from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.names import explain_undefined
 
 KIND = "hf_byte_level"
 ENVIRONMENT = chat_environment(datetime(2026, 1, 1))

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache, partial, wraps
 from typing import Any, NoReturn
@@ -25,16 +25,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from tasks.templates.jinja.breaker import PRIVATE_AREAS
+from tasks.templates.jinja.control_strings import PRIVATE_AREAS
 
 Range = tuple[int, int]
 
 
 class Generation(Extension):
-    """The block `{% generation %}`, which marks the text that a model writes.
-
-    It records the ranges of the marked texts in a rendering.
-    """
+    """The block `{% generation %}`, which records the ranges of the marked texts."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by Jinja
 
@@ -61,26 +58,18 @@ class Generation(Extension):
 
     def rendered(self, template: Template, values: Mapping[str, Any], marks: bool) -> tuple[str, list[Range]]:
         """Return the rendered text and, if `marks` is true, the ranges of its blocks."""
-        with self._recording(marks) as written:
-            for piece in template.generate(**values):
-                written.append(piece)
-            return "".join(written), self._marks
-
-    @contextmanager
-    def _recording(self, marks: bool) -> Iterator[list[str]]:
         written: list[str] = []
         self._written, self._marks = (written if marks else None), []
         try:
-            yield written
+            for piece in template.generate(**values):
+                written.append(piece)
+            return "".join(written), self._marks
         finally:
             self._written = None
 
 
 class _SafeNamespace(Namespace):
-    """Jinja's namespace, without names that start with an underscore.
-
-    Such names give access to Python's internals.
-    """
+    """Jinja's namespace, without names that give access to Python's internals."""
 
     def __init__(self, /, *given: Any, **values: Any) -> None:
         if given:
@@ -109,10 +98,6 @@ def _refuse_private(name: object) -> None:
         raise SecurityError(f"a namespace must not have the attribute {name!r}")
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
 def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
@@ -125,7 +110,6 @@ _PRIVATE = re.compile("[" + "".join(f"{chr(area[0])}-{chr(area[-1])}" for area i
 
 
 def _sort_key(value: Any, case_sensitive: bool) -> Any:
-    """Return what Jinja sorts a value by, without private characters."""
     if isinstance(value, str) and not str.isascii(value):
         value = _PRIVATE.sub("", value)
     return value if case_sensitive else ignore_case(value)
@@ -141,15 +125,11 @@ def dictsort(value: Any, case_sensitive: bool = False, by: str = "key", reverse:
 
 @pass_environment
 def _sort(
-    environment: Environment,
-    value: Any,
-    reverse: bool = False,
-    case_sensitive: bool = False,
-    attribute: Any = None,
+    environment: Environment, value: Any, reverse: bool = False, case_sensitive: bool = False, attribute: Any = None
 ) -> list[Any]:
     """Sort like Jinja's filter, without regard to private characters."""
-    own = partial(_sort_key, case_sensitive=case_sensitive)
-    return sorted(value, key=make_multi_attrgetter(environment, attribute, postprocess=own), reverse=reverse)
+    key = partial(_sort_key, case_sensitive=case_sensitive)
+    return sorted(value, key=make_multi_attrgetter(environment, attribute, postprocess=key), reverse=reverse)
 
 
 def _seeded(draw: Any) -> Callable[..., Any]:
@@ -165,15 +145,18 @@ def _seeded(draw: Any) -> Callable[..., Any]:
 
 def chat_environment(today: datetime) -> Environment:
     """Return an environment for chat templates, with `today` as its date."""
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension]
     )
-    environment.filters["tojson"] = to_json
-    environment.filters |= {"dictsort": dictsort, "sort": _sort}
+    environment.filters |= {"tojson": to_json, "dictsort": dictsort, "sort": _sort}
     environment.filters["random"] = _seeded(environment.filters["random"])
     environment.globals["lipsum"] = _seeded(environment.globals["lipsum"])
     environment.globals |= {
-        "raise_exception": _raise_exception,
+        "raise_exception": raise_exception,
         "strftime_now": today.strftime,
         "dict": _SafeDict(),
         "namespace": _SafeNamespace,
@@ -215,9 +198,39 @@ class ChatTemplate:
         self.options: Mapping[str, Any] = {}
 
     def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
-        """Return the rendered text and, if `marks` is true, its `{% generation %}` ranges.
-
-        `prompt` adds the generation prompt.
-        """
+        """Return the rendered text and, if `marks` is true, its `{% generation %}` ranges."""
         values = {"messages": messages, "tools": tools, "add_generation_prompt": prompt}
         return self._render(self._template, {**self._constants, **self.options, **values}, marks)
+
+
+# Names that Jinja itself defines in loops, blocks, and macros.
+_OF_JINJA = ("loop", "self", "super", "caller", "varargs", "kwargs")
+
+_DEFAULTS = ("default", "d")
+
+
+def names_read(environment: Environment, tree: nodes.Template) -> dict[str, int]:
+    """Return in how many places a template reads each name that it does not define.
+
+    A name that the template tests somewhere, or gives a default, is an option of the template and left out. So is a
+    name that any statement sets, whether or not it is set in every case.
+    """
+    every: Any = nodes.Node
+    known, read, tested = {*environment.globals, *_OF_JINJA}, list[str](), list[nodes.Node | None]()
+    for node in tree.find_all(every):
+        if isinstance(node, nodes.Name):
+            if node.ctx == "load":
+                read.append(node.name)
+            else:
+                known.add(node.name)
+        elif isinstance(node, nodes.Macro):
+            known.add(node.name)
+        elif isinstance(node, nodes.If | nodes.CondExpr | nodes.For):
+            tested.append(node.test)
+        elif isinstance(node, nodes.And | nodes.Or):
+            tested.append(node.left)
+        elif isinstance(node, nodes.Not | nodes.Test) or (isinstance(node, nodes.Filter) and node.name in _DEFAULTS):
+            tested.append(node.node)
+    for node in filter(None, tested):
+        known |= {name.name for name in (node, *node.find_all(nodes.Name)) if isinstance(name, nodes.Name)}
+    return dict(sorted(Counter(name for name in read if name not in known).items()))
