@@ -24,7 +24,7 @@ import yaml
 from pydantic import BaseModel
 
 from tasks.config import Config, load_config
-from tasks.conversations.traces.tokens import TOKENS
+from tasks.conversations.tokens import TOKENS
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.core.printable import counted, from_here, in_bytes

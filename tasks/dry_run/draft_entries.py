@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.conversations.guess import guess_roles
+from tasks.conversations.formats import guess_roles
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.core.printable import printable_lines
 from tasks.dry_run.sample_tokens import count_unused_keys

@@ -19,7 +19,7 @@ import orjson
 from tasks.conversations.formats import FORMAT_NAMES, detect, guess_columns
 from tasks.conversations.names import MESSAGE_KEYS
 from tasks.conversations.other_data import unread_preference
-from tasks.conversations.traces.session import KEYS, SESSION, is_session
+from tasks.conversations.session import KEYS, SESSION, reader_of
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.core.printable import shown, suggest
 from tasks.readers.compression import DECOMPRESS
@@ -217,7 +217,7 @@ def _holds_session(prefix: bytes, format: str) -> bool:
     first = next((record for record in records if isinstance(record, dict)), {})
     if format == SESSION.name:
         return not any(first.get(key) for key in KEYS)  # else each line is a row with a session
-    return is_session(records) and detect(first) is None
+    return reader_of(records) is not None and detect(first) is None
 
 
 def _csv_file(file: SourceFile, container: Csv, source: Source) -> SourceFile:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from tasks.conversations.calls import Unpaired
+from tasks.conversations.answers import Unpaired
 from tasks.conversations.model import (
     Conversation,
     content_digest,

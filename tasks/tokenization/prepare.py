@@ -16,10 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.conversations.calls import unpaired_in, unpaired_in_contents
+from tasks.conversations.answers import unpaired_in
 from tasks.conversations.formats import role_names
-from tasks.conversations.model import Conversation, PlainRecord, content_digest, is_blank, whole_text
-from tasks.conversations.openai import tools_json, turns_json
+from tasks.conversations.model import (
+    Conversation,
+    Message,
+    PlainRecord,
+    content_digest,
+    is_blank,
+    tools_json,
+    turns_json,
+    whole_text,
+)
 from tasks.conversations.turn_weights import LOSS_WEIGHT, with_loss_weights
 from tasks.conversations.unused_keys import UnusedKeys
 from tasks.core.errors import PackError, Reject
@@ -114,7 +122,8 @@ class Preparer:
             if filling and (found := filling.fill(contents)):
                 if not filling.is_compared(found):
                     if filling.roles_with_results:
-                        found[0].unpaired = unpaired_in_contents(filling.roles_with_results, contents)
+                        messages = tuple(map(Message, filling.roles_with_results, contents))
+                        found[0].unpaired = unpaired_in(Conversation(messages))
                     return found
                 conversation = self._file.conversation(as_dict(record))
                 return Pending(conversation, trained_turns(conversation, self._train_on), found)

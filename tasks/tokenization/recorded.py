@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tasks.conversations.model import Conversation, RecordedTokens, content_digest, whole_text
-from tasks.conversations.traces.tokens import other_tokenizer
+from tasks.conversations.tokens import other_tokenizer
 from tasks.conversations.turn_weights import LOSS_WEIGHT
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder

@@ -19,7 +19,7 @@ from support.profiles import examples
 from support.tokenizer_kinds import BUILT, CHATML_JINJA, open_kind, read_rows
 
 from tasks.config import Config
-from tasks.conversations.calls import Unpaired
+from tasks.conversations.answers import Unpaired
 from tasks.conversations.formats import FORMATS
 from tasks.conversations.model import Conversation, Format, PlainRecord, ToolCall
 from tasks.core.errors import Reject

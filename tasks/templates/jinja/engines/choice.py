@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from tasks.conversations.reasoning import REASONING_KEYS
+from tasks.conversations.answers import REASONING_KEYS
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
 from tasks.templates.jinja.engines import limits

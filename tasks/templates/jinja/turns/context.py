@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from tasks.conversations.answers import REASONING_KEYS
 from tasks.conversations.model import DEVELOPER
-from tasks.conversations.reasoning import REASONING_KEYS
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
 from tasks.templates.jinja.turns.answers import MARKER

@@ -24,7 +24,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tasks.conversations.reasoning import REASONING_KEYS
+from tasks.conversations.answers import REASONING_KEYS
 from tasks.templates.jinja.turns.flagged import Range
 from tasks.templates.jinja.turns.marks import places_of
 

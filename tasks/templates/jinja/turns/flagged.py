@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import count, islice
 from typing import Any
 
-from tasks.conversations.reasoning import REASONING_KEYS
+from tasks.conversations.answers import REASONING_KEYS
 
 Range = tuple[int, int]
 

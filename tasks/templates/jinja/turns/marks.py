@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from typing import Any, Literal, NamedTuple
 
-from tasks.conversations.reasoning import REASONING_KEYS
+from tasks.conversations.answers import REASONING_KEYS
 from tasks.templates.jinja.turns.flagged import Range
 from tasks.templates.reasoning import INLINE
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tasks.conversations.model import Record
-from tasks.conversations.traces.turns import (
+from tasks.conversations.session_turns import (
     BEFORE_SUMMARY,
     FAILED_ANSWER,
     OTHER_BRANCH,

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tasks.conversations.fields import json_of, parsed, text_of
 from tasks.conversations.model import Message, Record, ToolCall
+from tasks.conversations.values import json_of, parsed, text_of
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 

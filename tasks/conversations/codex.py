@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tasks.conversations.fields import json_of, text_of
 from tasks.conversations.model import Record
-from tasks.conversations.traces.turns import (
+from tasks.conversations.session_turns import (
     BEFORE_SUMMARY,
     OTHER_BRANCH,
     Turns,
@@ -27,6 +26,7 @@ from tasks.conversations.traces.turns import (
     said,
     type_of,
 )
+from tasks.conversations.values import json_of, text_of
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 
