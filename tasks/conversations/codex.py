@@ -81,7 +81,10 @@ def read_codex(records: Sequence[Record]) -> Turns:
             elif not is_old_codex(record):
                 turns.left_out[name] += 1
         elif name == "response_item":
-            _add_item(payload, f"{where}: payload", history, turns)
+            if payload.get("type") in _ITEMS:
+                history.append(_Item(f"{where}: payload", payload))
+            else:
+                turns.left_out[f"response_item.{type_of(payload)}"] += 1
         elif name == "session_meta" and not has_meta:
             has_meta = True
             _add_meta(payload, f"{where}: payload", turns)
@@ -104,13 +107,6 @@ def read_codex(records: Sequence[Record]) -> Turns:
     for place, item in history:
         _add(item, place, turns)
     return turns
-
-
-def _add_item(item: Record, place: str, history: list[_Item], turns: Turns) -> None:
-    if item.get("type") in _ITEMS:
-        history.append(_Item(place, item))
-    else:
-        turns.left_out[f"response_item.{type_of(item)}"] += 1
 
 
 def _add_meta(meta: Record, where: str, turns: Turns) -> None:
