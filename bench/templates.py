@@ -40,7 +40,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from tasks.conversations.formats import read_record
-from tasks.conversations.openai import in_parts
+from tasks.conversations.model import in_parts
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder

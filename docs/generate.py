@@ -64,14 +64,14 @@ def column_names() -> list[str]:
 
 def role_names() -> dict[str, list[str]]:
     """Return the names that data may use for each role."""
-    from tasks.conversations.chat import ROLE_NAMES
+    from tasks.conversations.names import ROLE_NAMES
 
     return {role: [name for name, ours in ROLE_NAMES.items() if ours == role] for role in ROLE_NAMES.values()}
 
 
 def call_roles() -> str:
     """Return the names of roles that say that a turn is a call."""
-    from tasks.conversations.calls import CALL_ROLES
+    from tasks.conversations.names import CALL_ROLES
 
     return " or ".join(f"`{name}`" for name in CALL_ROLES)
 

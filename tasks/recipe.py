@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config import Config, load_config, path_in
-from tasks.conversations.traces.tokens import TOKENIZER, TOKENS, other_tokenizer
+from tasks.conversations.tokens import TOKENIZER, TOKENS, other_tokenizer
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.printable import suggest
 from tasks.encoders.encoder import Encoder

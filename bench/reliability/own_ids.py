@@ -246,7 +246,7 @@ def parted(found: np.ndarray, expected: np.ndarray, reference: Reference) -> str
 
 def records_of(config: Path, folder: Path) -> tuple[list[Record], int]:
     """Return the conversations of a config as messages, and the number of rejects."""
-    from tasks.conversations.openai import as_openai
+    from tasks.conversations.model import as_openai
     from tasks.core.errors import Reject
     from tasks.recipe import resolve
 

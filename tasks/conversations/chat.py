@@ -1,60 +1,48 @@
-"""Read a list of turns, with or without tools, for all formats that have one."""
+"""Read a list of turns, with or without tools, for all formats that have one.
+
+The objects in it are found with the keys that are read:
+
+{"role": "user", "content": "2+2?", "id": 7}  ─objects_in_messages─▶ ("messages[]", {…}, {"role", "content", "name", …})
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
-from tasks.conversations.calls import CALL_ROLES, joined, may_follow, tool_calls_of
-from tasks.conversations.fields import missing, optional_text, text_of
-from tasks.conversations.lists import is_struct_of_lists, list_of, object_of
+from tasks.conversations.answers import ARGUMENTS, REASONING_KEYS, joined, reasoning_in, tool_calls_of
 from tasks.conversations.model import DEVELOPER, ROLES, Message, Record, ToolCall, message_of, role_named
-from tasks.conversations.openai import OPENAI_ROLES
+from tasks.conversations.names import CALL, CALL_ROLES, MESSAGE_KEYS, TURN_NAMES
 from tasks.conversations.parts import (
     Content,
     answer_of,
     content_of_call,
-    is_item,
-    is_reasoning_item,
+    keys_of_item,
+    kind_of_part,
     message_of_item,
     read_parts,
     text_and_parts,
 )
-from tasks.conversations.reasoning import reasoning_in
-from tasks.conversations.turn_weights import is_zero, training_flag, weight_of
+from tasks.conversations.turn_weights import (
+    LOSS,
+    OF_MESSAGES,
+    TRAINING_FLAGS,
+    is_number,
+    training_flag,
+    weight_of,
+)
+from tasks.conversations.values import (
+    found_list,
+    is_struct_of_lists,
+    list_of,
+    missing,
+    object_of,
+    optional_text,
+    text_of,
+)
 from tasks.core.errors import Reject
 from tasks.core.printable import closest, kind, shown
-
-# Names of the roles in published data, in lower case, each with its role in OpenAI's form. A source's `roles` adds
-# further names.
-ROLE_NAMES = {
-    **{role: role for role in OPENAI_ROLES},
-    **dict.fromkeys(("human", "prompter"), "user"),
-    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "bot", "chatbot", "ai"), "assistant"),
-    **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
-}
-
-# The role of a turn that is a call of the assistant.
-CALL = "call"
-
-TURN_NAMES = {**ROLE_NAMES, **dict.fromkeys(CALL_ROLES, CALL)}
-
-
-class PlainTurn(Protocol):
-    """A turn of a plain record."""
-
-    role: str
-    content: str
-
-
-def names_and_contents(turns: Iterable[PlainTurn]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the names of the roles of plain turns, and their contents."""
-    names, contents = [], []
-    for turn in turns:  # faster than two comprehensions
-        names.append(turn.role)
-        contents.append(turn.content)
-    return tuple(names), contents
 
 
 def with_system(record: Record, messages: list[Message]) -> tuple[Message, ...]:
@@ -90,54 +78,73 @@ def messages_of(value: object, where: str, sharegpt: bool = False) -> list[Messa
         if len(item) == 2 and type(content) is str and role in ROLES and not is_reasoning:  # nearly every message
             messages.append(Message(role, text_of(content, where, index, content_key)))
         else:
-            found = _messages(item, role, role_key, content_key, f"{where}[{index}]")
-            follows = is_reasoning or role is None or (role == CALL and may_follow(raw_role, role_before == CALL))
-            if follows and messages and (one := joined(messages[-1], found[0])):
-                messages[-1:], found = [one], found[1:]
-            messages += found
-            is_reasoning = role is None and is_reasoning_item(item)
+            of_turn = _messages(item, role, role_key, content_key, f"{where}[{index}]")
+            # A call may belong to the answer before it, but the call of ShareGPT is a turn, or one of several calls.
+            may_follow = role == CALL and (role_before == CALL or str(raw_role).lower() != CALL_ROLES[0])
+            follows = bool(messages) and (is_reasoning or role is None or may_follow)
+            if follows and (one_message := joined(messages[-1], of_turn[0])):
+                messages[-1:], of_turn = [one_message], of_turn[1:]
+            messages += of_turn
+            is_reasoning = role is None and item.get("type") == "reasoning"
         role_before = role or ""
     return messages
 
 
-def _messages(item: dict[str, object], role: str | None, role_key: str, content_key: str, where: str) -> list[Message]:
+def _messages(item: Record, role: str | None, role_key: str, content_key: str, where: str) -> list[Message]:
     """Read a turn that has more than a role and a string.
 
     It is one message, or several if it has results of calls among its parts.
     """
     if role is None:
-        if is_item(item):
+        if keys_of_item(item):
             return [message_of_item(item, where)]
-        raw_role = item.get(role_key)
-        if raw_role is None and role_key in item:
-            raise Reject("missing_key", f"{where}.{role_key} is null")
-        if raw_role is None:
+        if role_key not in item:
             missing(item, role_key, where)
-        refuse_role(raw_role, f"{where}.{role_key}", TURN_NAMES)
+        if item[role_key] is None:
+            raise Reject("missing_key", f"{where}.{role_key} is null")
+        refuse_role(item[role_key], f"{where}.{role_key}", TURN_NAMES)
     calls, reasoning = tool_calls_of(item, where), reasoning_in(item, f"{where}.")
-    value = item.get(content_key)
+    value, place, speaker = item.get(content_key), f"{where}.{content_key}", "assistant" if role == CALL else role
     if type(value) is str and role != CALL:
-        return [_message(item, role, where, text_of(value, where, -1, content_key), reasoning, calls)]
+        return [_message(item, role, where, text_of(value, where), reasoning, calls)]
     if value is None and calls:
-        return [_message(item, "assistant" if role == CALL else role, where, "", reasoning, calls)]
-    found = []
-    pieces = _pieces(item, role, content_key, where, bool(calls), bool(reasoning))
+        return [_message(item, speaker, where, "", reasoning, calls)]
+    only_reasoning = f"{where} has reasoning, but no content; that is allowed only with tool_calls"
+    if value is None:
+        if reasoning:
+            raise Reject("bad_content", only_reasoning)
+        if content_key not in item:
+            missing(item, content_key, where)
+        if role == CALL:
+            raise Reject("bad_tool_call", f"{place} is null, but the role says that this is a call")
+        raise Reject("bad_content", f"{place} is null; that is allowed only with tool_calls")
+    pieces: list[Content | Message]
+    if role == CALL:
+        pieces = [content_of_call(value, place)]
+    elif isinstance(value, list) or is_struct_of_lists(value):
+        pieces = read_parts(value, place)
+    else:
+        raise Reject("bad_content", f"{place}: expected a string, found {kind(value)}")
+    if not calls and any(isinstance(p, Content) and p.reasoning and not (p.texts or p.calls) for p in pieces):
+        raise Reject("bad_content", only_reasoning)
+    messages = []
     for piece in pieces:
         if isinstance(piece, Message):
-            found.append(_result(item, role, where, piece))
+            if role not in ("user", "tool"):
+                only = f"only user and tool messages may have results of calls, but the role is {role}"
+                raise Reject("bad_content", f"{where}: {only}")
+            said = _message(item, role, where, "", "", ())
+            messages.append(replace(piece, train=said.train, loss_weight=said.loss_weight))
         elif len(pieces) == 1 or piece.texts or piece.calls or piece.reasoning:
-            thought, called = answer_of(piece, where, reasoning, calls)
-            said = _message(item, "assistant" if role == CALL else role, where, piece.text, thought, called)
+            said = _message(item, speaker, where, piece.text, *answer_of(piece, where, reasoning, calls))
             said.parts = piece.parts
             if piece.has_values and said.train is None and said.role != "assistant" and said.loss_weight == 1:
                 said.train = True  # a label of LLaMA-Factory
-            found.append(said)
-    return found
+            messages.append(said)
+    return messages
 
 
-def _message(
-    item: dict[str, object], role: str, where: str, content: str, reasoning: str, calls: tuple[ToolCall, ...]
-) -> Message:
+def _message(item: Record, role: str, where: str, content: str, reasoning: str, calls: tuple[ToolCall, ...]) -> Message:
     """Return a message with the flags and the other keys of its turn."""
     if role != "assistant":
         if calls:
@@ -154,45 +161,11 @@ def _message(
         name=None if name is None else text_of(name, f"{where}.name"),
         tool_calls=calls,
         tool_call_id=None if call_id is None else text_of(call_id, f"{where}.tool_call_id"),
-        train=False if is_zero(weight) else train,
+        train=False if is_number(weight) and weight == 0 else train,
         reasoning=reasoning,
         loss_weight=weight,
         developer=role == DEVELOPER,
     )
-
-
-def _result(item: dict[str, object], role: str, where: str, result: Message) -> Message:
-    """Return a result among the parts of a turn, with the flags of the turn."""
-    if role not in ("user", "tool"):
-        only = f"only user and tool messages may have results of calls, but the role is {role}"
-        raise Reject("bad_content", f"{where}: {only}")
-    said = _message(item, role, where, "", "", ())
-    return replace(result, train=said.train, loss_weight=said.loss_weight)
-
-
-def _pieces(
-    item: dict[str, object], role: str, content_key: str, where: str, has_calls: bool, has_reasoning: bool
-) -> list[Content | Message]:
-    """Read a content that is not a string, or that holds calls."""
-    value, place = item.get(content_key), f"{where}.{content_key}"
-    only_reasoning = f"{where} has reasoning, but no content; that is allowed only with tool_calls"
-    if value is None:
-        if has_reasoning:
-            raise Reject("bad_content", only_reasoning)
-        if content_key not in item:
-            missing(item, content_key, where)
-        if role == CALL:
-            raise Reject("bad_tool_call", f"{place} is null, but the role says that this is a call")
-        raise Reject("bad_content", f"{place} is null; that is allowed only with tool_calls")
-    if role == CALL:
-        return [content_of_call(value, place)]
-    if not isinstance(value, list) and not is_struct_of_lists(value):
-        raise Reject("bad_content", f"{place}: expected a string, found {kind(value)}")
-    pieces = read_parts(value, place)
-    for piece in pieces:
-        if isinstance(piece, Content) and piece.reasoning and not (piece.texts or piece.calls or has_calls):
-            raise Reject("bad_content", only_reasoning)
-    return pieces
 
 
 def refuse_role(role: object, where: str, roles: Mapping[str, str]) -> NoReturn:
@@ -206,3 +179,71 @@ def refuse_role(role: object, where: str, roles: Mapping[str, str]) -> NoReturn:
     known = "; map it to system, user, assistant, or tool, such as"
     advice = f"; did you mean {near[0]}? Or map it with {example}" if near else f"{known} {example}"
     raise Reject("bad_role", f"{where} {shown(role)} is not a role{advice}")
+
+
+# -- the keys that are read -------------------------------------------------------------------------------------------
+
+Object = tuple[str, Record, Collection[str]]
+"""The path of an object, such as messages[].tool_calls[]; the object; its used keys."""
+
+_IN_MESSAGE = (*TRAINING_FLAGS, *REASONING_KEYS, "name", "tool_calls", "tool_call_id", "function_call")
+_WEIGHTS = frozenset((LOSS, *OF_MESSAGES))
+_FUNCTION = frozenset(("name", *ARGUMENTS))
+_CALL = frozenset(("id", "type", "function"))
+_CALL_WITHOUT_FUNCTION = _FUNCTION | {"id", "type"}
+
+
+def objects_in_messages(
+    value: object, where: str, columns: Mapping[str, str], sharegpt: bool = False
+) -> Iterator[Object]:
+    """Yield the messages of a list, and their content parts and tool calls.
+
+    `where` is the path of a message. `columns` may map its keys; see `read_record`. A message that has only a role and
+    a string is left out, which applies to nearly every message.
+    """
+    names = [columns.get(name, name) for name in _IN_MESSAGE] if columns else _IN_MESSAGE
+    is_mapped = sharegpt and not columns.keys().isdisjoint(MESSAGE_KEYS)
+    for item in value if type(value) is list else found_list(value) or ():
+        if type(item) is str:
+            try:
+                item = object_of(item, "")
+            except Reject:
+                continue
+        if type(item) is not dict:
+            continue
+        role, content = ("from", "value") if sharegpt and item.get("from") is not None else ("role", "content")
+        if is_mapped and "content" not in item:
+            content = "value"
+        if columns:
+            role, content = columns.get("role", role), columns.get("content", content)
+        if len(item) == 2 and role in item and type(item.get(content)) is str:
+            continue
+        if role not in item and (keys := keys_of_item(item)):
+            yield where, item, {*keys}
+        else:
+            used = {*names, role, content}
+            if not _WEIGHTS.isdisjoint(item):
+                used.update([LOSS] * isinstance(item.get(LOSS), bool))
+                # Without `loss_weight: data`, only weights of 0 and 1 have a meaning.
+                used.update(key for key in OF_MESSAGES if is_number(item.get(key)) and item[key] in (0, 1))
+            yield where, item, used
+        yield from _in_parts(item.get(content), f"{where}.{content}[]")
+        calls = item.get("tool_calls")
+        for call in (found_list(calls) or ()) if calls else ():
+            if type(call) is dict:
+                function = call.get("function")
+                yield f"{where}.tool_calls[]", call, _CALL_WITHOUT_FUNCTION if function is None else _CALL
+                if type(function) is dict:
+                    yield f"{where}.tool_calls[].function", function, _FUNCTION
+        function = item.get("function_call")
+        if type(function) is dict:
+            yield f"{where}.function_call", function, _FUNCTION
+
+
+def _in_parts(parts: object, where: str) -> Iterator[Object]:
+    for part in (found_list(parts) or ()) if type(parts) in (list, dict) else ():
+        if type(part) is dict:
+            part_kind, keys = kind_of_part(part)
+            yield where, part, keys
+            if part_kind == "result":
+                yield from _in_parts(part.get("content"), f"{where}.content[]")

@@ -15,22 +15,18 @@ Reading takes 1 µs per message. A new format is one file in this folder and one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
-from tasks.conversations.chat import TURN_NAMES
-from tasks.conversations.guess import guess_messages
-from tasks.conversations.instruction import ALPACA, DOLLY
-from tasks.conversations.lists import MESSAGE_LISTS, with_lists
-from tasks.conversations.messages import MESSAGES
+from tasks.conversations.answers import OPTIONS, options_of
+from tasks.conversations.messages import MESSAGES, SHAREGPT
 from tasks.conversations.model import ROLES, Conversation, Format
-from tasks.conversations.names import in_own_names, rename, rename_messages
+from tasks.conversations.names import ROLE_NAMES, in_own_names, rename, rename_messages
 from tasks.conversations.oasst import OASST
-from tasks.conversations.prompt_completion import PROMPT_COMPLETION
-from tasks.conversations.sharegpt import SHAREGPT
-from tasks.conversations.text import TEXT
-from tasks.conversations.tools import OPTIONS, options_of
-from tasks.conversations.traces.session import SESSION
-from tasks.conversations.traces.tokens import TOKENS
+from tasks.conversations.other_data import OTHER_KEYS
+from tasks.conversations.pairs import ALPACA, DOLLY, PROMPT_COMPLETION, TEXT
+from tasks.conversations.session import SESSION
+from tasks.conversations.tokens import TOKENS
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown, suggest
 
@@ -40,12 +36,9 @@ FORMATS: tuple[Format, ...] = (MESSAGES, SHAREGPT, ALPACA, DOLLY, OASST, PROMPT_
 FORMAT_NAMES: tuple[str, ...] = tuple(format.name for format in FORMATS)
 FORMAT_OF: dict[str, Format] = {format.name: format for format in FORMATS}
 
-# The names that a `columns` mapping may give to keys of a record.
+# The names that a `columns` mapping may give to keys of a record, and those of records with messages or text.
 COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(key for format in FORMATS for key in format.keys))
-
-# Those of records with messages or text.
-_USUAL = [format for format in FORMATS if format not in (SESSION, TOKENS)]
-USUAL_COLUMNS = tuple(dict.fromkeys(key for format in _USUAL for key in format.keys))
+USUAL_COLUMNS = tuple(dict.fromkeys(key for format in FORMATS[:-2] for key in format.keys))
 
 # Limit for one conversation. Tokenizing a message takes 30 µs and 3.5 KB, so this many take 3 s and 350 MB.
 MOST_MESSAGES = 100_000
@@ -95,8 +88,7 @@ def read_record(
     if not isinstance(record, dict):
         raise Reject("not_an_object", f"the record is {kind(record)}; expected an object with keys")
     if columns or roles:
-        record = with_lists(rename(record, columns), MESSAGE_LISTS, {**TURN_NAMES, **roles})
-        record = rename_messages(record, format, columns, roles)
+        record = rename_messages(rename(record, columns), format, columns, roles)
     try:
         conversation = read(record)
     except Reject as reject:
@@ -114,19 +106,44 @@ def read_record(
     return conversation
 
 
-# -- keys that no format has ------------------------------------------------------------------------------------------
+# -- guesses ----------------------------------------------------------------------------------------------------------
 
 # Common names for the two sides of a record, beyond the keys of the formats.
 _ASKED = ("prompt", "instruction", "question", "query", "input", "user", "human", "customer", "source")
 _ANSWERED = ("completion", "response", "output", "answer", "assistant", "gpt", "agent", "reply", "target")
+
+# Common names of the keys of a message, the most likely first.
+_SPEAKERS = ("role", "from", "speaker", "author", "sender", "who", "name", "type", "user")
+_CONTENTS = ("content", "value", "text", "message", "utterance", "body", "says", "msg")
+
+# Words in the names of people who ask and who answer.
+_WORDS = {
+    **dict.fromkeys(
+        (
+            "asker", "buyer", "caller", "client", "customer", "guest", "member", "patient", "seeker", "student", "user",
+            "visitor",
+        ),
+        "user",
+    ),
+    **dict.fromkeys(
+        (
+            "advisor", "adviser", "agent", "answerer", "assistant", "bot", "clerk", "consultant", "doctor", "expert",
+            "helper", "operator", "representative", "support", "teacher", "therapist", "tutor",
+        ),
+        "assistant",
+    ),
+}  # fmt: skip
+
+MOST_NAMES = 8  # maximum for one role; if there are more, they are names of people
 
 
 def guess_columns(record: Mapping[str, object]) -> dict[str, str]:
     """Guess a `columns` mapping from the names of a record's keys.
 
     The keys are packcorpus names in another case, a common pair of names, or a list of messages. Returns {} if no
-    mapping fits. For example, {"Question": …, "Answer": …} gives {question: Question, answer: Answer}, but {"frage": …,
-    "antwort": …} gives {}.
+    mapping fits. For example, {"Question": …, "Answer": …} gives {question: Question, answer: Answer},
+    {"dialog": [{"speaker": "Agent", "text": "Hi"}]} gives {messages: dialog, role: speaker, content: text}, but
+    {"frage": …, "antwort": …} gives {}.
     """
     keys = {key.lower().strip().replace(" ", "_"): key for key in record if isinstance(key, str)}
     columns = {name: keys[name] for name in USUAL_COLUMNS if name in keys}
@@ -134,5 +151,37 @@ def guess_columns(record: Mapping[str, object]) -> dict[str, str]:
         return columns
     asked = next((keys[name] for name in _ASKED if name in keys), None)
     answered = next((keys[name] for name in _ANSWERED if name in keys and keys[name] != asked), None)
-    columns = {"prompt": asked, "completion": answered} if asked and answered else guess_messages(record)
+    columns = {"prompt": asked, "completion": answered} if asked and answered else _guess_messages(record)
     return columns if detect(record, columns) else {}
+
+
+def _guess_messages(record: Mapping[str, object]) -> dict[str, str]:
+    for key, value in record.items():
+        first = value[0] if isinstance(value, list) and value else None
+        if key in OTHER_KEYS or not isinstance(first, dict):
+            continue
+        texts = {name.lower(): name for name, text in first.items() if isinstance(name, str) and isinstance(text, str)}
+        role, content = (next((texts[n] for n in names if n in texts), "") for names in (_SPEAKERS, _CONTENTS))
+        if role and content:
+            mapping = {"messages": key, "role": role, "content": content}
+            return {ours: theirs for ours, theirs in mapping.items() if ours != theirs}
+    return {}
+
+
+def guess_roles(records: Iterable[object], columns: Mapping[str, str]) -> dict[str, list[str]]:
+    """Guess a `roles` mapping for the unknown names in lists of messages.
+
+    A name with words for both roles, or for neither, is left out; case is ignored. Returns {} if no name can be
+    guessed. For example, messages of Customer and of Support Agent give {user: [Customer], assistant: [Support Agent]}.
+    """
+    keys = [columns["role"]] if "role" in columns else ["role", "from"]
+    known, guessed = set(ROLE_NAMES), dict[str, list[str]]()
+    lists = (value for record in records if isinstance(record, dict) for value in record.values())
+    messages = (message for value in lists if isinstance(value, list) for message in value)
+    for name in (message.get(key) for message in messages if isinstance(message, dict) for key in keys):
+        if isinstance(name, str) and name.lower() not in known:
+            known.add(name.lower())
+            meant = {_WORDS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in _WORDS}
+            if len(meant) == 1:
+                guessed.setdefault(meant.pop(), []).append(name)
+    return {} if any(len(names) > MOST_NAMES for names in guessed.values()) else guessed

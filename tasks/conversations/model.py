@@ -1,4 +1,4 @@
-"""Define conversations and the formats that they are read from."""
+"""Define conversations, their form for OpenAI, and the formats of records."""
 
 from __future__ import annotations
 
@@ -148,20 +148,16 @@ def whole_text(conversation: Conversation) -> str:
     """
     if conversation.recorded:
         return f"{RECORDED}\0{' '.join(map(str, conversation.recorded.ids))}"
-    strings = []
+    strings = [layout_of(conversation)]
     for message in conversation.messages:
-        known = (
-            message.content,
-            message.context or None,
-            message.name,
-            message.tool_call_id,
-            message.reasoning or None,
-        )
-        strings += [text for text in known if text is not None]
-        strings += [text for c in message.tool_calls for text in (c.name, c.arguments, c.id) if text is not None]
-    return "\0".join(
-        (layout_of(conversation), *strings, *conversation.tools, *filter(None, [options_json(conversation)]))
-    )
+        of_calls = [text for call in message.tool_calls for text in (call.name, call.arguments, call.id)]
+        strings += [text for text in (message.content, *_optional(message), *of_calls) if text is not None]
+    return "\0".join((*strings, *conversation.tools, *filter(None, [options_json(conversation)])))
+
+
+def _optional(message: Message) -> tuple[str | None, ...]:
+    # in the order of their marks in the layout
+    return message.context or None, message.name, message.tool_call_id, message.reasoning or None
 
 
 def options_json(conversation: Conversation) -> str:
@@ -181,9 +177,8 @@ def layout_of(conversation: Conversation) -> str:
     """
     marks = []
     for message in conversation.messages:
-        known = (message.context or None, message.name, message.tool_call_id, message.reasoning or None)
         marks += [chr(1 + ROLES.index(message.role))]
-        marks += [mark for mark, text in zip("\x06\x07\x08\x11", known, strict=True) if text is not None]
+        marks += [mark for mark, text in zip("\x06\x07\x08\x11", _optional(message), strict=True) if text is not None]
         marks += ["\x0e" if call.id is None else "\x0f" for call in message.tool_calls]
     return "".join(marks) + "\x10" * len(conversation.tools) + "\x13" * bool(conversation.template_options)
 
@@ -196,6 +191,71 @@ def content_digest(text: bytes) -> int:
     function never changes (a golden test checks this). It is not cryptographic: collisions can be constructed.
     """
     return int(xxh3_64_intdigest(text))
+
+
+# -- OpenAI's form -----------------------------------------------------------------------------------------------------
+
+# The roles of messages in this form.
+OPENAI_ROLES = ("system", DEVELOPER, "user", "assistant", "tool")
+
+
+def turns_json(conversation: Conversation) -> str:
+    """Return the messages as JSON for format 2.0.
+
+    The result is null for the format `text`, which has no turns.
+    """
+    plain = conversation.messages[0].role == "text"
+    return orjson.dumps(None if plain else [as_row(message) for message in conversation.messages]).decode()
+
+
+def tools_json(conversation: Conversation) -> str | None:
+    return f"[{','.join(conversation.tools)}]" if conversation.tools else None
+
+
+def as_row(message: Any) -> dict[str, Any]:
+    """Return a message in OpenAI's form for format 2.0.
+
+    Arguments of tool calls are JSON text.
+    """
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.tool_calls
+    ]
+    return {
+        "role": message.given_role,
+        "content": full_text(message),
+        "name": message.name,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+        "weight": 0 if message.train is False else 1,
+        "reasoning_content": message.reasoning or None,
+        "train": message.train,
+    }
+
+
+def as_openai(message: Message) -> dict[str, Any]:
+    """Return a message in OpenAI's form, which chat templates expect."""
+    calls = []
+    for call in message.tool_calls:
+        try:
+            arguments = orjson.loads(call.arguments)
+        except orjson.JSONDecodeError:
+            arguments = call.arguments
+        function = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+        calls.append(function | ({"id": call.id} if call.id else {}))
+    found: dict[str, Any] = {"name": message.name, "tool_call_id": message.tool_call_id}
+    found |= {"reasoning_content": message.reasoning or None, "tool_calls": calls or None}
+    said = {"role": message.role, "content": full_text(message)}
+    return said | {key: value for key, value in found.items() if value is not None}
+
+
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in OpenAI's form with its content as a list of one part.
+
+    Some templates read only this form. If the content is a list of texts, each of them is a part.
+    """
+    content = [message["content"]] if isinstance(message["content"], str) else message["content"]
+    return {**message, "content": [{"type": "text", "text": text} for text in content]} if content else message
 
 
 # -- formats ----------------------------------------------------------------------------------------------------------

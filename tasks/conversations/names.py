@@ -1,4 +1,4 @@
-"""Rename keys and roles in a record, and use the names of the file in messages.
+"""Rename keys and roles in a record, and use the names of the file in errors.
 
 {"dialog": [{"speaker": "Agent", "text": "Hi"}]}  ─rename…─▶  {"messages": [{"role": "assistant", "content": "Hi"}]}
 messages[0].role is null                          ─in_own_names─▶  dialog[0].speaker is null
@@ -15,48 +15,68 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from tasks.conversations.lists import MESSAGE_LISTS
-from tasks.conversations.model import role_named
+from tasks.conversations.model import OPENAI_ROLES, Record, role_named
+from tasks.conversations.values import found_list, messages_in
 from tasks.core.printable import shown
+
+# Names of the roles in published data, in lower case, each with its role in OpenAI's form. A source's `roles` adds
+# further names.
+ROLE_NAMES = {
+    **{role: role for role in OPENAI_ROLES},
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "bot", "chatbot", "ai"), "assistant"),
+    **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
+}
+
+# Names of a turn that is a call of the assistant, in lower case, and its role.
+CALL_ROLES, CALL = ("function_call", "tool_call", "tool_calls"), "call"
+
+TURN_NAMES = {**ROLE_NAMES, **dict.fromkeys(CALL_ROLES, CALL)}
 
 # The names that `columns` may give to keys of a message.
 MESSAGE_KEYS: tuple[str, ...] = ("role", "content", "reasoning", "train", "loss_weight")
 
-# The names of MESSAGE_KEYS that a record may have, too.
-OF_BOTH: tuple[str, ...] = ("reasoning", "loss_weight")
-
-# Other names that formats use for these keys.
-_SAME = {"from": "role", "value": "content", "text": "content"}
-
-
-def rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
-    """Return the record with packcorpus names of its keys.
-
-    The keys of its messages keep their names.
-    """
-    return _renamed(record, {ours: theirs for ours, theirs in columns.items() if is_of_record(ours)})
+# Keys of a record that hold a list of messages, or for those of two sides perhaps the text of one message.
+_SIDES = ("prompt", "question", "completion", "answer", "response")
+_MESSAGE_LISTS = ("messages", "conversations", "conversation", *_SIDES)
 
 
 def is_of_record(name: str) -> bool:
     """Return whether a name in `columns` is the name of a key of a record."""
-    return name not in MESSAGE_KEYS or name in OF_BOTH
+    return name not in MESSAGE_KEYS or name in ("reasoning", "loss_weight")
 
 
-def rename_messages(
-    record: dict[str, object], format: str, columns: Mapping[str, str], roles: Mapping[str, str]
-) -> dict[str, object]:
-    """Return the record with packcorpus names of keys and roles in its messages."""
-    keys = {ours: theirs for ours, theirs in columns.items() if ours in MESSAGE_KEYS}
-    if not keys and not roles:
+def rename(record: Record, columns: Mapping[str, str]) -> Record:
+    """Return the record with packcorpus names of its keys.
+
+    The keys of its messages keep their names.
+    """
+    if not columns:
         return record
-    if format == "oasst":
-        return {key: _rename_tree(value, keys, roles) if key == "prompt" else value for key, value in record.items()}
-    return {
-        key: [_rename_message(item, format, keys, roles) if type(item) is dict else item for item in value]
-        if key in MESSAGE_LISTS and isinstance(value, list)
-        else value
-        for key, value in record.items()
-    }
+    return _renamed(record, {ours: theirs for ours, theirs in columns.items() if is_of_record(ours)})
+
+
+def rename_messages(record: Record, format: str, columns: Mapping[str, str], roles: Mapping[str, str]) -> Record:
+    """Return the record with packcorpus names of keys and roles in its messages.
+
+    Lists of messages in another form become lists. The given record is not changed.
+    """
+    keys = {ours: theirs for ours, theirs in columns.items() if ours in MESSAGE_KEYS}
+    renamed = dict(record)
+    for key in _MESSAGE_LISTS:
+        value = record.get(key)
+        if isinstance(value, (str, dict)):
+            value = messages_in(value, {**TURN_NAMES, **roles}) if key in _SIDES else found_list(value)
+        if value is None:
+            continue
+        renamed[key] = value
+        if isinstance(value, list) and (keys or roles) and format != "oasst":
+            renamed[key] = [
+                _rename_message(item, format, keys, roles) if type(item) is dict else item for item in value
+            ]
+    if format == "oasst" and "prompt" in renamed and (keys or roles):
+        renamed["prompt"] = _rename_tree(renamed["prompt"], keys, roles)
+    return renamed
 
 
 def _rename_tree(root: object, keys: Mapping[str, str], roles: Mapping[str, str]) -> object:
@@ -79,37 +99,33 @@ def _rename_tree(root: object, keys: Mapping[str, str], roles: Mapping[str, str]
     return top[0]
 
 
-def _rename_message(
-    item: dict[str, object], format: str, keys: Mapping[str, str], roles: Mapping[str, str]
-) -> dict[str, object]:
+def _rename_message(item: Record, format: str, keys: Mapping[str, str], roles: Mapping[str, str]) -> Record:
     by_from = format == "sharegpt" and item.get("from") is not None
-    if keys:
-        # ShareGPT has two keys; `columns` may map one of them while the other keeps its name.
-        others = {"role": "from", "content": "value"} if by_from else {}
-        if format == "sharegpt" and "content" not in item:
-            others["content"] = "value"
-        item = _renamed(item, {**others, **keys})
-        if by_from:
-            item.pop("from", None)
-    return _with_role(item, "from" if by_from and not keys else "role", roles)
+    if not keys:
+        return _with_role(item, "from" if by_from else "role", roles)
+    # ShareGPT has two keys; `columns` may map one of them while the other keeps its name.
+    others = {"role": "from", "content": "value"} if by_from else {}
+    if format == "sharegpt" and "content" not in item:
+        others["content"] = "value"
+    item = _renamed(item, {**others, **keys})
+    if by_from:
+        item.pop("from", None)
+    return _with_role(item, "role", roles)
 
 
-def _with_role(item: dict[str, object], key: str, roles: Mapping[str, str]) -> dict[str, object]:
+def _with_role(item: Record, key: str, roles: Mapping[str, str]) -> Record:
     role = role_named(item.get(key), roles) if roles else None
     return {**item, key: role} if role else item
 
 
-def _renamed(values: dict[str, object], keys: Mapping[str, str]) -> dict[str, object]:
+def _renamed(values: Record, keys: Mapping[str, str]) -> Record:
     """Return an object with packcorpus names of its keys.
 
     If a name is mapped, only the mapped key has this meaning.
     """
     taken = {*keys, *keys.values()}
     renamed = {key: value for key, value in values.items() if key not in taken}
-    for ours, theirs in keys.items():
-        if theirs in values:
-            renamed[ours] = values[theirs]
-    return renamed
+    return renamed | {ours: values[theirs] for ours, theirs in keys.items() if theirs in values}
 
 
 def in_own_names(message: str, columns: Mapping[str, str]) -> str:
@@ -122,7 +138,8 @@ def in_own_names(message: str, columns: Mapping[str, str]) -> str:
         return message
     first, *inner = re.split(r"(?=[.\[])", place[0])
     keys = {ours: theirs for ours, theirs in columns.items() if ours in MESSAGE_KEYS}
-    keys |= {same: keys[ours] for same, ours in _SAME.items() if ours in keys}
+    same = {"from": "role", "value": "content", "text": "content"}  # other names that formats use for these keys
+    keys |= {name: keys[ours] for name, ours in same.items() if ours in keys}
     names = [columns.get(first, first)]
     names += ["." + keys.get(part[1:], part[1:]) if part[0] == "." else part for part in inner]
     if not inner:
@@ -133,11 +150,9 @@ def in_own_names(message: str, columns: Mapping[str, str]) -> str:
     return "".join(names) + head + found + listed + semicolon + advice
 
 
+# -- the setting `roles` ----------------------------------------------------------------------------------------------
+
 Role = Literal["system", "user", "assistant", "tool"]
-
-
-def _as_list(names: Any) -> Any:
-    return [names] if isinstance(names, str) else names
 
 
 def _refuse_swapped(roles: Any) -> Any:
@@ -163,7 +178,8 @@ def _refuse_twice(roles: dict[Role, list[str]]) -> dict[Role, list[str]]:
 
 
 Name = Annotated[str, Field(min_length=1)]
-Names = Annotated[list[Name], BeforeValidator(_as_list, json_schema_input_type=Name | list[Name])]
+_OneOrMore = BeforeValidator(lambda names: [names] if isinstance(names, str) else names, Name | list[Name])
+Names = Annotated[list[Name], _OneOrMore]
 Roles = Annotated[dict[Role, Names], BeforeValidator(_refuse_swapped), AfterValidator(_refuse_twice)]
 
 

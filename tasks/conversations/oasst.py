@@ -1,23 +1,24 @@
-"""The format `oasst`: a tree of messages, read along its best-ranked path."""
+"""The format `oasst`: a tree of messages, read along its best-ranked path.
+
+The loops are not recursions, because the data decides how deep the tree is.
+"""
 
 from __future__ import annotations
 
-from tasks.conversations.chat import ROLE_NAMES, refuse_role
-from tasks.conversations.fields import required, required_text
-from tasks.conversations.lists import is_struct_of_lists, list_of, object_of
+from collections.abc import Iterator, Mapping
+
+from tasks.conversations.chat import Object, refuse_role
 from tasks.conversations.model import Conversation, Format, Message, Record, message_of, role_named
-from tasks.conversations.objects import objects_in_tree
+from tasks.conversations.names import ROLE_NAMES
+from tasks.conversations.values import is_struct_of_lists, list_of, object_of, required, required_text
 from tasks.core.errors import Reject
 from tasks.core.printable import kind
-
-_KEYS = frozenset(("role", "text", "replies", "rank", "deleted"))
 
 
 def read(record: Record) -> Conversation:
     """Follow the reply with the lowest rank at every node.
 
-    Unranked replies come last. Among equal ranks, the first reply wins. This is a loop and not a recursion, because the
-    data decides how deep the tree is.
+    Unranked replies come last. Among equal ranks, the first reply wins.
     """
     messages: list[Message] = []
     path: list[str] = []
@@ -47,22 +48,7 @@ def read(record: Record) -> Conversation:
     return Conversation(tuple(messages))
 
 
-def _is_tree(value: object) -> bool:
-    if isinstance(value, str):
-        return value.lstrip().startswith("{") and '"replies"' in value
-    return isinstance(value, dict) and not is_struct_of_lists(value)
-
-
-def _decoded(record: Record) -> Record:
-    """Return a record whose tree is an object, if it can be decoded."""
-    root = record.get("prompt")
-    try:
-        return {**record, "prompt": object_of(root, "prompt")} if isinstance(root, str) else record
-    except Reject:
-        return record
-
-
-def _best_reply(node: dict[str, object]) -> tuple[object, str]:
+def _best_reply(node: Record) -> tuple[object, str]:
     """Return the reply that the path continues with, and its place in `node`.
 
     The reply is None if there are no replies, or if all of them are deleted.
@@ -83,12 +69,36 @@ def _best_reply(node: dict[str, object]) -> tuple[object, str]:
     return best, place
 
 
+def _is_tree(value: object) -> bool:
+    if isinstance(value, str):
+        return value.lstrip().startswith("{") and '"replies"' in value
+    return isinstance(value, dict) and not is_struct_of_lists(value)
+
+
+def _objects(record: Record, columns: Mapping[str, str]) -> Iterator[Object]:
+    """Yield the nodes of the tree; all nodes below the root have the same path."""
+    where = columns.get("prompt", "prompt")
+    below = f"{where}.replies[]"
+    used = {columns.get("role", "role"), columns.get("content", "text"), "replies", "rank", "deleted"}
+    root = record.get("prompt")
+    try:
+        open_nodes = [object_of(root, "")] if isinstance(root, (str, dict)) else []
+    except Reject:
+        return
+    while open_nodes:
+        node = open_nodes.pop()
+        yield where, node, used
+        where = below
+        replies = node.get("replies")
+        open_nodes += [reply for reply in replies if type(reply) is dict] if type(replies) is list else []
+
+
 OASST = Format(
     name="oasst",
     keys=("prompt",),
     matches=lambda record: _is_tree(record.get("prompt")),
     read=read,
     summary="`prompt`, the root of a tree of messages with `role`, `text`, and `replies`; the best-ranked path",
-    objects=lambda record, columns: objects_in_tree(_decoded(record), "prompt", columns, _KEYS, "replies"),
+    objects=_objects,
     example='{"prompt": {"role": "prompter", "text": "2+2?", "replies": [{"role": "assistant", "text": "4"}]}}',
 )

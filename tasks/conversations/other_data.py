@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tasks.conversations.lists import found_list
+from tasks.conversations.values import found_list
 from tasks.core.errors import DataError
 from tasks.core.printable import suggest
 
@@ -21,15 +21,10 @@ _PAIRS = tuple((f"chosen{what}", f"rejected{what}") for what in ("", "_response"
 
 _PREFERENCE_KEYS = (*(key for pair in _PAIRS for key in pair), "kto_tag", "label")
 
-# Keys that hold the prompt in preference data.
-_ASKED = ("prompt", "question", "instruction", "input")
-
 # Types of content parts.
 MEDIA_PARTS = frozenset(
     ("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url", "input_video")
 )
-
-_KINDS = {"image": "images", "audio": "audio", "video": "video"}
 
 # The keys of a record that can mean other data, and all names that `ignore` may contain.
 OTHER_KEYS = frozenset((*MEDIA_KEYS, *_PREFERENCE_KEYS))
@@ -48,19 +43,19 @@ def is_other_data(key: str, value: object, format: str) -> bool:
     return key == "kto_tag" or not isinstance(value, (bool, int, float))
 
 
-def other_data(found: Sequence[str], place: str, parts: Sequence[str] = ()) -> DataError:
+def other_data(found: Collection[str], place: str, parts: Collection[str] = ()) -> DataError:
     """Return the error for a record with the keys `found`.
 
     `parts` are the types of its content parts that are other data.
     """
-    keys = [name for name in found if name in MEDIA_KEYS]
-    media = list(dict.fromkeys((*keys, *parts)))
-    names = media or list(found)  # ask for one decision at a time
+    keys = [name for name in sorted(found) if name in MEDIA_KEYS]
+    media = list(dict.fromkeys((*keys, *sorted(parts))))
+    names = media or sorted(found)  # ask for one decision at a time
     fix = f"ignore: [{', '.join(names)}]  to its entry of sources"
     if media:
-        kinds = [kind for key, kind in _KINDS.items() if any(key in name for name in media)]
+        kinds = ["images" if key == "image" else key for key in MEDIA_KEYS[::2] if any(key in name for name in media)]
         what = [f"the record has {_and(keys)}"] if keys else []
-        what += [f"a content part has type {_and(parts)}"] if parts else []
+        what += [f"a content part has type {_and(sorted(parts))}"] if parts else []
         return DataError(
             "media_data",
             f"{place}: {_and(what)}: this is data with {_and(kinds)}, not supervised fine-tuning data for a language "
@@ -73,6 +68,10 @@ def other_data(found: Sequence[str], place: str, parts: Sequence[str] = ()) -> D
     )
 
 
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def unread_preference(records: Collection[Mapping[str, object]], name: str) -> DataError | None:
     """Return the error for preference data that matches no format, or None."""
     for record in records:
@@ -82,7 +81,8 @@ def unread_preference(records: Collection[Mapping[str, object]], name: str) -> D
                 continue
             columns = f"{{messages: {chosen}}}"
             if isinstance(answer, str):
-                asked = next((key for key in _ASKED if record.get(key)), "")
+                prompts = ("prompt", "question", "instruction", "input")
+                asked = next((key for key in prompts if record.get(key)), "")
                 columns = f"{{prompt: {asked}, completion: {chosen}}}" if asked else f"{{text: {chosen}}}"
             return DataError(
                 "preference_data",
@@ -101,16 +101,16 @@ def without_parts(record: object, ignored: Collection[str]) -> object:
     types = MEDIA_PARTS.intersection(ignored)
     if not types or not isinstance(record, dict):
         return record
-    return {key: _without(value, types) for key, value in record.items()}
-
-
-def _without(messages: object, types: Collection[str]) -> object:
-    turns = found_list(messages)  # also from JSON text, or from a struct of lists
-    kept = [
-        {key: _kept(value, types) for key, value in message.items()} if isinstance(message, dict) else message
-        for message in turns or ()
-    ]
-    return messages if kept == (turns or []) else kept
+    kept = dict(record)
+    for key, value in record.items():
+        turns = found_list(value) or []  # also from JSON text, or from a struct of lists
+        turns_kept = [
+            {name: _kept(content, types) for name, content in turn.items()} if isinstance(turn, dict) else turn
+            for turn in turns
+        ]
+        if turns_kept != turns:
+            kept[key] = turns_kept
+    return kept
 
 
 def _kept(content: object, types: Collection[str]) -> object:
@@ -119,19 +119,14 @@ def _kept(content: object, types: Collection[str]) -> object:
     return [
         {**part, "content": _kept(part["content"], types)} if isinstance(part, dict) and "content" in part else part
         for part in content
-        if not (isinstance(part, dict) and _type_of(part) in types)
+        if not (isinstance(part, dict) and part_of_other_data(part) in types)
     ]
-
-
-def _type_of(part: Mapping[str, object]) -> str:
-    found = part.get("type")
-    return found if isinstance(found, str) else ""
 
 
 def part_of_other_data(part: Mapping[str, object]) -> str:
     """Return the type of a content part that is an image, audio, or video, or ""."""
-    found = _type_of(part)
-    return found if found in MEDIA_PARTS else ""
+    found = part.get("type")
+    return found if isinstance(found, str) and found in MEDIA_PARTS else ""
 
 
 def check_ignored(names: Sequence[str]) -> None:
@@ -144,7 +139,3 @@ def check_ignored(names: Sequence[str]) -> None:
             hint = suggest(name, IGNORABLE)
             known = f"; only these keys and content parts can be: {', '.join(IGNORABLE)}"
             raise ValueError(f"{name!r} cannot be ignored{hint or known}")
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -2,7 +2,7 @@
 
 [{"type": "thinking", "thinking": "Ask."}, {"type": "text", "text": "Let me look."},
  {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Oslo"}}]
-    → Content(reasoning="Ask.", texts=["Let me look."], calls=[ToolCall("weather", …, "a")])
+    → Content(reasoning=["Ask."], texts=["Let me look."], calls=[ToolCall("weather", …, "a")])
 [{"type": "tool_result", "tool_use_id": "a", "content": "3"}] → a message of the role tool
 
 Parts are lossless: an answer is reasoning, then text, then calls, so parts in another order are rejected, and so is
@@ -14,42 +14,47 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from tasks.conversations.calls import ARGUMENTS, call_of, calls_of_turn
-from tasks.conversations.fields import text_of
-from tasks.conversations.lists import is_struct_of_lists, list_of, object_of
-from tasks.conversations.model import Message, ToolCall
+from tasks.conversations.answers import ARGUMENTS, call_of, calls_of_turn
+from tasks.conversations.model import Message, Record, ToolCall
+from tasks.conversations.values import is_struct_of_lists, list_of, object_of, text_of
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
-
-# The types of parts, with the keys that are read; the first key that is there holds the text.
-TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), ("text", "value"))
-REASONING_PARTS = {
-    "thinking": ("thinking", "text", "value"),
-    "reasoning": ("reasoning", "text", "value", "summary", "content"),
-}
-CALL_PARTS = {"tool_use": ("id", "name", "input"), "tool_call": ("value", "id", "name", *ARGUMENTS)}
-RESULT_PARTS = {"tool_result": ("tool_use_id", "content")}
-
-# Types of the parts of a reasoning item in OpenAI's Responses API.
-_OF_REASONING = ("summary_text", "reasoning_text", "text")
-
-_ORDER = ("reasoning", "text", "call")
 
 
 class PartKeys(frozenset[str]):
     """The keys of a content part that are read."""
 
 
-_KEYS = {
-    name: PartKeys(("type", *keys)) for name, keys in (TEXT_PARTS | REASONING_PARTS | CALL_PARTS | RESULT_PARTS).items()
+# What a part of each type is, and the keys of it that are read.
+_TEXT = ("text", PartKeys(("type", "text", "value")))
+_PARTS = {
+    "text": _TEXT,
+    "input_text": _TEXT,
+    "output_text": _TEXT,
+    "thinking": ("reasoning", PartKeys(("type", "thinking", "text", "value"))),
+    "reasoning": ("reasoning", PartKeys(("type", "reasoning", "text", "value", "summary", "content"))),
+    "tool_use": ("call", PartKeys(("type", "id", "name", "input"))),
+    "tool_call": ("call", PartKeys(("type", "value", "id", "name", *ARGUMENTS))),
+    "tool_result": ("result", PartKeys(("type", "tool_use_id", "content"))),
 }
-_OTHER = PartKeys(("type", "text"))
+_OTHER = ("", PartKeys(("type", "text")))
+
+_ORDER = ("", "reasoning", "text", "call")
+
+# The keys of a part that may hold its reasoning; `summary` and `content` are lists of texts.
+_REASONING = ("thinking", "reasoning", "text", "value", "summary", "content")
+
+# Types of the parts of a reasoning item in OpenAI's Responses API.
+_OF_REASONING = ("summary_text", "reasoning_text", "text")
 
 
-def keys_of_part(part: Mapping[str, object]) -> Collection[str]:
-    """Return the keys of a part that are read."""
+def kind_of_part(part: Mapping[str, object]) -> tuple[str, PartKeys]:
+    """Return what a part is, and its keys that are read.
+
+    It is text, reasoning, a call, a result, or "".
+    """
     name = part.get("type")
-    return _KEYS.get(name, _OTHER) if isinstance(name, str) else _OTHER
+    return _PARTS.get(name, _OTHER) if isinstance(name, str) else _OTHER
 
 
 @dataclass(slots=True)
@@ -77,53 +82,42 @@ def read_parts(value: object, where: str) -> list[Content | Message]:
 
     Results of calls become messages; the other parts between them are collected. The list is never empty.
     """
-    found: list[Content | Message] = []
+    pieces: list[Content | Message] = []
     for index, item in enumerate(list_of(value, where, "bad_content")):
         place = f"{where}[{index}]"
         if (isinstance(item, str) and not item.lstrip().startswith("{")) or not isinstance(item, (str, dict)):
             raise Reject("bad_content", f"{place}: expected a part with a type, found {kind(item)}")
         part = object_of(item, place, "bad_content")
-        name = part.get("type")
-        if isinstance(name, str) and name in RESULT_PARTS:
-            found.append(_result(part, place))
+        part_kind, keys = kind_of_part(part)
+        if part_kind == "result":
+            pieces.append(_result(part, place))
             continue
-        if not found or isinstance(found[-1], Message):
-            found.append(Content())
-        _add(found[-1], part, place)  # type: ignore[arg-type]
-    return found or [Content()]
-
-
-def _add(content: Content, part: dict[str, object], where: str) -> None:
-    name = part["type"] if isinstance(part.get("type"), str) else None
-    if name in TEXT_PARTS:
-        _in_order(content, "text", where)
-        key = "value" if part.get("text") is None and part.get("value") is not None else "text"
-        content.has_values |= key == "value"
-        content.texts.append(_string(part.get(key), f"{where}.{key}"))
-    elif name in REASONING_PARTS:
-        _in_order(content, "reasoning", where)
-        content.reasoning.append(_reasoning(part, REASONING_PARTS[str(name)], where))
-    elif name in CALL_PARTS:
-        _in_order(content, "call", where)
-        if part.get("value") is not None:
-            reasoning, text, calls = calls_of_turn(part["value"], f"{where}.value")
-            if reasoning or text:
-                raise Reject("bad_content", f"{where}.value: expected the JSON text of a call, and nothing before it")
-            content.calls += calls
+        content = pieces[-1] if pieces else None
+        if not isinstance(content, Content):
+            pieces.append(content := Content())
+        if not part_kind:
+            raise Reject("bad_content", f"{place}.type is {shown(part.get('type'))}; only text parts can be packed")
+        if _ORDER.index(part_kind) < _ORDER.index(content.last):
+            raise Reject(
+                "bad_content",
+                f"{place} is {part_kind} after a {content.last}; an answer is reasoning, then text, then calls: split "
+                "it into several messages",
+            )
+        content.last = part_kind
+        if part_kind == "text":
+            key = "value" if part.get("text") is None and part.get("value") is not None else "text"
+            content.has_values |= key == "value"
+            content.texts.append(_string(part.get(key), f"{place}.{key}"))
+        elif part_kind == "reasoning":
+            content.reasoning.append(_reasoning(part, keys, place))
+        elif part.get("value") is None:
+            content.calls.append(call_of({**part, "type": None}, place))
         else:
-            content.calls.append(call_of({**part, "type": None}, where))
-    else:
-        raise Reject("bad_content", f"{where}.type is {shown(part.get('type'))}; only text parts can be packed")
-
-
-def _in_order(content: Content, name: str, where: str) -> None:
-    if content.last and _ORDER.index(name) < _ORDER.index(content.last):
-        raise Reject(
-            "bad_content",
-            f"{where} is {name} after a {content.last}; an answer is reasoning, then text, then calls: split it into "
-            "several messages",
-        )
-    content.last = name
+            reasoning, text, calls = calls_of_turn(part["value"], f"{place}.value")
+            if reasoning or text:
+                raise Reject("bad_content", f"{place}.value: expected the JSON text of a call, and nothing before it")
+            content.calls += calls
+    return pieces or [Content()]
 
 
 def _string(value: object, where: str) -> str:
@@ -132,20 +126,19 @@ def _string(value: object, where: str) -> str:
     return text_of(value, where)
 
 
-def _reasoning(part: dict[str, object], keys: Collection[str], where: str) -> str:
-    """Return the reasoning of a part; `summary` and `content` are lists of texts."""
-    found = [key for key in keys if part.get(key) not in (None, "", [])]
+def _reasoning(part: Record, keys: Collection[str], where: str) -> str:
+    found = [key for key in _REASONING if key in keys and part.get(key) not in (None, "", [])]
     if len(found) > 1:
         raise Reject("bad_content", f"{where}: {' and '.join(found)} hold reasoning; keep one")
     if not found:
         return ""
-    key = found[0]
-    return (
-        _string(part[key], f"{where}.{key}") if key not in ("summary", "content") else texts_of_reasoning(part, where)
-    )
+    [key] = found
+    if key in ("summary", "content"):
+        return _texts_of_reasoning(part, where)
+    return _string(part[key], f"{where}.{key}")
 
 
-def texts_of_reasoning(item: Mapping[str, object], where: str) -> str:
+def _texts_of_reasoning(item: Record, where: str) -> str:
     """Return the texts of a reasoning item of OpenAI's Responses API.
 
     Its `content` is the reasoning, and its `summary` stands for it if there is no content.
@@ -161,7 +154,7 @@ def texts_of_reasoning(item: Mapping[str, object], where: str) -> str:
     return "\n\n".join(texts)
 
 
-def _result(part: dict[str, object], where: str) -> Message:
+def _result(part: Record, where: str) -> Message:
     """Read a result of Anthropic's form."""
     call_id, value = part.get("tool_use_id"), part.get("content")
     message = Message("tool", "", tool_call_id=None if call_id is None else text_of(call_id, f"{where}.tool_use_id"))
@@ -179,9 +172,8 @@ def text_and_parts(value: object, where: str) -> tuple[str, tuple[str, ...]]:
         return text_of(value, where), ()
     if not isinstance(value, list) and not is_struct_of_lists(value):
         raise Reject("bad_content", f"{where}: expected a string, found {kind(value)}")
-    found = read_parts(value, where)
-    [content] = found if len(found) == 1 else [None]
-    if not isinstance(content, Content) or content.reasoning or content.calls:
+    content, *others = read_parts(value, where)
+    if others or not isinstance(content, Content) or content.reasoning or content.calls:
         raise Reject("bad_content", f"{where}: only text parts can be packed here")
     return content.text, content.parts
 
@@ -193,49 +185,44 @@ def answer_of(
 
     They are in its keys or in its parts. Both may have them if they are the same.
     """
-    of_parts = "\n\n".join(filter(None, content.reasoning))
-    own = tuple(content.calls)
+    of_parts, calls_of_parts = "\n\n".join(filter(None, content.reasoning)), tuple(content.calls)
     if reasoning and of_parts and reasoning != of_parts:
         raise Reject("bad_content", f"{where}: its reasoning and the reasoning in its content differ; keep one")
-    if calls and own and calls != own:
+    if calls and calls_of_parts and calls != calls_of_parts:
         raise Reject("bad_tool_call", f"{where}: tool_calls and the calls in its content differ; keep one")
-    return of_parts or reasoning, own or calls
+    return of_parts or reasoning, calls_of_parts or calls
 
 
 def content_of_call(value: object, where: str) -> Content:
     """Read the content of a turn whose role says "call"."""
-    if isinstance(value, list) and any(isinstance(part, dict) and part.get("type") in TEXT_PARTS for part in value):
+    if isinstance(value, list) and any(isinstance(part, dict) and kind_of_part(part)[0] == "text" for part in value):
         value, _ = text_and_parts(value, where)
     reasoning, text, calls = calls_of_turn(value, where)
     return Content([text] if text else [], [reasoning] if reasoning else [], list(calls))
 
 
+# -- items ------------------------------------------------------------------------------------------------------------
+
 # The types of items, with the keys that are read.
-_KEYS_OF_ITEMS: dict[str, Collection[str]] = {
+_ITEMS: dict[object, Collection[str]] = {
     "reasoning": ("type", "summary", "content"),
     "function_call": ("type", "call_id", "name", "arguments"),
     "function_call_output": ("type", "call_id", "output"),
 }
 
 
-def is_item(item: Mapping[str, object]) -> bool:
-    """Return whether a turn is an item without a role."""
-    return item.get("role") is None and item.get("from") is None and bool(keys_of_item(item))
-
-
-def is_reasoning_item(item: Mapping[str, object]) -> bool:
-    """Return whether an item is the reasoning of the answer after it."""
-    return item.get("type") == "reasoning"
-
-
 def keys_of_item(item: Mapping[str, object]) -> Collection[str]:
-    """Return the keys of an item that are read; none if it has no such type."""
+    """Return the keys that are read of a turn that is an item without a role.
+
+    There are none if it is another turn.
+    """
     name = item.get("type")
-    keys = _KEYS_OF_ITEMS.get(name, ()) if isinstance(name, str) else ()
-    return keys if name != "reasoning" or not item.get("content") else ("type", "content")
+    if item.get("role") is not None or item.get("from") is not None or not isinstance(name, str):
+        return ()
+    return ("type", "content") if name == "reasoning" and item.get("content") else _ITEMS.get(name, ())
 
 
-def message_of_item(item: dict[str, object], where: str) -> Message:
+def message_of_item(item: Record, where: str) -> Message:
     name, call_id = item["type"], item.get("call_id")
     call_id = None if call_id is None else text_of(call_id, f"{where}.call_id")
     if name == "function_call":
@@ -244,7 +231,7 @@ def message_of_item(item: dict[str, object], where: str) -> Message:
     if name == "function_call_output":
         text, parts = text_and_parts(item.get("output"), f"{where}.output")
         return Message("tool", text, tool_call_id=call_id, parts=parts)
-    reasoning = texts_of_reasoning(item, where)
+    reasoning = _texts_of_reasoning(item, where)
     if not reasoning:
         raise Reject("bad_content", f"{where}: an item of reasoning without a text; only text can be packed")
     return Message("assistant", "", reasoning=reasoning)

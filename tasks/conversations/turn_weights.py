@@ -24,31 +24,17 @@ from tasks.core.printable import kind, shown
 
 # The keys of training flags, each with the values that it may have.
 TRAINING_FLAGS = {"weight": "0 or 1", "train": "true or false", "training": "true or false"}
-
-
 LOSS = "loss"  # a flag only if it is true or false
+_FLAGS = frozenset((LOSS, *TRAINING_FLAGS))
 
-_NAMES = frozenset((LOSS, *TRAINING_FLAGS))
+# The names of the weight of a message; only the first is also one of a record.
+OF_MESSAGES = (LOSS_WEIGHT, LOSS_SCALE) = ("loss_weight", "loss_scale")
+
+# Limits of weights, chosen so that float32 can hold their product with all factors of a conversation.
+LEAST, MOST = 1e-6, 1e6
 
 # Names of keys that may mean that a message is not trained on.
 _SUSPECTS = re.compile(r"(?:^|[._])(?:train|training|trainable|loss|mask|masked|weight|weights)(?:$|_)", re.IGNORECASE)
-
-
-def flag_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a line for each unused key of messages that may be a training flag.
-
-    `unused` has counts by source.
-
-        {"a.jsonl": {"messages[].should_train": 200}} → a.jsonl: messages[].should_train is not used, but may be …
-    """
-    return [
-        f"{source}: {path} is not used, but may be a training flag; if so, set  columns: {{train: "
-        f"{path.rpartition('.')[2]}}}"
-        for source, counts in unused.items()
-        for path in counts
-        if path.count("[].") == 1 and path.count(".") == 1 and _SUSPECTS.search(path.rpartition(".")[2])
-        if not path.endswith(".loss_weight")
-    ]
 
 
 def training_flag(message: Mapping[str, object], where: str) -> bool | None:
@@ -56,7 +42,7 @@ def training_flag(message: Mapping[str, object], where: str) -> bool | None:
 
     Raises Reject for any other value, and if two keys have different values.
     """
-    if _NAMES.isdisjoint(message):
+    if _FLAGS.isdisjoint(message):
         return None
     found: dict[str, bool] = {}
     if isinstance(message.get(LOSS), bool):
@@ -76,22 +62,8 @@ def training_flag(message: Mapping[str, object], where: str) -> bool | None:
     return next(iter(found.values()), None)
 
 
-LOSS_WEIGHT = "loss_weight"
-
-# The names of the weight of a message.
-LOSS_SCALE = "loss_scale"
-OF_MESSAGES = (LOSS_WEIGHT, LOSS_SCALE)
-
-# Limits of weights, chosen so that float32 can hold their product with all factors of a conversation.
-LEAST, MOST = 1e-6, 1e6
-
-
 def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def is_zero(value: object) -> bool:
-    return is_number(value) and value == 0
 
 
 def weight_of(message: Mapping[str, object], where: str) -> object:
@@ -138,6 +110,23 @@ def _weight(value: object, where: str, is_text: bool) -> float:
         expected = f"0, or a number from {LEAST:g} to {MOST:,.0f}"
         raise Reject("bad_weight", f"{where} is {repr(number)[:40]}; expected {expected}")
     return float(number)
+
+
+def flag_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a line for each unused key of messages that may be a training flag.
+
+    `unused` has counts by source.
+
+        {"a.jsonl": {"messages[].should_train": 200}} → a.jsonl: messages[].should_train is not used, but may be …
+    """
+    return [
+        f"{source}: {path} is not used, but may be a training flag; if so, set  columns: {{train: "
+        f"{path.rpartition('.')[2]}}}"
+        for source, counts in unused.items()
+        for path in counts
+        if path.count("[].") == 1 and path.count(".") == 1 and _SUSPECTS.search(path.rpartition(".")[2])
+        if not path.endswith(".loss_weight")
+    ]
 
 
 def loss_weight_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tasks.core.errors import StorageError, UsageError
-from tasks.corpus.dataset_card import CARD
+from tasks.corpus.publish import CARD
 from tasks.storage.corpus_folder import changed_files, checked_folder, raise_all
 from tasks.storage.facts import FileFacts, Shard
 from tasks.storage.manifest import Manifest, load_manifest

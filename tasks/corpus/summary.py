@@ -32,10 +32,10 @@ NOTEWORTHY = 0.05  # share of all tokens that may be lost to rejects before a no
 SHARE_NOTE = "share: of all tokens read, before the mixture"
 
 TRAINED_TURNS = {
-    "assistant": "assistant turns",
+    "assistant": "every assistant turn",
     "last": "the last assistant turn",
-    "rounds": "assistant turns of the last round",
-    "all": "all turns",
+    "rounds": "every assistant turn after the last user message",
+    "all": "every turn",
 }
 WEIGHTED = {
     "data": "as in the data, by conversation or turn",

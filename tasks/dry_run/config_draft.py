@@ -26,8 +26,8 @@ import yaml
 from pydantic import BaseModel
 
 from tasks.config import KEYS, Config, load_config
-from tasks.conversations.guess import guess_roles
-from tasks.conversations.traces.tokens import TOKENS
+from tasks.conversations.formats import guess_roles
+from tasks.conversations.tokens import TOKENS
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, InputMissing, PackError, Reject, UsageError
 from tasks.core.printable import counted, from_here, in_bytes, printable_lines

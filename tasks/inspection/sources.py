@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from tasks.config import Config, load_config
 from tasks.conversations.formats import guess_columns
-from tasks.conversations.model import Conversation
-from tasks.conversations.openai import as_row
+from tasks.conversations.model import Conversation, as_row
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.readers.container import RecordReader

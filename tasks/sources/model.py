@@ -23,8 +23,8 @@ from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, USUAL_COLUMNS, ch
 from tasks.conversations.model import Conversation
 from tasks.conversations.names import Roles, is_of_record
 from tasks.conversations.other_data import OTHER_KEYS, check_ignored, without_parts
-from tasks.conversations.traces.session import SESSION, without_media
-from tasks.conversations.traces.tokens import TOKENS
+from tasks.conversations.session import SESSION, without_media
+from tasks.conversations.tokens import TOKENS
 from tasks.conversations.turn_weights import LOSS_WEIGHT
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.core.yaml_settings import defaults_of

@@ -19,7 +19,7 @@ import orjson
 from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, detect, guess_columns
 from tasks.conversations.names import MESSAGE_KEYS
 from tasks.conversations.other_data import unread_preference
-from tasks.conversations.traces.session import KEYS, SESSION, is_session
+from tasks.conversations.session import KEYS, SESSION, reader_of
 from tasks.core.errors import DataError, Reject, StorageError, UsageError
 from tasks.core.messages import noted
 from tasks.core.printable import shown, suggest
@@ -246,7 +246,7 @@ def _text_container(file: SourceFile, container: Container, format: str) -> str:
     if format == SESSION.name:
         holds_session = not any(first.get(key) for key in KEYS)  # else each line is a row with a session
     else:
-        holds_session = is_session(records) and detect(first) is None
+        holds_session = reader_of(records) is not None and detect(first) is None
     return Session.name if holds_session else name
 
 

@@ -23,10 +23,9 @@ import numpy as np
 from msgspec import DecodeError, ValidationError, convert, defstruct, to_builtins
 from msgspec.json import Decoder, encode
 
-from tasks.conversations.calls import unpaired_in, unpaired_in_contents
+from tasks.conversations.answers import unpaired_in
 from tasks.conversations.formats import FORMAT_OF, role_names
-from tasks.conversations.model import Conversation, PlainRecord, is_blank
-from tasks.conversations.openai import tools_json, turns_json
+from tasks.conversations.model import Conversation, Message, PlainRecord, is_blank, tools_json, turns_json
 from tasks.conversations.turn_weights import LOSS_WEIGHT, with_loss_weights
 from tasks.conversations.unused_keys import UnusedKeys
 from tasks.core.errors import PackError, Reject
@@ -117,7 +116,8 @@ class Preparer:
             if skeleton and (samples := skeleton.fill(contents)):
                 if not skeleton.is_compared(samples):
                     if skeleton.roles_with_results:
-                        samples[0].unpaired = unpaired_in_contents(skeleton.roles_with_results, contents)
+                        messages = tuple(map(Message, skeleton.roles_with_results, contents))
+                        samples[0].unpaired = unpaired_in(Conversation(messages))
                     return samples
                 conversation = self._file.conversation(as_dict(record))
                 return Pending(conversation, trained_turns(conversation, self._train_on), samples)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from tasks.conversations.calls import Unpaired
+from tasks.conversations.answers import Unpaired
 from tasks.conversations.model import (
     ROLES,
     Conversation,
@@ -32,7 +32,7 @@ from tasks.conversations.model import (
     usual_order,
     whole_text,
 )
-from tasks.conversations.traces.tokens import other_tokenizer
+from tasks.conversations.tokens import other_tokenizer
 from tasks.conversations.turn_weights import LOSS_WEIGHT
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder, is_blank

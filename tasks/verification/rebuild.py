@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from tasks.config import Config, check_recorded, config_of, load_config
 from tasks.core.errors import DataError, InputMissing, NotReproducible, PackError, UsageError
-from tasks.corpus.dataset_card import CARD
+from tasks.corpus.publish import CARD
 from tasks.recipe import Recipe, recipe_of
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import read_json

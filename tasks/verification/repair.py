@@ -27,8 +27,7 @@ import pyarrow as pa
 
 from tasks.config import path_in
 from tasks.core.errors import Busy, DataError, InputMissing, PackError
-from tasks.corpus.dataset_card import CARD, dataset_card
-from tasks.corpus.publish import COPIED, files_beside, write_planned_shard
+from tasks.corpus.publish import CARD, COPIED, dataset_card, files_beside, write_planned_shard
 from tasks.encoders.tokenizer_files import find_tokenizer, open_tokenizer
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, published_copy, raise_all

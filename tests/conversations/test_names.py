@@ -16,10 +16,9 @@ from pydantic import ValidationError
 from support.profiles import examples
 from support.tokenizer_kinds import open_kind
 
-from tasks.conversations.chat import ROLE_NAMES
 from tasks.conversations.formats import detect, read_record, role_names
 from tasks.conversations.model import Conversation, Message
-from tasks.conversations.names import in_own_names
+from tasks.conversations.names import ROLE_NAMES, in_own_names
 from tasks.conversations.unused_keys import UnusedKeys
 from tasks.core.errors import Reject, UsageError
 from tasks.sources.model import Source, SourceFile

@@ -24,7 +24,7 @@ from support.packed_rows import COLUMNS, folder_of, pack_small, shards_of
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError
-from tasks.corpus.dataset_card import CARD, dataset_card, size_category, split_name
+from tasks.corpus.publish import CARD, dataset_card, size_category, split_name
 from tasks.storage.facts import Split
 from tasks.storage.keys import VERSIONS
 from tasks.storage.layout import RowLayout

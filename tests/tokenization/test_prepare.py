@@ -19,7 +19,7 @@ from support.profiles import examples
 from support.tokenizer_kinds import BUILT, CHATML_JINJA, open_kind, read_rows
 
 from tasks.config import Config
-from tasks.conversations.calls import Unpaired
+from tasks.conversations.answers import Unpaired
 from tasks.conversations.formats import FORMATS
 from tasks.conversations.model import Conversation, Format, PlainRecord, ToolCall
 from tasks.core.errors import Reject
@@ -28,7 +28,8 @@ from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TrainOn
 from tasks.tokenization.prepare import PlainRecords, Preparer, comparable
-from tasks.tokenization.skeletons import Prepared, Skeleton, Skeletons
+from tasks.tokenization.samples import Prepared
+from tasks.tokenization.skeletons import Skeleton, Skeletons
 from tasks.tokenization.tokenize_part import tokenize_part
 
 FEW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

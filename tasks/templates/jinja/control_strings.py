@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.conversations.openai import OPENAI_ROLES
+from tasks.conversations.model import OPENAI_ROLES
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 

@@ -23,7 +23,7 @@ from typing import Any
 import minijinja
 import orjson
 
-from tasks.conversations.reasoning import REASONING_KEYS
+from tasks.conversations.answers import REASONING_KEYS
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
 from tasks.templates.jinja.environment import Range, dictsort, to_json

@@ -15,9 +15,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from tasks.conversations.model import Message
-from tasks.conversations.openai import as_openai, in_parts
-from tasks.conversations.reasoning import REASONING_KEYS
+from tasks.conversations.answers import REASONING_KEYS
+from tasks.conversations.model import Message, as_openai, in_parts
 from tasks.core.errors import Reject
 from tasks.templates.adjust import ReasoningForm, is_ambiguous, knows_developer, with_reasoning
 from tasks.templates.jinja.renderer import Renderer

@@ -28,8 +28,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tasks.conversations.model import Conversation, options_json
-from tasks.conversations.openai import in_parts
+from tasks.conversations.model import Conversation, in_parts, options_json
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.encoders.auto_classes import NAMES as SPECIAL_TOKENS
 from tasks.encoders.encoder import Encoder

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.small_corpus import make_recipe, pack_corpus
 
-from tasks.conversations.calls import Unpaired, unpaired_in
+from tasks.conversations.answers import Unpaired, unpaired_in
 from tasks.conversations.model import Conversation, Message, ToolCall
 from tasks.dry_run.dry_run import predict
 from tasks.storage.manifest import load_manifest

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from tasks.conversations.openai import OPENAI_ROLES
-from tasks.conversations.reasoning import REASONING_KEYS
+from tasks.conversations.answers import REASONING_KEYS
+from tasks.conversations.model import OPENAI_ROLES
 from tasks.core.printable import shown
 from tasks.templates.adjust import CLOSES, OPENS
 from tasks.templates.jinja.turns.marks import Range, contents_of, places_of

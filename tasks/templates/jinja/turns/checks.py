@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from tasks.conversations.answers import REASONING_KEYS
 from tasks.conversations.model import DEVELOPER, Conversation, Message
-from tasks.conversations.reasoning import REASONING_KEYS
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
 from tasks.encoders.encoder import Encoder

@@ -24,7 +24,7 @@ from functools import cached_property
 from itertools import count, islice, pairwise
 from typing import Any, Literal, NamedTuple
 
-from tasks.conversations.reasoning import REASONING_KEYS
+from tasks.conversations.answers import REASONING_KEYS
 from tasks.templates.jinja.turns.answers import Answers, NotLocated, Render, difference
 from tasks.templates.jinja.turns.marks import Range, contents_of, places_of
 

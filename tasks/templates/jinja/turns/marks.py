@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from tasks.conversations.reasoning import REASONING_KEYS
+from tasks.conversations.answers import REASONING_KEYS
 from tasks.templates.adjust import INLINE, MARKER
 
 # Keys of a schema whose strings are not content: templates translate or omit them.

@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from tasks.conversations.fields import missing, parsed, required, text_of
 from tasks.conversations.model import Conversation, Format, Message, Record, RecordedTokens
+from tasks.conversations.values import missing, parsed, required, text_of
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 
@@ -28,6 +28,7 @@ _MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask", "
 
 # Keys of the two sides, and of their flags. TRL calls the flags of a rollout `env_mask`.
 _SIDES = {"prompt_ids": ("prompt_mask",), "completion_ids": ("completion_mask", "env_mask")}
+_WITH_IDS = ("labels", "attention_mask", *_MASKS)
 _OF_SIDES = (*_SIDES, *(mask for masks in _SIDES.values() for mask in masks))
 
 TOKENIZER = "tokenizer_sha256"
@@ -39,13 +40,14 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def read(record: Record) -> Conversation:
-    if _has_sides(record):
-        ids, trained = _read_sides(record)
-    else:
-        ids, trained = _read_all(record)
+    ids, trained = _read_sides(record) if _has_sides(record) and record["prompt_ids"] is not None else _read_all(record)
     if not ids:
         raise Reject("empty", "the record holds no ids")
-    return Conversation((Message("text", ""),), recorded=RecordedTokens(tuple(ids), tuple(trained), _tokenizer(record)))
+    tokenizer = record.get(TOKENIZER)
+    digest = "" if tokenizer is None else text_of(tokenizer, TOKENIZER)
+    if tokenizer is not None and not SHA256.fullmatch(digest):
+        raise Reject("bad_ids", f"{TOKENIZER} is {shown(digest)}; expected a SHA-256 in 64 lower-case digits")
+    return Conversation((Message("text", ""),), recorded=RecordedTokens(tuple(ids), tuple(trained), digest))
 
 
 def _read_all(record: Record) -> tuple[list[int], list[bool]]:
@@ -57,7 +59,12 @@ def _read_all(record: Record) -> tuple[list[int], list[bool]]:
         raise Reject("bad_ids", f"attention_mask leaves ids out; remove this padding from {key} and its mask")
     found = {name: _flags(record[name], name, len(ids), key) for name in _MASKS if record.get(name) is not None}
     if record.get("labels") is not None:
-        found["labels"] = _flags_of_labels(record["labels"], ids, key)
+        labels = _list_in(record["labels"], "labels", len(ids), key)
+        for index, (label, at_its_place) in enumerate(zip(labels, ids, strict=True)):
+            if type(label) is not int or label not in (_IGNORED, at_its_place):
+                expected = f"expected {at_its_place}, the id at its place, or {_IGNORED}"
+                raise Reject("bad_ids", f"labels[{index}] is {_value(label)}; {expected}; labels must not be shifted")
+        found["labels"] = [label != _IGNORED for label in labels]
     if not found:
         missing(record, "labels", "")
     first, *others = found
@@ -72,30 +79,28 @@ def _read_sides(record: Record) -> tuple[list[int], list[bool]]:
     ids: list[int] = []
     trained: list[bool] = []
     for key, masks in _SIDES.items():
-        own = _ids_of(record, key)
+        of_side = _ids_of(record, key)
         given = [mask for mask in masks if record.get(mask) is not None]
         if len(given) > 1:
             raise Reject("bad_ids", f"the record has {' and '.join(given)}; keep one")
-        ids += own
-        trained += _flags(record[given[0]], given[0], len(own), key) if given else [key == "completion_ids"] * len(own)
+        ids += of_side
+        count = len(of_side)
+        trained += _flags(record[given[0]], given[0], count, key) if given else [key == "completion_ids"] * count
     return ids, trained
 
 
-def _list_in(value: object, key: str) -> list[object]:
-    """Return a list, which may be JSON text."""
+def _list_in(value: object, name: str, length: int | None = None, key: str = "") -> list[object]:
+    """Return a list with one value for each of the `length` ids under `key`.
+
+    It may be JSON text.
+    """
     if isinstance(value, str):
-        value = parsed(text_of(value, key), key, "bad_ids")
+        value = parsed(text_of(value, name), name, "bad_ids")
     if not isinstance(value, list):
-        raise Reject("bad_ids", f"{key}: expected a list of numbers, found {kind(value)}")
+        raise Reject("bad_ids", f"{name}: expected a list of numbers, found {kind(value)}")
+    if length is not None and len(value) != length:
+        raise Reject("bad_ids", f"{name} has {len(value):,} values, but {key} has {length:,}; one is needed for each")
     return value
-
-
-def _one_for_each(value: object, name: str, length: int, key: str) -> list[object]:
-    """Return a list with one value for each of the `length` ids under `key`."""
-    values = _list_in(value, name)
-    if len(values) != length:
-        raise Reject("bad_ids", f"{name} has {len(values):,} values, but {key} has {length:,}; one is needed for each")
-    return values
 
 
 def _ids_of(record: Record, key: str) -> list[int]:
@@ -108,34 +113,15 @@ def _ids_of(record: Record, key: str) -> list[int]:
 
 
 def _flags(value: object, name: str, length: int, key: str) -> list[bool]:
-    values = _one_for_each(value, name, length, key)
+    values = _list_in(value, name, length, key)
     for index, flag in enumerate(values):
         if not isinstance(flag, (bool, int, float)) or flag not in (0, 1):
             raise Reject("bad_ids", f"{name}[{index}] is {_value(flag)}; expected 0 or 1")
     return [flag == 1 for flag in values]
 
 
-def _flags_of_labels(value: object, ids: list[int], key: str) -> list[bool]:
-    labels = _one_for_each(value, "labels", len(ids), key)
-    for index, (label, own) in enumerate(zip(labels, ids, strict=True)):
-        if type(label) is not int or label not in (_IGNORED, own):
-            expected = f"expected {own}, the id at its place, or {_IGNORED}"
-            raise Reject("bad_ids", f"labels[{index}] is {_value(label)}; {expected}; labels must not be shifted")
-    return [label != _IGNORED for label in labels]
-
-
 def _value(value: object) -> str:
     return str(value) if isinstance(value, (bool, int, float)) and len(str(value)) <= 40 else kind(value)
-
-
-def _tokenizer(record: Record) -> str:
-    value = record.get(TOKENIZER)
-    if value is None:
-        return ""
-    digest = text_of(value, TOKENIZER)
-    if not SHA256.fullmatch(digest):
-        raise Reject("bad_ids", f"{TOKENIZER} is {shown(digest)}; expected a SHA-256 in 64 lower-case digits")
-    return digest
 
 
 def other_tokenizer(digest: str, known: Collection[str]) -> str:
@@ -145,13 +131,14 @@ def other_tokenizer(digest: str, known: Collection[str]) -> str:
     """
     if digest in known:
         return ""
-    ours = " or ".join(sorted(known))
-    advice = "set tokenizer to the one that recorded the ids"
-    return f"{TOKENIZER} is {digest}, but the tokenizer of the config has {ours}; {advice}"
+    return (
+        f"{TOKENIZER} is {digest}, but the tokenizer of the config has {' or '.join(sorted(known))}; set tokenizer to "
+        "the one that recorded the ids"
+    )
 
 
 def _has_sides(record: Mapping[str, object]) -> bool:
-    return record.get("prompt_ids") is not None and all(record.get(key) is None for key in _IDS)
+    return "prompt_ids" in record and all(record.get(key) is None for key in _IDS)
 
 
 def _ids_key(record: Mapping[str, object]) -> str:
@@ -165,13 +152,12 @@ def _matches(record: Mapping[str, object]) -> bool:
 
 
 def _used(record: Record) -> Collection[str]:
-    keys = _OF_SIDES if _has_sides(record) else (_ids_key(record), "labels", "attention_mask", *_MASKS)
-    return *keys, TOKENIZER
+    return *(_OF_SIDES if _has_sides(record) else (_ids_key(record), *_WITH_IDS)), TOKENIZER
 
 
 TOKENS = Format(
     name="tokens",
-    keys=tuple(dict.fromkeys((*_IDS, "labels", "attention_mask", *_MASKS, *_OF_SIDES, TOKENIZER))),
+    keys=tuple(dict.fromkeys((*_IDS, *_WITH_IDS, *_OF_SIDES, TOKENIZER))),
     matches=_matches,
     read=read,
     summary="recorded ids: `input_ids` (or `token_ids`) with `labels` or a mask (`loss_mask`, `completion_mask`, "

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tasks.conversations.fields import json_of, text_of
 from tasks.conversations.model import Record
-from tasks.conversations.traces.turns import (
+from tasks.conversations.session_turns import (
     BEFORE_SUMMARY,
     OTHER_BRANCH,
     Turns,
@@ -27,6 +26,7 @@ from tasks.conversations.traces.turns import (
     said,
     type_of,
 )
+from tasks.conversations.values import json_of, text_of
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 
@@ -81,7 +81,10 @@ def read_codex(records: Sequence[Record]) -> Turns:
             elif not is_old_codex(record):
                 turns.left_out[name] += 1
         elif name == "response_item":
-            _add_item(payload, f"{where}: payload", history, turns)
+            if payload.get("type") in _ITEMS:
+                history.append(_Item(f"{where}: payload", payload))
+            else:
+                turns.left_out[f"response_item.{type_of(payload)}"] += 1
         elif name == "session_meta" and not has_meta:
             has_meta = True
             _add_meta(payload, f"{where}: payload", turns)
@@ -104,13 +107,6 @@ def read_codex(records: Sequence[Record]) -> Turns:
     for place, item in history:
         _add(item, place, turns)
     return turns
-
-
-def _add_item(item: Record, place: str, history: list[_Item], turns: Turns) -> None:
-    if item.get("type") in _ITEMS:
-        history.append(_Item(place, item))
-    else:
-        turns.left_out[f"response_item.{type_of(item)}"] += 1
 
 
 def _add_meta(meta: Record, where: str, turns: Turns) -> None:

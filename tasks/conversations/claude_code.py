@@ -11,10 +11,10 @@ unless the whole file is such a conversation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tasks.conversations.model import Record
-from tasks.conversations.traces.turns import (
+from tasks.conversations.session_turns import (
     BEFORE_SUMMARY,
     FAILED_ANSWER,
     OTHER_BRANCH,
@@ -29,7 +29,6 @@ from tasks.conversations.traces.turns import (
 )
 
 _OF_ANSWER = ("text", "thinking", "redacted_thinking", "tool_use")
-_OF_USER = ("text", "tool_result")
 
 
 def is_claude_code(record: Record) -> bool:
@@ -48,51 +47,33 @@ def read_claude_code(records: Sequence[Record]) -> Turns:
     """
     turns = Turns()
     for index in _chosen(records, turns):
-        record, place = records[index], place_of(index)
+        record, where = records[index], f"{place_of(index)}: message.content"
+        message = _message(record)
         if record["type"] == "assistant":
-            _add_answer(_message(record), f"{place}: message", turns)
+            turns.add_answer(_answer_id(record), message.get("content"), where, _OF_ANSWER, "input")
         elif record["type"] == "user":
-            _add_request(_message(record), f"{place}: message", turns)
+            for name, part, place in parts_of(message.get("content"), where):
+                if name == "text":
+                    turns.ask("user", said(part, "text", place))
+                elif name == "tool_result":
+                    text = joined_text(part.get("content"), f"{place}.content")
+                    turns.result(part.get("tool_use_id"), text, f"{place}.tool_use_id")
+                else:
+                    raise refuse_part(part, place, ("text", "tool_result"))
         else:
-            turns.ask("user", joined_text(_queued(record), f"{place}: attachment.prompt"))
+            turns.ask("user", joined_text(_queued(record), f"{place_of(index)}: attachment.prompt"))
     return turns
 
 
-def _add_answer(message: Record, where: str, turns: Turns) -> None:
-    answer = turns.answer(_answer_id(message))
-    for name, part, place in parts_of(message.get("content"), f"{where}.content"):
-        if name == "text":
-            turns.say(answer, said(part, "text", place))
-        elif name == "thinking":
-            turns.think(answer, said(part, "thinking", place))
-        elif name == "redacted_thinking":
-            turns.think(answer, "")
-        elif name == "tool_use":
-            turns.call(answer, part.get("name"), part.get("input"), part.get("id"), place)
-        else:
-            raise refuse_part(part, place, _OF_ANSWER)
-
-
-def _add_request(message: Record, where: str, turns: Turns) -> None:
-    for name, part, place in parts_of(message.get("content"), f"{where}.content"):
-        if name == "text":
-            turns.ask("user", said(part, "text", place))
-        elif name == "tool_result":
-            text = joined_text(part.get("content"), f"{place}.content")
-            turns.result(part.get("tool_use_id"), text, f"{place}.tool_use_id")
-        else:
-            raise refuse_part(part, place, _OF_USER)
-
-
 def _message(record: Record) -> Record:
-    message = record["message"]
-    assert isinstance(message, dict), "is_claude_code checks this"
-    return message
+    message = record.get("message")
+    return message if isinstance(message, dict) else {}
 
 
-def _answer_id(message: Record) -> str:
-    found = message.get("id")
-    return found if isinstance(found, str) else ""
+def _answer_id(record: Record) -> str:
+    """Return the id of the answer that a record of the assistant is part of, or ""."""
+    number = _message(record).get("id")
+    return number if isinstance(number, str) and record["type"] == "assistant" else ""
 
 
 def _chosen(records: Sequence[Record], turns: Turns) -> list[int]:
@@ -109,7 +90,9 @@ def _chosen(records: Sequence[Record], turns: Turns) -> list[int]:
             turns.left_out[type_of(record)] += 1
         elif record.get("isSidechain") and not alone:
             turns.left_out[SIDECHAIN] += 1
-        elif _has_failed(record):
+        elif record["type"] == "assistant" and (
+            record.get("isApiErrorMessage") or _message(record).get("model") == "<synthetic>"
+        ):  # the agent itself wrote it, because the model gave none
             turns.left_out[FAILED_ANSWER] += 1
         elif record.get("isVisibleInTranscriptOnly") and not record.get("isCompactSummary"):
             turns.left_out[type_of(record)] += 1
@@ -186,18 +169,13 @@ def _kept(records: Sequence[Record], summary: Record, numbers: dict[object, int]
     return []  # these messages are not before the summary
 
 
-def _siblings(messages: dict[int, Record], branch: Iterable[int]) -> set[int]:
+def _siblings(messages: dict[int, Record], on_branch: set[int]) -> set[int]:
     """Return the parallel calls of answers on a branch, and their results.
 
     They are other records of the same answer, and results of its calls that the branch lacks.
     """
-    on_branch = set(branch)
-    answers = {_answer_id(_message(messages[n])) for n in on_branch if messages[n]["type"] == "assistant"} - {""}
-    added = {
-        index
-        for index, record in messages.items()
-        if index not in on_branch and record["type"] == "assistant" and _answer_id(_message(record)) in answers
-    }
+    answers = {_answer_id(messages[index]) for index in on_branch} - {""}
+    added = {index for index, record in messages.items() if index not in on_branch and _answer_id(record) in answers}
     called = {number for index in on_branch | added for number in _ids(messages[index], "tool_use", "id")}
     answered = {number for index in on_branch for number in _ids(messages[index], "tool_result", "tool_use_id")}
     for index, record in messages.items():
@@ -210,24 +188,13 @@ def _siblings(messages: dict[int, Record], branch: Iterable[int]) -> set[int]:
 
 def _ids(record: Record, kind: str, key: str) -> list[str]:
     """Return the ids in the parts of a message with the type `kind`."""
-    message = record.get("message")
-    content = message.get("content") if isinstance(message, dict) else None
+    content = _message(record).get("content")
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     return [number for part in parts if part.get("type") == kind and isinstance(number := part.get(key), str)]
 
 
-def _has_failed(record: Record) -> bool:
-    """Return whether the agent itself wrote an answer, because the model gave none."""
-    message = record.get("message")
-    model = message.get("model") if isinstance(message, dict) else None
-    return record.get("type") == "assistant" and (bool(record.get("isApiErrorMessage")) or model == "<synthetic>")
-
-
 def _queued(record: Record) -> object:
-    """Return a request that the user wrote while the agent was working.
-
-    Returns None if the record has none.
-    """
+    """Return a request that the user wrote while the agent was working, or None."""
     attachment = record.get("attachment")
     if record.get("type") != "attachment" or not isinstance(attachment, dict):
         return None

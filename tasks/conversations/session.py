@@ -12,26 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from tasks.conversations.fields import missing, parsed, text_of
-from tasks.conversations.lists import list_of
+from tasks.conversations.answers import tools_of
+from tasks.conversations.chat import Object
+from tasks.conversations.claude_code import is_claude_code, read_claude_code
+from tasks.conversations.codex import is_codex, is_old_codex, read_codex
 from tasks.conversations.model import Conversation, Format, Record
-from tasks.conversations.objects import Object
 from tasks.conversations.other_data import MEDIA_PARTS, part_of_other_data
-from tasks.conversations.parts import keys_of_part
-from tasks.conversations.tools import tools_of
-from tasks.conversations.traces.claude_code import is_claude_code, read_claude_code
-from tasks.conversations.traces.codex import is_codex, is_old_codex, read_codex
-from tasks.conversations.traces.pi import is_pi, read_pi
-from tasks.conversations.traces.turns import Turns, place_of
+from tasks.conversations.parts import PartKeys
+from tasks.conversations.pi import is_pi, read_pi
+from tasks.conversations.session_turns import Turns, place_of
+from tasks.conversations.values import list_of, missing, parsed, text_of
 from tasks.core.errors import Reject
 from tasks.core.printable import kind
 
 KEYS = ("trace", "traces")
-
-# Keys of content parts, within messages, items, results, and attachments.
-_PARTS = ("content", "output", "prompt")
-
-DEEPEST = 3  # levels of parts: an item of a replaced history, its parts, and the parts of a result
 
 FIRST = 100  # records that show which agent wrote a session
 
@@ -43,12 +37,7 @@ def read(record: Record) -> Conversation:
     return Conversation(turns.finished(), tools_of(record) or tuple(turns.tools))
 
 
-def is_session(records: Sequence[object]) -> bool:
-    """Return whether the first records of a file show that it is a session."""
-    return _reader(records) is not None
-
-
-def _reader(records: Sequence[object]) -> Reader | None:
+def reader_of(records: Sequence[object]) -> Reader | None:
     """Return the function that reads these records.
 
     Returns None if no known agent writes such records.
@@ -70,7 +59,7 @@ def _reader(records: Sequence[object]) -> Reader | None:
 def _read_turns(record: Record) -> Turns:
     """Return the messages of a session, and the counts of what is left out."""
     records = _records(record)
-    reader = _reader(records)
+    reader = reader_of(records)
     if reader is None:
         raise Reject(
             "bad_session",
@@ -109,7 +98,7 @@ def _matches(record: Mapping[str, object]) -> bool:
     if not any(key in record for key in KEYS):
         return False
     try:
-        return _reader(_records(dict(record))) is not None
+        return reader_of(_records(dict(record))) is not None
     except Reject:
         return any(record.get(key) == "" for key in KEYS)  # the header of a CSV file
 
@@ -130,36 +119,12 @@ def _left_out(record: Record) -> Mapping[str, int]:
 def _objects(record: Record, columns: Mapping[str, str]) -> Iterator[Object]:
     """Yield the content parts that are images, audio, or video."""
     try:
-        records = _records(record)
+        _, media = _without(_records(record), ())
     except Reject:
         return
     where = columns.get(_key(record), _key(record))
-    for item in records:
-        for key, body in _bodies(item):
-            yield from _media_in(body, f"{where}[].{key}")
-
-
-def _bodies(record: Record) -> Iterator[tuple[str, Record]]:
-    """Yield the objects of a record that have content parts."""
-    for key in ("message", "payload", "attachment"):
-        body = record.get(key)
-        if isinstance(body, dict):
-            yield key, body
-            history = body.get("replacement_history")
-            for item in history if isinstance(history, list) else ():
-                if isinstance(item, dict):
-                    yield f"{key}.replacement_history[]", item
-
-
-def _media_in(body: Record, where: str, depth: int = 0) -> Iterator[Object]:
-    for key in _PARTS:
-        parts = body.get(key)
-        for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, dict):
-                if part_of_other_data(part):
-                    yield f"{where}.{key}[]", {"type": part["type"]}, keys_of_part(part)
-                elif not depth:  # a result within a message
-                    yield from _media_in(part, f"{where}.{key}[]", 1)
+    for path, name in media:
+        yield f"{where}[].{path}", {"type": name}, PartKeys(("type",))
 
 
 def without_media(record: Record, ignored: Collection[str]) -> Record:
@@ -171,32 +136,45 @@ def without_media(record: Record, ignored: Collection[str]) -> Record:
     if not types:
         return record
     try:
-        records = _records(record)
+        kept, _ = _without(_records(record), types)
     except Reject:
         return record  # reading it raises the error
-    return record | {_key(record): [_without(item, types) for item in records]}
+    return record | {_key(record): kept}
 
 
-def _without(item: Record, types: Collection[str]) -> Record:
-    found = dict(item)
-    for key, body in _bodies(item):
-        if "." not in key:
-            found[key] = _kept(body, types)
-    return found
+def _without(records: Sequence[Record], types: Collection[str]) -> tuple[list[Record], list[tuple[str, str]]]:
+    """Return records without the content parts of some types.
 
+    The second result has the path and the type of each part that is an image, audio, or video.
+    """
+    media: list[tuple[str, str]] = []
 
-def _kept(body: Record, types: Collection[str], depth: int = 0) -> Record:
-    found = dict(body)
-    for key in (*_PARTS, "replacement_history"):
-        parts = body.get(key)
-        if isinstance(parts, list) and depth < DEEPEST:
-            kept = [part for part in parts if not (isinstance(part, dict) and part_of_other_data(part) in types)]
-            found[key] = [_kept(part, types, depth + 1) if isinstance(part, dict) else part for part in kept]
-    return found
+    def kept(body: Record, where: str, depth: int) -> Record:
+        found = dict(body)
+        for key in ("content", "output", "prompt"):
+            if isinstance(parts := body.get(key), list) and depth:
+                place = f"{where}.{key}[]"
+                names = [part_of_other_data(part) if isinstance(part, dict) else "" for part in parts]
+                media.extend((place, name) for name in names if name)
+                found[key] = [
+                    kept(part, place, depth - 1) if isinstance(part, dict) and not name else part
+                    for part, name in zip(parts, names, strict=True)
+                    if name not in types
+                ]
+        return found
 
-
-def _used(record: Record) -> Collection[str]:
-    return _key(record), "tools"
+    found = [dict(record) for record in records]
+    for record in found:
+        for key in ("message", "payload", "attachment"):
+            if isinstance(body := record.get(key), dict):
+                # A message or an item has parts, and a result among them has parts of its own.
+                record[key] = body = kept(body, key, 2)
+                if isinstance(history := body.get("replacement_history"), list):
+                    place = f"{key}.replacement_history[]"
+                    body["replacement_history"] = [
+                        kept(item, place, 2) if isinstance(item, dict) else item for item in history
+                    ]
+    return found, media
 
 
 SESSION = Format(
@@ -208,7 +186,7 @@ SESSION = Format(
     "a list of its records; optionally `tools`",
     example='{"trace": [{"type": "response_item", "payload": {"type": "message", "role": "user", "content": "2+2?"}}, '
     '{"type": "response_item", "payload": {"type": "message", "role": "assistant", "content": "4"}}]}',
-    used=_used,
+    used=lambda record: (_key(record), "tools"),
     objects=_objects,
     left_out=_left_out,
 )

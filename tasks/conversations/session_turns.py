@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tasks.conversations.fields import json_of, parsed, text_of
 from tasks.conversations.model import Message, Record, ToolCall
+from tasks.conversations.values import json_of, parsed, text_of
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 
@@ -41,7 +41,6 @@ class Turns:
         self._called: set[str] = set()  # ids of calls
 
     def ask(self, role: str, text: str) -> None:
-        """Add a text of the user or of the system."""
         if text:
             _add(self.messages, Message(role, text))
 
@@ -61,7 +60,6 @@ class Turns:
         return last
 
     def think(self, answer: Message, text: str) -> None:
-        """Add reasoning to an answer."""
         if not text.strip():
             self.left_out[HIDDEN_REASONING] += 1
             return
@@ -70,7 +68,6 @@ class Turns:
         answer.reasoning = f"{answer.reasoning}\n{text}" if answer.reasoning else text
 
     def say(self, answer: Message, text: str) -> None:
-        """Add text to an answer."""
         if not text:
             return
         if answer.tool_calls:
@@ -92,6 +89,22 @@ class Turns:
         answer.tool_calls += (ToolCall(text_of(name, f"{where}.name"), text, number),)
         if number is not None:
             self._called.add(number)
+
+    def add_answer(self, number: str, content: object, where: str, known: Sequence[str], arguments: str) -> None:
+        """Add the parts of an answer.
+
+        `known` are the types that they may have; the last is that of a call, whose arguments are under `arguments`.
+        """
+        answer = self.answer(number)
+        for name, part, place in parts_of(content, where):
+            if name not in known:
+                raise refuse_part(part, place, known)
+            if name == "text":
+                self.say(answer, said(part, "text", place))
+            elif name == known[-1]:
+                self.call(answer, part.get("name"), part.get(arguments), part.get("id"), place)
+            else:
+                self.think(answer, said(part, "thinking", place) if name == "thinking" else "")
 
     def result(self, call_id: object, text: str, where: str, name: str | None = None) -> None:
         """Add the result of a call; `name` is that of the tool, if the record has it."""
@@ -131,12 +144,10 @@ def _add(messages: list[Message], message: Message) -> None:
 
 
 def place_of(index: int) -> str:
-    """Return the place of a record; in a file, its number is the number of its line."""
-    return f"record {index + 1}"
+    return f"record {index + 1}"  # in a file, the number of its line
 
 
 def type_of(record: Record) -> str:
-    """Return the type of a record, as counts name it."""
     found = record.get("type")
     return found if isinstance(found, str) and found else "(no type)"
 
@@ -167,7 +178,6 @@ def said(part: dict[str, object], key: str, where: str) -> str:
 
 
 def refuse_part(part: dict[str, object], where: str, known: Sequence[str]) -> Reject:
-    """Return the Reject for a part that cannot be packed."""
     names = f"{', '.join(known[:-1])}, and {known[-1]}" if len(known) > 1 else known[0]
     return Reject("bad_content", f"{where}.type is {shown(part.get('type'))}; only {names} parts can be packed")
 

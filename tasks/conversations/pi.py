@@ -15,22 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.conversations.model import Record
-from tasks.conversations.traces.turns import (
+from tasks.conversations.session_turns import (
     BEFORE_SUMMARY,
     FAILED_ANSWER,
     OTHER_BRANCH,
     Turns,
     joined_text,
-    parts_of,
     place_of,
-    refuse_part,
     said,
     type_of,
 )
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
-
-_OF_ANSWER = ("text", "thinking", "toolCall")
 
 _SUMMARIES = ("compaction", "branch_summary")
 
@@ -99,50 +95,32 @@ def _after_summary(records: Sequence[Record], branch: list[int]) -> list[int]:
 
 def _add(record: Record, place: str, turns: Turns) -> None:
     """Add a record of the conversation to the messages."""
-    name = record["type"]
-    if name in _SUMMARIES:
+    if record["type"] in _SUMMARIES:
         turns.ask("user", said(record, "summary", place))
-    elif name == "custom_message":
+        return
+    if record["type"] == "custom_message":
         turns.ask("user", joined_text(record.get("content"), f"{place}: content"))
-    else:
-        message = record.get("message")
-        if not isinstance(message, dict):
-            raise Reject("bad_session", f"{place}: message is missing")
-        _add_message(message, f"{place}: message", turns)
-
-
-def _add_message(message: Record, where: str, turns: Turns) -> None:
-    role, content = message.get("role"), f"{where}.content"
+        return
+    message, where = record.get("message"), f"{place}: message"
+    if not isinstance(message, dict):
+        raise Reject("bad_session", f"{where} is missing")
+    role, content, place = message.get("role"), message.get("content"), f"{where}.content"
     if role == "assistant":
         if message.get("stopReason") in ("error", "aborted"):  # Pi does not send it to the model
             turns.left_out[FAILED_ANSWER] += 1
-        else:
-            _add_answer(message, content, turns)
+        else:  # each message is an answer of its own
+            turns.add_answer(place, content, place, ("text", "thinking", "toolCall"), "arguments")
     elif role == "toolResult":
-        text, tool = joined_text(message.get("content"), content), said(message, "toolName", where)
+        text, tool = joined_text(content, place), said(message, "toolName", where)
         turns.result(message.get("toolCallId"), text, f"{where}.toolCallId", tool or None)
     elif role == "bashExecution":
         if message.get("excludeFromContext"):
             turns.left_out["message.bashExecution"] += 1
         else:
-            command, output = said(message, "command", where), said(message, "output", where)
-            turns.ask("user", f"$ {command}\n{output}")
+            turns.ask("user", f"$ {said(message, 'command', where)}\n{said(message, 'output', where)}")
     elif role in ("branchSummary", "compactionSummary"):
         turns.ask("user", said(message, "summary", where))
     elif role in ("user", "custom"):
-        turns.ask("user", joined_text(message.get("content"), content))
+        turns.ask("user", joined_text(content, place))
     else:
         raise Reject("bad_role", f"{where}.role is {shown(role)}; expected one of {', '.join(_ROLES)}")
-
-
-def _add_answer(message: Record, where: str, turns: Turns) -> None:
-    answer = turns.answer(where)  # each message is an answer of its own
-    for name, part, place in parts_of(message.get("content"), where):
-        if name == "text":
-            turns.say(answer, said(part, "text", place))
-        elif name == "thinking":
-            turns.think(answer, said(part, "thinking", place))
-        elif name == "toolCall":
-            turns.call(answer, part.get("name"), part.get("arguments"), part.get("id"), place)
-        else:
-            raise refuse_part(part, place, _OF_ANSWER)
