@@ -1,4 +1,4 @@
-"""Callbacks of the Trainer: stop on a signal, measure each rank, trace steps.
+"""Callbacks of the Trainer: show progress, stop on a signal, measure each rank, trace steps.
 
 signal ─▶ a flag ─on_step_end─▶ the highest flag of all ranks ─▶ save, stop ─▶ exit code 75
 
@@ -17,6 +17,8 @@ import signal
 import socket
 import statistics
 import sys
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +26,81 @@ from types import FrameType
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import TrainerCallback
 
 from tasks.core.errors import Interrupted
-from tasks.core.printable import counted
+from tasks.core.printable import counted, duration
 from train.machine.process import NUMBERS, SignalGuard, is_rank
 from train.machine.ranks import gather
-from train.measures import Clock
+from train.measures import Clock, si
+
+LINE_EVERY = 10.0  # seconds between two lines if the output is not a terminal
+
+
+class ProgressLine(TrainerCallback):
+    """Callback that shows loss, speed, data wait, memory, and MFU of the last step."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._printed_at = 0.0
+        self._recent: deque[float] = deque(maxlen=20)  # seconds per step
+        self._bar: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if not self._console.is_terminal:
+            return
+        columns = (BarColumn(16), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=self._console, transient=True)
+        self._task = self._bar.add_task("…", total=state.max_steps, completed=state.global_step)
+        self._bar.start()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **others: Any) -> None:
+        if "step_seconds" in logs:
+            self._recent.append(logs["step_seconds"])
+            line = describe(logs)
+            now = time.monotonic()
+            if self._bar:
+                self._bar.update(self._task, completed=state.global_step, description=line)
+            elif now - self._printed_at > LINE_EVERY or state.global_step in (1, state.max_steps):
+                self._printed_at = now
+                left = (state.max_steps - state.global_step) * statistics.fmean(self._recent)
+                self._say(f"step {state.global_step}/{state.max_steps}  {line}  {duration(left)} left")
+        elif "eval_loss" in logs:
+            line = f"validation loss {logs['eval_loss']:.4f}{accuracy_of(logs.get('eval_token_accuracy'))}"
+            self._say(f"step {state.global_step}/{state.max_steps}  {line}")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+
+def accuracy_of(share: float | None) -> str:
+    return f", token accuracy {100 * share:.1f} %" if share is not None else ""
+
+
+def describe(logs: dict[str, float]) -> str:
+    """Describe one step in one line."""
+    rates = "/".join(
+        si(logs[f"{which}tokens_per_second"])
+        for which in ("", "non_pad_", "trained_")
+        if f"{which}tokens_per_second" in logs
+    )
+    mfu = f"  MFU {100 * logs['mfu']:.1f} %" if "mfu" in logs else ""
+    skipped = " (skipped)" * bool(logs.get("skipped"))
+    return (
+        f"loss {logs['loss']:.4f}{skipped}  {rates} tokens/s (all/non-pad/trained)  "
+        f"wait {100 * logs['data_wait']:.2f} %  {logs['memory_bytes'] / 1e9:.1f} GB{mfu}"
+    )
 
 
 class Interruption(TrainerCallback):

@@ -24,9 +24,8 @@ import orjson
 from tasks.core.errors import Busy, DataError, UsageError
 from tasks.core.printable import printable
 from tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
-from train.config import EARLIER, TrainingConfig
+from train.config import EARLIER, TrainingConfig, adapter_digest, folder_digest
 from train.data.corpus import Corpus
-from train.model.digests import adapter_digest, folder_digest
 
 VERSION = 1
 # Settings that may differ between ranks: they name files on a machine, or do not change the joint work of the ranks.

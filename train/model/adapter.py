@@ -27,8 +27,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import counted, suggest
-from train.config import TrainingConfig
-from train.model.digests import adapter_files, folder_digest
+from train.config import TrainingConfig, adapter_files, folder_digest
 
 # Names of the attention projections in the model families of transformers. Some combine q, k, and v in one layer.
 ATTENTION = (

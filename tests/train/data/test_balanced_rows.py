@@ -25,8 +25,7 @@ from tasks.storage.row_statistics import statistics_of_split
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.data.steps import balance_of, line_of_rows, why_unbalanced
-from train.loop.feed import open_feed
+from train.loop.feed import balance_of, line_of_rows, open_feed, why_unbalanced
 from train.loop.trainer import arguments
 
 ROWS = 8  # of a step: 4 ranks × 2 rows

@@ -30,8 +30,7 @@ from tasks.core.errors import DataError
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.data.steps import empty_row, runs_of
-from train.loop.feed import PackedFeed, open_feed
+from train.loop.feed import PackedFeed, empty_row, open_feed, runs_of
 from train.loop.record import count_steps
 from train.loop.trainer import arguments
 

@@ -21,7 +21,7 @@ from support.profiles import examples
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from tasks.config import Balance
-from train.data.steps import Order, Shares, StepRows, balanced_steps, mixed_steps, shuffled_steps
+from train.loop.feed import Order, Shares, StepRows, balanced_steps, mixed_steps, shuffled_steps
 
 LENGTHS = (32, 64)
 FILLER = "filler"

@@ -16,7 +16,7 @@ from support.training.tiny_training import tiny_model
 
 from train.__main__ import main
 from train.config import TrainingConfig
-from train.loop import micro_batch, prepare
+from train.loop import micro_batch, run
 from train.loop.micro_batch import Choice, Trial
 from train.loop.run_folder import Choices
 from train.machine.devices import Device
@@ -43,8 +43,8 @@ def chosen(
 
     monkeypatch.setattr(micro_batch, "micro_batch", measure)
     feed = SimpleNamespace(train=range(100), rows=100, longest=None, padded_tokens=100 * LENGTH)
-    start = prepare._Start(("cpu", "fp32" if known else "other", ranks), before)
-    size, passes, _, _ = prepare._choose_size(None, feed, config, start, None, torch.float32)
+    start = run._Start(("cpu", "fp32" if known else "other", ranks), before)
+    size, passes, _, _ = run._choose_size(None, feed, config, start, None, torch.float32)
     return size, passes, bool(measured)
 
 
@@ -103,11 +103,11 @@ def test_options_are_those_of_the_first_start(
     place = (device.kind, device.precision, 1)
     before = replace(BEFORE, device=device.kind, precision=device.precision, options=options) if options else None
     config = TrainingConfig(**{option: setting})
-    assert prepare._Start(place, before).wants(option, config) == wanted
+    assert run._Start(place, before).wants(option, config) == wanted
 
 
 def test_a_run_of_an_earlier_version_goes_on_without_the_fused_loss() -> None:
-    start = prepare._Start(("cuda", "bf16", 1), replace(BEFORE, device="cuda", precision="bf16"))
+    start = run._Start(("cuda", "bf16", 1), replace(BEFORE, device="cuda", precision="bf16"))
     assert not start.wants("fused_loss", TrainingConfig())
     assert start.wants("fused_loss", TrainingConfig(fused_loss=True))
 

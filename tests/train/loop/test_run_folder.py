@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from tasks.core.errors import Busy, DataError, UsageError
 from tasks.storage.layout import RowLayout
-from train.config import WITHOUT_EFFECT, TrainingConfig
+from train.config import WITHOUT_EFFECT, TrainingConfig, folder_digest
 from train.data.corpus import Corpus
 from train.loop import run_folder
 from train.loop.run_folder import Choices, RunFolder
-from train.model.digests import folder_digest
 
 CORPUS = Corpus(
     folder=Path("x"), format_version="3.0", key="a" * 64, sequence_length=64, manifest=None, splits={}, isolated=True,

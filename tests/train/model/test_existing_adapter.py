@@ -19,11 +19,10 @@ from support.training.tiny_training import packed_rows
 from transformers import Trainer, TrainingArguments
 
 from tasks.core.errors import DataError, UsageError
-from train.config import TrainingConfig
+from train.config import TrainingConfig, adapter_digest
+from train.measures import flops_per_token
 from train.model.adapter import add_adapter
 from train.model.attention import Collator
-from train.model.digests import adapter_digest
-from train.model.flops import flops_per_token
 from train.model.options import fuse_loss, loss_and_gradient
 from train.model.qlora import load_model
 

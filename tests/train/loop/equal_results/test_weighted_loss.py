@@ -34,7 +34,7 @@ from tasks.core.errors import DataError
 from train.__main__ import main
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.data.steps import empty_row
+from train.loop.feed import empty_row
 from train.loop.trainer import Measured, one_gpu
 from train.machine.ranks import leave
 from train.model import base_model
