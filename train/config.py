@@ -1,4 +1,4 @@
-"""Read the settings of a training run, and identify the model and the adapter that they name.
+"""Read the settings of a run, and identify the model and adapter that they name.
 
 train/qlora.yaml ─┐
                   ├─load_training_config─▶ TrainingConfig
@@ -184,9 +184,8 @@ class TrainingConfig(BaseModel):
     @property
     def rate(self) -> float:
         """Return the learning rate in effect."""
-        if self.learning_rate == "auto":
-            return 2e-4 if self.base_model else 2e-3
-        return self.learning_rate
+        usual = 2e-4 if self.base_model else 2e-3
+        return usual if self.learning_rate == "auto" else self.learning_rate
 
     @property
     def trackers(self) -> list[str]:
@@ -243,22 +242,12 @@ class Parser(argparse.ArgumentParser):
 def settings_parser(prog: str, description: str) -> Parser:
     """Build a parser with the options shared by all commands that take a corpus."""
     ours = Parser(prog=prog, description=description, allow_abbrev=False)
-    ours.add_argument(
-        "--manifest",
-        type=local_path_of,
-        required=True,
-        help="a manifest (file, URL, name, or key), a corpus folder, or a folder of shards",
-    )
-    ours.add_argument(
-        "--config", type=Path, metavar="FILE", default=DEFAULT, help="YAML file of settings (default: train/qlora.yaml)"
-    )
-    ours.add_argument(
-        "--root",
-        type=_local_root,
-        metavar="FOLDER",
-        default=Path(),
-        help="folder that contains data/ (default: this folder)",
-    )
+    text = "a manifest (file, URL, name, or key), a corpus folder, or a folder of shards"
+    ours.add_argument("--manifest", type=local_path_of, required=True, help=text)
+    text = "YAML file of settings (default: train/qlora.yaml)"
+    ours.add_argument("--config", type=Path, metavar="FILE", default=DEFAULT, help=text)
+    text = "folder that contains data/ (default: this folder)"
+    ours.add_argument("--root", type=_local_root, metavar="FOLDER", default=Path(), help=text)
     ours.add_argument("--where", action="store_true", help="print the path of the run's record and exit")
     ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
     settings = ours.add_argument_group("settings (override those of the file)")
@@ -339,18 +328,16 @@ def adapter_digest(folder: Path) -> str:
 
 def adapter_files(folder: Path) -> tuple[Path, Path]:
     """Return the files with the weights and the settings of an adapter."""
-    found = folder / ADAPTER_WEIGHTS, folder / ADAPTER_CONFIG
+    files = folder / ADAPTER_WEIGHTS, folder / ADAPTER_CONFIG
     if not folder.is_dir():
         raise DataError("bad_adapter", f"adapter: {folder}: no such folder; use one that contains {ADAPTER_WEIGHTS}")
-    if not found[0].is_file() and (folder / "adapter_model.bin").is_file():
+    if not files[0].is_file() and (folder / "adapter_model.bin").is_file():
         raise DataError(
             "bad_adapter",
             f"adapter: {folder}: contains adapter_model.bin, a pickle, which can run any code when it is read; save "
             f"the adapter as {ADAPTER_WEIGHTS}",
         )
-    for path in found:
-        if not path.is_file():
-            raise DataError(
-                "bad_adapter", f"adapter: {folder}: contains no {path.name}; use a folder written by save_pretrained"
-            )
-    return found
+    if missing := next((path.name for path in files if not path.is_file()), None):
+        text = f"adapter: {folder}: contains no {missing}; use a folder written by save_pretrained"
+        raise DataError("bad_adapter", text)
+    return files

@@ -1,4 +1,4 @@
-"""Measure the phases of a step, judge the figures of a run, and compute the FLOP of a token for the MFU.
+"""Measure the phases of a step, judge the figures of a run, and count FLOP.
 
     enter("data") … enter("copy") … enter("forward") … ─take─▶ {"data": seconds, "copy": …}
     {"data": 0.11, "steps": 40, …} ─advise─▶ [Advice("time spent waiting for data", "11 %", "5 % or less", …), …]

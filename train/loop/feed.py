@@ -1,4 +1,4 @@
-"""Order the rows of an epoch in steps, divide the steps among the ranks, and feed them to the Trainer.
+"""Order rows in steps, divide the steps among the ranks, and feed the Trainer.
 
     format 3.0   packed rows, in random order ─shuffled_steps─▶ ┐
                  or whole groups of `balance` ─balanced_steps─▶ ├ the steps of an epoch ─StepRows─▶ Trainer
@@ -91,7 +91,7 @@ def line_of_rows(groups: Sequence[int], balance: Balance, seed: int, epoch: int)
 def balanced_steps(
     packings: Sequence[Any], groups: Sequence[Sequence[int]], balance: Balance, size: int, seed: int, epoch: int
 ) -> list[Step]:
-    """Return the steps of an epoch of balanced rows, of `size` rows; `groups` is for each packing."""
+    """Return the steps of `size` balanced rows; `groups` has a list for each packing."""
     number = epoch % len(packings)
     line = line_of_rows(groups[number], balance, seed, epoch)
     return [Step(packings[number], line[first : first + size]) for first in range(0, len(line), size)]
@@ -107,7 +107,7 @@ def why_unbalanced(balance: Balance, ranks: int, rows_per_step: int) -> str | No
     return None
 
 
-class Run(NamedTuple):
+class Slice(NamedTuple):
     """Rows of a step: [first, last) of one length, in the order of the epoch."""
 
     length: int
@@ -115,7 +115,9 @@ class Run(NamedTuple):
     last: int
 
 
-def runs_of(rows: Mapping[int, int], rows_per_step: int, longest: int, mix: Mix, seed: int, epoch: int) -> list[Run]:
+def slices_of(
+    rows: Mapping[int, int], rows_per_step: int, longest: int, mix: Mix, seed: int, epoch: int
+) -> list[Slice]:
     """Return the rows of each step of an epoch.
 
     `rows` maps lengths to numbers of rows. A step has `rows_per_step` rows of the longest length, or as many tokens of
@@ -123,7 +125,7 @@ def runs_of(rows: Mapping[int, int], rows_per_step: int, longest: int, mix: Mix,
     stretches as the length has steps, and each step is at a random place in its stretch. With mix `blocks`, the
     shortest length comes first.
     """
-    placed: list[tuple[float, Run]] = []
+    placed: list[tuple[float, Slice]] = []
     for number, (length, count) in enumerate(sorted(rows.items())):
         size = rows_per_step * longest // length
         steps = math.ceil(count / size)
@@ -131,10 +133,10 @@ def runs_of(rows: Mapping[int, int], rows_per_step: int, longest: int, mix: Mix,
         if mix == "tokens":
             within = draws(steps, seed, epoch + number * STREAMS) >> np.uint64(40)
             places = (np.arange(steps) + within / 2**24) / max(steps, 1)
-        runs = (Run(length, first, min(first + size, count)) for first in range(0, count, size))
-        placed += zip(places.tolist(), runs, strict=True)
+        slices = (Slice(length, first, min(first + size, count)) for first in range(0, count, size))
+        placed += zip(places.tolist(), slices, strict=True)
     # The sort is stable, so steps at the same place (with `blocks`, all steps) stay in the order of their lengths.
-    return [run for _, run in sorted(placed, key=lambda pair: pair[0])]
+    return [taken for _, taken in sorted(placed, key=lambda pair: pair[0])]
 
 
 def mixed_steps(
@@ -147,8 +149,8 @@ def mixed_steps(
         length: shuffle(count, seed, epoch + (place + 1) * 8 * STREAMS)
         for place, (length, count) in enumerate(sorted(counts.items()))
     }
-    runs = runs_of(counts, rows_per_step, max(counts), mix, seed, epoch)
-    return [Step(rows[length], order[length][first:last]) for length, first, last in runs]
+    slices = slices_of(counts, rows_per_step, max(counts), mix, seed, epoch)
+    return [Step(rows[length], order[length][first:last]) for length, first, last in slices]
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------

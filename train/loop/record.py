@@ -1,4 +1,4 @@
-"""Describe a run: what is printed before and after its steps, and the files of its results.
+"""Describe a run: what is printed around its steps, and the files of its results.
 
     before   a table of the settings that are actually in effect, and warnings
     after    the result, in two lines
@@ -35,7 +35,7 @@ from train.loop.feed import why_unbalanced
 from train.machine import devices
 from train.measures import PHASES, Advice, advise, si
 from train.model import qlora, states
-from train.model.adapter import left_out
+from train.model.qlora import left_out
 
 if TYPE_CHECKING:
     from train.loop.run import Run

@@ -173,28 +173,20 @@ def prepare(
                 model, feed.train, collator, choices.micro_batch, attention=choices.attention, seed=config.seed
             )
     return Run(
-        corpus=corpus,
-        config=config,
-        folder=folder,
-        disk=disk,
-        device=device,
-        feed=feed,
-        tokenizer=tokenizer,
-        base=base,
-        model=model,
-        choices=choices,
-        isolation=proof,
-        checkpoint=checkpoint,
-        flops_per_token=measures.flops_per_token(model, feed.positions()),
-        notes=[*notes, *choices.notes],
-        warnings=_resumed_elsewhere(checkpoint, before, choices),
-    )
+        corpus=corpus, config=config, folder=folder, disk=disk, device=device, feed=feed, tokenizer=tokenizer,
+        base=base, model=model, choices=choices, isolation=proof, checkpoint=checkpoint,
+        flops_per_token=measures.flops_per_token(model, feed.positions()), notes=[*notes, *choices.notes],
+        warnings=[
+            f"{name} is {new}, but was {old} when this run started: its losses will differ slightly"
+            for name in ("ranks", "device", "precision")
+            if checkpoint and before and (new := getattr(choices, name)) != (old := getattr(before, name))
+        ],
+    )  # fmt: skip
 
 
 def _choose(
     model: Any, feed: Feed, config: TrainingConfig, start: _Start, tried: list[isolation.Trial], dtype: torch.dtype
 ) -> Choices:
-    """Choose attention, options, and micro-batch."""
     # The choices of an earlier start with the same device, precision, and number of ranks are reused.
     known, table = start.known, list[str]()
     backend = known.attention if known else config.attention
@@ -254,17 +246,6 @@ def _choose_size(
     return size, measured.accumulation, speed, measured.lines()
 
 
-def _resumed_elsewhere(checkpoint: Path | None, before: Choices | None, now: Choices) -> list[str]:
-    """Return warnings if a run is resumed on a different machine."""
-    if checkpoint is None or before is None:
-        return []
-    return [
-        f"{name} is {new}, but was {old} when this run started: its losses will differ slightly"
-        for name in ("ranks", "device", "precision")
-        if (new := getattr(now, name)) != (old := getattr(before, name))
-    ]
-
-
 def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, guard: SignalGuard) -> None:
     """Train, and write everything to `folder`."""
     interruption = Interruption(guard)
@@ -310,7 +291,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
             reduce_micro_batch(run, trainer.state.global_step + 1, error)
         raise
     finally:
-        line.close()
+        line.on_train_end()
     if interruption.stopped:
         text = f"interrupted after step {trainer.state.global_step}; run the same command to resume"
         raise Interrupted("interrupted", text)
@@ -367,7 +348,6 @@ def reduce_micro_batch(run: Run, step: int, error: RuntimeError) -> NoReturn:
 
 
 def _trainer(run: Run, *callbacks: Any) -> Any:
-    """Build the Trainer for the corpus's format, without its own output."""
     choices, device = run.choices, run.device
     given = arguments(
         run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.precision

@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,8 @@ from tasks.core.printable import counted
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
 from train.machine.process import may_be_shortage
-from train.machine.ranks import fail_alike
+from train.machine.ranks import fail_alike, largest
 from train.model import states
-from train.model.adapter import keep_random, set_random
 from train.model.attention import (
     APART,
     BACKENDS,
@@ -58,7 +58,7 @@ from train.model.attention import (
     use_attention,
 )
 from train.model.base_model import read_config, silence_libraries
-from train.model.qlora import load_model
+from train.model.qlora import keep_random, load_model, set_random
 
 OF_LOSS = ("labels", LOSS_WEIGHT)  # columns of a batch that do not affect logits
 # Number of logits compared at a time: 2 × 256 MiB in fp32.
@@ -135,13 +135,8 @@ def number_conversations(rows: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 def choose_rows(dataset: Any, count: int) -> list[int]:
     """Return the first `count` rows with at least two conversations, repeated."""
-    found: list[int] = []
-    for number in range(len(dataset)):
-        if count_conversations(dataset[number]) >= 2:
-            found.append(number)
-        if len(found) == count:
-            break
-    return [found[i % len(found)] for i in range(count)] if found else []
+    several = (number for number in range(len(dataset)) if count_conversations(dataset[number]) >= 2)
+    return list(islice(cycle(islice(several, count)), count))
 
 
 def has_experts(model: Any) -> bool:
@@ -152,16 +147,14 @@ def has_experts(model: Any) -> bool:
 def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, Any]], *, seed: int) -> Isolation:
     """Replace every second conversation, then the others, and measure the effect.
 
-    The effect is how far the logits of the other conversations move. `batch` is the model's input in training (without
-    its `labels`), built from `rows`. The starts of conversations are read from the rows, so a batch that lost its
-    positions is detected. The model runs as in training: same mode, dropout (with the same random numbers in every
+    The effect is how far the logits of the other conversations move. `batch` is the model's input in training, built
+    from `rows`. The starts of conversations are read from the rows, so a batch that lost its positions is detected. The
+    model, with or without an adapter, runs as in training: same mode, dropout (with the same random numbers in every
     pass), cache setting, and keywords. If training uses autocast, call this inside the same context.
-
-    The model's whole forward pass runs, with logits only for the last token. The last hidden states, [B, L, hidden],
-    are captured when the decoder returns them. They pass through the model's own head in slices of at most LOGITS
-    logits, because the logits of 8 rows of 4096 tokens over 128k IDs would take 17 GB in fp32. Models wrapped by PEFT
-    work too.
     """
+    # The whole forward pass runs, with logits only for the last token. The last hidden states, [B, L, hidden], pass
+    # through the model's own head in slices of at most LOGITS logits, because the logits of 8 rows of 4096 tokens over
+    # 128k IDs would take 17 GB in fp32.
     device = model.device
     batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items() if name not in OF_LOSS}
     numbers = number_conversations(rows).to(device)
@@ -236,7 +229,7 @@ def require_isolation(
     for way in states.ways(model, attention):
         states.use_way(model, way, reason)
         try:
-            result = _worst([check_isolation(model, collator(batch), batch, seed=seed) for batch in batches])
+            parts = [check_isolation(model, collator(batch), batch, seed=seed) for batch in batches]
         except FAILURES as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -244,6 +237,10 @@ def require_isolation(
             reason = states.cause(error)
             failure = PartMissing("no_attention", _failure(model, attention, error))
             continue
+        figures = torch.tensor([(part.moved, -part.own_moved, part.noise) for part in parts], dtype=torch.float64)
+        moved, own_moved, noise = figures.amax(0).tolist()  # the worst of each; keeps a NaN
+        conversations = sum(part.conversations for part in parts)
+        result = Isolation(checked, conversations, moved, -own_moved, noise, parts[0].rounding)
         if result.passed:
             return result
         reason = states.LEAKS[way]
@@ -251,14 +248,6 @@ def require_isolation(
         if not result.leaks:
             break
     raise failure
-
-
-def _worst(batches: Sequence[Isolation]) -> Isolation:
-    """Combine the results of several batches: the worst value of each figure."""
-    figures = torch.tensor([(batch.moved, -batch.own_moved, batch.noise) for batch in batches], dtype=torch.float64)
-    moved, own_moved, noise = figures.amax(0).tolist()  # keeps a NaN
-    rows, conversations = sum(batch.rows for batch in batches), sum(batch.conversations for batch in batches)
-    return Isolation(rows, conversations, moved, -own_moved, noise, batches[0].rounding)
 
 
 def _leak(model: Any, result: Isolation, attention: str) -> str:
@@ -336,9 +325,8 @@ def fastest(
             known[name] = Trial(name, 0.0, str(error) if isinstance(error, PackError) else "ran out of memory")
     trials = [known[name] for name in BACKENDS]
     if torch.distributed.is_initialized():
-        speeds = torch.tensor([trial.tokens_per_second for trial in trials], device=model.device)
-        torch.distributed.all_reduce(speeds, torch.distributed.ReduceOp.MIN)
-        pairs = zip(trials, speeds.tolist(), strict=True)
+        slowest = [-x for x in largest([-trial.tokens_per_second for trial in trials], model.device)]
+        pairs = zip(trials, slowest, strict=True)
         trials = [Trial(t.attention, s, t.reason or "excluded on another rank" * (not s)) for t, s in pairs]
     most = max(trial.tokens_per_second for trial in trials)
     best = next(trial for trial in trials if trial.tokens_per_second >= (1 - NEAR) * most)
@@ -372,6 +360,8 @@ def try_backend(model: Any, dataset: Any, count: int, backend: str, *, seed: int
         model.train(mode)
 
 
+# -- backends that may crash -------------------------------------------------------------------------------------------
+
 LIMIT = 900.0  # seconds for checking, compiling, and timing, after the model is loaded
 LOADED = "loaded"  # name of the file that signals that the model is loaded
 COMMAND = (sys.executable, "-P", "-m", "train.model.isolation")
@@ -380,17 +370,20 @@ COMMAND = (sys.executable, "-P", "-m", "train.model.isolation")
 def try_apart(
     base: Path | str, config: TrainingConfig, device: torch.device, dtype: torch.dtype, dataset: Any, count: int
 ) -> list[Trial]:
-    """Try every backend whose kernel may crash; see `isolation.fastest`."""
-    # Backends that the machine or the model lacks are not tried.
+    """Try every backend whose kernel may end its process or make the GPU unusable.
+
+    Each is tried in a process of its own, which loads its own copy of the model, so the caller must not have loaded the
+    model yet. Backends that the machine or the model lacks are not tried. See `fastest`.
+    """
     if config.sharding == "full":  # a separate process would need the whole model
         return [Trial(backend, 0.0, "not tried with sharding: full") for backend in APART]
-    lacking = missing_backends(read_config(base))
     numbers = [*range(count), *choose_rows(dataset, ROWS)]
     rows = [{name: column.tolist() for name, column in dataset[n % len(dataset)].items()} for n in numbers]
     request = {
         "base": str(base), "is_folder": isinstance(base, Path), "config": config.model_dump(), "device": str(device),
         "dtype": str(dtype).removeprefix("torch."), "rows": rows, "count": count,
     }  # fmt: skip
+    lacking = missing_backends(read_config(base))
     backends = [name for name in APART if name not in lacking and not unavailable_reason(name, device, dtype)]
     return [in_process(request | {"backend": backend}) for backend in backends]
 
@@ -398,15 +391,14 @@ def try_apart(
 def in_process(request: dict[str, Any], command: Sequence[str] = COMMAND, limit: float = LIMIT) -> Trial:
     """Run one trial in a separate process; if it crashes, the trial has the reason."""
     backend = request["backend"]
-    # The process is not one of the ranks.
-    of_ranks = re.compile("TORCHELASTIC_.*|MASTER_.*|RANK|LOCAL_RANK|WORLD_SIZE")
-    own = {name: text for name, text in os.environ.items() if not of_ranks.fullmatch(name)}
+    of_ranks = re.compile("TORCHELASTIC_.*|MASTER_.*|RANK|LOCAL_RANK|WORLD_SIZE")  # it is not a rank
+    env = {name: text for name, text in os.environ.items() if not of_ranks.fullmatch(name)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "request.json").write_bytes(orjson.dumps(request))
         with (folder / "stderr").open("wb") as errors:
             process = subprocess.Popen(  # noqa: S603 - this Python, and a path
-                [*command, name], env=own, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
+                [*command, name], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
             )
             until = math.inf
             while (code := process.poll()) is None:
@@ -449,16 +441,16 @@ def run(request: dict[str, Any], folder: Path) -> Trial:
         return Trial(backend, 0.0, str(error).splitlines()[0][:160])
 
 
+def _end_with(parent: int) -> None:
+    """End this process when its parent ends, so that it does not keep the GPU busy."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
 def main(folder: Path) -> None:
     """Run the trial that request.json in a folder describes, and write result.json."""
-    parent = os.getppid()
-
-    def end_with_parent() -> None:  # so that this process does not keep the GPU busy
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     silence_libraries()
     result = run(orjson.loads((folder / "request.json").read_bytes()), folder)

@@ -54,10 +54,8 @@ def order_of(kind: str, rows: int, rows_per_step: int, seed: int) -> Order:
 
 
 def dealt(rows: StepRows, shares: Shares) -> list[list[list[list[Any]]]]:
-    """Return the rows of each rank, step, and pass.
-
-    accelerate deals the batches to the ranks, as in the Trainer.
-    """
+    """Return the rows of each rank, step, and pass."""
+    # accelerate deals the batches to the ranks, as in the Trainer.
     batches = BatchSampler(SequentialSampler(rows), shares.micro_batch, drop_last=False)
     found = []
     for rank in range(shares.ranks):

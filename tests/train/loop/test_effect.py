@@ -22,7 +22,7 @@ from train.loop.record import Steps, _adapter, advice_of, warnings
 from train.loop.run import Run
 from train.loop.run_folder import Choices
 from train.model import states
-from train.model.adapter import add_adapter
+from train.model.qlora import add_adapter
 
 
 @pytest.fixture(scope="module")

@@ -29,10 +29,8 @@ from train.model.qlora import load_model
 
 @cache
 def rows() -> list[Row]:
-    """Return the first halves of rows that have several conversations there.
-
-    Whole rows would be slow for layers with a state.
-    """
+    """Return the first halves of rows that have several conversations there."""
+    # Whole rows would be slow for layers with a state.
     halves = [{name: column[: LENGTH // 2] for name, column in row.items()} for row in packed_rows()]
     return [halves[number] for number in choose_rows(halves, 4)]
 

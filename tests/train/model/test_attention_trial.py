@@ -30,7 +30,6 @@ CONFIG = TrainingConfig(quantization="none", lora_r=4, attention="auto")
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("base")
     tiny_model(adapter=False, num_hidden_layers=1).save_pretrained(folder)
     return folder

@@ -31,10 +31,8 @@ def files_of(kind: str) -> TokenizerFiles:
 
 
 def changed_json(place: Path, kind: str, change: Callable[[dict[str, Any]], Any]) -> TokenizerFiles:
-    """Write a changed tokenizer.json of a kind in another layout.
-
-    tokenizer_config.json is not changed.
-    """
+    """Write a changed tokenizer.json of a kind in another layout."""
+    # tokenizer_config.json is not changed.
     spec = json.loads((kind_path(kind) / "tokenizer.json").read_bytes())
     change(spec)
     place.mkdir(exist_ok=True)

@@ -31,11 +31,6 @@ from train.loop.trainer import Measured, arguments, packed_trainer
 from train.model.attention import Collator
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def scale_on_cpu(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
     real = Accelerator.__init__
 
