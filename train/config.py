@@ -1,8 +1,10 @@
-"""Read the settings of a training run from `qlora.yaml` and the command line.
+"""Read the settings of a run, and identify the model and adapter that they name.
 
 train/qlora.yaml ─┐
                   ├─load_training_config─▶ TrainingConfig
 --learning-rate … ┘   (the command line wins; settings_parser defines one option for each setting)
+
+The digests of a model and of an adapter are part of the key of a run.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from tasks.stores.urls import check_url, is_url, local_path_of, root_of
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
+import hashlib
+
+from tasks.storage.files import sha256_of
 
 DEFAULT = Path(__file__).with_name("qlora.yaml")
 
@@ -38,14 +43,14 @@ REMOVED: Removed = {
     "keep_checkpoints": "leave it out: the newest two checkpoints are kept, and the best with keep: best",
 }
 
-# Options of removed settings lead to the error that says what to use.
-REMOVED_OPTIONS = [name for name in REMOVED if ":" not in name]
-
 # Settings that the key of a run omits at their defaults, so that runs of earlier versions keep their keys.
 LATER = ("lora_variant", "modules_to_save", "adapter", "keep", "early_stopping", "sharding")
 
 # Values in the key of every run, because earlier versions included them.
 EARLIER = {"micro_batch": "auto"}
+
+# Options of removed settings lead to the error that says what to use.
+REMOVED_OPTIONS = [name for name in REMOVED if ":" not in name]
 
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 # Experiment trackers, by the name of their package.
@@ -178,9 +183,8 @@ class TrainingConfig(BaseModel):
     @property
     def rate(self) -> float:
         """Return the learning rate in effect."""
-        if self.learning_rate == "auto":
-            return 2e-4 if self.base_model else 2e-3
-        return self.learning_rate
+        usual = 2e-4 if self.base_model else 2e-3
+        return usual if self.learning_rate == "auto" else self.learning_rate
 
     @property
     def trackers(self) -> list[str]:
@@ -237,22 +241,12 @@ class Parser(argparse.ArgumentParser):
 def settings_parser(prog: str, description: str) -> Parser:
     """Build a parser with the options shared by all commands that take a corpus."""
     ours = Parser(prog=prog, description=description, allow_abbrev=False)
-    ours.add_argument(
-        "--manifest",
-        type=local_path_of,
-        required=True,
-        help="a manifest (file, URL, name, or key), a corpus folder, or a folder of shards",
-    )
-    ours.add_argument(
-        "--config", type=Path, metavar="FILE", default=DEFAULT, help="YAML file of settings (default: train/qlora.yaml)"
-    )
-    ours.add_argument(
-        "--root",
-        type=_local_root,
-        metavar="FOLDER",
-        default=Path(),
-        help="folder that contains data/ (default: this folder)",
-    )
+    text = "a manifest (file, URL, name, or key), a corpus folder, or a folder of shards"
+    ours.add_argument("--manifest", type=local_path_of, required=True, help=text)
+    text = "YAML file of settings (default: train/qlora.yaml)"
+    ours.add_argument("--config", type=Path, metavar="FILE", default=DEFAULT, help=text)
+    text = "folder that contains data/ (default: this folder)"
+    ours.add_argument("--root", type=_local_root, metavar="FOLDER", default=Path(), help=text)
     ours.add_argument("--where", action="store_true", help="print the path of the run's record and exit")
     ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
     settings = ours.add_argument_group("settings (override those of the file)")
@@ -301,3 +295,48 @@ def _values(field: FieldInfo) -> str:
     words += [names[kind] for kind in bare if kind in names]
     words += ["[NAME,…]" for kind in bare if get_origin(kind) is list]
     return "|".join(words)
+
+
+# -- digests -----------------------------------------------------------------------------------------------------------
+
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+# Number of samples that are hashed in each file of a base model, and the bytes of a sample. A file of up to 1 MiB is
+# hashed as a whole.
+SAMPLES, SAMPLE = 256, 4096
+
+
+def folder_digest(folder: Path) -> str:
+    """Identify a local model by its small files and by samples of its large files."""
+    # Reading all weights would take minutes. Training changes most weights, so samples reveal it.
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            size = path.stat().st_size
+            digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
+            with path.open("rb") as file:
+                for start in range(0, size, max(SAMPLE, size // SAMPLES)):
+                    file.seek(start)
+                    digest.update(file.read(SAMPLE))
+    return digest.hexdigest()
+
+
+def adapter_digest(folder: Path) -> str:
+    """Identify an adapter by its weights and its settings."""
+    return hashlib.sha256("".join(sha256_of(path) for path in adapter_files(folder)).encode()).hexdigest()
+
+
+def adapter_files(folder: Path) -> tuple[Path, Path]:
+    """Return the files with the weights and the settings of an adapter."""
+    files = folder / ADAPTER_WEIGHTS, folder / ADAPTER_CONFIG
+    if not folder.is_dir():
+        raise DataError("bad_adapter", f"adapter: {folder}: no such folder; use one that contains {ADAPTER_WEIGHTS}")
+    if not files[0].is_file() and (folder / "adapter_model.bin").is_file():
+        raise DataError(
+            "bad_adapter",
+            f"adapter: {folder}: contains adapter_model.bin, a pickle, which can run any code when it is read; save "
+            f"the adapter as {ADAPTER_WEIGHTS}",
+        )
+    if missing := next((path.name for path in files if not path.is_file()), None):
+        text = f"adapter: {folder}: contains no {missing}; use a folder written by save_pretrained"
+        raise DataError("bad_adapter", text)
+    return files

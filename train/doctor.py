@@ -225,7 +225,7 @@ def _attention(kind: str) -> Finding:
 def _tokenizers() -> Iterator[Finding]:
     """Yield a finding for the tokenizer of each of the newest corpora of this folder."""
     # A corpus whose files are missing is left out, and so is one that uses the file of its tokenizer as it is.
-    from train.model.same_tokenizer import compare_rows, is_as_it_is
+    from train.model.base_model import compare_rows, is_as_it_is
 
     for path in sorted(Path("manifests").glob("*.json"), key=lambda path: path.stat().st_mtime)[-CORPORA:]:
         try:

@@ -36,9 +36,9 @@ from tasks.storage.files import write_bytes
 from tasks.storage.schemas import IGNORED
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
-from train.model.adapter import keep_random
 from train.model.attention import BACKENDS, autocast, backend_to_load, dtype_of, use_attention
 from train.model.base_model import positions
+from train.model.qlora import keep_random
 
 CHUNK = 512  # tokens whose logits are in memory at a time
 NAME = "samples.jsonl"

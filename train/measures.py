@@ -1,7 +1,8 @@
-"""Measure the phases of a step, and judge the figures of a run.
+"""Measure the phases of a step, judge the figures of a run, and count FLOP.
 
     enter("data") … enter("copy") … enter("forward") … ─take─▶ {"data": seconds, "copy": …}
     {"data": 0.11, "steps": 40, …} ─advise─▶ [Advice("time spent waiting for data", "11 %", "5 % or less", …), …]
+    model, position_ids ─flops_per_token─▶ FLOP        name of the GPU ─peak_flops─▶ FLOP/s
 
 A phase lasts until the next phase is entered. On a GPU, it lasts until the GPU has finished its work. The marks are
 read once per step, when the loss is read anyway.
@@ -13,6 +14,8 @@ waiting for a rank whose batches are late. On a GPU, `data` begins when the GPU 
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,21 +32,19 @@ COMPUTE = ("forward", "backward", "optimizer")
 
 
 class Clock:
-    """Clock of a device."""
+    """Clock of a device; a time on a GPU is an event in its queue."""
 
-    # On a GPU, a time is an event in its queue, which can be read only after the GPU has passed it.
+    # It can be read only after the GPU has passed it.
 
     def __init__(self, device: torch.device):
         self._is_gpu = device.type == "cuda"
-        if self._is_gpu:
-            from torch.cuda import Event
-
-            self._event = Event
 
     def now(self) -> Any:
         if not self._is_gpu:
             return time.perf_counter()
-        event = self._event(enable_timing=True)
+        from torch.cuda import Event
+
+        event = Event(enable_timing=True)
         event.record()
         return event
 
@@ -51,7 +52,6 @@ class Clock:
         return not self._is_gpu or moment.query()
 
     def wait_for(self, moment: Any) -> None:
-        """Wait until a GPU has passed a time."""
         if self._is_gpu:
             moment.synchronize()
 
@@ -82,7 +82,7 @@ class Phases:
         for (phase, start), (_, end) in pairwise(self._marks):
             if phase:
                 seconds[phase] += self._clock.seconds(start, end)
-        self.clear()
+        self._marks = []
         return seconds
 
 
@@ -149,11 +149,106 @@ def advise(figures: Mapping[str, float], whose: Mapping[str, str] | None = None)
     found = []
     for rule in RULES:
         value, low, high = figures.get(rule.figure), rule.at_least, rule.at_most
-        if value is None:
-            continue
-        name = rule.name + (whose or {}).get(rule.figure, "")
-        if low is not None and value < low:
-            found.append(Advice(name, rule.shown(value), f"{rule.shown(low)} or more", rule.action))
-        if high is not None and value > high:
-            found.append(Advice(name, rule.shown(value), f"{rule.shown(high)} or less", rule.action))
+        target = None
+        if value is not None and low is not None and value < low:
+            target = f"{rule.shown(low)} or more"
+        elif value is not None and high is not None and value > high:
+            target = f"{rule.shown(high)} or less"
+        if value is not None and target:
+            name = rule.name + (whose or {}).get(rule.figure, "")
+            found.append(Advice(name, rule.shown(value), target, rule.action))
     return found
+
+
+# -- FLOP per token ----------------------------------------------------------------------------------------------------
+
+# Dense bf16 or fp16 with fp32 accumulation, FLOP/s, from NVIDIA's data sheets. The first match counts.
+PEAK = {
+    "B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "GH200": 989e12, "H100 NVL": 835e12, "H100 PCIe": 756e12,
+    "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A40": 150e12, "A30": 165e12,
+    "A10G": 70e12, "A10": 125e12, "RTX 6000 Ada": 364e12, "RTX A6000": 155e12, "RTX 5090": 209e12, "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    # GPUs without bf16. All others are as fast in bf16 as in fp16.
+    "V100-SXM2": 125e12, "V100-PCIE": 112e12, "T4": 65e12,
+}  # fmt: skip
+
+# Kinds of layers in `layer_types` that have no attention.
+WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent", "moe", "mlp")
+# Names of settings: the number of experts of a token, and of all experts of a layer.
+ROUTING = (
+    ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+)
+
+
+def share_in_4_bits(model: Any) -> float:
+    """Return the share of the frozen weights that bitsandbytes stores in 4 bits."""
+    frozen = [weights for weights in model.parameters() if not weights.requires_grad]
+    quantized = sum(_count(weights) for weights in frozen if hasattr(weights, "quant_state"))
+    return quantized / max(1, sum(map(_count, frozen)))
+
+
+def parameters(model: Any) -> tuple[int, int]:
+    """Return the numbers of all and of trainable parameters, with the adapter."""
+    # A byte of NF4 holds two parameters. Tied weights are yielded once.
+    counts = [(_count(weights), weights.requires_grad) for weights in model.parameters()]
+    return sum(count for count, _ in counts), sum(count for count, trainable in counts if trainable)
+
+
+def _count(weights: Any) -> int:
+    state = getattr(weights, "quant_state", None)
+    return int(weights.numel() if state is None else math.prod(state.shape))
+
+
+def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
+    """Return the useful FLOP per token, for the positions of typical rows.
+
+    4 N        for each weight of a matrix product: 2 forward, 2 for the gradient of its input. Frozen weights have no
+               gradient, hence 4 and not 6. An embedding that is only looked up does not count.
+    6 N_lora   for each weight of the adapter, and of a head that is trained as a whole
+    attention  12 · d · k per layer, with d = heads × head size and k = the tokens that one token attends to, including
+               itself: 2 · d · k for the scores and 2 · d · k for their sum in the forward pass, and twice as much in
+               the backward pass. On average over a conversation of n tokens, k = (n + 1) / 2. Attention is causal and
+               ends at the conversation, so a kernel that also computes masked scores does no more useful work.
+
+    Only the experts that a token is routed to count. Convolutions, scans, and the recomputation by activation
+    checkpointing do not count, so the MFU of a model with such layers is a lower bound.
+    """
+    config = model.config.get_text_config()
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    looked_up = None if head is None or embeddings.weight is head.weight else embeddings.weight
+    chosen, experts = (
+        next((getattr(config, name) for name in names if getattr(config, name, None)), None) for names in ROUTING
+    )
+    # The share of a layer's experts that a token is routed to, if it is known.
+    routed = min(1.0, chosen / experts) if chosen and experts else 1.0
+    weighted = 0.0
+    for name, weights in model.named_parameters():
+        parts = name.split(".")
+        if weights is not looked_up and "original_module" not in parts:  # the copy in modules_to_save is used instead
+            share = routed if "experts" in parts else 1.0
+            weighted += (6 if weights.requires_grad else 4) * _count(weights) * share
+    heads = getattr(config, "num_attention_heads", 0)  # Mamba has none
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else 0
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    layers = [kind for kind in layers if kind not in WITHOUT_ATTENTION]
+    seen = position_ids.double() + 1
+    full, near = (x.mean().item() for x in (seen, seen.clamp(max=window or math.inf)))
+    attention = sum(12 * width * (near if "sliding" in kind else full) for kind in layers)
+    return weighted + attention
+
+
+def peak_flops(name: str, dtype: torch.dtype) -> float | None:
+    """Return the peak FLOP/s of a GPU; None in fp32, or if it is unknown."""
+    if str(dtype) == "torch.float32" or re.search(r"\b(MIG|Laptop|Max-Q)\b", name):  # a part of the chip, or slower
+        return None
+    return next((peak for known, peak in PEAK.items() if re.search(rf"\b{known}\b", name)), None)
+
+
+def si(value: float) -> str:
+    """Format a number with an SI prefix: 1234 → 1.23 k."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"

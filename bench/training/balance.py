@@ -64,7 +64,7 @@ def rank(manifest: Path, steps: int, folder: Path) -> None:
     from tasks.core.numbers import shuffle
     from train.data.corpus import open_corpus
     from train.data.dataset import PackedDataset
-    from train.data.steps import balance_of, line_of_rows
+    from train.loop.feed import balance_of, line_of_rows
 
     torch.set_num_threads(1)
     me, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

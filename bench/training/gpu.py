@@ -50,11 +50,12 @@ def trl(manifest: Path, model: Path, case: dict[str, Any]) -> dict[str, Any]:
     from transformers import TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
+    from train import measures
     from train.config import TrainingConfig
     from train.data.conversations import padding_tokenizer, sft_dataset
     from train.data.corpus import open_corpus
     from train.machine import devices
-    from train.model import flops, qlora
+    from train.model import qlora
 
     corpus, config = open_corpus(manifest), TrainingConfig()
     device = devices.resolve(config)
@@ -85,9 +86,9 @@ def trl(manifest: Path, model: Path, case: dict[str, Any]) -> dict[str, Any]:
     per_step = sum(map(sum, rows)) / len(rows) * case["micro_batch"] * trainer.args.gradient_accumulation_steps
     seconds = sorted(b - a for a, b in pairwise(marks))
     rate = per_step / seconds[len(seconds) // 2]
-    peak = flops.peak_flops(device.name, device.dtype)
+    peak = measures.peak_flops(device.name, device.dtype)
     typical = next((row for row in rows if sum(row) == case["length"]), [case["length"]])
-    work = flops.flops_per_token(loaded, torch.cat([torch.arange(size) for size in typical])[None])
+    work = measures.flops_per_token(loaded, torch.cat([torch.arange(size) for size in typical])[None])
     return {
         "tokens_per_second": rate,
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if device.kind == "cuda" else 0,

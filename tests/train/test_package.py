@@ -14,10 +14,7 @@ import train
 
 
 def test_import_loads_no_torch(tmp_path: Path) -> None:
-    """`import train` loads no torch, and nothing else that is slow.
-
-    The process is new and lacks torch, so a name that needs torch fails. It runs in a folder that is not on sys.path.
-    """
+    # The process is new and lacks torch, so a name that needs torch fails. It runs in a folder that is not on sys.path.
     code = (
         "import sys; sys.modules['torch'] = None; import train;"
         "print({'transformers', 'numpy', 'pyarrow'} & sys.modules.keys());"

@@ -35,10 +35,9 @@ def test_phases_add_up_to_the_time_between_the_first_and_the_last_mark(entered: 
 
 
 class Event:
-    """A stand-in for torch.cuda.Event with a clock in milliseconds.
+    """A stand-in for torch.cuda.Event with a clock in milliseconds."""
 
-    Its times can be read only after the GPU has reached an event.
-    """
+    # Its times can be read only after the GPU has reached an event.
 
     clock = count(step=250)
     reached = False

@@ -110,39 +110,30 @@ def _tokenize(
         rows = pa.Table.from_batches(record_batches, shard_schema(manifest))
     conversations: list[np.ndarray] = []
     trained: list[int] = []
-
-    def new_batch() -> Batch:
-        return Batch(encoder, dict.fromkeys(COUNTS, 0), lambda number: f"{path}: row {number}")
-
-    def encode(batch: Batch) -> Batch:
-        encoded = batch.encode(TOKENS_SCHEMA) if batch.records else None
-        if encoded is not None:  # otherwise, the counts below reveal missing conversations
-            conversations.extend(tokens.values.to_numpy() for tokens in encoded.column("tokens"))
-            trained.extend(encoded.column("trained").to_pylist())
-        return new_batch()
-
-    batch, number = new_batch(), 0
-    for part in rows.to_batches(max_chunksize=1024):
-        for row in part.to_pylist():
-            try:
-                conversation, sample = _sample(row, manifest, encoder, templates)
-            except Reject as reject:
-                text = f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}"
-                raise DataError("other_versions", text) from None
-            batch.add(number, [prepare_spans(conversation, Sample(sample.spans), encoder)])
-            number += 1
-            if batch.is_full:
-                batch = encode(batch)
-    encode(batch)
+    batch: Batch | None = None
+    records = (row for part in rows.to_batches(max_chunksize=1024) for row in part.to_pylist())
+    for number, row in enumerate(records):
+        batch = batch or Batch(encoder, dict.fromkeys(COUNTS, 0), lambda number: f"{path}: row {number}")
+        try:
+            conversation, sample = _sample(row, manifest, encoder, templates)
+        except Reject as reject:
+            text = f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}"
+            raise DataError("other_versions", text) from None
+        batch.add(number, [prepare_spans(conversation, Sample(sample.spans), encoder)])
+        if batch.is_full or number + 1 == rows.num_rows:
+            encoded, batch = batch.encode(TOKENS_SCHEMA), None
+            if encoded is not None:  # otherwise, the counts below reveal missing conversations
+                conversations.extend(tokens.values.to_numpy() for tokens in encoded.column("tokens"))
+                trained.extend(encoded.column("trained").to_pylist())
     if len(conversations) != len(sizes):
         text = f"{path}: has {len(conversations):,} conversations, but index.arrow lists {len(sizes):,}"
         raise DataError("wrong_count", text)
     expected = zip(sizes["length"].to_pylist(), sizes["trained"].to_pylist(), strict=True)
-    for number, (tokens, own, (length, wanted)) in enumerate(zip(conversations, trained, expected, strict=True)):
-        if (len(tokens), own) != (length, wanted):
+    for number, (tokens, count, (length, wanted)) in enumerate(zip(conversations, trained, expected, strict=True)):
+        if (len(tokens), count) != (length, wanted):
             raise DataError(
                 "other_versions",
-                f"{path}: row {number} yields {len(tokens):,} tokens, {own:,} of them trained on, but the index "
+                f"{path}: row {number} yields {len(tokens):,} tokens, {count:,} of them trained on, but the index "
                 f"records {length:,} and {wanted:,}: {_OTHER_VERSIONS}",
             )
     return conversations
@@ -164,12 +155,10 @@ def _sample(
 
 
 def _rebuilt(row: dict[str, Any], manifest: Manifest, encoder: Encoder) -> Iterator[Conversation]:
-    """Yield candidates for the conversation that a row was made from.
-
-    The first candidate that renders to the text of the row is the right one. A row stores the content and the context
-    of a message as one string, but the template `alpaca` renders the context separately. For `alpaca`, this function
-    tries every position at which the two strings can have been joined. Only the last request of a record has a context.
-    """
+    """Yield candidates for the conversation of a row; one renders to its text."""
+    # A row stores the content and the context of a message as one string, but the template `alpaca` renders the context
+    # separately, so every position at which the two strings can have been joined is tried. Only the last request of a
+    # record has a context.
     if row["messages"] is None:
         bos = encoder.control_strings.get(encoder.bos_id, "") if encoder.adds_bos and encoder.bos_id is not None else ""
         yield read_record({"text": row["text"].removeprefix(bos)}, "text")
@@ -280,6 +269,6 @@ def padding_tokenizer(corpus: Corpus) -> PaddingTokenizer:
     ids = {"bos_token": encoder.bos_id, "eos_token": encoder.eos_id, "pad_token": encoder.pad_id}
     named = {name: encoder.control_strings[token] for name, token in ids.items() if token is not None}
     vocabulary = {string: encoder.controls[string] for string in named.values()}
-    found = PaddingTokenizer(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, named["eos_token"])), **named)
-    found.files = find_tokenizer_files(manifest, corpus.folder).files
-    return found
+    padding = PaddingTokenizer(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, named["eos_token"])), **named)
+    padding.files = find_tokenizer_files(manifest, corpus.folder).files
+    return padding

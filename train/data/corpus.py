@@ -151,10 +151,10 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
     for file in manifest.files:  # 2 % of the bytes of a corpus; they define the meaning of its IDs and labels
         check_listed(folder, file)
     splits = {name: [Shard(**shard.model_dump()) for shard in split.shards] for name, split in manifest.splits.items()}
-    lacking, first = False, next(shard for shards in splits.values() for shard in shards)
-    for shard in (shard for shards in splits.values() for shard in shards):
+    lacking, shards = False, [shard for shards in splits.values() for shard in shards]
+    for shard in shards:
         wanted = shard_schema(manifest, shard.path)
-        if remote_with(folder) and shard != first:
+        if remote_with(folder) and shard != shards[0]:
             continue  # in a bucket; its digest is checked when it is read
         where = find_listed(folder, shard.path, shard.bytes)
         # Keep the comparison in this block: a damaged column name may not be UTF-8 and is decoded only when read.
@@ -166,17 +166,10 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
             else:
                 check_schema(where, schema, wanted, folder)
     return Corpus(
-        name=manifest.name,
-        folder=folder,
-        format_version=version,
-        key=manifest.key,
-        sequence_length=manifest.sequence_length,
-        manifest=manifest,
-        splits=splits,
-        isolated=version != WHOLE and not lacking,
-        layout=manifest.row_layout,
-        weighted=manifest.row_layout.is_weighted,
-    )
+        name=manifest.name, folder=folder, format_version=version, key=manifest.key,
+        sequence_length=manifest.sequence_length, manifest=manifest, splits=splits, layout=manifest.row_layout,
+        isolated=version != WHOLE and not lacking, weighted=manifest.row_layout.is_weighted,
+    )  # fmt: skip
 
 
 def _check_key(folder: Path, manifest: Manifest) -> None:
@@ -233,7 +226,6 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
 
 
 def _find_shards(folder: Path) -> list[tuple[str, Path]]:
-    """Return (split, path) of every shard, in order."""
     found: dict[str, dict[int, Path]] = {}
     totals: dict[str, int] = {}
     for path in sorted(folder.glob("*.arrow")):
@@ -301,17 +293,10 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[Corpus, int]:
     if packed:
         _check_rows(path, schema, allow_unisolated, layout)
     corpus = Corpus(
-        name=path.parent.resolve().name,
-        folder=path.parent,
-        format_version=version,
-        key=metadata.get("manifest_key", ""),
-        sequence_length=int(length),
-        manifest=None,
-        splits={},
-        isolated="position_ids" in names,
-        weighted=LOSS_WEIGHT in names,
-        layout=layout,
-    )
+        name=path.parent.resolve().name, folder=path.parent, format_version=version,
+        key=metadata.get("manifest_key", ""), sequence_length=int(length), manifest=None, splits={}, layout=layout,
+        isolated="position_ids" in names, weighted=LOSS_WEIGHT in names,
+    )  # fmt: skip
     return corpus, rows
 
 

@@ -121,8 +121,13 @@ class PackedDataset(torch.utils.data.Dataset):
         if not self.rows:
             counts = ", ".join(f"{name} has {corpus.rows(name):,}" for name in corpus.splits)
             raise DataError("no_rows", f"{corpus.folder}: the split {split!r} has no rows ({counts})")
-        self._names = column_names(corpus)
-        self.nbytes = self.rows * self.length * 4 * len(self._names)
+        self._kinds: dict[str, Any] = {
+            "input_ids": np.int32,
+            "labels": np.int32,
+        }  # of the columns that a model receives, in memory
+        self._kinds |= {"position_ids": np.int32} if corpus.isolated else {}
+        self._kinds |= {LOSS_WEIGHT: np.float32} if corpus.weighted else {}
+        self.nbytes = self.rows * self.length * 4 * len(self._kinds)
         shards = corpus.splits[split]
         largest = max(shard.bytes for shard in shards)
         processes = processes_here()
@@ -136,7 +141,7 @@ class PackedDataset(torch.utils.data.Dataset):
             threads = max(1, min(threads, RAW_BYTES // largest))
 
         def load_shard(shard: Shard) -> list[tuple[Columns, Counts]]:
-            batches = read_rows(corpus.folder, shard, self._names, self.length, mapped, corpus.layout)
+            batches = _read_shard(corpus.folder, shard, self._kinds, self.length, mapped, corpus.layout)
             if mapped:
                 return list(batches)
             return [({name: values.copy() for name, values in columns.items()}, counts) for columns, counts in batches]
@@ -145,11 +150,10 @@ class PackedDataset(torch.utils.data.Dataset):
             loaded = [batch for batches in pool.map(load_shard, shards) for batch in batches]
         self._blocks = [block for block, _ in loaded]
         self._first_rows = [0, *accumulate(len(block["input_ids"]) for block in self._blocks)][:-1]
+        self.lengths = np.full(self.rows, self.length)
         if corpus.layout.padding == "none":
             self.lengths = np.concatenate([np.diff(block["input_ids"].offsets) for block in self._blocks])
-            self.nbytes = 4 * len(self._names) * int(self.lengths.sum())
-        else:
-            self.lengths = np.full(self.rows, self.length)
+            self.nbytes = 4 * len(self._kinds) * int(self.lengths.sum())
         facts = np.array([counts for _, counts in loaded])
         self.max_id = int(facts[:, 0].max())
         self.tokens, self.trained_tokens, conversations = facts[:, 1:].sum(axis=0).tolist()
@@ -163,40 +167,19 @@ class PackedDataset(torch.utils.data.Dataset):
 
     def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
         """Return copies of several rows; negative numbers count from the end."""
-        places = []
+        copies, kinds = [], self._kinds | {"labels": np.int64}
         for number in map(operator.index, rows):
             row = number + self.rows if number < 0 else number
             if not 0 <= row < self.rows:
                 raise IndexError(f"row {number} of {self.rows}")
             number = bisect_right(self._first_rows, row) - 1
-            places.append((self._blocks[number], row - self._first_rows[number]))
-        kinds = {name: np.int64 if name == "labels" else dtype_of(name) for name in self._names}
-        if self.corpus.layout.padding == "none":
-            return [
-                {name: torch.from_numpy(block[name][row].astype(kind)) for name, kind in kinds.items()}
-                for block, row in places
-            ]
-        columns = []
-        for name, kind in kinds.items():
-            values = np.empty((len(places), self.length), kind)
-            for copy, (block, row) in zip(values, places, strict=True):
-                copy[:] = block[name][row]
-            columns.append(torch.from_numpy(values))
-        return [dict(zip(kinds, row, strict=True)) for row in zip(*columns, strict=True)]
+            block, row = self._blocks[number], row - self._first_rows[number]
+            copies.append({name: torch.from_numpy(block[name][row].astype(kind)) for name, kind in kinds.items()})
+        return copies
 
 
-def column_names(corpus: Corpus) -> tuple[str, ...]:
-    """Return the names of the columns that a model receives."""
-    return ("input_ids", "labels", *["position_ids"] * corpus.isolated, *[LOSS_WEIGHT] * corpus.weighted)
-
-
-def dtype_of(name: str) -> type[np.generic]:
-    """Return the dtype of a column in memory."""
-    return np.float32 if name == LOSS_WEIGHT else np.int32
-
-
-def read_rows(
-    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool, shape: RowLayout
+def _read_shard(
+    folder: Path, shard: Shard, kinds: dict[str, Any], length: int, mapped: bool, shape: RowLayout
 ) -> Iterator[tuple[Columns, Counts]]:
     """Verify a shard and yield (columns, counts) of each record batch."""
     data = read_verified(folder, shard, mapped=mapped)
@@ -204,20 +187,30 @@ def read_rows(
     for batch in _record_batches(path, data):
         columns: Columns
         with reading(path):
-            columns, mask = _matrices(batch, names, length, shape)
+            if shape.padding == "none":
+                batch.validate()
+                columns = dict(row_columns(batch, length, shape))  # padded
+            else:
+                types = {name: pa.from_numpy_dtype(kind) for name, kind in kinds.items()} | {
+                    "attention_mask": pa.int8()
+                }
+                columns = {name: _matrix(batch.column(name), name, type_, length) for name, type_ in types.items()}
+        mask = columns.pop("attention_mask")
         first, rows = rows, rows + len(mask)
         if rows > shard.rows:
             continue
         counts = _check_and_count(columns, mask, path, first, shape.align)
         if shape.padding == "none":
             starts, lengths = bounds_of_pieces(mask, columns["position_ids"])
-            sizes, pieces = np.bincount(starts // mask.shape[1], minlength=len(mask)), batch.column("seq_lens")
+            sizes, pieces = np.bincount(starts // length, minlength=len(mask)), batch.column("seq_lens")
             same = np.array_equal(sizes_of(batch, "seq_lens"), sizes)
             if not (same and np.array_equal(to_numpy(pieces.flatten()), lengths)):
                 raise DataError("bad_row", f"{path}: seq_lens do not match the runs of position_ids")
             with reading(path):
-                values = {name: to_numpy(batch.column(name).flatten()) for name in names}
-                columns = {name: Ragged(values[name], offsets_of(sizes_of(batch, name))) for name in names}
+                columns = {
+                    name: Ragged(to_numpy(batch.column(name).flatten()), offsets_of(sizes_of(batch, name)))
+                    for name in kinds
+                }
         yield columns, counts
     check_row_count(path, rows, shard.rows, folder)
 
@@ -225,20 +218,6 @@ def read_rows(
 def _record_batches(path: Path, data: pa.Buffer) -> Iterator[pa.RecordBatch]:
     with reading(path):
         yield from (batch for batch in pa.ipc.open_stream(data) if batch.num_rows)
-
-
-def _matrices(
-    batch: pa.RecordBatch, names: Sequence[str], length: int, shape: RowLayout
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return the columns and the attention_mask, int8[rows, L]; rows are padded."""
-    if shape.padding == "none":
-        batch.validate()
-        columns = row_columns(batch, length, shape)
-        mask = columns.pop("attention_mask")
-        return columns, mask
-    kinds = {name: pa.from_numpy_dtype(dtype_of(name)) for name in names}
-    columns = {name: _matrix(batch.column(name), name, kind, length) for name, kind in kinds.items()}
-    return columns, _matrix(batch.column("attention_mask"), "attention_mask", pa.int8(), length)
 
 
 def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Callbacks of the Trainer: stop on a signal, measure each rank, trace steps.
+"""Callbacks of the Trainer: progress, signals, the speed of each rank, traces.
 
 signal ─▶ a flag ─on_step_end─▶ the highest flag of all ranks ─▶ save, stop ─▶ exit code 75
 
@@ -17,6 +17,8 @@ import signal
 import socket
 import statistics
 import sys
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +26,79 @@ from types import FrameType
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import TrainerCallback
 
 from tasks.core.errors import Interrupted
-from tasks.core.printable import counted
+from tasks.core.printable import counted, duration
 from train.machine.process import NUMBERS, SignalGuard, is_rank
 from train.machine.ranks import gather
-from train.measures import Clock
+from train.measures import Clock, si
+
+LINE_EVERY = 10.0  # seconds between two lines if the output is not a terminal
+
+
+class ProgressLine(TrainerCallback):
+    """Callback that shows loss, speed, data wait, memory, and MFU of the last step."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._printed_at = 0.0
+        self._recent: deque[float] = deque(maxlen=20)  # seconds per step
+        self._bar: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if not self._console.is_terminal:
+            return
+        columns = (BarColumn(16), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=self._console, transient=True)
+        self._task = self._bar.add_task("…", total=state.max_steps, completed=state.global_step)
+        self._bar.start()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **others: Any) -> None:
+        if "step_seconds" in logs:
+            self._recent.append(logs["step_seconds"])
+            line = describe(logs)
+            now = time.monotonic()
+            if self._bar:
+                self._bar.update(self._task, completed=state.global_step, description=line)
+            elif now - self._printed_at > LINE_EVERY or state.global_step in (1, state.max_steps):
+                self._printed_at = now
+                left = (state.max_steps - state.global_step) * statistics.fmean(self._recent)
+                self._say(f"step {state.global_step}/{state.max_steps}  {line}  {duration(left)} left")
+        elif "eval_loss" in logs:
+            line = f"validation loss {logs['eval_loss']:.4f}{accuracy_of(logs.get('eval_token_accuracy'))}"
+            self._say(f"step {state.global_step}/{state.max_steps}  {line}")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def on_train_end(self, *_: Any, **others: Any) -> None:
+        """Remove the bar; after an error, the run calls this itself."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+
+def accuracy_of(share: float | None) -> str:
+    return f", token accuracy {100 * share:.1f} %" if share is not None else ""
+
+
+def describe(logs: dict[str, float]) -> str:
+    """Describe one step in one line."""
+    rates = "/".join(
+        si(logs[f"{which}tokens_per_second"])
+        for which in ("", "non_pad_", "trained_")
+        if f"{which}tokens_per_second" in logs
+    )
+    mfu = f"  MFU {100 * logs['mfu']:.1f} %" if "mfu" in logs else ""
+    skipped = " (skipped)" * bool(logs.get("skipped"))
+    return (
+        f"loss {logs['loss']:.4f}{skipped}  {rates} tokens/s (all/non-pad/trained)  "
+        f"wait {100 * logs['data_wait']:.2f} %  {logs['memory_bytes'] / 1e9:.1f} GB{mfu}"
+    )
 
 
 class Interruption(TrainerCallback):
@@ -127,10 +194,14 @@ class RankClock(TrainerCallback):
         model = getattr(model, "module", model)  # within DistributedDataParallel
         if getattr(model, "shards_frozen_weights", False):
             return  # its ranks wait for each other in every layer, so that none has its own speed
+        trained = [(name, weights) for name, weights in model.named_parameters() if weights.requires_grad]
+        layers = [int(found[1]) if (found := re.search(r"\.(\d+)\.", name)) else -1 for name, _ in trained]
+        # The gradients of the first layer come last.
+        last = [weights for (_, weights), layer in zip(trained, layers, strict=True) if layer == min(layers)]
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),
-            *(weights.register_post_accumulate_grad_hook(self._after_gradient) for weights in last_weights(model)),
+            *(weights.register_post_accumulate_grad_hook(self._after_gradient) for weights in last),
         ]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -166,7 +237,6 @@ class RankClock(TrainerCallback):
         self._last_gradient = self._clock.now()
 
     def _end_pass(self) -> None:
-        """Store the times of the pass that has ended."""
         if self._backward is None or self._last_gradient is None:
             return
         self._passes += 1
@@ -175,7 +245,6 @@ class RankClock(TrainerCallback):
         self._backward = self._last_gradient = None
 
     def _read(self, wait: bool = False) -> None:
-        """Add up the spans whose end has passed."""
         unread = []
         for start, end, tokens in self._spans:
             if wait:
@@ -195,40 +264,32 @@ class RankClock(TrainerCallback):
         return gather(RankSpeed(rank, socket.gethostname(), self._device, self._steps, per_second, step, data_wait))
 
 
-def last_weights(model: Any) -> list[Any]:
-    """Return the trained weights of the first layer: their gradients come last."""
-    trained = [(name, weights) for name, weights in model.named_parameters() if weights.requires_grad]
-    numbers = [int(found[1]) if (found := re.search(r"\.(\d+)\.", name)) else -1 for name, _ in trained]
-    return [weights for (_, weights), number in zip(trained, numbers, strict=True) if number == min(numbers)]
-
-
 def slow_ranks(speeds: Sequence[RankSpeed]) -> str | None:
     """Return a warning about ranks that are slower than the median, or None."""
     known = {speed: speed.tokens_per_second for speed in speeds if speed.tokens_per_second}
     if len(known) < 2:
         return None
     median = statistics.median(known.values())
-    slow = [(speed, rate) for speed, rate in known.items() if rate < SLOW * median]
-    if not slow:
-        return None
-    names = ", ".join(
-        f"rank {speed.rank} ({speed.host}, {speed.device}) by {100 * (1 - rate / median):.0f} %" for speed, rate in slow
-    )
-    return (
+    slow = [
+        f"rank {speed.rank} ({speed.host}, {speed.device}) by {100 * (1 - rate / median):.0f} %"
+        for speed, rate in known.items()
+        if rate < SLOW * median
+    ]
+    text = (
         f"{counted(len(slow), 'rank')} computed more slowly than the median of {median:,.0f} tokens/s, and the others "
-        f"waited: {names}. See whether other processes run there, and whether the device is throttled"
+        f"waited: {', '.join(slow)}. See whether other processes run there, and whether the device is throttled"
     )
+    return text if slow else None
 
 
-UNTRACED = 2
+UNTRACED = 2  # first steps, which allocate memory and choose kernels
 TRACE = "trace.json.gz"
 
 
 class Profile(TrainerCallback):
     """Callback that writes a trace of `steps` steps of torch's profiler."""
 
-    # The first steps allocate memory and choose kernels. The trace is written between two steps and counts as part of
-    # neither.
+    # The trace is written between two steps and counts as part of neither.
 
     def __init__(self, steps: int, folder: Path):
         self._steps, self._folder = steps, folder
@@ -240,7 +301,7 @@ class Profile(TrainerCallback):
         self._profile = profile(
             activities=kinds,
             schedule=schedule(skip_first=untraced, wait=0, warmup=0, active=self._steps, repeat=1),
-            on_trace_ready=self._write,
+            on_trace_ready=lambda traced: traced.export_chrome_trace(str(self._folder / TRACE)),
         )
         self._profile.start()
 
@@ -250,6 +311,3 @@ class Profile(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._profile.stop()
-
-    def _write(self, traced: Any) -> None:
-        traced.export_chrome_trace(str(self._folder / TRACE))

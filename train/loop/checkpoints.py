@@ -158,7 +158,6 @@ def best_complete(folder: Path, step: int, corpus_key: str) -> Path:
 
 
 def _changed(checkpoint: Path, corpus_key: str) -> Path | None:
-    """Return a file that changed since it was written, or None."""
     facts = read_json(checkpoint / COMPLETE)
     if facts["corpus"] != corpus_key:
         raise DataError(
@@ -183,31 +182,24 @@ def newest_of_all(folder: Path, corpus_key: str, disk: Disk) -> Path | None:
                     shutil.rmtree(checkpoint)
             files = {step_of(path): read_json(path / COMPLETE)["files"] for path in checkpoints_of(folder)}
             steps = {step: str(listed.get(ADAPTER, {}).get("sha256", "")) for step, listed in files.items()}
+    # Of the ranks that write: {step: digest of its checkpoint}.
     steps_of = {rank: steps for rank, steps in enumerate(gather(steps)) if steps is not None}
     with together():
-        newest = _newest_common(folder, steps_of)
+        newest = max(set.intersection(*map(set, steps_of.values())), default=None)
+        is_same = newest is not None and len({digests[newest] for digests in steps_of.values()}) == 1
+        if any(steps_of.values()) and not is_same:
+            having = []
+            for rank, digests in steps_of.items():
+                names = [f"checkpoint-{step} ({digest[:8]})" for step, digest in sorted(digests.items())]
+                having.append(f"rank {rank} has {', '.join(names) or 'none'}")
+            raise DataError(
+                "folders_differ",
+                f"{folder}: the machines have no checkpoint in common: {'; '.join(having)}; copy the folder to the "
+                "machines that lack it, or delete it on all of them to start over",
+            )
         if disk.writes:
             for checkpoint in checkpoints_of(folder):
                 if newest is None or step_of(checkpoint) > newest:
                     shutil.rmtree(checkpoint)
     # The ranks that write check the files first, so that a change is reported once.
     return main_first(disk.writes, lambda: newest_complete(folder, corpus_key))
-
-
-def _newest_common(folder: Path, steps_of: dict[int, dict[int, str]]) -> int | None:
-    """Return the newest step with the same checkpoint on all machines, or None."""
-    # `steps_of` maps a rank to {step: digest of its checkpoint}.
-    if not any(steps_of.values()):
-        return None
-    step = max(set.intersection(*map(set, steps_of.values())), default=None)
-    if step is None or len({digests[step] for digests in steps_of.values()}) > 1:
-        having = []
-        for rank, digests in steps_of.items():
-            names = [f"checkpoint-{step} ({digest[:8]})" for step, digest in sorted(digests.items())]
-            having.append(f"rank {rank} has {', '.join(names) or 'none'}")
-        raise DataError(
-            "folders_differ",
-            f"{folder}: the machines have no checkpoint in common: {'; '.join(having)}; copy the folder to the "
-            "machines that lack it, or delete it on all of them to start over",
-        )
-    return step

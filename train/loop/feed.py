@@ -1,45 +1,233 @@
-"""Feed rows to the Trainer, depending on the format of the corpus.
+"""Order rows in steps, divide the steps among the ranks, and feed the Trainer.
 
-    format 3.0   packed rows, shuffled, or in the order of `balance` ─default collator─▶ Trainer
-    format 3.1   packed rows of several lengths, steps of one length each ─▶ Trainer
-    format 2.0   one conversation per row, tokenized with the manifest's template ─TRL's collator─▶ SFTTrainer
+    format 3.0   packed rows, in random order ─shuffled_steps─▶ ┐
+                 or whole groups of `balance` ─balanced_steps─▶ ├ the steps of an epoch ─StepRows─▶ Trainer
+    format 3.1   steps of one length each ─────mixed_steps────▶ ┘
+    format 2.0   conversations, tokenized with the template ─shuffled_steps─▶ StepRows ─TRL's collator─▶ SFTTrainer
 
-All feeds have the same interface, so a run does not depend on the format. All order their rows in steps, which StepRows
-divides among the ranks.
+Step k has the same rows on any number of ranks and with any micro-batch, so a run may continue on another number of
+ranks. The last step of an epoch has the remaining rows. A rank without rows receives a *filler*, a row without a
+trained token, so that all ranks run the same number of passes. All feeds have the same interface, so a run does not
+depend on the format.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
+from tasks.config import Balance
+from tasks.core.numbers import draws, shuffle
 from tasks.core.printable import counted
 from tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
+from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
 from train.data.dataset import PackedDataset
-from train.data.steps import (
-    Mix,
-    Order,
-    Shares,
-    StepRows,
-    balance_of,
-    balanced_steps,
-    empty_conversation,
-    empty_row,
-    first_row,
-    mixed_steps,
-    shuffled_steps,
-)
 from train.loop.run_folder import WITHOUT_VALIDATION
-from train.loop.trainer import packed_trainer
+from train.loop.trainer import conversation_trainer, packed_trainer
 from train.model.attention import Collator
+
+Mix = Literal["tokens", "blocks"]
+
+# Distance between the `stream` numbers of two lengths, for tasks.core.numbers. Epochs are numbered in between.
+STREAMS = 1 << 24
+
+
+class Step(NamedTuple):
+    """Rows of an optimizer step, over all ranks; `numbers` are their places in `rows`."""
+
+    rows: Any  # a PackedDataset, or the conversations of format 2.0
+    numbers: np.ndarray
+
+
+# Function that returns the steps of an epoch, counted from 0. All epochs have the same number of steps.
+Order = Callable[[int], list[Step]]
+
+
+def shuffled_steps(packings: Sequence[Any], rows_per_step: int, seed: int, epoch: int) -> list[Step]:
+    """Return the steps of an epoch in random order; each epoch reads the next packing."""
+    rows = packings[epoch % len(packings)]
+    # The sampler of accelerate has the same order, so runs of earlier versions can be resumed.
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed + epoch))
+    return [Step(rows, numbers.numpy()) for numbers in order.split(rows_per_step)]
+
+
+def balance_of(corpus: Corpus) -> Balance | None:
+    """Return the `balance` settings of a corpus; None if its rows are in random order."""
+    settings = corpus.manifest.config.get("balance") if corpus.manifest else None
+    return Balance(**settings) if settings else None
+
+
+def line_of_rows(groups: Sequence[int], balance: Balance, seed: int, epoch: int) -> np.ndarray:
+    """Return the rows of an epoch, int64, in the order in which steps take them.
+
+    `groups` lists the number of rows in each group of the plan. Each of these groups begins with whole steps. If each
+    rank takes every ranks-th row of a step, all ranks have equal work. This holds for the number of ranks that the
+    corpus was packed for and for its divisors (tasks/packing/balance). Shuffling single rows would break it, so only
+    whole steps are shuffled. Rows that do not fill a step come last.
+    """
+    size = balance.ranks * balance.rows_per_rank
+    firsts = np.cumsum([0, *groups])
+    ends = firsts[:-1] + np.array(groups, np.int64) // size * size
+    steps = np.concatenate([np.arange(first, end, size) for first, end in zip(firsts[:-1], ends, strict=True)])
+    rest = [np.arange(end, last) for end, last in zip(ends, firsts[1:], strict=True)]
+    placed = np.empty_like(steps)
+    number = hashlib.sha256(repr(("balanced", seed, epoch)).encode()).digest()[:8]
+    placed[shuffle(len(steps), int.from_bytes(number, "little"), 0)] = steps
+    return np.concatenate([(placed[:, None] + np.arange(size)).reshape(-1), *rest])
+
+
+def balanced_steps(
+    packings: Sequence[Any], groups: Sequence[Sequence[int]], balance: Balance, size: int, seed: int, epoch: int
+) -> list[Step]:
+    """Return the steps of `size` balanced rows; `groups` has a list for each packing."""
+    number = epoch % len(packings)
+    line = line_of_rows(groups[number], balance, seed, epoch)
+    return [Step(packings[number], line[first : first + size]) for first in range(0, len(line), size)]
+
+
+def why_unbalanced(balance: Balance, ranks: int, rows_per_step: int) -> str | None:
+    """Return why ranks may wait for each other despite `balance`; None if they do not."""
+    if balance.ranks % ranks:
+        return f"{ranks} is not a divisor of {balance.ranks}"
+    planned = balance.ranks * balance.rows_per_rank
+    if rows_per_step % planned and planned % rows_per_step:
+        return f"a step has {rows_per_step} rows, which is neither a multiple nor a divisor of {planned}"
+    return None
+
+
+class Slice(NamedTuple):
+    """Rows of a step: [first, last) of one length, in the order of the epoch."""
+
+    length: int
+    first: int
+    last: int
+
+
+def slices_of(
+    rows: Mapping[int, int], rows_per_step: int, longest: int, mix: Mix, seed: int, epoch: int
+) -> list[Slice]:
+    """Return the rows of each step of an epoch.
+
+    `rows` maps lengths to numbers of rows. A step has `rows_per_step` rows of the longest length, or as many tokens of
+    another. With mix `tokens`, the steps of each length are spread evenly: the epoch is divided into as many equal
+    stretches as the length has steps, and each step is at a random place in its stretch. With mix `blocks`, the
+    shortest length comes first.
+    """
+    placed: list[tuple[float, Slice]] = []
+    for number, (length, count) in enumerate(sorted(rows.items())):
+        size = rows_per_step * longest // length
+        steps = math.ceil(count / size)
+        places = np.zeros(steps)
+        if mix == "tokens":
+            within = draws(steps, seed, epoch + number * STREAMS) >> np.uint64(40)
+            places = (np.arange(steps) + within / 2**24) / max(steps, 1)
+        slices = (Slice(length, first, min(first + size, count)) for first in range(0, count, size))
+        placed += zip(places.tolist(), slices, strict=True)
+    # The sort is stable, so steps at the same place (with `blocks`, all steps) stay in the order of their lengths.
+    return [taken for _, taken in sorted(placed, key=lambda pair: pair[0])]
+
+
+def mixed_steps(
+    packings: Sequence[Mapping[int, Any]], rows_per_step: int, mix: Mix, seed: int, epoch: int
+) -> list[Step]:
+    """Return the steps of an epoch; a packing maps lengths to rows."""
+    rows = packings[epoch % len(packings)]
+    counts = {length: len(of_length) for length, of_length in rows.items()}
+    order = {
+        length: shuffle(count, seed, epoch + (place + 1) * 8 * STREAMS)
+        for place, (length, count) in enumerate(sorted(counts.items()))
+    }
+    slices = slices_of(counts, rows_per_step, max(counts), mix, seed, epoch)
+    return [Step(rows[length], order[length][first:last]) for length, first, last in slices]
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Division of a step: each rank runs `passes` passes of `micro_batch` rows."""
+
+    ranks: int
+    micro_batch: int
+    passes: int
+    rows_per_step: int
+
+    @classmethod
+    def of(cls, given: dict[str, Any], rows_per_step: int | None = None) -> Shares:
+        """Return the shares; without `rows_per_step`, all passes are full."""
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        size, passes = given["per_device_train_batch_size"], given["gradient_accumulation_steps"]
+        return cls(ranks, size, passes, rows_per_step or ranks * size * passes)
+
+
+class StepRows(torch.utils.data.Dataset):
+    """Rows of steps for a DataLoader that asks for numbers in sequence.
+
+    The DataLoader of the Trainer deals batches of `micro_batch` numbers to the ranks in turn. Batch b belongs to rank
+    b % ranks, and is its pass b // ranks. If `spread` is set, every step has all passes, and a step with fewer rows
+    spreads them over its passes. Otherwise, only the last step of an epoch has fewer rows, and it has fewer passes.
+    `filler` makes a row for a rank without rows.
+    """
+
+    def __init__(self, order: Order, shares: Shares, filler: Callable[[Any], Any], *, spread: bool = False):
+        self._order, self._shares, self.filler, self._spread = order, shares, filler, spread
+        self.set_epoch(0)
+
+    def set_epoch(self, number: int) -> None:
+        """Switch to the order of an epoch, counted from 0; accelerate calls this."""
+        self._steps = self._order(number)
+
+    def __len__(self) -> int:
+        shares = self._shares
+        last = math.ceil(math.ceil(len(self._steps[-1].numbers) / shares.ranks) / shares.micro_batch)
+        passes = (len(self._steps) - 1) * shares.passes + (shares.passes if self._spread else last)
+        return passes * shares.ranks * shares.micro_batch
+
+    def __getitem__(self, number: int) -> Any:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Return the rows of the batch that begins with the first of `numbers`."""
+        size, passes = self._shares.micro_batch, self._shares.passes
+        turn, rank = divmod(numbers[0] // size, self._shares.ranks)
+        step, number = divmod(turn, passes)
+        rows, of_step = self._steps[step]
+        mine = of_step[rank :: self._shares.ranks]
+        first, last = number * size, (number + 1) * size
+        if self._spread:
+            first, last = len(mine) * number // passes, len(mine) * (number + 1) // passes
+        taken = mine[first:last].tolist()
+        return list(rows.__getitems__(taken)) if taken else [self.filler(rows)]
+
+
+def empty_row(rows: PackedDataset) -> dict[str, torch.Tensor]:
+    """Return a row of a split's length without a trained token."""
+    corpus, length = rows.corpus, rows.length
+    ids, labels = torch.zeros(length, dtype=torch.int32), torch.full((length,), -100, dtype=torch.int64)
+    positions = {"position_ids": torch.arange(length, dtype=torch.int32)} if corpus.isolated else {}
+    weights = {LOSS_WEIGHT: torch.zeros(length)} if corpus.weighted else {}
+    return {"input_ids": ids, "labels": labels, **positions, **weights}
+
+
+def empty_conversation(_: Any) -> dict[str, list[int]]:
+    """Return a conversation of format 2.0 without a trained token."""
+    return {"input_ids": [0, 0], "labels": [-100, -100]}
+
+
+# -- feeds -------------------------------------------------------------------------------------------------------------
 
 
 class PackedFeed:
@@ -59,43 +247,37 @@ class PackedFeed:
         def name_of(kind: str, length: int) -> str:
             return f"{kind}-{length}" if several else kind
 
-        def is_like_train(kind: str) -> bool:
-            return all(corpus.rows(name_of(kind, n)) == corpus.rows(name_of("train", n)) for n in lengths)
-
         lengths = [n for n in corpus.lengths if corpus.rows(name_of("train", n))] or [corpus.sequence_length]
-        kinds = dict.fromkeys(kind_of(name) for name in corpus.splits)
-        packings = [kind for kind in kinds if kind == "train" or kind.startswith(TRAIN_EPOCH_PREFIX)]
-        same = [kind for kind in packings if is_like_train(kind)]
+        kinds = [kind for kind in dict.fromkeys(map(kind_of, corpus.splits)) if kind.startswith(TRAIN_EPOCH_PREFIX)]
+        kinds = ["train", *kinds]
+        counts = {kind: [corpus.rows(name_of(kind, n)) for n in lengths] for kind in kinds}
+        same = [kind for kind in kinds if counts[kind] == counts["train"]]
         # All packings are opened here, so that their digests are checked before the first step, not hours later.
         self._packings = [{n: PackedDataset(corpus, name_of(kind, n), config.load) for n in lengths} for kind in same]
         names = [name_of("validation", n) for n in corpus.lengths]
         held_out = [PackedDataset(corpus, name, config.load) for name in names if corpus.rows(name)]
         self.validation: Any = ConcatDataset(held_out) if held_out else None
-        first = self._packings[0]
-        opened = [*first.values()]
+        opened = [*self._packings[0].values()]
         self.isolated, self._seed = corpus.isolated, config.seed
-        self.train = first[lengths[-1]]
+        self.train = opened[-1]
         self.equal = corpus.layout.padding == "row"
         self.longest: Any = self.train
         if not self.equal:  # time and memory that are measured on the first rows are an upper bound for all rows
             self.longest = Subset(self.train, np.argsort(-self.train.lengths, kind="stable").tolist())
         self.spread = several  # a step with fewer rows has as many passes as the others
         self._mix: Mix = corpus.layout.mix or "tokens"
-        self.max_id = max(
-            rows.max_id for rows in (*(rows for own in self._packings for rows in own.values()), *held_out)
-        )
+        self.max_id = max(rows.max_id for packing in self._packings for rows in (*packing.values(), *held_out))
         self.tokens = sum(rows.tokens for rows in opened)
         self.trained = sum(rows.trained_tokens for rows in opened)
         self.padded_tokens = sum(int(rows.lengths.sum()) for rows in opened)
         self.rows = math.ceil(self.padded_tokens / self.train.length) if several else len(self.train)
         self.notes = list(dict.fromkeys(note for rows in opened for note in rows.notes))
         self.in_memory = all(rows.load == "memory" for rows in opened)
-        up_to = "up to " * (corpus.layout.padding == "none")
-        of_lengths = ", ".join(f"{counted(len(rows), 'row')} of {up_to}{length:,}" for length, rows in first.items())
-        size = sum(rows.nbytes for rows in opened) / 1e6
+        up_to = "up to " * (not self.equal)
+        of_lengths = ", ".join(f"{counted(len(rows), 'row')} of {up_to}{rows.length:,}" for rows in opened)
         self.described = (
-            f"{of_lengths}, {100 * self.tokens / self.padded_tokens:.2f} % full, {size:,.1f} MB "
-            f"{'in memory' if self.in_memory else 'mapped'}"
+            f"{of_lengths}, {100 * self.tokens / self.padded_tokens:.2f} % full, "
+            f"{sum(rows.nbytes for rows in opened) / 1e6:,.1f} MB {'in memory' if self.in_memory else 'mapped'}"
         )
         if several:
             self.described += f"; steps of one length each, mix: {self._mix}"
@@ -127,7 +309,7 @@ class PackedFeed:
         trainer = packed_trainer(model, given, collator, rows, self.validation)
         if not (trainer.model_accepts_loss_kwargs or self.train.corpus.weighted):
             # The model computes the mean loss of each pass, which would be NaN without a trained token.
-            rows.filler = first_row
+            rows.filler = itemgetter(0)
         return trainer
 
     def positions(self) -> torch.Tensor:
@@ -152,14 +334,12 @@ class ConversationFeed:
         self.train, counts = sft_dataset(corpus, "train")
         self.validation = sft_dataset(corpus, "validation")[0] if corpus.rows("validation") else None
         self._padding, self._seed = padding_tokenizer(corpus), config.seed
-        self.tokens, self.trained = counts.tokens, counts.trained
+        self.tokens, self.trained, self.padded_tokens = counts.tokens, counts.trained, counts.tokens
         lengths = [len(row) for row in self.train["input_ids"]]
         self.rows = len(lengths)
-        by_length = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-        self.longest = self.train.select(by_length)
+        self.longest = self.train.select(sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True))
         splits = [split for split in (self.train, self.validation) if split is not None]
         self.max_id = max(max(row) for split in splits for row in split["input_ids"])
-        self.padded_tokens = counts.tokens
         self._mean = max(1, round(counts.tokens / len(lengths)))
         self.notes = []
         if counts.dropped or counts.truncated:
@@ -175,8 +355,6 @@ class ConversationFeed:
         return DataCollatorForLanguageModeling(pad_token_id=self._padding.pad_token_id)
 
     def trainer(self, model: Any, given: dict[str, Any], collator: Any, rows_per_step: int | None = None) -> Any:
-        from train.loop.trainer import conversation_trainer
-
         trainer = conversation_trainer(model, given, collator, self.train, self.validation, self._padding)
         shares = Shares.of(given, rows_per_step)
         order = partial(shuffled_steps, [self.train], shares.rows_per_step, self._seed)

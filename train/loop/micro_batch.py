@@ -32,10 +32,9 @@ from train.loop.run_folder import largest_divisor
 from train.machine import devices
 from train.machine.process import is_shortage
 from train.machine.ranks import largest, together
-from train.model.adapter import keep_random
 from train.model.attention import batch_of, run_pass
 from train.model.isolation import NEAR
-from train.model.qlora import is_sharded
+from train.model.qlora import is_sharded, keep_random
 
 BUDGET = {"cpu": 30.0, "cuda": 120.0}  # seconds
 # Share of the free memory to use. A GPU loses some to fragmentation, and a CPU needs some for other processes.
@@ -156,7 +155,6 @@ def _too_long(sequence_length: int) -> PartMissing:
 
 
 def _reason_to_stop(trials: Sequence[Trial], size: int, limit: float | None, spent: float, budget: float) -> str | None:
-    """Return the reason not to try the next size, or None."""
     # Costs are assumed to grow at most linearly.
     last, best = trials[-1], max(trial.tokens_per_second for trial in trials)
     if last.tokens_per_second < (1 - NEAR) * best:
@@ -225,9 +223,9 @@ def _fixed_size(
     wanted = 1 if config.micro_batch == "auto" else config.micro_batch
     size = largest_divisor(rows_per_step, wanted)
     times, fits = _time(step, size, 0.0, time.perf_counter, memory)
-    if not fits and size == 1:
-        raise _too_long(sequence_length)
     if not fits:
+        if size == 1:
+            raise _too_long(sequence_length)
         fix = "lower it" if config.sharding == "full" else "lower it, or set it to auto"
         raise PartMissing(
             "out_of_memory",
@@ -274,12 +272,9 @@ class _CpuMemory:
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
         # Memory that loading the model left behind may be released only later.
-        self._resting = min(self._resting, self._most())
+        self._resting = min(self._resting, float(peak_memory()))
 
     def peak(self) -> float:
-        most = self._most()
+        most = float(peak_memory())
         self.reset()
         return most - self._resting
-
-    def _most(self) -> float:
-        return float(peak_memory())

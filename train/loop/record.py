@@ -1,6 +1,10 @@
-"""Write the results of a run: adapter, tokenizer, picture, and record.
+"""Describe a run: what is printed around its steps, and the files of its results.
 
-model, log of the steps ─write_results─▶ adapter_model.safetensors, tokenizer, training.svg, then training.json
+    before   a table of the settings that are actually in effect, and warnings
+    after    the result, in two lines
+    model, log of the steps ─write_results─▶ adapter_model.safetensors, tokenizer, training.svg, then training.json
+
+All output goes to standard error. Standard output has only the path of the record.
 """
 
 from __future__ import annotations
@@ -8,27 +12,33 @@ from __future__ import annotations
 import io
 import math
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
 
 from tasks.core.printable import counted, duration
 from tasks.encoders.tokenizer_files import TokenizerFiles
 from tasks.storage.files import give_usual_mode, sha256_of, to_json, write_bytes
+from train import measures
 from train.config import TrainingConfig
-from train.data.steps import why_unbalanced
-from train.evaluation import described, unused
-from train.loop.callbacks import RankSpeed
-from train.loop.display import si
-from train.loop.prepare import Run
+from train.evaluation import Sample, described, lines_of, unused
+from train.loop.callbacks import RankSpeed, accuracy_of
+from train.loop.feed import why_unbalanced
 from train.machine import devices
-from train.measures import PHASES, Advice, advise
-from train.model import flops, qlora, states
-from train.model.adapter import left_out
+from train.measures import PHASES, Advice, advise, si
+from train.model import qlora, states
+from train.model.qlora import left_out
+
+if TYPE_CHECKING:
+    from train.loop.run import Run
 
 # Colors of the phases in the picture: two for data, two for the model, and one for the optimizer.
 COLORS = ("#b8500f", "#e8a871", "#1f5fa8", "#8fb4dc", "#7a7a7a")
@@ -164,22 +174,28 @@ def count_steps(trainer: Any, config: TrainingConfig) -> Steps:
 def in_effect(run: Run, steps: Steps) -> dict[str, str]:
     """Return the settings in effect as {name: text}, for display."""
     corpus, feed, config, choices = run.corpus, run.feed, run.config, run.choices
-    total, trainable = flops.parameters(run.model)
+    model = run.model
+    total, trainable = measures.parameters(model)
     trained = run.tokens_per_step * feed.trained / feed.padded_tokens
     ranks, passes = choices.ranks, choices.accumulation
     factors = (counted(choices.micro_batch, "row"), f"{passes} pass{'es' * (passes > 1)}", counted(ranks, "rank"))
-    apart = states.SUMMARIES[states.separation(run.model).way]
+    apart = states.SUMMARIES[states.separation(model).way]
+    frozen = f"{model.dtype}, not quantized"
+    if qlora.quantized(model):
+        frozen = f"{100 * measures.share_in_4_bits(model):.0f} % in NF4, double quantization"
+    if qlora.is_sharded(model):
+        frozen += f"; sharded: {100 * qlora.share_of_rank(model):.0f} % of the bytes on each rank"
     seconds = (steps.total - run.steps_done) * run.tokens_per_step / (choices.tokens_per_second * ranks)
     return {
         "corpus": f"{corpus.name} {corpus.key[:12]}, format {corpus.format_version}",
         "device": f"{run.device.name}{f' × {ranks}' if ranks > 1 else ''}, {run.device.precision}",
         "model": f"{si(total)} parameters, {si(trainable)} trainable ({100 * trainable / total:.2f} %)",
-        "frozen weights": _frozen(run.model),
-        "adapter": _adapter(run.model),
+        "frozen weights": frozen,
+        "adapter": _adapter(model),
         "attention": f"{choices.attention}; {run.isolation or 'no row has two conversations to keep apart'}",
         **({"conversations": apart} if apart else {}),
         "optimizer": f"{config.optimizer}, learning rate {config.rate:g}, {config.schedule}",
-        "checkpointing": "on" if run.model.is_gradient_checkpointing else "off",
+        "checkpointing": "on" if model.is_gradient_checkpointing else "off",
         "rows": f"{feed.described}{f'; validation {len(feed.validation):,}' if feed.validation is not None else ''}",
         "a step": f"{' × '.join(factors)} = {si(run.tokens_per_step)} tokens, {si(trained)} trained on",
         "steps": f"{steps.total:,}, {steps.per_epoch:,} per epoch",
@@ -188,15 +204,6 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         "starts": f"from {run.checkpoint.name if run.checkpoint else config.adapter or 'the beginning'}",
         "expected time": duration(seconds),
     }
-
-
-def _frozen(model: Any) -> str:
-    text = f"{model.dtype}, not quantized"
-    if qlora.quantized(model):
-        text = f"{100 * flops.share_in_4_bits(model):.0f} % in NF4, double quantization"
-    if qlora.is_sharded(model):
-        text += f"; sharded: {100 * qlora.share_of_rank(model):.0f} % of the bytes on each rank"
-    return text
 
 
 def _adapter(model: Any) -> str:
@@ -211,12 +218,11 @@ def _adapter(model: Any) -> str:
 
 def _whole(model: Any) -> dict[str, int]:
     """Return the modules that are trained as a whole, and their numbers of weights."""
-    found = (
-        (name.split(".modules_to_save.")[0].rpartition(".")[2], weights.numel())
+    return {
+        name.split(".modules_to_save.")[0].rpartition(".")[2]: weights.numel()
         for name, weights in model.named_parameters()
         if ".modules_to_save." in name
-    )
-    return dict(found)
+    }
 
 
 def figures(run: Run, steps: Steps) -> dict[str, float]:
@@ -225,7 +231,7 @@ def figures(run: Run, steps: Steps) -> dict[str, float]:
     found: dict[str, float] = {"steps": steps.total, "wsl": devices.is_wsl()}
     # Most weights of the small Llama are embeddings, which are not quantized.
     if config.base_model and config.quantization == "nf4":
-        found["share_in_4_bits"] = flops.share_in_4_bits(run.model)
+        found["share_in_4_bits"] = measures.share_in_4_bits(run.model)
     if run.corpus.packed:
         found["padding"] = 1 - feed.tokens / feed.padded_tokens
         if feed.in_memory:
@@ -303,3 +309,63 @@ def warnings(run: Run, steps: Steps) -> list[str]:
             "ranks have a row less and wait for the others"
         )
     return found
+
+
+# -- output -----------------------------------------------------------------------------------------------------------
+
+
+def open_console(quiet: bool = False) -> Console:
+    """Open standard error, wide enough for a table if it is not a terminal."""
+    return Console(stderr=True, highlight=False, quiet=quiet, width=None if sys.stderr.isatty() else 110)
+
+
+def say(console: Console, line: str, style: str | None = None) -> None:
+    """Print a line that is neither markup nor wrapped."""
+    console.print(line, style=style, markup=False, soft_wrap=True)
+
+
+def show_effect(
+    console: Console, notes: list[str], table: list[str], effect: dict[str, str], warnings: list[str]
+) -> None:
+    """Print notes, measurements, the settings in effect, and warnings."""
+    for line in (*notes, *table):
+        say(console, line, "dim")
+    width = 2 + max(map(len, effect))
+    for name, text in effect.items():
+        console.print(Text.assemble((f"{name:<{width}}", "bold"), text), soft_wrap=not console.is_terminal)
+    for warning in warnings:
+        say(console, f"warning: {warning}", "yellow")
+
+
+def show_result(
+    console: Console, result: dict[str, Any], samples: list[Sample], folder: Path, tokenizer: bool, warning: str | None
+) -> None:
+    """Print the result of a run, its phases, the decisions of evaluation, and samples."""
+    of_steps = f" (means of {counted(result['loss_steps'], 'step')})" if result["loss_steps"] > 1 else ""
+    phases = ", ".join(f"{name} {100 * share:.3g} %" for name, share in result["phases"].items())
+    validation = ""
+    if result["validation_loss"] is not None:
+        validation = f", validation {result['validation_loss']:.4f}{accuracy_of(result['token_accuracy'])}"
+        validation += f" with the adapter of step {result['kept_step']}" * (result["kept_step"] < result["steps"])
+    lines = [
+        f"trained {counted(result['steps'], 'step')} in {duration(result['seconds'])}: "
+        f"loss {result['first_loss']:.4f} → {result['last_loss']:.4f}{of_steps}{validation}; "
+        f"{100 * result['data_wait']:.2f} % of the time spent waiting for data",
+        f"a step: {phases}",
+    ]
+    if stopped := result["stopped_early"]:
+        best, without = result["best"], counted(stopped["evaluations"], "evaluation")
+        lowest = f"; best {best['validation_loss']:.4f} after step {best['step']}" if best else ""
+        lines.append(f"stopped early after step {stopped['step']}: {without} without a lower validation loss{lowest}")
+    lines += lines_of(samples)
+    if result["skipped_steps"]:
+        lines.append(
+            f"{counted(result['skipped_steps'], 'step')} skipped, because gradients exceeded the range of fp16; the "
+            "loss scale was then reduced"
+        )
+    for line in lines:
+        say(console, line)
+    if warning:
+        say(console, f"warning: {warning}", "yellow")
+    files = "adapter, tokenizer" if tokenizer else "adapter (the corpus has no tokenizer)"
+    say(console, f"{files}, and training.svg: {folder}")

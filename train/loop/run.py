@@ -1,40 +1,249 @@
 """Run one training, from the corpus to the adapter, on every rank.
 
-corpus + settings ─prepare─▶ Run ─trainer─▶ steps, from the newest complete checkpoint
-  ─record─▶ adapter, tokenizer, picture, training.json
+    corpus + settings ─prepare─▶ rows, collator, model with adapter; attention, options, and micro-batch are measured,
+                                 and isolation is proven ─▶ Run
+    Run ─train─▶ steps, from the newest complete checkpoint ─record─▶ adapter, tokenizer, picture, training.json
+
+The first start writes its measurements (attention, options, micro-batch) to run.json, and later starts reuse them. A
+resumed run therefore runs the same steps as an uninterrupted run.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from accelerate import PartialState
 from transformers import PrinterCallback, TrainerState
 
 from tasks.core.errors import Interrupted, PartMissing
 from tasks.core.printable import counted, printable
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer_files
+from tasks.storage.schemas import LOSS_WEIGHT
+from train import measures
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
 from train.evaluation import Decisions, Sample, Samples, history, outcome, samples_of
-from train.loop import record
-from train.loop.callbacks import Interruption, Profile, RankClock, slow_ranks
-from train.loop.checkpoints import Checkpoints, best_complete
-from train.loop.display import ProgressLine, open_console, say, show_effect, show_result
-from train.loop.prepare import Run, prepare
-from train.loop.run_folder import RunFolder
+from train.loop import micro_batch, record
+from train.loop.callbacks import Interruption, Profile, ProgressLine, RankClock, slow_ranks
+from train.loop.checkpoints import Checkpoints, Disk, best_complete, find_disk, newest_of_all
+from train.loop.feed import Feed, open_feed
+from train.loop.run_folder import Choices, RunFolder, largest_divisor, step_of
 from train.loop.trainer import arguments
 from train.machine import devices, process, ranks
 from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_rank, or_stop_all
-from train.measures import advise
-from train.model import base_model, flops
-from train.model.attention import unavailable_backends
-from train.model.options import gave_up, no_fused_loss_reason
+from train.machine.ranks import fail_alike, gather, together
+from train.model import attention, base_model, isolation, options, qlora
+from train.model.attention import autocast, batch_of
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run that is ready for its first step, or for the step after `checkpoint`."""
+
+    corpus: Corpus
+    config: TrainingConfig
+    folder: RunFolder
+    disk: Disk
+    device: devices.Device
+    feed: Feed
+    tokenizer: TokenizerFiles | None
+    base: Path | str
+    model: Any
+    choices: Choices
+    isolation: isolation.Isolation | None  # None if no row has two conversations
+    checkpoint: Path | None  # None at the first start
+    flops_per_token: float
+    notes: list[str]
+    warnings: list[str]  # about a run that is resumed on another machine
+
+    @property
+    def steps_done(self) -> int:
+        return step_of(self.checkpoint) if self.checkpoint else 0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Return the number of tokens of one step, with padding, over all ranks."""
+        return self.choices.rows_per_step * self.feed.padded_tokens / self.feed.rows
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Start of a run: device, precision, and ranks, and the choices of a start before."""
+
+    place: tuple[str, str, int]
+    before: Choices | None
+
+    @property
+    def known(self) -> Choices | None:
+        """Return the choices of an earlier start at the same place."""
+        found = self.before
+        return found if found and (found.device, found.precision, found.ranks) == self.place else None
+
+    def wants(self, option: str, config: TrainingConfig) -> bool:
+        """Return whether to turn an option on, as at the first start of the run."""
+        setting, known = getattr(config, option), self.known
+        if setting and known and known.options is not None:
+            return known.options.get(option, False)
+        if setting == "auto":
+            # A run of an earlier version started without the option.
+            return self.place[0] == "cuda" and not (self.before and self.before.options is None)
+        return bool(setting)
+
+    def rows_of_step(self, feed: Feed, config: TrainingConfig) -> int:
+        """Return the rows of a step over all ranks, which never change in a run."""
+        if self.before:
+            return self.before.rows_per_step
+        ranks = self.place[2]
+        most = math.ceil(feed.rows / ranks)
+        return ranks * micro_batch.rows_per_step(config.tokens_per_step / ranks, feed.padded_tokens / feed.rows, most)
+
+
+def prepare(
+    corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, device: devices.Device, state: PartialState
+) -> Run:
+    """Prepare a run."""
+    disk = find_disk(folder.path)
+    with together():
+        devices.check_reporting(config)
+        qlora.check_ranks(config)
+        if disk.writes:
+            folder.claim()
+        feed = open_feed(corpus, config)
+        tokenizer = find_tokenizer_files(corpus.manifest, corpus.folder) if corpus.manifest else None
+    vocab_size = corpus.manifest.tokenizer.vocab_size if corpus.manifest else feed.max_id + 1
+    notes = [*corpus.notes, *feed.notes]
+    if config.gpus not in ("auto", state.num_processes):
+        notes.append(f"gpus: {config.gpus} has no effect: torchrun started {counted(state.num_processes, 'rank')}")
+
+    def find_base() -> Path | str:
+        """Build the small Llama or find the base model, and check that it fits."""
+        base = base_model.base_model(config, vocab_size, corpus.sequence_length, root / "data" / "models")
+        base_model.check_model(base, base_model.read_config(base), feed.max_id, corpus.sequence_length)
+        if corpus.manifest and tokenizer and (config.base_model or config.tokenizer):
+            notes.append(base_model.check_tokenizer(corpus.manifest, tokenizer, config, base))
+            path = base_model.tokenizer_path(config, base)
+            if path.is_dir() and base_model.has_tokenizer(path):
+                notes.append(base_model.check_rows(corpus.manifest, corpus.folder, path))
+        return base
+
+    base = ranks.main_first(state.is_local_main_process, find_base)
+    with together():
+        before = folder.choices()
+    # A machine that is new to the run has no choices. A machine that ran out of memory has a smaller micro-batch.
+    before = min(filter(None, gather(before)), key=lambda choices: choices.micro_batch, default=None)
+    start, tried = _Start((state.device.type, device.precision, state.num_processes), before), []
+    with together():
+        backend, note = attention.backend_to_load(base_model.read_config(base), config.attention)
+        if config.attention == "auto" and feed.isolated and not start.known:
+            tried = isolation.try_apart(base, config, state.device, device.dtype, feed.train, 2)
+        # transformers would report a missing package while it loads the model.
+        attention.require_available(backend, state.device, device.dtype)
+        model = qlora.load_model(base, config, state.device, device.dtype, backend)
+    if state.num_processes > 1:
+        commit = None if isinstance(base, Path) else f"{base} {base_model.commit_of(base)}"
+        ranks.require_same("the base model", commit or folder.base_digest(Path(base))[:16])
+    if config.sharding == "full":
+        with together():
+            qlora.shard(model, state.device)
+    if note:
+        notes.append(note)
+        config = config.model_copy(update={"attention": backend})
+    if corpus.weighted:
+        options.weigh_loss(model)
+        batch = batch_of([options.comparable(feed.longest[0])], range(1), feed.collator(backend), state.device)
+        with together(waiting=qlora.is_sharded(model)):
+            options.require_same_loss(model, batch, device.dtype)
+        by = corpus.manifest.config[LOSS_WEIGHT] if corpus.manifest else "a column of the rows"
+        notes.append(f"{LOSS_WEIGHT}: {by}; the loss of a step is the weighted mean of its trained tokens")
+    checkpoint = newest_of_all(folder.path, corpus.key, disk)
+    choices = _choose(model, feed, config, start, tried, device.dtype)
+    proof = None
+    if feed.isolated:
+        collator = feed.collator(choices.attention)
+        with together(waiting=qlora.is_sharded(model)), autocast(state.device, device.dtype):
+            proof = isolation.require_isolation(
+                model, feed.train, collator, choices.micro_batch, attention=choices.attention, seed=config.seed
+            )
+    return Run(
+        corpus=corpus, config=config, folder=folder, disk=disk, device=device, feed=feed, tokenizer=tokenizer,
+        base=base, model=model, choices=choices, isolation=proof, checkpoint=checkpoint,
+        flops_per_token=measures.flops_per_token(model, feed.positions()), notes=[*notes, *choices.notes],
+        warnings=[
+            f"{name} is {new}, but was {old} when this run started: its losses will differ slightly"
+            for name in ("ranks", "device", "precision")
+            if checkpoint and before and (new := getattr(choices, name)) != (old := getattr(before, name))
+        ],
+    )  # fmt: skip
+
+
+def _choose(
+    model: Any, feed: Feed, config: TrainingConfig, start: _Start, tried: list[isolation.Trial], dtype: torch.dtype
+) -> Choices:
+    # The choices of an earlier start with the same device, precision, and number of ranks are reused.
+    known, table = start.known, list[str]()
+    backend = known.attention if known else config.attention
+    with autocast(model.device, dtype):
+        if feed.isolated and backend == "auto":
+            backend, trials = isolation.fastest(model, feed.train, 2, seed=config.seed, tried=tried)
+            table = [f"{t.attention:>8} {t.reason or f'{t.tokens_per_second:,.0f} tokens/s'}" for t in trials]
+        elif feed.isolated:
+            with together(waiting=qlora.is_sharded(model)):
+                try:
+                    isolation.try_backend(model, feed.train, 1, backend, seed=config.seed)
+                except torch.OutOfMemoryError as error:  # micro_batch reports it
+                    fail_alike(model, error)
+        elif backend == "auto":
+            backend = "sdpa"
+        else:
+            attention.use_attention(model, backend)
+    collator = feed.collator(backend)
+    used, notes = {}, []
+    if start.wants("fused_loss", config) and feed.own_loss:
+        batch = batch_of([options.comparable(feed.longest[0])], range(1), collator, model.device)
+        fused = options.try_fused_loss(model, batch, dtype, config.seed)
+        used["fused_loss"] = fused.used
+        notes.append(fused.note)
+    elif config.fused_loss is True and not feed.own_loss:
+        notes.append("fused_loss: not used: TRL computes the loss of format 2.0 itself")
+    size, accumulation, speed, measured = _choose_size(model, feed, config, start, collator, dtype)
+    if not feed.equal and config.compile:
+        notes.append("compile: not used: rows without padding have different lengths")
+    elif start.wants("compile", config):
+        batch = batch_of(feed.longest, range(size), collator, model.device)
+        compiled = options.try_compile(model, batch, dtype, config.seed, timed=not known)
+        used["compile"] = compiled.used
+        notes.append(compiled.note)
+        if compiled.used and not known:
+            speed = batch["input_ids"].numel() / compiled.seconds
+    kept = known.options if known and known.options is not None else {"fused_loss": False, "compile": False} | used
+    table = known.table if known else [*table, *measured]
+    reduced = start.before.reduced if start.before else []
+    rows = start.rows_of_step(feed, config)
+    return Choices(*start.place, backend, size, accumulation, speed, table, notes, kept, reduced, rows)
+
+
+def _choose_size(
+    model: Any, feed: Feed, config: TrainingConfig, start: _Start, collator: Any, dtype: torch.dtype
+) -> tuple[int, int, float, list[str]]:
+    """Return rows per pass, passes per step, tokens/s, and the measurements."""
+    known, (_, _, ranks) = start.known, start.place
+    rows = math.ceil(start.rows_of_step(feed, config) / ranks)
+    if known and rows == known.micro_batch * known.accumulation:
+        wanted = known.micro_batch if config.micro_batch == "auto" else largest_divisor(rows, config.micro_batch)
+        if wanted == known.micro_batch or (known.reduced and wanted > known.micro_batch):
+            return known.micro_batch, known.accumulation, known.tokens_per_second, []
+    measured = micro_batch.micro_batch(model, feed.longest, collator, config, rows, ranks, dtype)
+    size = measured.micro_batch
+    speed = max(trial.tokens_per_second for trial in measured.trials if trial.rows == size)
+    return size, measured.accumulation, speed, measured.lines()
 
 
 def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, guard: SignalGuard) -> None:
@@ -53,10 +262,9 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
                 folder.report_finished()
             return
     state = ranks.start(cpu=device.kind == "cpu")
-    console = open_console(quiet=not state.is_main_process)
+    console = record.open_console(quiet=not state.is_main_process)
     run = prepare(corpus, config, folder, root, device, state)
-    line = ProgressLine(console)
-    clock = RankClock(state.device, device.name)
+    line, clock = ProgressLine(console), RankClock(state.device, device.name)
     callbacks = [line, interruption, clock, Decisions(config, run.feed.validation is not None)]
     if config.samples:
         callbacks += [Samples(corpus, run.feed.validation, run.model, config.samples, folder.path, console)]
@@ -67,7 +275,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         if run.disk.writes:
             folder.write(run.choices)
     in_effect, lacking = record.in_effect(run, steps), unavailable(device)
-    show_effect(console, run.notes, run.choices.table, in_effect, record.warnings(run, steps))
+    record.show_effect(console, run.notes, run.choices.table, in_effect, record.warnings(run, steps))
 
     if device.kind == "cuda":
         torch.cuda.reset_peak_memory_stats()  # the isolation check needs more memory than a step
@@ -83,11 +291,11 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
             reduce_micro_batch(run, trainer.state.global_step + 1, error)
         raise
     finally:
-        line.close()
+        line.on_train_end()
     if interruption.stopped:
         text = f"interrupted after step {trainer.state.global_step}; run the same command to resume"
         raise Interrupted("interrupted", text)
-    if run.choices.options and run.choices.options["compile"] and gave_up():
+    if run.choices.options and run.choices.options["compile"] and options.gave_up():
         console.print("warning: compile: torch stopped compiling during this run", style="yellow")
     waited = record.data_wait(record.summary(trainer.state.log_history))
     speeds = clock.speeds(state.process_index, waited)
@@ -97,9 +305,8 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     if config.samples:  # only the first rank generates
         samples, *_ = ranks.gather(samples_of(folder.path, decided["kept_step"]) if state.is_main_process else [])
     result = record.summary(log) | decided
-    # All other advice was printed as warnings before the first step.
     measured = record.advice_of(result, speeds, config)
-    advice = [*advise(record.figures(run, steps)), *measured]
+    advice = [*measures.advise(record.figures(run, steps)), *measured]
     with ranks.together():
         if run.disk.writes:
             if decided["kept_step"] < trainer.state.global_step:
@@ -115,9 +322,9 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
                 "versions": record.versions(),
             }
             record.write_results(folder.path, run.model, run.tokenizer, written, log)
-    show_result(console, result, samples, folder.path, run.tokenizer is not None, slow_ranks(speeds))
-    for one in measured:  # makes the next run faster or better
-        say(console, f"advice: {one}", "yellow")
+    record.show_result(console, result, samples, folder.path, run.tokenizer is not None, slow_ranks(speeds))
+    for one in measured:  # all other advice was printed as warnings before the first step
+        record.say(console, f"advice: {one}", "yellow")
     if state.is_local_main_process:
         print(printable(str(folder.record)))
 
@@ -141,14 +348,13 @@ def reduce_micro_batch(run: Run, step: int, error: RuntimeError) -> NoReturn:
 
 
 def _trainer(run: Run, *callbacks: Any) -> Any:
-    """Build the Trainer for the corpus's format, without its own output."""
     choices, device = run.choices, run.device
     given = arguments(
         run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.precision
     )
     given["save_on_each_node"] = not run.disk.shared
     trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention), choices.rows_per_step)
-    peak = flops.peak_flops(device.name, device.dtype)
+    peak = measures.peak_flops(device.name, device.dtype)
     trainer.measure(run.feed.tokens / run.feed.padded_tokens, run.flops_per_token, peak and peak * choices.ranks)
     if run.config.profile and trainer.is_world_process_zero():
         callbacks = (*callbacks, Profile(run.config.profile, run.folder.path))
@@ -179,9 +385,9 @@ def _take_steps(trainer: Any, run: Run, steps: record.Steps) -> None:
 def unavailable(device: devices.Device) -> dict[str, dict[str, str]]:
     """Return the values of settings that cannot be used on this machine, with reasons."""
     # `diagnose` reads them from training.json, because it does not load torch itself. A value is written as in YAML.
-    fused_loss = no_fused_loss_reason()
+    fused_loss = options.no_fused_loss_reason()
     return {
-        "attention": unavailable_backends(torch.device(device.kind), device.dtype),
+        "attention": attention.unavailable_backends(torch.device(device.kind), device.dtype),
         "fused_loss": {"true": fused_loss} if fused_loss else {},
     }
 

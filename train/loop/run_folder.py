@@ -24,11 +24,9 @@ import orjson
 from tasks.core.errors import Busy, DataError, UsageError
 from tasks.core.printable import printable
 from tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
-from train.config import EARLIER, TrainingConfig
+from train.config import EARLIER, TrainingConfig, adapter_digest, folder_digest
 from train.data.corpus import Corpus
-from train.model.digests import adapter_digest, folder_digest
 
-VERSION = 1
 # Settings that may differ between ranks: they name files on a machine, or do not change the joint work of the ranks.
 OWN = {"base_model", "tokenizer", "adapter", "output", "load", "gpus"}
 LOCK = "run.lock"
@@ -63,13 +61,12 @@ class Choices:
 
     def halved(self, why: str) -> Choices | None:
         """Return these choices with at most half the micro-batch; None if it is 1."""
-        rows = self.micro_batch * self.accumulation
         if self.micro_batch == 1:
             return None
+        rows = self.micro_batch * self.accumulation
         size = largest_divisor(rows, self.micro_batch // 2)
-        line = f"micro-batch {size} × accumulation {rows // size}: {why}"
-        reduced, table = [*self.reduced, why], [*self.table, line]
-        return replace(self, micro_batch=size, accumulation=rows // size, reduced=reduced, table=table)
+        table = [*self.table, f"micro-batch {size} × accumulation {rows // size}: {why}"]
+        return replace(self, micro_batch=size, accumulation=rows // size, reduced=[*self.reduced, why], table=table)
 
 
 def largest_divisor(rows: int, most: int) -> int:
@@ -83,12 +80,8 @@ class RunFolder:
     def __init__(self, root: Path, config: TrainingConfig, corpus: Corpus):
         digest = model_digest(config.base_model)
         self._base_digests = {Path(config.base_model): digest} if config.base_model and digest else {}
-        self.identity: dict[str, Any] = {
-            "version": VERSION,
-            "corpus": corpus.key,
-            "settings": config.settings(),
-            "base_model": digest,
-        }
+        settings = config.settings()
+        self.identity: dict[str, Any] = {"version": 1, "corpus": corpus.key, "settings": settings, "base_model": digest}
         if config.adapter:
             self.identity["adapter"] = adapter_digest(Path(config.adapter))
         self.key = _key(self.identity)

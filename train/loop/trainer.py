@@ -22,7 +22,6 @@ from tasks.core import process
 from tasks.core.errors import DataError
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
-from train.data.steps import StepRows
 from train.evaluation import count_predicted
 from train.measures import COMPUTE, Phases
 from train.model.attention import autocast, dtype_of
@@ -31,9 +30,7 @@ from train.model.qlora import data_parallel, is_sharded
 # Steps that fp16 may skip in a row. Each skipped step halves the scale, from 65536 to 2^-14, the smallest normal number
 # of fp16.
 SKIPPED = 30
-
-# Name of the project in experiment trackers.
-PROJECT = "packcorpus"
+PROJECT = "packcorpus"  # name of the project in experiment trackers
 
 
 def arguments(
@@ -118,25 +115,23 @@ class Measured(Trainer):
             mask = batch.get("attention_mask")  # present if the collator pads the rows
             self._tokens += batch["labels"].numel() * self.share if mask is None else float(mask.sum())
         self._trained = float(trained)
-        if batches and LOSS_WEIGHT in batches[0]:
-            # The weighted loss of the step is divided by the sum of the weights of its tokens on all ranks.
-            self.model_accepts_loss_kwargs = True  # the loss of `weigh_loss` does, even if the model's own does not
-            trained = torch.stack([batch[LOSS_WEIGHT][:, 1:].double().sum() for batch in batches]).sum().to(device)
-            if self.args.average_tokens_across_devices and self.args.world_size > 1:
-                trained = self.accelerator.gather(trained).sum()
-            return batches, trained.float()
-        return batches, trained
+        if not (batches and LOSS_WEIGHT in batches[0]):
+            return batches, trained
+        # The weighted loss of the step is divided by the sum of the weights of its tokens on all ranks.
+        self.model_accepts_loss_kwargs = True  # the loss of `weigh_loss` does, even if the model's own does not
+        weight = torch.stack([batch[LOSS_WEIGHT][:, 1:].double().sum() for batch in batches]).sum().to(device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            weight = self.accelerator.gather(weight).sum()
+        return batches, weight.float()
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches, and add up the seconds spent waiting for them."""
         while True:
             start = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
+            batch = next(batches, None)
+            self._waited += time.perf_counter() - start
+            if batch is None:
                 return
-            finally:
-                self._waited += time.perf_counter() - start
             yield batch
 
     def training_step(self, *inputs: Any, **named: Any) -> Any:
@@ -164,8 +159,7 @@ class Measured(Trainer):
                     f"checkpoint. Lower learning_rate, {'set precision: fp32, ' * self.args.fp16}or examine the rows "
                     "with `packcorpus inspect --row N`",
                 )
-            logs |= self._scaling()
-            logs |= self._measures(time.perf_counter() - self._started)
+            logs |= self._scaling() | self._measures(time.perf_counter() - self._started)
             self._reset()
         super().log(logs, start_time)
 
@@ -175,12 +169,10 @@ class Measured(Trainer):
 
     def _scaling(self) -> dict[str, float]:
         """Return the loss scale, and whether the step was skipped, for fp16."""
-        # accelerate does not report that a step was skipped, because a fused optimizer skips it itself. The scale is
-        # then lower.
         if not self.args.fp16:
             return {}
         scale = self._loss_scale()
-        skipped = scale < self._scale
+        skipped = scale < self._scale  # accelerate does not report it, because a fused optimizer skips a step itself
         self._skipped = self._skipped + 1 if skipped else 0
         if self._skipped == SKIPPED:
             raise DataError(
@@ -266,14 +258,10 @@ def one_gpu(args: TrainingArguments) -> TrainingArguments:
     return args
 
 
-def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: StepRows, validation: Any) -> Measured:
-    return Measured(
-        model=model,
-        args=one_gpu(TrainingArguments(**given)),
-        data_collator=collator,
-        train_dataset=train,
-        eval_dataset=validation,
-    )
+def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: Any, validation: Any) -> Measured:
+    """Build the Trainer for packed rows."""
+    args = one_gpu(TrainingArguments(**given))
+    return Measured(model, args, collator, train_dataset=train, eval_dataset=validation)
 
 
 def conversation_trainer(
@@ -288,13 +276,9 @@ def conversation_trainer(
         pass
 
     adapter = {name: weights.detach().clone() for name, weights in model.named_parameters() if weights.requires_grad}
+    args = one_gpu(SFTConfig(**given, **SFT_SETTINGS))
     trainer = ConversationTrainer(
-        model=model,
-        args=one_gpu(SFTConfig(**given, **SFT_SETTINGS)),
-        data_collator=collator,
-        train_dataset=train,
-        eval_dataset=validation,
-        processing_class=padding,
+        model, args=args, data_collator=collator, train_dataset=train, eval_dataset=validation, processing_class=padding
     )
     # TRL converts the adapter of a quantized model to bf16, which is too coarse for small steps.
     with torch.no_grad():

@@ -66,12 +66,13 @@ def resolve(config: TrainingConfig) -> Device:
     if config.quantization == "nf4" and (reason := no_nf4_reason(kind)):
         text = f"quantization: nf4 cannot be used: {reason}; to train without it, set quantization: none"
         raise PartMissing("no_nf4", text)
+    if kind == "cpu" and precision in ("bf16", "fp16"):
+        raise PartMissing(
+            "no_bf16",
+            f"precision: {precision} has no effect on a CPU, which computes in fp32 here; set precision: auto, or "
+            "train on a GPU",
+        )
     if kind == "cpu":
-        if precision in ("bf16", "fp16"):
-            text = (
-                f"precision: {precision} has no effect on a CPU, which computes in fp32 here; set precision: auto, or "
-            )
-            raise PartMissing("no_bf16", f"{text}train on a GPU")
         return Device("cpu", "fp32", f"CPU, {cpus()} cores")
     best = best_precision()
     if precision == "bf16" and best != "bf16":
@@ -108,12 +109,8 @@ def check_libraries() -> None:
 
 def not_installed_reason() -> str | None:
     """Return why the requirements are unknown, and the fix; None if they are known."""
-    if version_of("packcorpus"):
-        return None
-    return (
-        "runs from its source folder and is not installed in this Python, so its requirements are unknown; "
-        "run: make extras, or pip install '.[train]'"
-    )
+    text = "runs from its source folder and is not installed in this Python, so its requirements are unknown; "
+    return None if version_of("packcorpus") else f"{text}run: make extras, or pip install '.[train]'"
 
 
 def training_needs() -> dict[str, str]:
@@ -151,7 +148,6 @@ def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
 
 
 def _own_gpu() -> int:
-    """Return the index of this process's GPU."""
     # A launcher may make only one GPU visible to each process.
     return int(os.environ.get("LOCAL_RANK", "0")) % gpu_count()
 
@@ -238,10 +234,11 @@ def no_code_reason() -> str | None:
 def no_bf16_reason() -> str | None:
     """Return why torch's GPUs cannot compute in bf16; None if all of them can."""
     # Turing and older GPUs emulate bf16, several times slower than fp32. Ampere is 8.0, and AMD reports 9 or more.
-    old = next((gpu for gpu in gpus() if gpu.capability < (8, 0)), None)
-    if old is None:
-        return None
-    return f"{old.name} (compute capability {'.'.join(map(str, old.capability))}) has no bf16, which requires 8.0"
+    for gpu in gpus():
+        if gpu.capability < (8, 0):
+            capability = ".".join(map(str, gpu.capability))
+            return f"{gpu.name} (compute capability {capability}) has no bf16, which requires 8.0"
+    return None
 
 
 def best_precision() -> Literal["bf16", "fp16", "fp32"]:
@@ -261,7 +258,7 @@ def no_nf4_reason(kind: str) -> str | None:
         from bitsandbytes import functional, matmul_4bit
     except ImportError as error:
         return f"bitsandbytes cannot be imported ({first_line(error)}); run: make extras"
-    version = metadata.version("bitsandbytes")
+    version, here = metadata.version("bitsandbytes"), called(kind)
     device = f"cuda:{_own_gpu()}" if kind == "cuda" else kind
     try:
         weights = torch.linspace(-1, 1, 64 * 64, device=device).reshape(64, 64)
@@ -272,14 +269,10 @@ def no_nf4_reason(kind: str) -> str | None:
         fix = "reinstall it"
         if kind == "cuda":
             fix = f"install a release built for CUDA {torch.version.cuda} (for details run python -m bitsandbytes)"
-        return f"bitsandbytes {version} does not work on this {called(kind)} ({first_line(failure)}); {fix}"
+        return f"bitsandbytes {version} does not work on this {here} ({first_line(failure)}); {fix}"
     # Half of the widest gap between two of NF4's 16 values is 0.152.
-    if deviation > 0.16:
-        return (
-            f"bitsandbytes {version} computes wrong results on this {called(kind)} (off by {deviation:.2g}); "
-            "install another release"
-        )
-    return None
+    wrong = f"computes wrong results on this {here} (off by {deviation:.2g}); install another release"
+    return f"bitsandbytes {version} {wrong}" if deviation > 0.16 else None
 
 
 def called(kind: str) -> str:
@@ -291,7 +284,7 @@ def has_nccl() -> bool:
     """Return whether several GPUs can train together."""
     import torch
 
-    return bool(torch.distributed.is_available() and torch.distributed.is_nccl_available())
+    return torch.distributed.is_available() and torch.distributed.is_nccl_available()
 
 
 # -- the rest of the machine -------------------------------------------------------------------------------------------

@@ -43,11 +43,6 @@ LAUNCHED = "PACKCORPUS_LAUNCHED"
 RESTART = 90  # exit code of a rank, only for the launcher
 FIRST = 3  # first file descriptor after standard input, output, and error
 
-# Seconds that ranks have to finish their step and write a checkpoint.
-PATIENCE = 3600
-
-_SHORTAGE = re.compile(r"out of memory|ALLOC\w*_FAILED|can't allocate memory", re.IGNORECASE)
-
 
 def is_rank() -> bool:
     """Return whether a launcher started this process: ours or torchrun."""
@@ -61,8 +56,7 @@ def is_one_of_several() -> bool:
 
 def reports() -> bool:
     """Return whether this process prints messages that concern all ranks."""
-    # Our launcher prints them for its ranks. torchrun does not know them, so the first rank of each machine prints
-    # them.
+    # Our launcher prints them for its ranks; torchrun does not know them, so the first rank of each machine does.
     return not is_rank() or (LAUNCHED not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0")
 
 
@@ -114,7 +108,6 @@ class SignalGuard:
                 self.end_at_once(signal.SIGTERM, None)
 
     def end_at_once(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: report the interruption and exit."""
         if self._exit_code is not None:
             os._exit(self._exit_code)
         if self._is_ending:  # Ctrl-C and SIGTERM came together
@@ -142,9 +135,9 @@ def is_shortage(error: BaseException) -> bool:
     """Return whether an error means that an allocation failed."""
     import torch
 
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and bool(_SHORTAGE.search(str(error)))
+    text = re.compile(r"out of memory|ALLOC\w*_FAILED|can't allocate memory", re.IGNORECASE)
+    is_named = isinstance(error, RuntimeError) and bool(text.search(str(error)))
+    return is_named or isinstance(error, torch.OutOfMemoryError)
 
 
 def may_be_shortage(error: BaseException) -> bool:
@@ -156,10 +149,7 @@ def may_be_shortage(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """Return a short description of an error."""
-    if is_shortage(error):
-        return "ran out of memory"
-    return f"failed ({first_line(error)})"
+    return "ran out of memory" if is_shortage(error) else f"failed ({first_line(error)})"
 
 
 def first_line(error: BaseException) -> str:
@@ -185,7 +175,7 @@ def restart(arguments: list[str], why: str) -> NoReturn:
 
 
 class RankFailed(PackError):
-    """Error of a rank that failed or was killed, with the exit code of that rank."""
+    """Error of a rank that failed or was killed, with its exit code."""
 
 
 def launch(ranks: int, arguments: list[str]) -> bool:
@@ -207,7 +197,7 @@ def launch(ranks: int, arguments: list[str]) -> bool:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.1,
-        shutdown_timeout=PATIENCE,
+        shutdown_timeout=3600,  # seconds that ranks have to finish their step and write a checkpoint
     )
     try:
         # -P keeps the working directory off sys.path, so that a user's train.py or tasks.py does not replace ours.
@@ -226,15 +216,14 @@ def _failed(codes: dict[int, int]) -> PackError:
     """Return the error of a killed rank, or else of the first that failed."""
     # The others were stopped, or lost their connection to it. A rank that was not killed has reported its error itself.
     stopped = (-signal.SIGTERM, Interrupted.exit_code)
-    first = min(codes, key=lambda rank: (codes[rank] in stopped, codes[rank] > 0))
-    if codes[first] == Interrupted.exit_code:
+    rank, code = min(codes.items(), key=lambda pair: (pair[1] in stopped, pair[1] > 0))
+    if code == Interrupted.exit_code:
         return Interrupted("interrupted", "interrupted; run the same command to resume")
     message = ""
-    if codes[first] <= 0:
-        message = f"rank {first} was killed by {signal.Signals(-codes[first]).name}"
-        if codes[first] == -signal.SIGKILL:
-            message += ", which the system sends when memory runs out"
-        message += "; run the same command to resume from the newest checkpoint"
+    if code <= 0:
+        memory = ", which the system sends when memory runs out" * (code == -signal.SIGKILL)
+        message = f"rank {rank} was killed by {signal.Signals(-code).name}{memory}; run the same command to resume "
+        message += "from the newest checkpoint"
     failed = RankFailed("rank_failed", message)
-    failed.exit_code = max(codes[first], 1)
+    failed.exit_code = max(code, 1)
     return failed

@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -110,10 +110,8 @@ def place() -> Place:
 
 
 def _failure_of(error: Exception | None) -> Failure | None:
-    if error is None:
-        return None
-    failed = to_pack_error(error)
-    return Failure(failed.reason, str(failed), failed.exit_code, failed.facts)
+    failed = to_pack_error(error) if error else None
+    return Failure(failed.reason, str(failed), failed.exit_code, failed.facts) if failed else None
 
 
 def _seen_from(here: Place, there: Place, failure: Failure) -> PackError:
@@ -126,17 +124,15 @@ def _seen_from(here: Place, there: Place, failure: Failure) -> PackError:
     return error
 
 
-def _agreed(error: Exception) -> Exception:
-    _own.agreed = error
-    return error
-
-
-def _raise_first(outcomes: Sequence[tuple[Place, Failure | None]], own: Exception | None) -> None:
+def _raise_first(outcomes: Iterable[tuple[Place, Failure | None]], own: Exception | None) -> None:
     """Raise the error of the first rank that failed, if any; that rank raises its own."""
     here = place()
     for there, failure in outcomes:
         if failure is not None:
-            raise _agreed(own if own is not None and there.rank == here.rank else _seen_from(here, there, failure))
+            is_own = own is not None and there.rank == here.rank
+            _own.agreed = own if is_own else _seen_from(here, there, failure)
+            assert _own.agreed
+            raise _own.agreed
 
 
 # -- before the process group ------------------------------------------------------------------------------------------
@@ -150,12 +146,12 @@ def meet(facts: Mapping[str, str], error: Exception | None = None, finished: boo
     """
     here = place()
     texts = _exchange(here.rank, json.dumps([here, _failure_of(error), dict(facts), finished], default=str))
-    found = [json.loads(text) for text in texts]
-    places = [Place(*where) for where, *_ in found]
-    failures = [Failure(*failure) if failure else None for _, failure, *_ in found]
-    _raise_first(list(zip(places, failures, strict=True)), error)
-    _require_same(places, [theirs for _, _, theirs, _ in found])
-    return all(is_finished for *_, is_finished in found)
+    sent = [json.loads(text) for text in texts]
+    places = [Place(*where) for where, *_ in sent]
+    failures = (Failure(*failure) if failure else None for _, failure, *_ in sent)
+    _raise_first(zip(places, failures, strict=True), error)
+    _require_same(places, [theirs for _, _, theirs, _ in sent])
+    return all(is_finished for *_, is_finished in sent)
 
 
 def require_same(name: str, value: str) -> None:
@@ -168,7 +164,8 @@ def _require_same(places: Sequence[Place], facts: Sequence[Mapping[str, str]]) -
     if lines := differences(places, facts):
         more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
         message = f"the ranks of this run differ: {'; '.join(lines[:SHOWN])}{more}"
-        raise _agreed(DataError("ranks_differ", message if place().local_rank == 0 else ""))
+        _own.agreed = DataError("ranks_differ", message if place().local_rank == 0 else "")
+        raise _own.agreed
 
 
 def differences(places: Sequence[Place], facts: Sequence[Mapping[str, str]]) -> list[str]:
@@ -190,7 +187,6 @@ def differences(places: Sequence[Place], facts: Sequence[Mapping[str, str]]) -> 
 
 
 def _exchange(rank: int, text: str) -> list[str]:
-    """Send a text to the other ranks, and return the texts of all ranks."""
     try:
         store, _, world = next(torch.distributed.rendezvous("env://", timeout=timedelta(seconds=PATIENCE)))
         _own.store = store = torch.distributed.PrefixStore("packcorpus", store)
@@ -219,7 +215,6 @@ def _exchange(rank: int, text: str) -> list[str]:
 
 
 def _wait(store: Any, names: list[str], seconds: float) -> list[str]:
-    """Wait until the store has all names, and return the names that are missing."""
     # In slices, because a signal is handled only between two calls.
     end, step = time.monotonic() + seconds, 0.01
     while missing := [name for name in names if not store.check([name])]:
@@ -323,9 +318,8 @@ def ring(error: Exception) -> Exception:
 
 def of_lost_rank(error: Exception) -> Exception:
     """Return a readable error if torch failed because another rank has ended."""
-    if isinstance(error, PackError) or not torch.distributed.is_initialized():
-        return error
-    if not isinstance(error, DistError | RuntimeError) or not _LOST.search(str(error)):
+    of_torch = isinstance(error, DistError | RuntimeError) and not isinstance(error, PackError)
+    if not (of_torch and torch.distributed.is_initialized() and _LOST.search(str(error))):
         return error
     message = "another rank ended, so this one stopped; run the same command to resume from the newest checkpoint"
     lost = PackError("rank_failed", message if reports() else "")
@@ -371,14 +365,10 @@ def end_if_rung(exit_code: int) -> None:
 def _look() -> None:
     """Wait until another rank has failed, then end this process."""
     first = None
-    while first is None:
-        if _own.done.wait(LOOK_EVERY):
-            return
-        try:
+    with suppress(DistError):  # the rank that holds the store has ended; the process group reports that to the others
+        while first is None and not _own.done.wait(LOOK_EVERY):
             first = _first_failure()
-        except DistError:
-            return  # the rank that holds the store has ended; the process group reports that to the others
-    if first[0].rank == place().rank:
+    if first is None or first[0].rank == place().rank:
         return
     time.sleep(GRACE)
     error = _seen_from(place(), *first)

@@ -33,7 +33,7 @@ from train.merge.find_run import Base, Run
 from train.merge.other_files import CARD, Facts, find_facts, model_card, write_other_files
 from train.merge.tensors import PRECISIONS, Tensors, tensors_of_model
 from train.merge.weights import FILE, FIX, NAME, Adapter, find_ties, read_config, write_weights
-from train.model import base_model, same_tokenizer
+from train.model import base_model
 
 VERSION = 1
 NAMES = {dtype: name for name, dtype in PRECISIONS.items()}
@@ -129,7 +129,7 @@ def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, roo
     others = write_other_files(folder, base, run, facts, in_config, ties.settings)
     _say(f"chat template: {others.template}")
     if facts and facts.corpus and base_model.has_tokenizer(folder):
-        _say(same_tokenizer.described(same_tokenizer.compare_rows(facts.manifest, facts.corpus.folder, folder)))
+        _say(base_model.described(base_model.compare_rows(facts.manifest, facts.corpus.folder, folder)))
     write_bytes(folder / CARD, model_card(run, base, facts, others, dtype, merged_as, bool(written.whole), zero))
     _compare(folder, run, base, facts, model.config, adapter, dtype, zero)
 

@@ -94,9 +94,8 @@ def require_available(backend: str, device: torch.device, dtype: torch.dtype) ->
 
 def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
     """Return the backend to load a model with, and a note if the settings differ."""
-    # `auto` starts with sdpa, or with eager, which every model has.
     missing = missing_backends(config)
-    if wanted == "auto":
+    if wanted == "auto":  # starts with sdpa, or with eager, which every model has
         return ("eager" if "sdpa" in missing else "sdpa"), ""
     if wanted not in missing:
         return wanted, ""
@@ -181,12 +180,8 @@ class Collator:
             ids = batch["input_ids"]
             # Rows without positions, if allowed, count as one conversation each.
             bounds, longest = segments(batch.get("position_ids", torch.arange(ids.shape[1]).expand(ids.shape)))
-            batch |= {
-                "cu_seq_lens_q": bounds,
-                "cu_seq_lens_k": bounds,
-                "max_length_q": longest,
-                "max_length_k": longest,
-            }
+            batch |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+            batch |= {"max_length_q": longest, "max_length_k": longest}
         return batch
 
 
@@ -236,10 +231,7 @@ def varlen_forward(
     flat = [x.transpose(1, 2).reshape(batch * length, x.shape[1], -1).to(value.dtype) for x in (query, key, value)]
     out = varlen_attn(
         *flat,
-        inputs["cu_seq_lens_q"],
-        inputs["cu_seq_lens_k"],
-        inputs["max_length_q"],
-        inputs["max_length_k"],
+        *(inputs[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")),
         scale=scaling,
         # A window of n tokens reaches n - 1 back; -1 means no bound, 0 means nothing ahead.
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),

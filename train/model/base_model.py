@@ -2,7 +2,8 @@
 
 config.base_model ─base_model─▶ a local folder or a Hugging Face name; without one, a small Llama built here
 base ─read_config─▶ model config ─┬─check_model─────▶ every id has an embedding, every row has positions
-manifest ─────────────────────────┴─check_tokenizer─▶ the model's tokenizer is the one that made the rows
+manifest ─────────────────────────┼─check_tokenizer─▶ the files of the model's tokenizer make the same tokens
+texts of rows ────────────────────┴─check_rows──────▶ AutoTokenizer gives the same tokens
 
 The small Llama has random weights drawn from the seed. It shows that everything works. An adapter can teach it only
 which words are frequent, not their meaning.
@@ -13,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +26,26 @@ from safetensors.torch import save
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from tasks.core.errors import DataError, InputMissing
+from tasks.core.printable import shown
+from tasks.encoders.auto_tokenizer import Comparison, compare, texts_in
+from tasks.encoders.encoder import token_name
+from tasks.encoders.native import read_spec, tokenizer_of
+from tasks.encoders.sentencepiece_encoder import read_model
 from tasks.encoders.tokenizer_files import (
     DECIDING,
     TOKENIZER_FILES,
     TokenizerFiles,
     find_tokenizer,
+    find_tokenizer_files,
+    forget_loaded,
     is_like_transformers,
     load_as_of,
+    open_found,
 )
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest
+from tasks.storage.shards import open_shard
 from train.config import TrainingConfig
-from train.model.same_tokenizer import differences
 
 PARAMETERS = 23_000_000
 # Two wide layers are a quarter faster on a CPU than four (attention is cheaper), and learn more in the same steps.
@@ -244,3 +255,141 @@ def _tokenizers(path: Path, corpus: TokenizerFiles, load_as: str) -> list[Tokeni
         return [files]
     alone = TokenizerFiles(main, (main,))
     return [files, alone] if files.main == main else [alone]
+
+
+# -- the same tokenizer ------------------------------------------------------------------------------------------------
+
+
+def differences(corpus: TokenizerFiles, model: TokenizerFiles, compare_eos: bool = True) -> list[str]:
+    """Describe each part that differs, with its first difference.
+
+    Returns [] if the tokenizers are equal. The files are compared in the parts that decide which tokens a text becomes:
+    vocabulary, merges or scores, added tokens, normalizer, pre-tokenizer, settings of the model, and the names of BOS
+    and EOS. Chat template, padding, truncation, decoder, and the layout of the files do not matter, so a tokenizer
+    stays equal if a library saves it again. The names of BOS and EOS are compared if the settings of both tokenizers
+    have them. Raises DataError with the name of the file if a tokenizer cannot be read.
+    """
+    if _is_json(corpus) != _is_json(model):
+        made, used = map(_kind, (corpus, model))
+        return [f"the corpus has {made}, but the model has {used}, and a conversion may change tokens"]
+    ours, theirs = _parts(corpus), _parts(model)
+    found = [
+        name if name in ("normalizer", "pre-tokenizer") else f"{name} ({_first_difference(part, theirs[name])})"
+        for name, part in ours.items()
+        if part != theirs[name]
+    ]
+    mine, yours = corpus.settings(), model.settings()
+    for key in ("bos_token", "eos_token") if compare_eos else ("bos_token",):
+        one, other = token_name(mine.get(key)), token_name(yours.get(key))
+        if one and other and one != other:
+            found.append(f"{key} ({shown(one)} in the corpus, {shown(other)} in the model)")
+    return found
+
+
+def _is_json(files: TokenizerFiles) -> bool:
+    """Return whether a tokenizer is, or becomes, a tokenizer.json."""
+    return files.like_transformers or files.main.suffix == ".json"
+
+
+def _kind(files: TokenizerFiles) -> str:
+    if files.main.suffix == ".json":
+        return "a tokenizer.json"
+    return "a SentencePiece model" + " that AutoTokenizer converts" * files.like_transformers
+
+
+def _parts(files: TokenizerFiles) -> dict[str, Any]:
+    """Return the tables and values of a tokenizer by their names in messages."""
+    if _is_json(files):
+        try:
+            spec = files.loaded().spec if files.like_transformers else read_spec(files.main)
+            # The library reads and writes it, so the version that wrote the file does not matter.
+            spec = orjson.loads(tokenizer_of(spec, files.main).to_str())
+        finally:
+            forget_loaded()
+        model = spec["model"]
+        vocabulary = model.pop("vocab")
+        # The vocabulary of a Unigram model is a list of pieces with scores.
+        pieces = vocabulary if isinstance(vocabulary, dict) else {piece: n for n, (piece, _) in enumerate(vocabulary)}
+        return {
+            "vocabulary": pieces,
+            "scores": {} if isinstance(vocabulary, dict) else dict(vocabulary),
+            "merges": model.pop("merges", []),
+            "added tokens": {token.pop("content"): token for token in spec["added_tokens"]},
+            "normalizer": spec["normalizer"],
+            "pre-tokenizer": spec["pre_tokenizer"],
+            "model settings": model,
+        }
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
+    read = read_model(files.main)
+    settings = ("model_type", "byte_fallback", "treat_whitespace_as_suffix", "unk_piece", "bos_piece", "eos_piece")
+    rules = ("precompiled_charsmap", "add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces")
+    return {
+        "vocabulary": {piece.piece: number for number, piece in enumerate(read.pieces)},
+        "scores": {piece.piece: piece.score for piece in read.pieces},
+        "types of pieces": {p.piece: proto.ModelProto.SentencePiece.Type.Name(p.type) for p in read.pieces},
+        "normalizer": {rule: getattr(read.normalizer_spec, rule) for rule in rules},
+        "model settings": {name: getattr(read.trainer_spec, name) for name in settings},
+    }
+
+
+def _first_difference(ours: Any, theirs: Any) -> str:
+    """Describe the first difference of two tables, in the order of the first."""
+    if isinstance(ours, Mapping):
+        pairs = ((shown(key), ours.get(key), theirs.get(key)) for key in dict.fromkeys((*ours, *theirs)))
+    else:
+        pairs = ((f"number {number:,}", *pair) for number, pair in enumerate(zip_longest(ours, theirs)))
+    (key, one, other), *rest = [pair for pair in pairs if pair[1] != pair[2]]
+    more = f", and {len(rest):,} more" if rest else ""
+    return f"{key}: {_value(one)} in the corpus, {_value(other)} in the model{more}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):  # an added token: its id and the flags that are set
+        flags = [name for name, flag in value.items() if flag is True]
+        return " ".join([str(value.get("id")), *flags])
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return shown(" ".join(map(str, value)))
+    return shown(value) if isinstance(value, str) else str(value)
+
+
+def compare_rows(manifest: Manifest, corpus: Path, tokenizer: Path) -> Comparison:
+    """Compare the tokenizer of a corpus folder with AutoTokenizer of a folder.
+
+    Nothing is compared if the corpus has no tokens. Raises the errors of find_tokenizer_files and open_shard.
+    """
+    shard = next((shard for split in manifest.splits.values() for shard in split.shards if shard.rows), None)
+    if shard is None or not manifest.packing_metadata.enabled:
+        return Comparison()
+    encoder = open_found(manifest, find_tokenizer_files(manifest, corpus))
+    with open_shard(manifest, corpus, shard) as batches:
+        rows = next(iter(batches)).column("input_ids").slice(0, 64).to_pylist()
+    return compare(encoder, tokenizer, texts_in(encoder, rows))
+
+
+def check_rows(manifest: Manifest, corpus: Path, tokenizer: Path) -> str:
+    """Return a note about the comparison.
+
+    Raises DataError if a text differs, unless the corpus was made with a single file or with `as: files`: then the note
+    says so.
+    """
+    found = compare_rows(manifest, corpus, tokenizer)
+    if found.difference and not is_as_it_is(manifest, corpus):
+        raise DataError(
+            "other_tokenizer",
+            f"{found.difference} ({tokenizer}); pack the corpus with that tokenizer or, if inference uses its file as "
+            "it is, with `tokenizer: {path: FOLDER, as: files}`",
+        )
+    return described(found)
+
+
+def is_as_it_is(manifest: Manifest, corpus: Path) -> bool:
+    """Return whether a corpus uses the file of its tokenizer as it is."""
+    return load_as_of(manifest) == "files" or len(find_tokenizer_files(manifest, corpus).files) == 1
+
+
+def described(found: Comparison) -> str:
+    problem = found.difference or found.failure
+    return f"tokenizer: {problem}" if problem else f"tokenizer: {found.texts:,} texts have the tokens of AutoTokenizer"

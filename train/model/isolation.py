@@ -17,21 +17,48 @@ each of these leaks, the loss looks healthy.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import re
+import signal
 import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
+import orjson
 import torch
 
 from tasks.core.errors import DataError, PackError, PartMissing
 from tasks.core.printable import counted
 from tasks.storage.schemas import LOSS_WEIGHT
-from train.machine.ranks import fail_alike
+from train.config import TrainingConfig
+from train.machine.process import may_be_shortage
+from train.machine.ranks import fail_alike, largest
 from train.model import states
-from train.model.adapter import keep_random, set_random
-from train.model.attention import BACKENDS, Collator, batch_of, missing_backends, precision_of, run_pass, use_attention
+from train.model.attention import (
+    APART,
+    BACKENDS,
+    Collator,
+    autocast,
+    backend_to_load,
+    batch_of,
+    missing_backends,
+    precision_of,
+    run_pass,
+    unavailable_reason,
+    use_attention,
+)
+from train.model.base_model import read_config, silence_libraries
+from train.model.qlora import keep_random, load_model, set_random
 
 OF_LOSS = ("labels", LOSS_WEIGHT)  # columns of a batch that do not affect logits
 # Number of logits compared at a time: 2 × 256 MiB in fp32.
@@ -108,13 +135,8 @@ def number_conversations(rows: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 def choose_rows(dataset: Any, count: int) -> list[int]:
     """Return the first `count` rows with at least two conversations, repeated."""
-    found: list[int] = []
-    for number in range(len(dataset)):
-        if count_conversations(dataset[number]) >= 2:
-            found.append(number)
-        if len(found) == count:
-            break
-    return [found[i % len(found)] for i in range(count)] if found else []
+    several = (number for number in range(len(dataset)) if count_conversations(dataset[number]) >= 2)
+    return list(islice(cycle(islice(several, count)), count))
 
 
 def has_experts(model: Any) -> bool:
@@ -125,16 +147,14 @@ def has_experts(model: Any) -> bool:
 def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, Any]], *, seed: int) -> Isolation:
     """Replace every second conversation, then the others, and measure the effect.
 
-    The effect is how far the logits of the other conversations move. `batch` is the model's input in training (without
-    its `labels`), built from `rows`. The starts of conversations are read from the rows, so a batch that lost its
-    positions is detected. The model runs as in training: same mode, dropout (with the same random numbers in every
+    The effect is how far the logits of the other conversations move. `batch` is the model's input in training, built
+    from `rows`. The starts of conversations are read from the rows, so a batch that lost its positions is detected. The
+    model, with or without an adapter, runs as in training: same mode, dropout (with the same random numbers in every
     pass), cache setting, and keywords. If training uses autocast, call this inside the same context.
-
-    The model's whole forward pass runs, with logits only for the last token. The last hidden states, [B, L, hidden],
-    are captured when the decoder returns them. They pass through the model's own head in slices of at most LOGITS
-    logits, because the logits of 8 rows of 4096 tokens over 128k IDs would take 17 GB in fp32. Models wrapped by PEFT
-    work too.
     """
+    # The whole forward pass runs, with logits only for the last token. The last hidden states, [B, L, hidden], pass
+    # through the model's own head in slices of at most LOGITS logits, because the logits of 8 rows of 4096 tokens over
+    # 128k IDs would take 17 GB in fp32.
     device = model.device
     batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items() if name not in OF_LOSS}
     numbers = number_conversations(rows).to(device)
@@ -209,7 +229,7 @@ def require_isolation(
     for way in states.ways(model, attention):
         states.use_way(model, way, reason)
         try:
-            result = _worst([check_isolation(model, collator(batch), batch, seed=seed) for batch in batches])
+            parts = [check_isolation(model, collator(batch), batch, seed=seed) for batch in batches]
         except FAILURES as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -217,6 +237,10 @@ def require_isolation(
             reason = states.cause(error)
             failure = PartMissing("no_attention", _failure(model, attention, error))
             continue
+        figures = torch.tensor([(part.moved, -part.own_moved, part.noise) for part in parts], dtype=torch.float64)
+        moved, own_moved, noise = figures.amax(0).tolist()  # the worst of each; keeps a NaN
+        conversations = sum(part.conversations for part in parts)
+        result = Isolation(checked, conversations, moved, -own_moved, noise, parts[0].rounding)
         if result.passed:
             return result
         reason = states.LEAKS[way]
@@ -224,14 +248,6 @@ def require_isolation(
         if not result.leaks:
             break
     raise failure
-
-
-def _worst(batches: Sequence[Isolation]) -> Isolation:
-    """Combine the results of several batches: the worst value of each figure."""
-    figures = torch.tensor([(batch.moved, -batch.own_moved, batch.noise) for batch in batches], dtype=torch.float64)
-    moved, own_moved, noise = figures.amax(0).tolist()  # keeps a NaN
-    rows, conversations = sum(batch.rows for batch in batches), sum(batch.conversations for batch in batches)
-    return Isolation(rows, conversations, moved, -own_moved, noise, batches[0].rounding)
 
 
 def _leak(model: Any, result: Isolation, attention: str) -> str:
@@ -309,9 +325,8 @@ def fastest(
             known[name] = Trial(name, 0.0, str(error) if isinstance(error, PackError) else "ran out of memory")
     trials = [known[name] for name in BACKENDS]
     if torch.distributed.is_initialized():
-        speeds = torch.tensor([trial.tokens_per_second for trial in trials], device=model.device)
-        torch.distributed.all_reduce(speeds, torch.distributed.ReduceOp.MIN)
-        pairs = zip(trials, speeds.tolist(), strict=True)
+        slowest = [-x for x in largest([-trial.tokens_per_second for trial in trials], model.device)]
+        pairs = zip(trials, slowest, strict=True)
         trials = [Trial(t.attention, s, t.reason or "excluded on another rank" * (not s)) for t, s in pairs]
     most = max(trial.tokens_per_second for trial in trials)
     best = next(trial for trial in trials if trial.tokens_per_second >= (1 - NEAR) * most)
@@ -343,3 +358,104 @@ def try_backend(model: Any, dataset: Any, count: int, backend: str, *, seed: int
     finally:
         model.zero_grad(set_to_none=True)
         model.train(mode)
+
+
+# -- backends that may crash -------------------------------------------------------------------------------------------
+
+LIMIT = 900.0  # seconds for checking, compiling, and timing, after the model is loaded
+LOADED = "loaded"  # name of the file that signals that the model is loaded
+COMMAND = (sys.executable, "-P", "-m", "train.model.isolation")
+
+
+def try_apart(
+    base: Path | str, config: TrainingConfig, device: torch.device, dtype: torch.dtype, dataset: Any, count: int
+) -> list[Trial]:
+    """Try every backend whose kernel may end its process or make the GPU unusable.
+
+    Each is tried in a process of its own, which loads its own copy of the model, so the caller must not have loaded the
+    model yet. Backends that the machine or the model lacks are not tried. See `fastest`.
+    """
+    if config.sharding == "full":  # a separate process would need the whole model
+        return [Trial(backend, 0.0, "not tried with sharding: full") for backend in APART]
+    numbers = [*range(count), *choose_rows(dataset, ROWS)]
+    rows = [{name: column.tolist() for name, column in dataset[n % len(dataset)].items()} for n in numbers]
+    request = {
+        "base": str(base), "is_folder": isinstance(base, Path), "config": config.model_dump(), "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."), "rows": rows, "count": count,
+    }  # fmt: skip
+    lacking = missing_backends(read_config(base))
+    backends = [name for name in APART if name not in lacking and not unavailable_reason(name, device, dtype)]
+    return [in_process(request | {"backend": backend}) for backend in backends]
+
+
+def in_process(request: dict[str, Any], command: Sequence[str] = COMMAND, limit: float = LIMIT) -> Trial:
+    """Run one trial in a separate process; if it crashes, the trial has the reason."""
+    backend = request["backend"]
+    of_ranks = re.compile("TORCHELASTIC_.*|MASTER_.*|RANK|LOCAL_RANK|WORLD_SIZE")  # it is not a rank
+    env = {name: text for name, text in os.environ.items() if not of_ranks.fullmatch(name)}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "request.json").write_bytes(orjson.dumps(request))
+        with (folder / "stderr").open("wb") as errors:
+            process = subprocess.Popen(  # noqa: S603 - this Python, and a path
+                [*command, name], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
+            )
+            until = math.inf
+            while (code := process.poll()) is None:
+                if until == math.inf and (folder / LOADED).exists():
+                    until = time.monotonic() + limit
+                if time.monotonic() > until:
+                    process.kill()
+                    process.wait()
+                    return Trial(backend, 0.0, f"took longer than {limit:.0f} s")
+                time.sleep(0.05)
+        if code == 0 and (folder / "result.json").exists():
+            return Trial(**orjson.loads((folder / "result.json").read_bytes()))
+        lines = (folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if code < 0:
+        return Trial(backend, 0.0, f"its process was killed by {signal.Signals(-code).name}")
+    last = (lines or ["no message"])[-1]
+    return Trial(backend, 0.0, f"its process failed ({last[:160]})")
+
+
+def run(request: dict[str, Any], folder: Path) -> Trial:
+    """Load the model as for training, and try the backend."""
+    backend, config = request["backend"], TrainingConfig(**request["config"])
+    base = Path(request["base"]) if request["is_folder"] else request["base"]
+    device, dtype = torch.device(request["device"]), getattr(torch, request["dtype"])
+    kinds = {"input_ids": torch.int32, "labels": torch.int64, "position_ids": torch.int32}
+    rows = [{name: torch.tensor(row[name], dtype=kind) for name, kind in kinds.items()} for row in request["rows"]]
+    try:
+        loaded_with, _ = backend_to_load(read_config(base), "auto")
+        if device.index is not None:  # one of several GPUs; torch refuses "cuda" here
+            torch.cuda.set_device(device)  # Triton kernels run on the current device
+        model = load_model(base, config, device, dtype, loaded_with)
+        (folder / LOADED).touch()
+        with autocast(device, dtype):
+            return try_backend(model, rows, request["count"], backend, seed=config.seed, passes=3)
+    except PackError as error:
+        return Trial(backend, 0.0, str(error))
+    except RuntimeError as error:
+        if not may_be_shortage(error):
+            raise
+        return Trial(backend, 0.0, str(error).splitlines()[0][:160])
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent ends, so that it does not keep the GPU busy."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def main(folder: Path) -> None:
+    """Run the trial that request.json in a folder describes, and write result.json."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
+    silence_libraries()
+    result = run(orjson.loads((folder / "request.json").read_bytes()), folder)
+    (folder / "result.json").write_bytes(orjson.dumps(asdict(result)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
@@ -24,8 +24,8 @@ from tasks.core.errors import DataError
 from tasks.core.printable import counted
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.machine.ranks import fail_alike, largest
-from train.model.adapter import keep_random, set_random
 from train.model.attention import autocast, run_pass
+from train.model.qlora import keep_random, set_random
 
 # Relative difference of loss and gradient norm up to which two steps count as equal.
 SAME = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 1e-2}
@@ -39,7 +39,6 @@ COMPARED = 4 * CHUNK
 
 # Compiled passes must be faster by this share: less is noise, and compiling takes minutes at every start.
 FASTER = 0.03
-PASSES = 3  # number of timed passes, with and without compilation
 
 Undo = Callable[[], None]
 
@@ -113,8 +112,7 @@ def _try(
             reason = "" if off <= SAME[dtype] else f"loss or gradient differs by {off:.1e} (relative)"
         except Exception as error:  # a missing compiler and an untraceable model raise different classes
             fail_alike(model, error)
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-            reason = f"{type(error).__name__}: {lines[0][:160]}"
+            reason = f"{type(error).__name__}: {[*str(error).strip().splitlines(), ''][0][:160].strip()}"
     model.zero_grad()
     if largest([float(bool(reason))], model.device)[0]:  # all ranks use it, or none
         reason = reason or "another rank could not"
@@ -124,10 +122,13 @@ def _try(
 def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> tuple[float, float]:
     """Return the mean loss of the trained tokens and the gradient norm of one step."""
     # Dropout is off, because compiled code draws different random numbers.
-    dropouts = [(module, "p", module.p) for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     # Some models, such as OPT and BioGPT, call the dropout function with their own rate.
-    attributes = ((module, name, p) for module in model.modules() for name, p in vars(module).items())
-    dropouts += [(module, name, p) for module, name, p in attributes if "drop" in name and isinstance(p, float)]
+    dropouts = [
+        (module, name, p)
+        for module in model.modules()
+        for name, p in vars(module).items()
+        if isinstance(p, float) and ("drop" in name or (name == "p" and isinstance(module, torch.nn.Dropout)))
+    ]
     for module, name, _ in dropouts:
         setattr(module, name, 0.0)
     # As in training, the loss is scaled in fp16, because small gradients would vanish. If large ones overflow, the
@@ -188,7 +189,7 @@ def _seconds(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> 
     """Return the median seconds of a forward and backward pass; infinity if it fails."""
     try:
         with keep_random(model.device):
-            return statistics.median([run_pass(model, batch, dtype) for _ in range(1 + PASSES)][1:])
+            return statistics.median([run_pass(model, batch, dtype) for _ in range(4)][1:])
     except RuntimeError as error:
         fail_alike(model, error)
         return math.inf
@@ -196,22 +197,18 @@ def _seconds(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> 
         model.zero_grad()
 
 
-class _Compiled(NamedTuple):
-    """Counts of torch's compilations in this process so far."""
+def _compiled() -> tuple[int, int, int, int]:
+    """Count torch's compilations in this process so far.
 
-    graphs: int
-    breaks: int
-    failed: int  # functions that run uncompiled, because they could not be compiled
-    refused: int  # functions that run uncompiled, because they were compiled too often
-
-
-def _compiled() -> _Compiled:
+    Returns graphs, graph breaks, and the functions that run uncompiled: because they could not be compiled, and because
+    they were compiled too often.
+    """
     limits = sum(n for text, n in counters["unimplemented"].items() if "recompile limit exceeded" in text)
     failed = counters["frames"]["total"] - counters["frames"]["ok"]
-    return _Compiled(counters["stats"]["unique_graphs"], counters["graph_break"].total(), failed, limits)
+    return counters["stats"]["unique_graphs"], counters["graph_break"].total(), failed, limits
 
 
-def _flaws(before: _Compiled) -> tuple[str, str]:
+def _flaws(before: tuple[int, int, int, int]) -> tuple[str, str]:
     """Return why the layers are not compiled, or which parts of them are not."""
     graphs, breaks, failed, refused = (now - then for now, then in zip(_compiled(), before, strict=True))
     settings = torch._dynamo.config
@@ -228,7 +225,7 @@ def _flaws(before: _Compiled) -> tuple[str, str]:
 
 def gave_up() -> bool:
     """Return whether torch stopped compiling in this process, without reporting it."""
-    return bool(_compiled().refused)
+    return bool(_compiled()[-1])
 
 
 # -- the fused loss ----------------------------------------------------------------------------------------------------
@@ -249,15 +246,6 @@ class WeightedOutput(CausalLMOutputWithPast):
     token_loss: torch.Tensor | None = None
 
 
-def weigh_loss(model: Any) -> Undo:
-    """Make a causal language model apply the `loss_weight` of a batch.
-
-    `loss_weight` is float32[B, L]; see `weighted_loss`. A pass without it or without labels is unchanged. Without this
-    function, models of transformers silently ignore `loss_weight`.
-    """
-    return _replace_forward(model, fused=False)
-
-
 def fuse_loss(model: Any) -> Undo:
     """Make a causal language model compute its loss without all logits in memory.
 
@@ -266,6 +254,15 @@ def fuse_loss(model: Any) -> Undo:
     this number, as the Trainer's accumulation requires. `loss_weight` is applied as by `weigh_loss`.
     """
     return _replace_forward(model, fused=True)
+
+
+def weigh_loss(model: Any) -> Undo:
+    """Make a causal language model apply the `loss_weight` of a batch.
+
+    `loss_weight` is float32[B, L]. A pass without it or without labels is unchanged. Without this function, models of
+    transformers silently ignore `loss_weight`.
+    """
+    return _replace_forward(model, fused=False)
 
 
 def _replace_forward(model: Any, fused: bool) -> Undo:
@@ -320,24 +317,13 @@ def _forward(
             values, targets.to(values.device), ignore_index=-100, reduction="none"
         )
     assert loss_weight is not None
-    loss, token_loss = weighted_loss(losses, labels, loss_weight, items)
-    return WeightedOutput(loss=loss, logits=logits, token_loss=token_loss)
-
-
-def weighted_loss(
-    losses: torch.Tensor, labels: torch.Tensor, loss_weight: torch.Tensor, items: torch.Tensor | int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weighted loss of a batch, and the mean loss of its trained tokens.
-
-    The weighted loss is Σ w·loss / Σ w, where w is the weight of the predicted token. With `items`, it is
-    Σ w·loss / items; `items` is the sum of the weights of all micro-batches of a step on all ranks. `losses`, [B × L],
-    has the loss of each predicted token in order, starting with the second token of each row. It is 0 if the token is
-    not trained on.
-    """
-    trained = (pad(labels, (0, 1), value=-100)[:, 1:] != -100).flatten()
+    # `losses`, [B × L], has the loss of each predicted token in order, starting with the second token of each row, and
+    # 0 if the token is not trained on. The result is Σ w·loss / Σ w, where w is the weight of the predicted token. With
+    # `items`, the sum of the weights of all micro-batches of a step on all ranks, it is Σ w·loss / items.
+    trained = targets != -100
     weights = pad(loss_weight, (0, 1))[:, 1:].flatten().to(losses.dtype) * trained
-    total = weights.sum() if items is None else items
-    return (losses * weights).sum() / total, losses.detach().sum() / trained.sum()
+    loss = (losses * weights).sum() / (weights.sum() if items is None else items)
+    return WeightedOutput(loss=loss, logits=logits, token_loss=losses.detach().sum() / trained.sum())
 
 
 def require_same_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> None:

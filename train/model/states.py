@@ -47,8 +47,6 @@ ALONE = ("sdpa", "eager")
 # Prefixes of the keywords that mark the segments of the whole batch.
 OF_BATCH = ("cu_seq_lens_", "max_length_", "seq_idx")
 
-# -- the conversations of a batch --------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Cuts:

@@ -26,7 +26,7 @@ from train.loop.run_folder import model_digest
 from train.merge import merge_run
 from train.merge.find_run import find_base, find_run
 from train.merge.merge_run import merge
-from train.model.adapter import add_adapter
+from train.model.qlora import add_adapter
 
 CORPUS = {"name": "mine", "key": "c" * 64, "sequence_length": 256}
 RESULT = {"steps": 4, "loss_steps": 1, "first_loss": 3.5, "last_loss": 1.25, "validation_loss": None}

@@ -25,8 +25,7 @@ from tasks.storage.row_statistics import statistics_of_split
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.data.steps import balance_of, line_of_rows, why_unbalanced
-from train.loop.feed import open_feed
+from train.loop.feed import line_of_rows, open_feed, why_unbalanced
 from train.loop.trainer import arguments
 
 ROWS = 8  # of a step: 4 ranks × 2 rows
@@ -92,10 +91,8 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(manifest: Path, folder: Path, ranks: int = 1, resumed: str | None = None, **values: Any) -> dict[str, Any]:
-    """Train as one process or as one of several ranks.
-
-    Returns the losses, the weights, and the rows that this rank saw.
-    """
+    """Train as one process or as one of several ranks."""
+    # Returns the losses, the weights, and the rows that this rank saw.
     config = TrainingConfig(epochs=2, warmup=0, learning_rate=1e-2, **values)
     feed = open_feed(open_corpus(manifest), config)
     given = arguments(config, str(folder), 2, ROWS // 2 // ranks, "cpu", "fp32")
@@ -163,17 +160,3 @@ def test_a_resumed_run_takes_the_rows_that_are_left(manifest: Path, whole: dict[
     assert resumed["losses"] == whole["losses"]
     assert resumed["weights"] == whole["weights"]
     assert resumed["seen"] == whole["seen"][2 * ROWS :]
-
-
-def test_mapped_rows_have_the_same_order(manifest: Path, whole: dict[str, Any], tmp_path: Path) -> None:
-    corpus = open_corpus(manifest)
-    assert balance_of(corpus) == BALANCE
-    feed = open_feed(corpus, TrainingConfig(load="mmap"))
-    given = arguments(TrainingConfig(), str(tmp_path), 2, ROWS // 2, "cpu", "fp32")
-    rows = feed.trainer(tiny_model(), given | {"report_to": "none"}, feed.collator("sdpa")).train_dataset
-    count = corpus.rows("train")
-    for epoch in range(2):
-        rows.set_epoch(epoch)
-        batches = [rows.__getitems__([first]) for first in range(0, len(rows), 2)]
-        found = [row["input_ids"].numpy().tobytes().hex() for batch in batches for row in batch]
-        assert found == whole["seen"][epoch * count : (epoch + 1) * count]

@@ -16,7 +16,7 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from support.commands import ROOT, SHARED, needs_shared
+from support.commands import ROOT
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, control_strings, everywhere, hostile, kind_path, records
@@ -194,17 +194,6 @@ def test_the_bundled_sample_equals_format_3(overlong: str, tmp_path: Path, monke
     counts = check_equal(*pack_both(tmp_path, [], sources=SAMPLE, sequence_length=256, overlong=overlong))
     assert counts.rows > 40
     assert bool(counts.truncated) == (overlong == "truncate")
-
-
-@needs_shared
-def test_real_conversations_equal_format_3(tmp_path: Path) -> None:
-    """Published tool calls and contexts, with a tokenizer in actual use."""
-    names = ("llamafactory_glaive_toolcall_en_demo.json", "llamafactory_alpaca_en_demo.json")
-    sources = [{"path": str(SHARED / "corpora" / name)} for name in names]
-    common = {"tokenizer": str(kind_path("mistral_v3")), "sources": sources, "sequence_length": 512}
-    counts = check_equal(*pack_both(tmp_path, [], template="alpaca", **common))
-    assert counts.rows > 1000
-    assert counts.truncated
 
 
 @settings(

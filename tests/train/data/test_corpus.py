@@ -291,18 +291,6 @@ def test_anything_but_a_corpus_is_rejected(tmp_path: Path, made: Path) -> None:
     assert NAME in rejected(tmp_path)
 
 
-def test_read_verified_returns_the_recorded_bytes(copy: Path) -> None:
-    corpus = open_corpus(copy)
-    for shard in corpus.splits["train"]:
-        where = corpus.folder / shard.path
-        for mapped in (False, True):
-            assert read_verified(corpus.folder, shard, mapped).to_pybytes() == where.read_bytes()
-        where.write_bytes(where.read_bytes()[::-1])
-        for mapped in (False, True):
-            with pytest.raises(DataError, match=f"{where}: does not have the recorded SHA-256"):
-                read_verified(corpus.folder, shard, mapped)
-
-
 def test_without_digests_the_size_is_still_checked(tmp_path: Path) -> None:
     write_rows(tmp_path / NAME, random_rows(2))
     corpus = open_corpus(tmp_path)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import random
 import re
 import shutil
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,30 +189,6 @@ def test_each_shard_is_read_into_memory_once(
         assert all(torch.equal(row[name], wanted[name]) for name in wanted)
 
 
-def test_shards_in_memory_at_a_time_are_bounded(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, lock, now, most = module.read_verified, threading.Lock(), [0], [0]
-
-    def counting(*words: Any, **named: Any) -> Any:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-        time.sleep(0.2)
-        with lock:
-            now[0] -= 1
-        return read(*words, **named)
-
-    monkeypatch.setattr(module, "read_verified", counting)
-    monkeypatch.setattr(module, "cpus", lambda: 4)
-    found = []
-    for limit in (module.RAW_BYTES, 1):
-        monkeypatch.setattr(module, "RAW_BYTES", limit)
-        most[0] = 0
-        PackedDataset(made, load="memory")
-        found.append(most[0])
-    assert found[0] > 1, "shards are not read side by side"
-    assert found[1] == 1
-
-
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
@@ -243,24 +217,6 @@ def test_every_flipped_bit_is_detected(copy: Path, load: str) -> None:
             assert str(shard) in rejected(copy, load), f"bit flipped in byte {place}"
         shard.write_bytes(whole)
     assert PackedDataset(copy, load=load).rows
-
-
-@pytest.mark.parametrize("load", LOADS)
-def test_a_digest_is_checked_before_a_row_is_parsed(copy: Path, load: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus, shard = open_corpus(copy), shards_of(copy)[0]
-    data = bytearray(shard.read_bytes())
-    data[-100] ^= 1
-    shard.write_bytes(data)
-    parsed: list[Path] = []
-    batches = module._record_batches
-    monkeypatch.setattr(module, "_record_batches", lambda where, *rest: parsed.append(where) or batches(where, *rest))
-    rejected(corpus, load)
-    assert shard not in parsed
-
-
-def test_an_edited_manifest_is_rejected(copy: Path) -> None:
-    copy.write_bytes(copy.read_bytes().replace(b'"train_on": "assistant"', b'"train_on": "all"'))
-    assert "was edited or damaged" in rejected(copy, "auto")
 
 
 @pytest.mark.parametrize("more", [-1, 1])

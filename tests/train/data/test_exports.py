@@ -34,10 +34,8 @@ def recipe(heading: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the manifest of a corpus with cut conversations and two packings.
-
-    The corpus also has a validation split.
-    """
+    """Return the manifest of a corpus with cut conversations and two packings."""
+    # The corpus also has a validation split.
     return pack_small(tmp_path_factory.mktemp("corpus"), sequence_length=48, overlong="split", epochs=2)
 
 

@@ -30,8 +30,7 @@ from tasks.core.errors import DataError
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.data.steps import empty_row, runs_of
-from train.loop.feed import PackedFeed, open_feed
+from train.loop.feed import PackedFeed, empty_row, open_feed, slices_of
 from train.loop.record import count_steps
 from train.loop.trainer import arguments
 
@@ -52,10 +51,8 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(manifest: Path, folder: Path, ranks: int = 1, resumed: str | None = None, **given: Any) -> dict[str, Any]:
-    """Train as one process or as one of several ranks.
-
-    Returns the losses, the weights, the validation loss, and the rows of each pass of this rank.
-    """
+    """Train as one process or as one of several ranks."""
+    # Returns the losses, the weights, the validation loss, and the rows of each pass of this rank.
     config = TrainingConfig(epochs=2.25, warmup=0, learning_rate=1e-2, **given)
     feed = open_feed(open_corpus(manifest), config)
     assert isinstance(feed, PackedFeed)
@@ -159,8 +156,8 @@ def test_the_validation_loss_is_that_of_all_trained_tokens(manifest: Path, tmp_p
     st.integers(0, 3),
 )
 def test_steps_have_every_row_once(rows: dict[int, int], size: int, mix: Any, epoch: int) -> None:
-    steps = runs_of(rows, size, 100, mix, 7, epoch)
-    assert steps == runs_of(rows, size, 100, mix, 7, epoch)
+    steps = slices_of(rows, size, 100, mix, 7, epoch)
+    assert steps == slices_of(rows, size, 100, mix, 7, epoch)
     for length, count in rows.items():
         own = sorted((step.first, step.last) for step in steps if step.length == length)
         assert [first for first, _ in own] == list(range(0, count, size * 100 // length))

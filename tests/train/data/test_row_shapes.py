@@ -67,19 +67,18 @@ def test_rows_with_gaps_are_those_of_the_shards(corpora: dict[str, Path], load: 
     assert open_corpus(corpora["aligned"]).layout.align == 16
 
 
-def test_a_folder_of_aligned_shards_needs_no_manifest(corpora: dict[str, Path], tmp_path: Path) -> None:
-    for shard in shards_of(corpora["aligned"]):
+@pytest.mark.parametrize("name", ["aligned", "aligned lists"])
+def test_a_folder_of_such_shards_needs_no_manifest(corpora: dict[str, Path], tmp_path: Path, name: str) -> None:
+    for shard in shards_of(corpora[name]):
         (tmp_path / shard.name).write_bytes(shard.read_bytes())
     assert open_corpus(tmp_path).layout.align == 16
-    alone, whole = PackedDataset(tmp_path), PackedDataset(corpora["aligned"])
+    alone, whole = PackedDataset(tmp_path), PackedDataset(corpora[name])
     assert (alone.tokens, alone.conversations) == (whole.tokens, whole.conversations)
 
 
 def rows_with_gaps() -> dict[str, np.ndarray]:
-    """Return two rows with two conversations each, of 13 and 21 tokens.
-
-    The second conversation starts at place 16.
-    """
+    """Return two rows with two conversations each, of 13 and 21 tokens."""
+    # The second conversation starts at place 16.
     rows = {name: np.zeros((2, LENGTH), np.int32) for name in COLUMNS}
     for first, last in ((0, 13), (13, 16), (16, 37), (37, LENGTH)):
         rows["position_ids"][:, first:last] = np.arange(last - first)
@@ -172,13 +171,6 @@ def test_rows_without_padding_are_those_of_the_shards(corpora: dict[str, Path], 
     assert [len(row["input_ids"]) for row in all_rows(longest)] == sorted(sizes, reverse=True)
 
 
-def test_a_folder_of_rows_without_padding_needs_no_manifest(corpora: dict[str, Path], tmp_path: Path) -> None:
-    for shard in shards_of(corpora["aligned lists"]):
-        (tmp_path / shard.name).write_bytes(shard.read_bytes())
-    alone, whole = PackedDataset(tmp_path), PackedDataset(corpora["aligned lists"])
-    assert (alone.tokens, alone.conversations) == (whole.tokens, whole.conversations)
-
-
 def two_lists() -> dict[str, list[Any]]:
     """Return rows of two conversations: of 5 and 3 tokens, and of 4 and 2."""
     lengths = [[5, 3], [4, 2]]
@@ -191,33 +183,17 @@ def two_lists() -> dict[str, list[Any]]:
     }
 
 
-def joined_lists(rows: dict[str, list[Any]]) -> None:
-    rows["position_ids"][1] = list(range(6))
-
-
-def more_lengths(rows: dict[str, list[Any]]) -> None:
-    rows["seq_lens"][0] = [5, 2, 1]
-
-
-def fewer_positions(rows: dict[str, list[Any]]) -> None:
-    rows["position_ids"][0].pop()
-
-
-def no_positions(rows: dict[str, list[Any]]) -> None:
-    del rows["position_ids"]
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (joined_lists, "seq_lens do not match the runs of position_ids"),
-        (more_lengths, "seq_lens do not match the runs of position_ids"),
-        (fewer_positions, "more or fewer position_ids than input_ids"),
-        (no_positions, "rows without padding have no position_ids"),
+        (lambda rows: rows["position_ids"].__setitem__(1, [*range(6)]), "seq_lens do not match the runs of position_i"),
+        (lambda rows: rows["seq_lens"].__setitem__(0, [5, 2, 1]), "seq_lens do not match the runs of position_ids"),
+        (lambda rows: rows["position_ids"][0].pop(), "more or fewer position_ids than input_ids"),
+        (lambda rows: rows.pop("position_ids"), "rows without padding have no position_ids"),
     ],
 )
 def test_lists_that_would_train_wrongly_are_refused(
-    damage: Callable[[dict[str, list[Any]]], None], message: str, tmp_path: Path
+    damage: Callable[[dict[str, list[Any]]], Any], message: str, tmp_path: Path
 ) -> None:
     rows = two_lists()
     write_rows(tmp_path / NAME, rows, LISTS, pa.list_(pa.int32()))
@@ -269,12 +245,8 @@ def test_a_run_takes_the_same_steps_without_padding(corpora: dict[str, Path], lo
         feed = open_feed(open_corpus(corpora[name]), config)
         assert feed.equal == (name == "plain")
         given = arguments(config, str(tmp_path / name), 3, 4, "cpu", "fp32")
-        given |= {
-            "optim": "sgd",
-            "activation_checkpointing": False,
-            "report_to": "none",
-            "dataloader_pin_memory": False,
-        }
+        given |= {"optim": "sgd", "activation_checkpointing": False}
+        given |= {"report_to": "none", "dataloader_pin_memory": False}
         trainer = feed.trainer(tiny_model(), given, feed.collator("sdpa"))
         trainer.measure(feed.tokens / feed.padded_tokens, 1.0, None)
         trainer.train()

@@ -21,7 +21,7 @@ from support.profiles import examples
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from tasks.config import Balance
-from train.data.steps import Order, Shares, StepRows, balanced_steps, mixed_steps, shuffled_steps
+from train.loop.feed import Order, Shares, StepRows, balanced_steps, mixed_steps, shuffled_steps
 
 LENGTHS = (32, 64)
 FILLER = "filler"
@@ -54,10 +54,8 @@ def order_of(kind: str, rows: int, rows_per_step: int, seed: int) -> Order:
 
 
 def dealt(rows: StepRows, shares: Shares) -> list[list[list[list[Any]]]]:
-    """Return the rows of each rank, step, and pass.
-
-    accelerate deals the batches to the ranks, as in the Trainer.
-    """
+    """Return the rows of each rank, step, and pass."""
+    # accelerate deals the batches to the ranks, as in the Trainer.
     batches = BatchSampler(SequentialSampler(rows), shares.micro_batch, drop_last=False)
     found = []
     for rank in range(shares.ranks):

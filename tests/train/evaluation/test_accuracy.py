@@ -17,10 +17,8 @@ from support.training.validation import evaluated
 from train import evaluation
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
-from train.evaluation import count_predicted
 from train.loop.feed import PackedFeed
 from train.loop.trainer import arguments
-from train.model.attention import Collator
 from train.model.options import fuse_loss
 
 
@@ -32,10 +30,8 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> PackedFeed:
 
 @pytest.fixture
 def predicting(feed: PackedFeed) -> Any:
-    """Return a model that predicts some tokens.
-
-    Its head is moved toward frequent tokens.
-    """
+    """Return a model that predicts some tokens."""
+    # Its head is moved toward frequent tokens.
     model = tiny_model()
     labels = torch.cat([row["labels"] for row in feed.validation])
     counts = torch.bincount(labels[labels >= 0], minlength=model.config.vocab_size).double()
@@ -63,20 +59,3 @@ def test_an_evaluation_has_the_mean_of_all_trained_tokens(
     assert found["eval_token_accuracy"] == pytest.approx(expected[1], abs=1e-9)
     assert trainer.state.log_history[-1]["eval_token_accuracy"] == found["eval_token_accuracy"]
     assert predicting.training
-
-
-def test_with_fused_loss_no_logits_of_other_tokens_are_computed(
-    feed: PackedFeed, predicting: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(evaluation, "CHUNK", 7)
-    fuse_loss(predicting)
-    sizes: list[int] = []
-    predicting.get_output_embeddings().register_forward_hook(lambda _, given, found: sizes.append(len(found)))
-    batch = Collator("sdpa")([feed.validation[0], feed.validation[1]])
-    with torch.no_grad(), count_predicted(predicting) as predicted:
-        outputs = predicting(**batch)
-        assert outputs.logits is None
-        predicted(outputs, batch["labels"])
-    assert max(sizes) == 7
-    assert sum(sizes) == int((batch["labels"][:, 1:] >= 0).sum())
-    assert not predicting.get_decoder()._forward_hooks

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from support.training.architectures import ARCHITECTURES, TRAINS, build
-from support.training.tiny_training import VOCABULARY, force_attention, plain_kernels, tiny_model
+from support.training.tiny_training import force_attention, plain_kernels, tiny_model
 
 from train.config import TrainingConfig
 from train.evaluation import generating, greedy
-from train.model.adapter import add_adapter
 from train.model.attention import separate_by_positions
-from train.model.options import fuse_loss
+from train.model.qlora import add_adapter
 
 PROMPT, LIMIT = list(range(5, 45)), 12
 
@@ -93,13 +92,6 @@ def test_generation_changes_neither_weights_nor_modes_nor_random_numbers() -> No
     assert all(value.grad is None for value in model.parameters())
 
 
-def test_modes_are_restored_after_an_error() -> None:
-    model = tiny_model()
-    with pytest.raises(IndexError), generating(model, torch.float32):
-        greedy(model, [VOCABULARY + 1], LIMIT, ())
-    assert model.training
-
-
 def test_compiled_layers_run_as_written() -> None:
     model = tiny_model()
     expected, compiled = generated(model), []
@@ -122,12 +114,3 @@ def test_generation_ends_with_a_stop_token_or_at_the_limit() -> None:
     assert generated(model, stops={found[4]}) == found[: found.index(found[4]) + 1]
     assert generated(model, limit=3) == found[:3]
     assert generated(model, limit=0) == []
-
-
-def test_logits_of_the_prompt_are_not_computed() -> None:
-    model, sizes = tiny_model(), []
-    expected = generated(model)
-    fuse_loss(model)
-    model.get_output_embeddings().register_forward_hook(lambda _, given, found: sizes.append(found.numel()))
-    assert generated(model) == expected
-    assert sizes == [VOCABULARY] * LIMIT

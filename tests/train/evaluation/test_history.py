@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -39,12 +38,6 @@ def test_the_best_is_the_first_of_the_lowest_losses(losses: list[float]) -> None
         assert found.stale == len(losses) - 1 - first
 
 
-@given(LOSSES)
-def test_a_log_read_again_from_a_checkpoint_has_the_same_history(losses: list[float]) -> None:
-    read = json.loads(json.dumps(log_of(losses)))
-    assert repr(history(read)) == repr(history(log_of(losses)))  # NaN is not equal to itself
-
-
 @given(LOSSES, st.integers(1, 4))
 def test_a_run_is_over_after_so_many_evaluations_without_a_lower_loss(losses: list[float], patience: int) -> None:
     config = TrainingConfig(early_stopping=patience, eval_every=5)
@@ -66,12 +59,9 @@ def test_the_outcome_is_that_of_the_adapter_that_is_kept(keep: str, step: int, l
     assert found["stopped_early"] is None
 
 
-def test_without_a_finite_loss_the_last_adapter_is_kept() -> None:
+def test_without_a_finite_loss_or_a_validation_split_the_last_adapter_is_kept() -> None:
     found = outcome(log_of([math.nan, math.nan]), TrainingConfig(keep="best", eval_every=5), is_complete=True)
     assert (found["kept_step"], found["best"]) == (10, None)
-
-
-def test_without_a_validation_split_the_last_adapter_is_kept() -> None:
     found = outcome(log_of([1.0])[:-1], TrainingConfig(), is_complete=True)
     assert (found["kept_step"], found["validation_loss"], found["best"]) == (5, None, None)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,15 +54,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _in_this_process() -> Iterator[None]:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record, "picture", lambda *_: b"<svg/>")  # matplotlib takes a second
         patch.setattr(RunFolder, "claim", lambda _: None)  # the lock is held until this process ends
         patch.setattr(evaluation, "LIMIT", 8)
         patch.setattr(checkpoints, "KEPT", 1)
         yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def set_losses(patch: pytest.MonkeyPatch, course: Callable[[int, float], float]) -> None:
@@ -112,10 +108,8 @@ def evaluations_of(found: dict[str, Any]) -> list[tuple[int, float, float]]:
 
 
 def kill(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, at: int | None, after: bool) -> None:
-    """Kill the run once, before or after a call.
-
-    `at` limits this to the call in that step.
-    """
+    """Kill the run once, before or after a call."""
+    # `at` limits this to the call in that step.
     call = getattr(place, name)
 
     def killing(*given: Any, **named: Any) -> Any:
@@ -212,10 +206,7 @@ EVERYTHING = {"keep": "best", "early_stopping": 3, "samples": 2, "quantization":
 
 @pytest.mark.usefixtures("_set_losses")
 def test_samples_change_no_weight(corpus: Path, tmp_path: Path, whole: Path) -> None:
-    """Samples change no weight, even with dropout.
-
-    A random number that samples draw, or a mode that they leave behind, would change the adapter.
-    """
+    # A random number that samples draw, or a mode that they leave behind, would change the adapter.
     without = trained(corpus, tmp_path / "run", **EVERYTHING | {"samples": 0})
     assert steps_of(without) == steps_of(read(whole))
     assert without["samples"] == []

@@ -33,7 +33,7 @@ from train.evaluation import (
     samples_of,
     stop_tokens,
 )
-from train.loop.display import open_console
+from train.loop.record import open_console
 
 
 @pytest.fixture(scope="module")

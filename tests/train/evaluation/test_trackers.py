@@ -31,10 +31,9 @@ class Config(dict[str, Any]):
 
 
 class Tracker:
-    """A stand-in for the module trackio that keeps all calls.
+    """A stand-in for the module trackio that keeps all calls."""
 
-    It has everything that transformers uses of the module.
-    """
+    # It has everything that transformers uses of the module.
 
     __version__ = "0.43.0"
 

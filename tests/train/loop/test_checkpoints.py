@@ -62,25 +62,17 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None
         newest_complete(tmp_path, CORPUS)
 
 
-def test_old_checkpoints_are_removed_after_the_new_one_is_sealed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_rank_that_writes_removes_old_checkpoints_after_the_new_one_is_sealed(tmp_path: Path, writes: bool) -> None:
     for step in (1, 2, 3):
         written(tmp_path, step)
     written(tmp_path, 4, sealed=False)
     after = Checkpoints({"corpus": CORPUS})
-    after.on_save(arguments(tmp_path, writes=True), SimpleNamespace(global_step=4), None)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-4"]
-    assert (tmp_path / "checkpoint-4" / COMPLETE).exists()
-    assert newest_complete(tmp_path, CORPUS) == tmp_path / "checkpoint-4"
-
-
-def test_only_a_rank_that_writes_removes_checkpoints(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        written(tmp_path, step)
-    written(tmp_path, 4, sealed=False)
-    after = Checkpoints({"corpus": CORPUS})
-    after.on_save(arguments(tmp_path, writes=False), SimpleNamespace(global_step=4), None)
-    assert len(list(tmp_path.iterdir())) == 4
-    assert not (tmp_path / "checkpoint-4" / COMPLETE).exists()
+    after.on_save(arguments(tmp_path, writes), SimpleNamespace(global_step=4), None)
+    kept = sorted(int(path.name.partition("-")[2]) for path in tmp_path.iterdir())
+    assert kept == ([3, 4] if writes else [1, 2, 3, 4])
+    assert (tmp_path / "checkpoint-4" / COMPLETE).exists() == writes
+    assert newest_complete(tmp_path, CORPUS) == tmp_path / f"checkpoint-{4 if writes else 3}"
 
 
 # -- several machines --------------------------------------------------------------------------------------------------
@@ -154,9 +146,3 @@ result = sorted((path.name, list(path.read_bytes())) for path in folder.iterdir(
     for folder in (first, second):
         found = {path.name: path.read_bytes() for path in folder.iterdir()}
         assert found == {f"rng_state_{rank}.pth": bytes([rank]) * 3 for rank in range(4)}
-
-
-def test_one_process_resumes_as_before(tmp_path: Path) -> None:
-    written(tmp_path, 4)
-    written(tmp_path, 8, sealed=False)
-    assert newest_of_all(tmp_path, CORPUS, Disk(shared=True, writes=True)) == tmp_path / "checkpoint-4"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from support.training.tiny_training import tiny_model
 
 from train.__main__ import main
 from train.config import TrainingConfig
-from train.loop import micro_batch, prepare
+from train.loop import micro_batch, run
 from train.loop.micro_batch import Choice, Trial
 from train.loop.run_folder import Choices
 from train.machine.devices import Device
@@ -43,8 +42,8 @@ def chosen(
 
     monkeypatch.setattr(micro_batch, "micro_batch", measure)
     feed = SimpleNamespace(train=range(100), rows=100, longest=None, padded_tokens=100 * LENGTH)
-    start = prepare._Start(("cpu", "fp32" if known else "other", ranks), before)
-    size, passes, _, _ = prepare._choose_size(None, feed, config, start, None, torch.float32)
+    start = run._Start(("cpu", "fp32" if known else "other", ranks), before)
+    size, passes, _, _ = run._choose_size(None, feed, config, start, None, torch.float32)
     return size, passes, bool(measured)
 
 
@@ -103,18 +102,17 @@ def test_options_are_those_of_the_first_start(
     place = (device.kind, device.precision, 1)
     before = replace(BEFORE, device=device.kind, precision=device.precision, options=options) if options else None
     config = TrainingConfig(**{option: setting})
-    assert prepare._Start(place, before).wants(option, config) == wanted
+    assert run._Start(place, before).wants(option, config) == wanted
 
 
 def test_a_run_of_an_earlier_version_goes_on_without_the_fused_loss() -> None:
-    start = prepare._Start(("cuda", "bf16", 1), replace(BEFORE, device="cuda", precision="bf16"))
+    start = run._Start(("cuda", "bf16", 1), replace(BEFORE, device="cuda", precision="bf16"))
     assert not start.wants("fused_loss", TrainingConfig())
     assert start.wants("fused_loss", TrainingConfig(fused_loss=True))
 
 
 def test_options_are_tried_once_and_then_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options are tried on the rows of a pass, as in training."""
-    torch.set_num_threads(1)
     tried: list[tuple[int, bool]] = []
 
     def compiles(model: Any, batch: Any, dtype: Any, seed: int, *, timed: bool) -> Tried:
@@ -131,15 +129,10 @@ def test_options_are_tried_once_and_then_reused(tmp_path: Path, monkeypatch: pyt
         *("--device", "cpu", "--quantization", "none", "--max-steps", "1", "--micro-batch", "2", "--compile", "true"),
         *("--tokens-per-step", str(4 * LENGTH)),
     ]
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        for _ in range(2):
-            assert main([*words, "--fused-loss", "true"]) == 0
-            record = json.loads((tmp_path / "run" / "training.json").read_text())
-            assert record["choices"]["options"] == {"compile": True, "fused_loss": False}
-            assert record["choices"]["tokens_per_second"] == 2 * LENGTH / 0.5
-            (tmp_path / "run" / "training.json").unlink()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    for _ in range(2):
+        assert main([*words, "--fused-loss", "true"]) == 0
+        record = json.loads((tmp_path / "run" / "training.json").read_text())
+        assert record["choices"]["options"] == {"compile": True, "fused_loss": False}
+        assert record["choices"]["tokens_per_second"] == 2 * LENGTH / 0.5
+        (tmp_path / "run" / "training.json").unlink()
     assert tried == [(2, True), (2, False)]

@@ -18,11 +18,11 @@ from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.loop.callbacks import RankSpeed
 from train.loop.feed import PackedFeed
-from train.loop.prepare import Run
 from train.loop.record import Steps, _adapter, advice_of, warnings
+from train.loop.run import Run
 from train.loop.run_folder import Choices
 from train.model import states
-from train.model.adapter import add_adapter
+from train.model.qlora import add_adapter
 
 
 @pytest.fixture(scope="module")

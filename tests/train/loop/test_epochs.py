@@ -14,10 +14,9 @@ from support.training.tiny_training import LENGTH, SETTINGS, SOURCES, tiny_model
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.data.steps import StepRows
-from train.loop.feed import PackedFeed
-from train.loop.prepare import Run
+from train.loop.feed import PackedFeed, StepRows
 from train.loop.record import Steps, warnings
+from train.loop.run import Run
 from train.loop.run_folder import Choices
 from train.loop.trainer import arguments
 

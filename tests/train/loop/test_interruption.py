@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,14 +14,6 @@ from support.commands import in_fork_with_torch
 from tasks.core.errors import Interrupted
 from train.loop.callbacks import Interruption
 from train.machine.process import SignalGuard
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def step(interruption: Interruption) -> bool:
@@ -63,11 +54,9 @@ def test_a_signal_outside_the_steps_ends_the_run_at_once(
 
 
 def test_a_signal_ends_a_process_that_waits_within_a_library(tmp_path: Path) -> None:
-    """A signal ends a process that waits in a library, such as torch's store.
-
-    The store waits for a rank that has ended, and Python does not run its signal handler there. The main thread has
-    only half a second here, and another thread must have ended the process.
-    """
+    """A signal ends a process that waits in a library, such as torch's store."""
+    # The store waits for a rank that has ended, and Python does not run its signal handler there. The main thread has
+    # only half a second here, and another thread must have ended the process.
     code = """
 import os, signal, sys, threading, time
 from datetime import timedelta
@@ -149,17 +138,13 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step() -> None:
     signal.raise_signal(signal.SIGINT)  # while the error is reported
 
 
-def test_a_rank_stops_when_its_launcher_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    interruption = begin()
-    assert not step(interruption)
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert step(interruption)
-
-
-def test_without_a_launcher_the_parent_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nohup, the parent shell may end as well."""
+@pytest.mark.parametrize("is_rank", [True, False])
+def test_a_rank_stops_when_its_launcher_is_gone(monkeypatch: pytest.MonkeyPatch, is_rank: bool) -> None:
+    # Without a launcher, the parent does not matter: with nohup, the parent shell may end as well.
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if is_rank:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     interruption = begin()
-    monkeypatch.setattr(os, "getppid", lambda: 1)
     assert not step(interruption)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert step(interruption) == is_rank

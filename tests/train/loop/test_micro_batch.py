@@ -75,10 +75,6 @@ def test_sizes_divide_the_step_and_at_least_double(rows: int) -> None:
     assert all(b >= 2 * a for a, b in pairwise(found))
 
 
-def test_sizes_of_a_power_of_two() -> None:
-    assert sizes(16) == [1, 2, 4, 8, 16]
-
-
 @given(ROWS, CURVES)
 def test_the_smallest_of_the_fast_sizes_is_chosen(rows: int, curve: list[float]) -> None:
     seconds = by_size(rows, curve)
@@ -90,17 +86,6 @@ def test_the_smallest_of_the_fast_sizes_is_chosen(rows: int, curve: list[float])
     enough = (1 - NEAR) * max(rates.values()) * (1 - 1e-9)
     assert choice.micro_batch == next(size for size in tried if rates[size] >= enough)
     assert choice.micro_batch * choice.accumulation == rows
-
-
-@given(ROWS, CURVES)
-def test_sizes_grow_until_tokens_per_second_fall(rows: int, curve: list[float]) -> None:
-    seconds = by_size(rows, curve)
-    tried = [trial.rows for trial in Device(seconds.__getitem__).find(rows).trials]
-    rates = [size / seconds[size] for size in tried]
-    falls = [rate < (1 - NEAR) * max(rates[: i + 1]) * (1 - 1e-9) for i, rate in enumerate(rates)]
-    assert not any(falls[:-1]), "it went on after a fall"
-    if len(tried) < len(sizes(rows)):
-        assert rates[-1] < (1 - NEAR) * max(rates) * (1 + 1e-9), "it stopped without one"
 
 
 @given(ROWS, st.floats(1, 1000))
@@ -216,13 +201,6 @@ def test_32_rows_that_are_slower_than_8() -> None:
     assert [line.split()[0] for line in table[:-1]] == ["1", "2", "4", "8", "16"]
     assert [line.split()[0] for line in table if "◀" in line] == ["8"]
     assert json.loads(json.dumps(asdict(choice)))["trials"][3]["tokens_per_second"] == pytest.approx(6.7 * 8 * 1024)
-
-
-def test_the_smallest_of_equally_fast_sizes_is_chosen() -> None:
-    rates = {1: 90.0, 2: 98.0, 4: 100.0, 8: 99.0}
-    choice = Device(lambda n: n / rates[n]).find(8)
-    assert (choice.micro_batch, choice.accumulation) == (2, 4)
-    assert choice.reason == "a step has 8 rows"
 
 
 def test_the_first_pass_only_warms_up() -> None:

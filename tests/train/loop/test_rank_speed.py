@@ -12,7 +12,7 @@ from support.training.gloo_ranks import gloo_ranks
 from support.training.tiny_training import packed_rows, tiny_model
 from transformers import default_data_collator
 
-from train.loop.callbacks import WARM_UP, RankClock, RankSpeed, last_weights, slow_ranks
+from train.loop.callbacks import WARM_UP, RankClock, RankSpeed, slow_ranks
 
 
 def speed(rank: int, tokens_per_second: float | None) -> RankSpeed:
@@ -26,10 +26,8 @@ def clock_of(model: Any) -> RankClock:
 
 
 def take_pass(clock: RankClock, model: Any, batch: dict[str, Any], last: bool, wait: float = 0.0) -> float:
-    """Run a pass, wait as for other ranks, and end the pass.
-
-    Returns the seconds of the pass itself.
-    """
+    """Run a pass, wait as for other ranks, and end the pass."""
+    # Returns the seconds of the pass itself.
     start = time.perf_counter()
     model(**batch).loss.backward()
     seconds = time.perf_counter() - start
@@ -69,10 +67,7 @@ def test_passes_without_gradients_and_after_the_end_do_not_count() -> None:
 
 
 def test_a_slow_rank_differs_from_one_that_waits_for_it() -> None:
-    """Only the slow rank is named, not the rank that waits for it.
-
-    Both are in one process group with DistributedDataParallel. Rank 1 is slow, and rank 0 waits in backward.
-    """
+    # Both are in one process group with DistributedDataParallel. Rank 1 is slow, and rank 0 waits in backward.
     code = """
 import time, torch
 from torch.nn.parallel import DistributedDataParallel
@@ -113,20 +108,6 @@ def test_only_ranks_more_than_five_percent_slower_than_the_median_are_named() ->
     assert warning is not None
     assert warning.startswith("1 rank computed more slowly than the median of 100 tokens/s")
     assert "rank 2 (host2, cuda:0, NVIDIA H200) by 10 %" in warning
-
-
-def test_the_gradients_of_the_first_layer_come_last() -> None:
-    model = tiny_model(num_hidden_layers=12)
-    found = {id(weights) for weights in last_weights(model)}
-    names = [name for name, weights in model.named_parameters() if id(weights) in found]
-    assert names
-    assert all(".layers.0." in name and "lora_" in name for name in names)
-    order: list[int] = []
-    for weights in model.parameters():
-        if weights.requires_grad:
-            weights.register_post_accumulate_grad_hook(lambda ready: order.append(id(ready)))
-    model(**default_data_collator(packed_rows()[:1])).loss.backward()
-    assert order[-1] in found
 
 
 def test_a_sharded_model_has_no_speed_per_rank() -> None:

@@ -6,7 +6,6 @@ import builtins
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -301,18 +300,6 @@ def test_wsl_is_detected_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, wsl in (("Linux version 5.15.167.4-microsoft-standard-WSL2", True), ("Linux version 6.8", False)):
         monkeypatch.setattr(devices, "_read", {"/proc/version": version}.get)
         assert devices.is_wsl() is wsl
-
-
-def test_free_disk_is_that_of_the_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def disk_usage(path: Path) -> SimpleNamespace:
-        asked.append(path)
-        return SimpleNamespace(free=7)
-
-    monkeypatch.setattr(devices.shutil, "disk_usage", disk_usage)
-    assert [devices.free_disk(tmp_path / "not" / "there"), devices.free_disk(tmp_path)] == [7, 7]
-    assert asked == [tmp_path, tmp_path]
 
 
 def test_facts_of_this_machine() -> None:

@@ -6,7 +6,6 @@ Neither torch's launcher nor files of the user add lines.
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +20,7 @@ from train.machine.process import LAUNCHED, RankFailed, launch
 def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore the state that the launcher changes in its process."""
     monkeypatch.setenv(LAUNCHED, "")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
     logging.disable(logging.NOTSET)
 
 
@@ -44,11 +40,8 @@ def test_a_rank_that_fails_is_reported_by_itself_alone(
 def test_ranks_ignore_modules_of_the_user_with_our_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A rank imports our modules, even if files of the user have their names.
-
-    The rank, which is a new process, reports the unknown option with exit code 64. The files of the user would end it
-    with exit code 3.
-    """
+    # The rank, which is a new process, reports the unknown option with exit code 64. The files of the user would end it
+    # with exit code 3.
     for name in ("train", "tasks", "pipeline"):
         (tmp_path / f"{name}.py").write_text("import os\nprint('a module of the user', flush=True)\nos._exit(3)\n")
     monkeypatch.chdir(tmp_path)

@@ -54,10 +54,7 @@ restart(["--manifest", "x"], "why")
 
 
 def test_the_process_is_replaced_by_the_same_command() -> None:
-    """The same command replaces the process, which keeps its process ID.
-
-    Only the standard files stay open. Signals wait until the new process can report them.
-    """
+    # Only the standard files stay open. Signals wait until the new process can report them.
     done = process(ROOT, sys.executable, "-c", RESTARTS, REPORT, PYTHONPATH=str(ROOT))
     before, after = done.stdout.splitlines()
     pid = before.split()[0]

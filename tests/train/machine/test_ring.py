@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,8 @@ def test_a_rank_that_fails_alone_ends_all_with_its_message(place: str, folder: P
 
 
 def rank(place: str, given: list[str]) -> None:
-    """Run one of two ranks; the second fails in the middle of a pass.
-
-    The first waits for weights of the second in this pass.
-    """
+    """Run one of two ranks; the second fails in the middle of a pass."""
+    # The first waits for weights of the second in this pass.
     patch = pytest.MonkeyPatch()
     # The first rank never fails, so the waits can be short.
     for name, seconds in {"ALIKE": 0.5, "LOOK_EVERY": 0.1, "GRACE": 0.1}.items():
@@ -67,26 +66,16 @@ def rank(place: str, given: list[str]) -> None:
     patch.setattr(ranks, "FAREWELL", 1000.0)  # gloo, unlike NCCL, would notice that this rank has ended
     plain = LlamaMLP.forward
 
+    name = {"proof": "check_isolation"}.get(place, place)
+
     def fails(self: Any, x: torch.Tensor) -> torch.Tensor:
-        if any(_is_place(place, frame) for frame in _frames()):
+        if any(frame.f_code.co_name == name for frame, _ in traceback.walk_stack(None)):
             raise FAILS_IN[place][0]
         return plain(self, x)
 
     if os.environ["RANK"] == "1":
         patch.setattr(LlamaMLP, "forward", fails)
     sys.exit(main(given))
-
-
-def _frames() -> list[str]:
-    found, frame = [], sys._getframe()
-    while frame is not None:
-        found.append(frame.f_code.co_name)
-        frame = frame.f_back  # type: ignore[assignment]
-    return found
-
-
-def _is_place(place: str, name: str) -> bool:
-    return name == {"proof": "check_isolation"}.get(place, place)
 
 
 if __name__ == "__main__":

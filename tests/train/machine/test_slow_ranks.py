@@ -32,11 +32,9 @@ def test_a_slow_first_rank_is_waited_for_but_not_in_a_step(tmp_path: Path) -> No
 
 
 def rank(folder: Path) -> None:
-    """Run one of two ranks.
-
-    A step may take one second here, and the first rank prepares for longer. It does not take part in the step before
-    the other rank has waited in vain.
-    """
+    """Run one of two ranks."""
+    # A step may take one second here, and the first rank prepares for longer. It does not take part in the step before
+    # the other rank has waited in vain.
     ranks.STEP = timedelta(seconds=1)
     state = ranks.start(cpu=True)
     began = time.monotonic()

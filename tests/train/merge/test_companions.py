@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from tasks.encoders.auto_tokenizer import Comparison
 from tasks.encoders.tokenizer_files import find_tokenizer
 from train.merge.other_files import find_facts
-from train.model import same_tokenizer
+from train.model import base_model
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -145,7 +145,7 @@ def test_the_merged_tokenizer_is_compared_with_that_of_the_corpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if difference:
-        monkeypatch.setattr(same_tokenizer, "compare", lambda encoder, folder, texts: Comparison(3, difference))
+        monkeypatch.setattr(base_model, "compare", lambda encoder, folder, texts: Comparison(3, difference))
     merged(run_of(projects / "built-in", tmp_path, CHATML), tmp_path / "out", root=projects / "built-in")
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tokenizer: ")]
     assert re.fullmatch(re.escape(difference) or r"\d\d+ texts have the tokens of AutoTokenizer", line[11:])

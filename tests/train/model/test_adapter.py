@@ -14,7 +14,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
-from train.model.adapter import add_adapter, left_out, target_experts, target_layers
+from train.model.qlora import add_adapter, left_out, target_experts, target_layers
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
@@ -78,10 +78,7 @@ def test_experts_are_adapted_without_dropout() -> None:
 
 
 def test_every_layer_is_adapted_with_the_rank_or_known_to_be_left_out() -> None:
-    """Every layer has an adapter of the rank, or is listed as left out.
-
-    PEFT takes gate_proj, up_proj, and down_proj for experts in these models, also when it loads the adapter.
-    """
+    # PEFT takes gate_proj, up_proj, and down_proj for experts in these models, also when it loads the adapter.
     for name, dense in (("deepseek_v3", 6), ("qwen2_moe", 0)):
         model = build(name, **ARCHITECTURES[name][0])
         layers = target_layers(model, "all")

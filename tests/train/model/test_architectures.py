@@ -18,10 +18,10 @@ from support.training.tiny_training import LENGTH, Row, packed_rows
 
 from tasks.core.errors import PackError
 from train.config import TrainingConfig
+from train.measures import flops_per_token
 from train.model import isolation, states
 from train.model.attention import Collator, backend_to_load, batch_of
 from train.model.base_model import read_config
-from train.model.flops import flops_per_token
 from train.model.isolation import choose_rows, require_isolation
 from train.model.options import loss_and_gradient
 from train.model.qlora import load_model
@@ -29,10 +29,8 @@ from train.model.qlora import load_model
 
 @cache
 def rows() -> list[Row]:
-    """Return the first halves of rows that have several conversations there.
-
-    Whole rows would be slow for layers with a state.
-    """
+    """Return the first halves of rows that have several conversations there."""
+    # Whole rows would be slow for layers with a state.
     halves = [{name: column[: LENGTH // 2] for name, column in row.items()} for row in packed_rows()]
     return [halves[number] for number in choose_rows(halves, 4)]
 

@@ -21,9 +21,8 @@ from support.training.tiny_training import packed_rows, tiny_model
 
 from tasks.core.errors import PartMissing
 from train.config import TrainingConfig
-from train.model import attention, attention_trial, isolation
-from train.model.attention_trial import LOADED, in_process, run, try_apart
-from train.model.isolation import Trial, fastest
+from train.model import attention, isolation
+from train.model.isolation import LOADED, Trial, fastest, in_process, run, try_apart
 
 CPU = torch.device("cpu")
 CONFIG = TrainingConfig(quantization="none", lora_r=4, attention="auto")
@@ -31,7 +30,6 @@ CONFIG = TrainingConfig(quantization="none", lora_r=4, attention="auto")
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("base")
     tiny_model(adapter=False, num_hidden_layers=1).save_pretrained(folder)
     return folder
@@ -45,8 +43,8 @@ def requests(monkeypatch: pytest.MonkeyPatch, base: Path, *backends: str) -> lis
         asked.append(orjson.loads(orjson.dumps(request)))
         return Trial(request["backend"], 1.0)
 
-    monkeypatch.setattr(attention_trial, "APART", backends)
-    monkeypatch.setattr(attention_trial, "in_process", ask)
+    monkeypatch.setattr(isolation, "APART", backends)
+    monkeypatch.setattr(isolation, "in_process", ask)
     found = try_apart(base, CONFIG, CPU, torch.float32, packed_rows(), 2)
     assert [trial.attention for trial in found] == [request["backend"] for request in asked]
     return asked
@@ -69,12 +67,12 @@ def test_the_other_process_does_what_this_one_would(
 
     def in_fork(words: list[str], env: dict[str, str], **_: Any) -> Any:
         assert not {"RANK", "TORCHELASTIC_RUN_ID"} & set(env)
-        assert words[:4] == [sys.executable, "-P", "-m", "train.model.attention_trial"]
+        assert words[:4] == [sys.executable, "-P", "-m", "train.model.isolation"]
         done = in_fork_with_torch(ROOT, *words[1:])
         assert (Path(words[4]) / LOADED).exists(), done.stderr
         return SimpleNamespace(poll=lambda: done.returncode)
 
-    monkeypatch.setattr(attention_trial, "subprocess", SimpleNamespace(Popen=in_fork, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(isolation, "subprocess", SimpleNamespace(Popen=in_fork, DEVNULL=subprocess.DEVNULL))
     found = in_process(request)
     assert (found.attention, found.reason) == ("eager", "")
     assert found.tokens_per_second > 0
@@ -88,7 +86,7 @@ def test_the_check_fails_there_as_here(base: Path, monkeypatch: pytest.MonkeyPat
     assert "conversations see each other with attention `sdpa`" in run(request | {"rows": leaking}, tmp_path).reason
     assert "varlen needs a GPU" in run(request | {"backend": "varlen"}, tmp_path).reason
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore")
-    monkeypatch.setattr(attention_trial, "try_backend", fail_with(full))
+    monkeypatch.setattr(isolation, "try_backend", fail_with(full))
     assert run(request, tmp_path) == Trial("sdpa", 0.0, "CUDA out of memory. Tried to allocate")
 
 
@@ -100,7 +98,7 @@ def test_one_of_several_gpus_is_made_the_current_one(
     (request,) = requests(monkeypatch, base, "sdpa")
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    monkeypatch.setattr(attention_trial, "load_model", fail_with(PartMissing("no_attention", "enough")))
+    monkeypatch.setattr(isolation, "load_model", fail_with(PartMissing("no_attention", "enough")))
     assert run(request | {"device": device}, tmp_path).reason == "enough"
     assert current == chosen
 
@@ -134,7 +132,7 @@ def test_a_kernel_that_ends_its_process_is_a_reason(code: str, reason: str) -> N
 
 
 def test_the_process_does_not_outlive_the_one_that_started_it(tmp_path: Path) -> None:
-    code = "import os, threading, time; from train.model.attention_trial import _end_with;"
+    code = "import os, threading, time; from train.model.isolation import _end_with;"
     child = f"{code} threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start(); time.sleep(60)"
     parent = (
         "import os, sys, time\n"

@@ -124,31 +124,19 @@ def refusal(kind: type[Exception], call: Any, *arguments: Any) -> str:
     return str(caught.value)
 
 
-def test_a_folder_is_used_unchanged(tmp_path: Path) -> None:
+def test_a_folder_or_a_hub_name_is_used_unchanged(tmp_path: Path) -> None:
     small_llama(500, 128).save_pretrained(tmp_path / "mine")
-    config = TrainingConfig(base_model=str(tmp_path / "mine"))
-    assert base_model(config, 500, 128, tmp_path) == tmp_path / "mine"
+    for named in (tmp_path / "mine", "owner/model"):
+        assert base_model(TrainingConfig(base_model=str(named)), 500, 128, tmp_path) == named
 
 
-def test_a_hub_name_is_used_unchanged(tmp_path: Path) -> None:
-    assert base_model(TrainingConfig(base_model="owner/model"), 500, 128, tmp_path) == "owner/model"
-
-
-@pytest.mark.parametrize("named", ["./nowhere", "/no/where", "a/b/c"])
-def test_a_missing_folder(tmp_path: Path, named: str) -> None:
-    message = refusal(InputMissing, base_model, TrainingConfig(base_model=named), 500, 128, tmp_path)
-    assert message.startswith(f"base_model: {named}: no such folder")
-
-
-def test_a_file_is_not_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("named", ["./nowhere", "/no/where", "a/b/c", "model.gguf", "."])
+def test_anything_else_is_not_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.gguf").write_bytes(b"GGUF")
-    refusal(InputMissing, base_model, TrainingConfig(base_model="model.gguf"), 500, 128, tmp_path)
-
-
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    message = refusal(DataError, base_model, TrainingConfig(base_model=str(tmp_path)), 500, 128, tmp_path)
-    assert "contains no config.json" in message
+    kind, why = (DataError, "contains no config.json") if named == "." else (InputMissing, "no such folder")
+    message = refusal(kind, base_model, TrainingConfig(base_model=named), 500, 128, tmp_path)
+    assert message.startswith(f"base_model: {named}: {why}")
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"model_type": "no-such-model"}'])
@@ -314,10 +302,7 @@ def test_a_tokenizer_that_was_saved_again_is_the_same(tmp_path: Path, manifest: 
 
 
 def test_a_corpus_made_with_a_folder(tmp_path: Path) -> None:
-    """A changed file of the tokenizer folder matters only if it changes BOS or EOS.
-
-    The digest of the corpus covers all files of the folder.
-    """
+    # The digest of the corpus covers all files of the folder.
     base = folder_with(tmp_path / "project" / "base", model=MODEL.read_bytes())
     (base / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     made = load_manifest(pack_corpus(make_recipe(tmp_path / "project", conversations(8), tokenizer="base")))

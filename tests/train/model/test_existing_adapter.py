@@ -19,18 +19,11 @@ from support.training.tiny_training import packed_rows
 from transformers import Trainer, TrainingArguments
 
 from tasks.core.errors import DataError, UsageError
-from train.config import TrainingConfig
-from train.model.adapter import add_adapter
+from train.config import TrainingConfig, adapter_digest
+from train.measures import flops_per_token
 from train.model.attention import Collator
-from train.model.digests import adapter_digest
-from train.model.flops import flops_per_token
 from train.model.options import fuse_loss, loss_and_gradient
-from train.model.qlora import load_model
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+from train.model.qlora import add_adapter, load_model
 
 
 def base_of(folder: Path, name: str = "llama", **settings: Any) -> Path:

@@ -8,8 +8,8 @@ from support.training.architectures import ARCHITECTURES, build
 from support.training.tiny_training import LENGTH, VOCABULARY, packed_rows, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
+from train.measures import flops_per_token, parameters, peak_flops
 from train.model.attention import Collator
-from train.model.flops import flops_per_token, parameters, peak_flops
 
 ROWS = 2
 
@@ -78,25 +78,14 @@ def test_counted_parameters() -> None:
 @pytest.mark.parametrize(
     ("name", "peak"),
     [
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H100 NVL", 835e12),
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA L40S", 362e12),
-        ("NVIDIA L4", 121e12),
-        ("NVIDIA A10G", 70e12),
-        ("NVIDIA A10", 125e12),
-        ("NVIDIA GeForce RTX 4090", 165e12),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("Tesla T4", 65e12),
-        ("Tesla V100-SXM2-32GB", 125e12),
-        ("Tesla V100S-PCIE-32GB", None),
-        ("NVIDIA RTX A4000", None),
+        ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L40S", 362e12), ("NVIDIA L4", 121e12),
+        ("NVIDIA A10G", 70e12), ("NVIDIA A10", 125e12), ("NVIDIA GeForce RTX 4090", 165e12), ("Tesla T4", 65e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("Tesla V100-SXM2-32GB", 125e12), ("Tesla V100S-PCIE-32GB", None), ("NVIDIA RTX A4000", None),
         ("CPU, 2 cores", None),
     ],
-)
+)  # fmt: skip
 def test_peak_flops_of_a_gpu(name: str, peak: float | None) -> None:
     assert peak_flops(name, torch.float16) == peak_flops(name, torch.bfloat16) == peak
     assert peak_flops(name, torch.float32) is None

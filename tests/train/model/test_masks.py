@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import pytest
 import torch
 from support.training.architectures import EXPERTS, HEAD, WINDOW, build
 from support.training.tiny_training import LENGTH, packed_rows, tiny_model
@@ -51,17 +50,3 @@ def test_other_models_are_left_alone() -> None:
     hooks = len(model.get_decoder()._forward_pre_hooks)
     separate_by_positions(model)
     assert len(model.get_decoder()._forward_pre_hooks) == hooks
-
-
-@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
-def test_the_model_still_takes_ready_masks(kind: str) -> None:
-    """transformers still has the behavior that the masks rely on."""
-    model, ids = gpt_oss(), torch.arange(1, 9)[None]
-    closed = torch.full((1, 1, 8, 8), torch.finfo(torch.float32).min).triu(1)
-    alone = closed.clone()
-    alone[..., 4:, :4] = torch.finfo(torch.float32).min
-    masks = {"full_attention": closed, "sliding_attention": closed}
-    with torch.no_grad():
-        one, other = (model(input_ids=ids, attention_mask=given).logits for given in (masks, masks | {kind: alone}))
-    assert torch.allclose(one[0, :4], other[0, :4], atol=1e-5)
-    assert not torch.allclose(one[0, 4:], other[0, 4:], atol=1e-2)

@@ -22,8 +22,8 @@ from transformers import FalconConfig, FalconForCausalLM, GPTNeoXConfig, GPTNeoX
 
 from tasks.core.errors import DataError, PackError, PartMissing
 from train.config import TrainingConfig
+from train.measures import parameters, share_in_4_bits
 from train.model import base_model, qlora
-from train.model.flops import parameters, share_in_4_bits
 from train.model.qlora import check
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

@@ -22,8 +22,8 @@ from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import Manifest, load_manifest
 from train import doctor
-from train.model import same_tokenizer
-from train.model.same_tokenizer import check_rows, compare_rows, differences
+from train.model import base_model
+from train.model.base_model import check_rows, compare_rows, differences
 
 
 def files_of(kind: str) -> TokenizerFiles:
@@ -31,10 +31,8 @@ def files_of(kind: str) -> TokenizerFiles:
 
 
 def changed_json(place: Path, kind: str, change: Callable[[dict[str, Any]], Any]) -> TokenizerFiles:
-    """Write a changed tokenizer.json of a kind in another layout.
-
-    tokenizer_config.json is not changed.
-    """
+    """Write a changed tokenizer.json of a kind in another layout."""
+    # tokenizer_config.json is not changed.
     spec = json.loads((kind_path(kind) / "tokenizer.json").read_bytes())
     change(spec)
     place.mkdir(exist_ok=True)
@@ -209,7 +207,7 @@ def test_doctor_compares_the_newest_corpora(tmp_path: Path, monkeypatch: pytest.
     assert (finding.level, finding.topic) == ("ok", "tokenizer")
     assert finding.found.startswith(f"small {manifest.key[:12]}: ")
     # A later release of Transformers may follow other rules.
-    monkeypatch.setattr(same_tokenizer, "compare_rows", lambda *given: Comparison(difference="a becomes b"))
+    monkeypatch.setattr(base_model, "compare_rows", lambda *given: Comparison(difference="a becomes b"))
     [finding] = doctor._tokenizers()
     assert finding.level == "warning"
     assert finding.found.endswith("a becomes b")

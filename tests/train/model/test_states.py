@@ -22,18 +22,13 @@ from support.training.tiny_training import LENGTH, Row, packed_rows, tiny_model
 from tasks.core.errors import DataError, PartMissing
 from train.config import TrainingConfig
 from train.model import states
-from train.model.adapter import add_adapter
 from train.model.attention import Collator, segments, separate_by_positions
 from train.model.isolation import check_isolation, choose_rows, require_isolation
+from train.model.qlora import add_adapter
 
 # Convolutions alone, the gated delta rule, Mamba 2 alone, beside, and between attention, and Mamba 1.
 HYBRIDS = ("lfm2", "qwen3_next", "qwen3_5_text", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "jamba")
 MODELS = ("opt", "minimax", "rwkv")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def rows() -> list[Row]:
@@ -80,10 +75,8 @@ def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def one_by_one(name: str) -> tuple[list[torch.Tensor], float, torch.Tensor]:
-    """Return the logits, summed loss, and gradient of separate conversations.
-
-    Each conversation is a separate row.
-    """
+    """Return the logits, summed loss, and gradient of separate conversations."""
+    # Each conversation is a separate row.
     model, logits, total = model_of(name), [], 0.0
     for number, place in alone(rows()):
         row = rows()[number]
@@ -123,23 +116,12 @@ def test_losses_and_gradients_equal_those_of_separate_conversations(name: str) -
     assert (gradients(leaking) - gradient).norm() > 0.01 * gradient.norm()
 
 
-@pytest.mark.parametrize("name", ["lfm2", "opt"])
-def test_every_row_of_a_batch_is_as_in_a_batch_of_its_own(name: str) -> None:
-    model = apart(name, states.LAYERS if name in HYBRIDS else states.MODEL).eval()
-    with torch.no_grad():
-        together = model(**Collator("sdpa")(rows())).logits
-        for number, row in enumerate(rows()):
-            assert torch.allclose(together[number], model(**Collator("sdpa")([row])).logits[0], atol=1e-4)
-
-
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
 def plain_kernels(monkeypatch: pytest.MonkeyPatch, family: str, scan: str) -> list[tuple[Any, Any]]:
-    """Replace the kernels of a family by its own code, and return their bounds.
-
-    The code runs on each segment separately.
-    """
+    """Replace the kernels of a family by its own code, and return their bounds."""
+    # The code runs on each segment separately.
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     plain_conv, plain_scan = (getattr(module, name).__wrapped__ for name in ("causal_conv1d_fn", scan))
     calls = []
@@ -283,13 +265,6 @@ def test_conversations_that_are_rows_are_left_alone() -> None:
                 assert torch.equal(model(input_ids=ids, **given).logits.isfinite(), expected.isfinite())
                 assert states.separation(model).cuts is None
             assert torch.allclose(model(input_ids=ids).logits, expected, atol=1e-5)
-
-
-def test_a_layer_with_tokens_of_another_batch_fails() -> None:
-    model = apart("lfm2", states.LAYERS)
-    model(**Collator("sdpa")(rows()))
-    with pytest.raises(RuntimeError, match=r"a layer has \(1, 256\) tokens, but the batch has \(2, 256\)"):
-        model.get_decoder()(input_ids=rows()[0]["input_ids"][None])
 
 
 def test_a_model_that_mixes_rows_is_refused_with_the_reason() -> None:

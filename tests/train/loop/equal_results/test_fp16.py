@@ -22,18 +22,13 @@ from transformers import PrinterCallback
 
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
-from train.data.steps import Shares, StepRows, empty_row, shuffled_steps
 from train.evaluation import outcome
 from train.loop import trainer
-from train.loop.display import describe, show_result
-from train.loop.record import summary
+from train.loop.callbacks import describe
+from train.loop.feed import Shares, StepRows, empty_row, shuffled_steps
+from train.loop.record import show_result, summary
 from train.loop.trainer import Measured, arguments, packed_trainer
 from train.model.attention import Collator
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def scale_on_cpu(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:

@@ -30,11 +30,6 @@ from train.model.isolation import check_isolation
 ROWS = 4  # of one optimizer step
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def chosen() -> list[Row]:
     return packed_rows()[:ROWS]
 
@@ -64,18 +59,10 @@ def trained_on(
 ) -> Gradients:
     """Return the gradients of the real Trainer at the first optimizer step."""
     settings = TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=micro_batch,
-        max_steps=1,
-        max_grad_norm=0.0,
-        use_cpu=True,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        logging_strategy="no",
-        remove_unused_columns=False,
-        **arguments,
-    )
+        output_dir=str(folder), per_device_train_batch_size=micro_batch, max_steps=1, max_grad_norm=0.0, use_cpu=True,
+        save_strategy="no", report_to="none", disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
+        activation_checkpointing_kwargs={"use_reentrant": False}, **arguments,
+    )  # fmt: skip
     caught = Caught()
     trainer = InOrder(model or tiny_model(), settings, collator, chosen(), callbacks=[caught])
     trainer.train()
@@ -96,11 +83,8 @@ def test_the_gradient_equals_that_of_separate_conversations(
         micro_batch=micro_batch,
         gradient_accumulation_steps=accumulation,
         activation_checkpointing=checkpointing,
-        activation_checkpointing_kwargs={"use_reentrant": False},
     )
-    assert len(calls) == accumulation * (1 + checkpointing), (
-        "activations are computed once more where they are not kept"
-    )
+    assert len(calls) == accumulation * (1 + checkpointing), "activations are computed again where they are not kept"
     assert any("lora_A" in name and gradient.abs().max() > 0 for name, gradient in found.items())
     assert error(found, one_by_one()[0]) < 1e-4
 
@@ -113,15 +97,8 @@ def test_other_backends_have_the_same_gradient(
     plain_kernels(monkeypatch)
     model = tiny_model()
     force_attention(model, backend)
-    found = trained_on(
-        tmp_path,
-        Collator(backend),
-        model,
-        micro_batch=2,
-        gradient_accumulation_steps=2,
-        activation_checkpointing=checkpointing,
-        activation_checkpointing_kwargs={"use_reentrant": False},
-    )
+    passes = {"micro_batch": 2, "gradient_accumulation_steps": 2, "activation_checkpointing": checkpointing}
+    found = trained_on(tmp_path, Collator(backend), model, **passes)
     assert error(found, one_by_one()[0]) < 1e-4
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -54,28 +53,11 @@ def _without_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.loop.record.picture", lambda *_: b"")  # no test looks at it, and it takes long
 
 
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    torch.set_num_threads(1)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
 def words(folder: Path, output: Path) -> list[str]:
     (manifest,) = (folder / "manifests").glob("*.json")
+    where = ["--manifest", str(manifest), "--output", str(output), "--base-model", str(folder / "tiny")]
     return [
-        *(
-            "--manifest",
-            str(manifest),
-            "--output",
-            str(output),
-            "--base-model",
-            str(folder / "tiny"),
-            "--device",
-            "cpu",
-        ),
+        *(*where, "--device", "cpu"),
         *("--quantization", "none", "--activation-checkpointing", "false", "--lora-dropout", "0", "--max-steps", "5"),
         *("--micro-batch", "4", "--tokens-per-step", str(4 * LENGTH), "--save-every", "2", "--learning-rate", "1e-3"),
     ]
@@ -163,10 +145,7 @@ def test_another_error_does_not_reduce_the_micro_batch(
 
 
 def test_all_ranks_end_for_a_restart(folder: Path, tmp_path: Path) -> None:
-    """One rank runs out of memory, and both end for a restart.
-
-    The other rank, which waits for the gradient of the first, finds the smaller micro-batch.
-    """
+    # The other rank, which waits for the gradient of the first, finds the smaller micro-batch.
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     given = [*words(folder, tmp_path), "--tokens-per-step", str(8 * LENGTH), "--gpus", "2"]
     done = command(ROOT, *launch, str(Path(__file__)), *given)

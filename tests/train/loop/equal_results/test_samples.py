@@ -33,10 +33,8 @@ class Sample(NamedTuple):
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], list[Sample]]:
-    """Return three rows, and all samples in them.
-
-    At least one row has two samples of one conversation.
-    """
+    """Return three rows, and all samples in them."""
+    # At least one row has two samples of one conversation.
     with stripping_template():  # of an earlier answer, only the last word is in the prompt
         records = [record for record in conversations(60, longest=6) if len(record["messages"]) > 2]
         manifest = pack_corpus(make_recipe(tmp_path_factory.mktemp("samples"), records, sequence_length=LENGTH, seed=0))

@@ -44,10 +44,8 @@ class Place(NamedTuple):
 
 
 def session(seed: int) -> dict[str, Any]:
-    """Return a conversation of two tasks.
-
-    Each has a call, its result, and an answer. Calls and answers have reasoning.
-    """
+    """Return a conversation of two tasks."""
+    # Each has a call, its result, and an answer. Calls and answers have reasoning.
     source = random.Random(seed)
     messages: list[dict[str, Any]] = []
     for _ in range(2):

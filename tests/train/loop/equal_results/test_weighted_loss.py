@@ -11,10 +11,8 @@ Run as a script under torch.distributed, this file is one rank of two.
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ from tasks.core.errors import DataError
 from train.__main__ import main
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
-from train.data.steps import empty_row
+from train.loop.feed import empty_row
 from train.loop.trainer import Measured, one_gpu
 from train.machine.ranks import leave
 from train.model import base_model
@@ -43,11 +41,6 @@ from train.model.isolation import check_isolation
 from train.model.options import fuse_loss, require_same_loss, try_fused_loss, weigh_loss
 
 ROWS = 4  # of one optimizer step
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def records() -> list[dict[str, Any]]:
@@ -82,11 +75,9 @@ def weights(row: Row) -> torch.Tensor:
 
 @cache
 def one_by_one(mode: str) -> tuple[Gradients, float, float]:
-    """Return the gradient, the weighted loss, and the token mean of a step.
-
-    Each conversation is computed separately. For `conversation` the weights are not read: the loss is the mean over
-    conversations of their token means.
-    """
+    """Return the gradient, the weighted loss, and the token mean of a step."""
+    # Each conversation is computed separately. For `conversation` the weights are not read: the loss is the mean over
+    # conversations of their token means.
     torch.set_num_threads(1)
     model, rows = tiny_model(), alone(packed(mode))
     total = sum(float(weights(row).sum()) for row in rows)
@@ -140,10 +131,7 @@ def test_the_gradient_equals_that_of_separate_conversations(
 
 
 def test_the_gradient_differs_where_weights_are_left_out(tmp_path: Path) -> None:
-    """Without `weigh_loss`, the loss is the token mean.
-
-    The models of transformers ignore the column of weights.
-    """
+    # The models of transformers ignore the column of weights.
     trainer, caught = trainer_of(tmp_path, "data", False, gradient_accumulation_steps=4)
     del trainer.model.get_base_model().forward
     trainer.train()
@@ -164,10 +152,7 @@ def test_an_evaluation_has_both_means(tmp_path: Path, fused: bool) -> None:
 
 
 def test_two_ranks_have_the_gradient_of_all_conversations(tmp_path: Path) -> None:
-    """Two ranks divide their sums by the weights of all ranks.
-
-    The ranks have different weights in a step.
-    """
+    # The ranks have different weights in a step.
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = command(ROOT, *launch, str(Path(__file__)), str(tmp_path), "data", "conversation")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -262,23 +247,10 @@ def test_rows_whose_weights_are_wrong_are_refused(tmp_path: Path, wrong: float) 
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _signals() -> Iterator[None]:
-    """Restore the signal handlers that a run in this process replaces."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("_signals")
 def test_a_run_trains_with_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run without a base model trains its small Llama with weights.
-
-    The Llama has a fiftieth of its usual size here.
-    """
+    # The Llama has a fiftieth of its usual size here.
     monkeypatch.setattr(base_model, "PARAMETERS", 500_000)
     monkeypatch.setattr("train.loop.record.picture", lambda *_: b"")  # it takes half of the time
     manifest = pack(tmp_path, "both", validation=0.2)
