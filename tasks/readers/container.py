@@ -118,7 +118,7 @@ class Container:
         raise NotImplementedError
 
     def column_names(self, file: File) -> list[str]:
-        """Return the names of a table's columns; other containers have no columns."""
+        """Return the names of all columns; only a table has columns."""
         return []
 
     # -- parts ------------------------------------------------------------------------------------------------------

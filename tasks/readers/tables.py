@@ -176,10 +176,6 @@ class TableContainer(Container):
         """Yield the record batches in [reader.start, reader.stop), with all columns."""
         raise NotImplementedError
 
-    def column_names(self, file: File) -> list[str]:
-        """Return the names of all columns."""
-        raise NotImplementedError
-
     def read(self, reader: RecordReader) -> Iterator[Rows]:
         file, number, converter = reader.file, 0, Converter()
         batches = self.batches(reader)

@@ -2,5 +2,5 @@
 
 In:  a URL (`s3://`, `gs://`, `az://`, `hf://`, `file://`), or a folder.
 Out: whole objects as local files, verified by size and identity; objects written from finished local files only.
-     A root in a bucket has a local scratch folder (scratch.py); mirror.py keeps both alike.
+     A root in a bucket has a local scratch folder (urls.py); mirror.py keeps both alike.
 """

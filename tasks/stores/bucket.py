@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from configparser import ConfigParser
 from configparser import Error as ConfigError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -69,49 +69,42 @@ class Bucket:
         return f"{self._prefix}/{key}".strip("/")
 
     def head(self, key: str) -> Facts | None:
-        try:
-            with self._errors(key) as obstore:
-                return _facts(interruptible(obstore.head, self._store, self._key(key)))
-        except InputMissing:
-            return None
+        with suppress(InputMissing), self._errors(key) as obstore:
+            return _facts(interruptible(obstore.head, self._store, self._key(key)))
+        return None
 
     def get(self, key: str) -> bytes:
         with self._errors(key) as obstore:
             return bytes(interruptible(lambda: obstore.get(self._store, self._key(key)).bytes()))
 
     def fetch(self, key: str, target: Path, expected: Facts, progress: Progress | None = None) -> str:
-        url = self.url_of(key)
-        with self._errors(key) as obstore:
-            found = interruptible(obstore.get, self._store, self._key(key), options={"if_match": expected.identity})
-            if _facts(found.meta) != expected:  # not every server respects If-Match
-                raise changed(url)
-            chunks = self._chunks(found.stream(min_chunk_size=CHUNK), key, expected.size)
-            return receive(chunks, target, expected, url, progress)
+        return receive(self._body(key, expected), target, expected, self.url_of(key), progress)
 
-    def _chunks(self, stream: Any, key: str, size: int) -> Iterator[Any]:
-        """Yield the chunks of a body. An error without an answer means a cut body."""
-        received = 0
+    def read(self, key: str, expected: Facts, start: int, length: int) -> bytes:
+        """Return bytes of an object. Raises object_changed if it is not as `expected`."""
+        body = b"".join(self._body(key, expected, (start, start + length)))
+        if len(body) != length:
+            raise cut_off(self.url_of(key), start + len(body), start + length)
+        return body
+
+    def _body(self, key: str, expected: Facts, span: tuple[int, int] | None = None) -> Iterator[Any]:
+        """Yield the chunks of an object, or of its bytes [start, stop)."""
+        url, options = self.url_of(key), {"if_match": expected.identity} | ({"range": span} if span else {})
+        received, stop = span or (0, expected.size)
+        with self._errors(key) as obstore:
+            answer = interruptible(obstore.get, self._store, self._key(key), options=options)
+            if _facts(answer.meta) != expected:  # not every server respects If-Match
+                raise changed(url)
+            stream = answer.stream(min_chunk_size=CHUNK)
         try:
             with self._errors(key):
                 while (chunk := interruptible(next, stream, None)) is not None:
                     received += len(chunk)
                     yield chunk
         except StorageError as error:
-            if error.reason == "store_failed":
-                raise cut_off(self.url_of(key), received, size) from None
+            if error.reason == "store_failed":  # no answer of the server, so the body was cut off
+                raise cut_off(url, received, stop) from None
             raise
-
-    def read(self, key: str, expected: Facts, start: int, length: int) -> bytes:
-        """Return bytes of an object. Raises object_changed if it is not as `expected`."""
-        url, options = self.url_of(key), {"if_match": expected.identity, "range": (start, start + length)}
-        with self._errors(key) as obstore:
-            found = interruptible(obstore.get, self._store, self._key(key), options=options)
-            if _facts(found.meta) != expected:
-                raise changed(url)
-            body = b"".join(self._chunks(found.stream(min_chunk_size=CHUNK), key, start + length))
-        if len(body) != length:
-            raise cut_off(url, start + len(body), start + length)
-        return body
 
     def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
         """Write an object from a finished file, completely or not at all.
@@ -131,26 +124,21 @@ class Bucket:
         return True
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]:
+        listed: list[tuple[str, Facts]] = []
         with self._errors(prefix) as obstore:
             below = len(self._prefix) + bool(self._prefix)
             pages = interruptible(lambda: list(obstore.list(self._store, self._key(prefix) or None, chunk_size=1000)))
-            found = [(item["path"][below:], self._listed(item)) for page in pages for item in page]
-        yield from sorted(found, key=lambda item: item[0].encode())
-
-    def _listed(self, meta: Any) -> Facts:
-        """Return the facts of a listed object; Azure lists ETags without quotes."""
-        e_tag = meta["e_tag"] or ""
-        if self.url.startswith("az:") and e_tag and not e_tag.endswith('"'):
-            meta = {**meta, "e_tag": f'"{e_tag}"'}
-        return _facts(meta)
+            for item in (item for page in pages for item in page):
+                e_tag = item["e_tag"] or ""
+                if self.url.startswith("az:") and e_tag and not e_tag.endswith('"'):
+                    item = {**item, "e_tag": f'"{e_tag}"'}  # Azure leaves out the quotes only in lists
+                listed.append((item["path"][below:], _facts(item)))
+        yield from sorted(listed, key=lambda item: item[0].encode())
 
     def delete(self, key: str) -> None:
         """Delete an object, if it exists."""
-        try:
-            with self._errors(key) as obstore:
-                interruptible(obstore.delete, self._store, self._key(key))
-        except InputMissing:
-            return
+        with suppress(InputMissing), self._errors(key) as obstore:
+            interruptible(obstore.delete, self._store, self._key(key))
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[Any]:
@@ -175,11 +163,8 @@ def explained(url: str, text: str) -> PackError:
     if _NO_CREDENTIALS.search(text):
         return StorageError("store_denied", f"{url}: no credentials were found")
     if bad := _BAD_KEY.search(text):
-        return DataError(
-            "bad_key",
-            f"{url}: the object {shown(bad[1])} cannot be read, because a part of its key is empty, . or ..; rename "
-            "it, or name each other object by its whole URL",
-        )
+        advice = "because a part of its key is empty, . or ..; rename it, or name each other object by its whole URL"
+        return DataError("bad_key", f"{url}: the object {shown(bad[1])} cannot be read, {advice}")
     number = _STATUS_OF_CODE.get(status[1], status[1]) if status else ""
     answer = f"HTTP {number}{f' {code[1]}' if code else ''}"
     if number == "404":
@@ -267,9 +252,8 @@ def _obstore() -> Any:
         import obstore.exceptions
         import obstore.store
     except ImportError:
-        raise PartMissing(
-            "library_missing", "buckets require obstore, which is not installed: pip install 'packcorpus[remote]'"
-        ) from None
+        problem = "buckets require obstore, which is not installed: pip install 'packcorpus[remote]'"
+        raise PartMissing("library_missing", problem) from None
     _process = _process or os.getpid()
     if _process != os.getpid():
         raise Bug("bug", "a store was used before the process was forked; open it separately in each process")

@@ -90,13 +90,13 @@ def _commit(name: str, revision: str, url: str, endpoint: str | None) -> str:
         return str(hub.HfApi(endpoint).dataset_info(name, revision=revision, timeout=30).sha)
 
 
-class Branch:
+class Branch(Hub):
     """A branch. `commit` is its head, or that of `main`, or "" without a dataset."""
 
     def __init__(self, dataset: Dataset, endpoint: str | None, commit: str, private: bool, is_new: bool):
-        self.dataset, self.commit, self.private, self.is_new = dataset, commit, private, is_new
+        super().__init__(dataset, commit, endpoint)
+        self.private, self.is_new = private, is_new
         self.name = dataset.revision or MAIN
-        self._endpoint = endpoint
 
     @property
     def url(self) -> str:
@@ -104,11 +104,8 @@ class Branch:
 
     def files(self, folder: str) -> dict[str, Facts]:
         """Return the facts of the files below a folder, by their paths in it."""
-        found = Hub(self.dataset, self.commit, self._endpoint).list(folder) if self.commit else iter(())
-        return {path.removeprefix(f"{folder}/"): facts for path, facts in found}
-
-    def get(self, path: str) -> bytes:
-        return Hub(self.dataset, self.commit, self._endpoint).get(path)
+        files = self.list(folder) if self.commit else ()
+        return {path.removeprefix(f"{folder}/"): facts for path, facts in files}
 
     def create(self, private: bool) -> None:
         """Create the dataset and the branch unless they exist. Raises PackError."""
