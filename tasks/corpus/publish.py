@@ -28,7 +28,7 @@ from tasks.storage.files import copy_file, read_receipt, sha256_of, sync_folder,
 from tasks.storage.keys import VERSIONS, format_version_of
 from tasks.storage.layout import RowLayout, first_packing, kind_of
 from tasks.storage.manifest import Manifest, manifest_digest
-from tasks.storage.row_statistics import ROWS
+from tasks.storage.shards import ROWS
 from tasks.storage.token_files import TokenFiles
 
 COPIED = ("index.arrow", ROWS, "rejects.jsonl")  # files of the plan that are part of the corpus
