@@ -1,4 +1,4 @@
-"""Open the shards, index, and rows.arrow of a corpus; check that they belong to it.
+"""Open the shards, index, and rows.arrow of a corpus, and check that they fit it.
 
     manifest + shard ─open_shard─▶ record batches ─rows_of─▶ RowBatch: columns, and the bounds of pieces
                      ─read_rows──▶ rows by number         to_dicts ─▶ rows of a batch as dicts
