@@ -33,7 +33,7 @@ from tasks.packing import bin_packing, several_lengths
 from tasks.packing.balance import put_in_order
 from tasks.packing.column_generation import lower_bound, rows_of
 from tasks.packing.placement import place
-from tasks.storage.row_statistics import RowStatistics
+from tasks.storage.shards import RowStatistics
 
 
 def measure(lengths: np.ndarray, capacity: int) -> str:

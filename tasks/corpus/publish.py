@@ -32,7 +32,7 @@ from tasks.storage.files import copy_file, read_receipt, sha256_of, sync_folder,
 from tasks.storage.keys import VERSIONS, format_version_of
 from tasks.storage.layout import TRAIN_EPOCH_PREFIX, RowLayout, first_packing, kind_of
 from tasks.storage.manifest import Manifest, manifest_digest
-from tasks.storage.row_statistics import ROWS
+from tasks.storage.shards import ROWS
 from tasks.storage.token_files import TokenFiles
 from tasks.templates.sections import explain_sections, sections_of_config
 

@@ -152,7 +152,7 @@ def _settings_as_lines(settings: dict[str, Any], folder: str, prefix: str = "") 
 
 
 def _find_done(final: Path, provenance: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the record of this export if it is complete, or None if its folder is missing or empty.
+    """Return the record of this export, or None if its folder is missing or empty.
 
     Raises UsageError if the folder has any other content.
     """
@@ -213,7 +213,7 @@ def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: Ou
 
 
 def notes_of(notes: dict[str, list[dict[str, str]]]) -> list[dict[str, str]]:
-    """Return the notes of all lengths; a note that does not apply to all names its length."""
+    """Return the notes of all lengths; those of one length name it."""
     found = {}
     for length, own in notes.items():
         for note in own:

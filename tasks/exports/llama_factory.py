@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.exports.dataset_folder import DatasetFolder, lists
-from tasks.exports.model import FOLDER, Part, Reader, Settings, is_balanced
+from tasks.exports.model import FOLDER, DatasetFolder, Part, Reader, Settings, is_balanced, lists
 from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.storage.layout import SPLITS
 from tasks.storage.manifest import Manifest

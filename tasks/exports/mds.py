@@ -12,17 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.exports.model import (
-    FOLDER,
-    ExportFormat,
-    Note,
-    OutputFolder,
-    Part,
-    Reader,
-    Settings,
-    ShardJob,
-    is_balanced,
-)
+from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob, is_balanced
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import LOSS_WEIGHT
 from tasks.storage.shards import RowBatch

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from tasks.exports.dataset_folder import lists
-from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob
+from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob, lists
 from tasks.storage.arrow import offsets_of
 from tasks.storage.files import to_json
 from tasks.storage.manifest import Manifest

@@ -1,4 +1,4 @@
-"""Base class of export formats.
+"""Export formats: the base class, and folders for `datasets.load_from_disk`.
 
     RowBatch ─write_shard, a thread for each shard─▶ files, a Part ─close_split─▶ files of a split ─close─▶ files of all
 
@@ -8,6 +8,7 @@ the trainer needs, and `notes` lists the facts that the format cannot hold.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.storage.facts import FileFacts
-from tasks.storage.files import HashingWriter, atomic_file
+from tasks.storage.files import HashingWriter, atomic_file, to_json
 from tasks.storage.layout import TRAIN_EPOCH_PREFIX
 from tasks.storage.manifest import Manifest
 from tasks.storage.shards import RowBatch
@@ -125,7 +128,7 @@ class ExportFormat:
         """Write the files that describe all splits."""
 
     def settings(self, manifest: Manifest, parts: Sequence[Part]) -> Settings:
-        """Return the settings that the trainer needs; FOLDER stands for the folder of the export."""
+        """Return the trainer's settings; FOLDER stands for the folder of the export."""
         raise NotImplementedError
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
@@ -156,3 +159,55 @@ def common_notes(manifest: Manifest, format: ExportFormat, splits: Sequence[str]
         text = "each split has the conversations of train in different rows; train on one split per epoch"
         notes.append(Note("epochs", f"{', '.join(further)}: {text}"))
     return notes
+
+
+def lists(values: np.ndarray, lengths: np.ndarray) -> pa.Array:
+    """Return a column that divides the values into lists of the given lengths."""
+    return pa.ListArray.from_arrays(to_arrow(offsets_of(lengths).astype(np.int32)), to_arrow(values))
+
+
+class DatasetFolder(ExportFormat):
+    """A format that is a folder of datasets. Subclasses define `columns`.
+
+    It opens as a DatasetDict, and the folder of a split as a Dataset. Its shards are mapped, not copied. Writing it
+    needs no Hugging Face library.
+    """
+
+    def columns(self, rows: RowBatch, manifest: Manifest) -> dict[str, pa.Array]:
+        """Return the columns of some rows."""
+        raise NotImplementedError
+
+    def splits_loaded(self, splits: Sequence[str]) -> Sequence[str]:
+        """Return the splits of the DatasetDict; others have a folder only."""
+        return splits
+
+    def write_shard(self, job: ShardJob, batches: Iterator[RowBatch], part: Part, out: OutputFolder) -> None:
+        with out.file(f"{job.split}/{_name(job.number, job.shards)}") as file:
+            writer = None
+            for rows in batches:
+                batch = pa.RecordBatch.from_pydict(self.columns(rows, job.manifest))
+                writer = writer or pa.ipc.new_stream(file, batch.schema)
+                writer.write_batch(batch)
+            assert writer is not None, f"{job.name} has no rows"
+            writer.close()
+
+    def close_split(self, manifest: Manifest, split: str, parts: Sequence[Part], out: OutputFolder) -> None:
+        facts = f"{manifest.digest} {self.name} {self.version} {split}"
+        state: dict[str, Any] = {
+            "_data_files": [{"filename": _name(number, len(parts))} for number in range(len(parts))],
+            "_fingerprint": hashlib.sha256(facts.encode()).hexdigest()[:16],
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": split,
+        }
+        out.write(f"{split}/state.json", to_json(state))
+        out.write(f"{split}/dataset_info.json", to_json({"description": f"{manifest.name} {manifest.key}"}))
+
+    def close(self, manifest: Manifest, splits: Sequence[str], out: OutputFolder) -> None:
+        out.write("dataset_dict.json", to_json({"splits": list(self.splits_loaded(splits))}))
+
+
+def _name(number: int, count: int) -> str:
+    return f"data-{number:05d}-of-{count:05d}.arrow"

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.exports.dataset_folder import DatasetFolder, lists
-from tasks.exports.model import FOLDER, Note, Part, Reader, Settings, is_balanced
+from tasks.exports.model import FOLDER, DatasetFolder, Note, Part, Reader, Settings, is_balanced, lists
 from tasks.storage.manifest import Manifest
 from tasks.storage.shards import RowBatch
 

@@ -94,7 +94,7 @@ def _line(values: dict[str, Any]) -> bytes:
 
 
 def _ends(rows: RowBatch, top: int) -> np.ndarray:
-    """Return the line and the end of each slice: int32[slices, 2]; `top` lines are before these."""
+    """Return line and end of each slice, int32[slices, 2]; `top` lines come before."""
     slices = np.stack([np.arange(top, top + len(rows.lengths)), rows.lengths], axis=1).astype(np.int32)
     gaps = rows.gaps
     followed = np.flatnonzero(gaps)

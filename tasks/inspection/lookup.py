@@ -66,7 +66,7 @@ def find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, i
 
 
 def row_number(manifest: Manifest, place: Place) -> int | None:
-    """Return the number of a place's row in its split, or None if the conversation was dropped."""
+    """Return the number of a place's row in its split, or None if it was dropped."""
     if place["row"] is None:
         return None
     before = manifest.splits[place["split"]].shards[: place["shard"]]
@@ -112,7 +112,7 @@ def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Place]:
-    """Return all places of the conversation at `number` in the index, or raise UsageError."""
+    """Return all places of the conversation with a number in the index."""
     seen = 0
     with open_index(manifest, folder) as reader:
         for batch in reader:
@@ -125,7 +125,7 @@ def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Plac
 
 
 def kept_in_place_of(manifest: Manifest, folder: Path, duplicate: Place) -> Place | None:
-    """Return the conversation kept instead of a duplicate, or None if it was rejected later."""
+    """Return the conversation kept instead of a duplicate; None if it was rejected."""
     first = _search(manifest, folder, {"digest": duplicate["digest"]})[0]
     return None if first["dropped"] == "duplicate" else first
 
@@ -188,7 +188,7 @@ def origin(manifest: Manifest, place: Place | None) -> str:
 
 
 def turn_of(place: Place) -> str:
-    """Return " turn N", with the index of its message, for a sample that trains on one turn."""
+    """Return " turn N", the index of its message, for a sample of one turn, or ""."""
     return f" turn {place['turn']:,}" if place.get("turn", -1) >= 0 else ""
 
 
@@ -232,7 +232,7 @@ def _check(manifest: Manifest, place: Place) -> None:
 
 
 def _number_pieces(reader: pa.RecordBatchReader, found: list[Place]) -> None:
-    """Add `pieces`, their number in the conversation or sample, and `piece`, its number among them."""
+    """Add `pieces`, their number in the sample, and `piece`, the number among them."""
     keys = [name for name in ("source", "record", "turn") if name in reader.schema.names]
     firsts: dict[tuple[int, ...], list[int]] = {tuple(place[key] for key in keys): [] for place in found}
     records = pa.array({record for _, record, *_ in firsts}, pa.int64())

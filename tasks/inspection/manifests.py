@@ -115,7 +115,7 @@ def find_damaged(path: Path | None, root: Path = HERE) -> Path:
 
 
 def _latest_manifest(root: Path) -> Path | None:
-    """Return the manifest of the latest run, or else the newest, and report it on stderr."""
+    """Return the latest run's or else the newest manifest, and print it on stderr."""
     from tasks.storage.corpus_folder import last_manifest
 
     found, why = last_manifest(root), ": from the latest run"
@@ -127,7 +127,7 @@ def _latest_manifest(root: Path) -> Path | None:
 
 
 def complete_manifest(incomplete: str) -> list[str]:
-    """Return shell completions: the manifests in manifests/, by path or by name, then folders."""
+    """Return shell completions: manifests, by path or by name, then folders."""
     return _complete(incomplete, os.path.isdir)
 
 
@@ -228,7 +228,7 @@ def waiting_of(manifest: Manifest, folder: Path) -> list[Waiting]:
     damaged.
     """
     from tasks.packing.balance import MOST_ROWS, forecast
-    from tasks.storage.row_statistics import statistics_of_split
+    from tasks.storage.shards import statistics_of_split
 
     if len(manifest.row_lengths) > 1 or manifest.row_layout.padding != "row":
         return []

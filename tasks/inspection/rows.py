@@ -134,7 +134,7 @@ def conversation(path: Path, places: Sequence[Place], tokens: bool = False) -> C
 
 
 def _tokens_of(columns: dict[str, Any], inside: slice, encoder: Encoder, tokens: bool) -> dict[str, Any]:
-    """Return the spans of a piece and, if rows have weights, the least and the greatest weight."""
+    """Return the spans of a piece, and its least and greatest weight if it has any."""
     labels = columns["labels"][inside]
     found: dict[str, Any] = {"spans": spans_of(encoder, columns["input_ids"][inside], labels, tokens)}
     if LOSS_WEIGHT in columns:
@@ -193,7 +193,7 @@ def _open_corpus(path: Path, tokens: bool) -> tuple[Manifest, Path]:
 
 
 def encoder_for_row(manifest: Manifest, folder: Path, row: dict[str, Any], encoder: Encoder | None = None) -> Encoder:
-    """Open the tokenizer of the corpus, unless `encoder` is given, and check that it has the ids."""
+    """Open the tokenizer, unless it is given, and check that it has the row's ids."""
     encoder = encoder or open_tokenizer(manifest, folder)
     if row["input_ids"].min() < 0 or row["input_ids"].max() >= encoder.vocab_size:
         raise DataError(
@@ -312,7 +312,7 @@ def runs_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray) -> list[Run]:
 
 
 def spans_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray, tokens: bool = False) -> list[Span]:
-    """Decode the runs of one conversation and, with `tokens`, also each token separately."""
+    """Decode the runs of one conversation and, with `tokens`, also each token."""
     spans = []
     for run in runs_of(encoder, ids, labels):
         texts = list(_texts_of_tokens(encoder, run.ids)) if tokens else None
@@ -321,7 +321,7 @@ def spans_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray, tokens: bool
 
 
 def _texts_of_tokens(encoder: Encoder, ids: Sequence[int]) -> Iterator[str]:
-    """Yield the text of each token; tokens that together form one character are one text."""
+    """Yield the text of each token, or of tokens that form one character."""
     held = b""
     for token in ids:
         held += encoder.token_bytes(token)

@@ -48,7 +48,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The tokens around a match, and whether the conversation continues before and after."""
+    """The tokens around a match, and whether others are before and after."""
 
     spans: list[Span]
     before: bool
@@ -109,7 +109,7 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
 
 
 def _in_rows(rows: RowBatch, vocabulary: pa.Array, needle: bytes) -> Iterator[tuple[int, int, int, int, bool]]:
-    """Yield the first match in each conversation of some rows: the last five fields of a Hit."""
+    """Yield the first match in each conversation: the last five fields of a Hit."""
     length = rows.ids.shape[1]
     found = vocabulary.take(to_arrow(rows.ids.reshape(-1)))
     offsets = np.frombuffer(found.buffers()[1], np.int32)[: len(found) + 1]
@@ -132,7 +132,7 @@ def _in_rows(rows: RowBatch, vocabulary: pa.Array, needle: bytes) -> Iterator[tu
 
 
 def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
-    """Return the first `limit` conversations that contain `text`; of copies, the first."""
+    """Return the first `limit` conversations with a text; of copies, the first."""
     manifest = load_manifest(path)
     folder = checked_folder(manifest, path)
     encoder = open_tokenizer(manifest, folder) if manifest.packing_metadata.enabled else None

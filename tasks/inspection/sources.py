@@ -91,7 +91,7 @@ class SourceOverview(SourceInfo):
 
 @dataclass(frozen=True)
 class SourceRecords(SourceInfo):
-    """The record of one line, or the first `limit` records that contain the text `search`."""
+    """The record of one line, or the first `limit` records with the text `search`."""
 
     records: list[dict[str, Any]]
     search: str | None = None
@@ -111,7 +111,7 @@ class ConfigOverview:
 
 
 def source_overview(path: Path, limit: int) -> SourceOverview:
-    """Read the first `limit` records of a source. Raises PackError if it cannot be read."""
+    """Read the first `limit` records of a source, or raise PackError."""
     file = _identified(path)
     read = list(islice(records_of(file), max(limit, SAMPLED)))
     first = [record for _, record in read[:SAMPLED]]
@@ -158,7 +158,7 @@ def config_overview(path: Path, manifests: Path) -> ConfigOverview:
 
 
 def _identified(path: Path) -> SourceFile:
-    """Identify a source file; keys that match no format are guessed, as in `packcorpus init`."""
+    """Identify a source file; guess unknown keys, as in `packcorpus init`."""
     try:
         return identify_file(path)
     except DataError as error:

@@ -32,7 +32,7 @@ from tasks.config import Config
 from tasks.core.numbers import BALANCED, shuffle
 from tasks.packing.pieces import CHUNK, Pieces
 from tasks.packing.placement import Placed, stream_of
-from tasks.storage.row_statistics import RowStatistics
+from tasks.storage.shards import RowStatistics
 from tasks.storage.token_files import TokenColumns
 
 # Cost of a token without attention, in units of Σn². A layer takes about 12·h² operations per token, and attention

@@ -7,7 +7,7 @@ Packing decisions depend only on lengths. All files are written to one folder, t
 
     plan.arrow      IPC file; record batch s holds the pieces of shard s, by row and start (PLAN_SCHEMA)
     index.arrow     the place of every accepted conversation
-    rows.arrow      statistics of each row (storage/row_statistics.py); not without packing
+    rows.arrow      statistics of each row (storage/shards.py); not without packing
     rejects.jsonl   one line per rejected conversation
     plan.json       ledger, sources, packing figures: the receipt
 
@@ -60,7 +60,6 @@ from tasks.recipe import Recipe
 from tasks.storage.arrow import strings, to_arrow, xxh3_of
 from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
 from tasks.storage.layout import TRAIN_EPOCH_PREFIX, first_packing
-from tasks.storage.row_statistics import ROWS
 from tasks.storage.schemas import (
     DROP_REASONS,
     REJECTED,
@@ -69,6 +68,7 @@ from tasks.storage.schemas import (
     index_schema,
     plan_schema,
 )
+from tasks.storage.shards import ROWS
 from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.tokenize_part import noticed_in
 

@@ -113,12 +113,12 @@ def last_manifest(root: Path) -> Path | None:
 
 
 def default_report_path(folder: Path) -> Path:
-    """Return a path next to a corpus folder or, for one in a bucket, in the working directory."""
+    """Return a path next to a corpus, or in the working directory for a bucket."""
     return Path(f"{folder.name}.html") if _remote_with(folder) else folder.with_name(f"{folder.name}.html")
 
 
 def check_copies(path: Path, folder: Path) -> None:
-    """Raise DataError unless the copy in the corpus folder is a file with the bytes of `path`."""
+    """Raise DataError unless the copy in the corpus folder has the bytes of `path`."""
     copy = folder / "manifest.json"
     if copy.is_symlink():
         raise _is_link(copy, folder)
@@ -127,7 +127,7 @@ def check_copies(path: Path, folder: Path) -> None:
 
 
 def check_published(path: Path, manifest: Manifest, folder: Path) -> None:
-    """Raise DataError or InputMissing unless the `published_copy` has the bytes of `path`."""
+    """Raise a PackError unless the `published_copy` has the bytes of `path`."""
     if (copy := published_copy(folder, manifest)) is not None:
         if not copy.is_file():
             raise InputMissing("file_missing", f"{copy}: is missing; {repair_hint(folder)}")
@@ -180,7 +180,7 @@ def check_digest(where: Path, found: str, recorded: str, folder: Path) -> None:
 
 
 def check_listed(folder: Path, file: Shard | FileFacts) -> None:
-    """Check the size and SHA-256 of one file. Raises DataError, InputMissing, or StorageError."""
+    """Check the size and SHA-256 of one file, or raise a PackError."""
     where = find_listed(folder, file.path, file.bytes)
     try:
         found = sha256_of(where)
@@ -190,7 +190,7 @@ def check_listed(folder: Path, file: Shard | FileFacts) -> None:
 
 
 def check_unchanged(folder: Path, file: Shard | FileFacts) -> None:
-    """Check the size and SHA-256 of one file, but hash it only if its inode or time changed."""
+    """Check the size and SHA-256 of a file; hash it only if inode or time changed."""
     where = find_listed(folder, file.path, file.bytes)
     facts = where.stat()
     with reading(where):
@@ -252,7 +252,7 @@ def raise_all(wrong: Sequence[PackError], folder: Path) -> None:
 
 @contextmanager
 def reading(path: Path, folder: Path | None = None) -> Iterator[None]:
-    """Convert errors in reading or parsing `path`, a file of a corpus `folder`, to a DataError."""
+    """Convert errors in reading `path`, a file of a corpus `folder`, to a DataError."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:

@@ -65,7 +65,7 @@ class HashingWriter:
 
 @contextmanager
 def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter]:
-    """Write `path` completely or not at all. Raises StorageError if it cannot be written."""
+    """Write `path` completely, or raise StorageError and write nothing."""
     with _writing(path):
         make_folder(path.parent)
         remove_abandoned(path)
@@ -97,7 +97,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents, each synced, so that it survives a power failure."""
+    """Create a folder and its parents so that they survive a power failure."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -105,7 +105,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _open_locked(path: Path, mode: Literal["xb", "ab"], waiting: Callable[[], None] = lambda: None) -> IO[bytes]:
-    """Open and lock a file, calling `waiting` repeatedly while another holder has locked it.
+    """Open and lock a file, calling `waiting` while another holder has locked it.
 
     Opens a new file if another process removes the file before it is locked.
     """
@@ -164,7 +164,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
 
 
 def _is_locked(file: IO[bytes]) -> bool:
-    """Lock a file unless another holder has locked it, and return whether it is locked now."""
+    """Lock a file unless another holder has; return whether it is locked now."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -269,7 +269,7 @@ def write_receipt(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_receipt(path: Path) -> dict[str, Any]:
-    """Return the values of a receipt. Raises StorageError if it is damaged, edited, or misplaced."""
+    """Return the values of a receipt; raise StorageError if damaged or misplaced."""
     values = read_json(path)
     seal = values.pop("seal", None) if isinstance(values, dict) else None
     if seal is None or seal != _seal_of(values, path):
@@ -305,7 +305,7 @@ def is_refused(receipt: dict[str, Any], refused: Collection[str]) -> bool:
 
 
 def has_listed(receipt: Path) -> bool:
-    """Return whether a receipt and the `files` next to it that it lists exist, with their sizes."""
+    """Return whether a receipt and the `files` that it lists exist, as recorded."""
     try:
         sizes = read_receipt(receipt)["files"]
         return all((receipt.parent / name).stat().st_size == size for name, size in sizes.items())

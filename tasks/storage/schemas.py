@@ -33,7 +33,7 @@ INDEX_SCHEMA = pa.schema(
 # the same source and record. The prompt of a turn is the conversation before the turn, so `record` and `turn` identify
 # the prompt. A sample begins with the prompt of the previous sample, as far as the template renders both prompts alike.
 def index_schema(with_turns: bool) -> pa.Schema:
-    """Return the schema of an index; `with_turns` if conversations may have several samples."""
+    """Return the schema of an index; `with_turns` if it is an index of samples."""
     return INDEX_SCHEMA.append(pa.field("turn", pa.int32())) if with_turns else INDEX_SCHEMA
 
 
@@ -89,7 +89,7 @@ ROWS_SCHEMA = pa.schema(
 
 
 def row_schema(layout: RowLayout, length: int, key: str, format_version: str = "") -> pa.Schema:
-    """Return schema and metadata of a shard; `format_version` is the layout's own if not given."""
+    """Return schema and metadata of a shard; `format_version` replaces the layout's."""
 
     def fixed(value: pa.DataType) -> pa.DataType:
         return pa.list_(pa.field("item", value, nullable=False), length)
@@ -131,7 +131,7 @@ MESSAGE = pa.struct(
 
 
 def conversation_schema(sequence_length: int, key: str, key_version: int = WHOLE_MESSAGES) -> pa.Schema:
-    """Return schema and metadata of a shard of format 2.0, whose rows are conversations."""
+    """Return schema and metadata of a shard of conversations: format 2.0."""
     # Earlier versions wrote fewer keys of a message.
     message = MESSAGE if key_version >= WHOLE_MESSAGES else pa.struct([*MESSAGE][:-2])
     fields = [("messages", pa.list_(message)), ("tools", pa.string()), ("text", pa.large_string())]
@@ -158,7 +158,7 @@ WEIGHTED_TOKENS_SCHEMA = pa.schema(
 
 
 def tokens_schema(packing: bool, weighted: bool) -> pa.Schema:
-    """Return the schema of token files; `weighted`, Config.reads_loss_weights, requires `packing`."""
+    """Return the schema of token files; `weighted` has no effect without `packing`."""
     if not packing:
         return pa.schema([*TOKENS_SCHEMA, *((name, pa.large_string()) for name in ("messages", "tools", "text"))])
     return WEIGHTED_TOKENS_SCHEMA if weighted else TOKENS_SCHEMA

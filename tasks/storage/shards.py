@@ -1,12 +1,13 @@
-"""Open the shards and the index of a corpus, and check that they belong to it.
+"""Open the shards, index, and rows.arrow of a corpus, and check that they fit it.
 
     manifest + shard ─open_shard─▶ record batches ─rows_of─▶ RowBatch: columns, and the bounds of pieces
                      ─read_rows──▶ rows by number         to_dicts ─▶ rows of a batch as dicts
     manifest         ─open_index─▶ reader of index.arrow
+                     ─read_statistics, statistics_of_split─▶ RowStatistics: what each row costs, in 20 bytes
 
 All readers of a corpus use this module. The size, the schema, and its metadata (format version, key, sequence length)
-are checked when a file is opened, and the number of rows of a shard after its last batch. The SHA-256 of the index is
-always checked. The SHA-256 of a shard is checked if the reader asks for it.
+are checked when a file is opened, and the number of rows of a shard after its last batch. The SHA-256 of the index and
+of rows.arrow is always checked. The SHA-256 of a shard is checked if the reader asks for it.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from __future__ import annotations
 import hashlib
 import mmap
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.storage.arrow import to_numpy
+from tasks.storage.arrow import to_arrow, to_numpy
 from tasks.storage.corpus_folder import check_digest, check_unchanged, find_listed, listed_file, reading
 from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import Manifest, repair_hint
-from tasks.storage.schemas import IGNORED, LOSS_WEIGHT, conversation_schema, index_schema, row_schema
+from tasks.storage.schemas import IGNORED, LOSS_WEIGHT, ROWS_SCHEMA, conversation_schema, index_schema, row_schema
 
 
 class ListedFile(Protocol):
@@ -114,7 +115,7 @@ def _map(folder: Path, file: ListedFile) -> mmap.mmap:
 
 
 def read_verified(folder: Path, file: ListedFile, mapped: bool = False) -> pa.Buffer:
-    """Read or map a file of a corpus, and check its size and, if it is recorded, its SHA-256.
+    """Read or map a file of a corpus; check its size and any recorded SHA-256.
 
     A map changes if the file changes later. Raises DataError or InputMissing, naming the file.
     """
@@ -324,7 +325,7 @@ def rows_of(batch: pa.RecordBatch, length: int, shape: RowLayout, pad: int = 0) 
 
 
 def to_dicts(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows of a batch as dicts. Raises pa.ArrowInvalid if an offset is corrupted."""
+    """Return the rows of a batch as dicts; raise pa.ArrowInvalid if it is damaged."""
     rows.validate(full=True)  # otherwise, Python would raise SystemError or crash
     return list(rows.to_pylist())
 
@@ -338,3 +339,92 @@ def describe_metadata(schema: pa.Schema) -> str:
 
 def describe_columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema) or "none"
+
+
+ROWS = "rows.arrow"
+
+
+@dataclass(frozen=True, slots=True)
+class RowStatistics:
+    """Statistics of rows: the columns of schemas.ROWS_SCHEMA."""
+
+    squares: np.ndarray  # int64
+    longest: np.ndarray  # int32
+    segments: np.ndarray  # int32
+    trained: np.ndarray  # int32
+
+    @classmethod
+    def zeros(cls, rows: int) -> Self:
+        return cls(*(np.zeros(rows, str(field.type)) for field in ROWS_SCHEMA))
+
+    @classmethod
+    def joined(cls, parts: Iterable[RowStatistics]) -> Self:
+        every: list[RowStatistics] = [cls.zeros(0), *parts]
+        columns = zip(*(part.columns() for part in every), strict=True)
+        return cls(*(np.concatenate(column) for column in columns))
+
+    def __len__(self) -> int:
+        return len(self.squares)
+
+    def columns(self) -> list[np.ndarray]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def take(self, chosen: slice | np.ndarray) -> Self:
+        """Return the statistics of chosen rows, in their order."""
+        return type(self)(*(column[chosen] for column in self.columns()))
+
+    def batch(self) -> pa.RecordBatch:
+        return pa.record_batch([to_arrow(column) for column in self.columns()], ROWS_SCHEMA)
+
+    def sums(self) -> dict[str, int]:
+        """Return the sums that a manifest records for a split (facts.RowSums)."""
+        found = {field.name: int(getattr(self, field.name).sum(dtype=np.int64)) for field in fields(self)}
+        return found | {"longest": int(self.longest.max(initial=0))}
+
+
+def add_sums(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    """Return the sums over the rows of both arguments."""
+    longest = max(one["longest"], other["longest"])
+    return {name: one[name] + value for name, value in other.items()} | {"longest": longest}
+
+
+def has_statistics(manifest: Manifest) -> bool:
+    return any(file.path == ROWS for file in manifest.files)
+
+
+def read_statistics(manifest: Manifest, folder: Path) -> Iterator[tuple[str, RowStatistics]]:
+    """Check rows.arrow, and yield split and statistics of each shard, in order."""
+    file = listed_file(manifest, folder, ROWS)
+    check_unchanged(folder, file)
+    path = folder / file.path
+
+    def wrong(found: str) -> DataError:
+        return DataError("bad_index", f"{path}: has {found}; {repair_hint(folder)}")
+
+    with reading(path, folder), pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as reader:
+        if not reader.schema.equals(ROWS_SCHEMA, check_metadata=True):
+            raise wrong("unexpected columns")
+        batches = iter(reader)
+        for split, shard in ((name, shard) for name, own in manifest.splits.items() for shard in own.shards):
+            batch: Any = next(batches, None)
+            if batch is None or batch.num_rows != shard.rows:
+                found = "no record batch" if batch is None else f"{batch.num_rows:,} records"
+                raise wrong(f"{found} for the {shard.rows:,} rows of {shard.path}")
+            batch.validate(full=True)
+            yield split, RowStatistics(*(to_numpy(batch.column(name)) for name in ROWS_SCHEMA.names))
+        if next(batches, None) is not None:
+            raise wrong("more record batches than the corpus has shards")
+
+
+def statistics_of_split(manifest: Manifest, folder: Path, split: str, most: int | None = None) -> RowStatistics | None:
+    """Return the statistics of a split's first rows, or None without rows.arrow."""
+    if not has_statistics(manifest):
+        return None
+    parts, rows = list[RowStatistics](), 0
+    for name, of_shard in read_statistics(manifest, folder):
+        if name == split:
+            parts.append(of_shard)
+            rows += len(of_shard)
+            if most is not None and rows >= most:
+                break
+    return RowStatistics.joined(parts).take(slice(0, most))

@@ -202,7 +202,7 @@ class TokenColumns:
     }  # fmt: skip
 
     def __init__(self, paths: Sequence[Path | pa.Buffer], bases: Sequence[int]):
-        """Open token files; `bases` has the number of the first record of each part in its source."""
+        """Open token files; `bases` has the first record of each part in its source."""
         self._paths, self._bases = paths, bases
         self._part, self._file = -1, TokenFiles([])
         counts = [self._open(part).table(0).num_rows for part in range(len(paths))]
@@ -253,7 +253,7 @@ class TokenColumns:
             yield first, offsets - offsets[0], to_numpy(tokens.values)[offsets[0] : offsets[-1]]
 
     def chunks(self, name: str) -> Iterator[tuple[int, pa.Array]]:
-        """Yield numbers of first conversations and values of a column, a few thousand at a time."""
+        """Yield first conversations and values of a column, a few thousand at a time."""
         for part, first in enumerate(self.edges[:-1]):
             for chunk in self._open(part).table(0).column(name).chunks:
                 yield first, chunk
@@ -307,13 +307,13 @@ class Samples:
         return flags if self.firsts is None else self._at_firsts(flags[self.firsts], len(flags))
 
     def most(self, values: np.ndarray) -> np.ndarray:
-        """Return the maximum over a conversation's samples at its first sample, and 0 elsewhere."""
+        """Return the maximum over a conversation's samples at its first, 0 elsewhere."""
         if self.firsts is None or not len(values):
             return values
         return self._at_firsts(np.maximum.reduceat(values, self.firsts), len(values))
 
     def total(self, values: np.ndarray) -> np.ndarray:
-        """Return the sum over a conversation's samples at its first sample, and 0 elsewhere."""
+        """Return the sum over a conversation's samples at its first, 0 elsewhere."""
         if self.firsts is None or not len(values):
             return values
         return self._at_firsts(np.add.reduceat(values, self.firsts, dtype=np.int64), len(values))

@@ -1,4 +1,4 @@
-"""Read the index of a corpus, and check that it follows from the settings in the manifest.
+"""Read the index of a corpus, and check that it follows from the settings.
 
     index.arrow ─read_index─▶ Index   by_shard          the pieces of one shard
                                       by_conversation   entries of some conversations ─IndexCheck.add─▶ rules, counts
@@ -73,7 +73,7 @@ class Index:
 
 
 def kinds_of_splits(manifest: Manifest) -> list[str]:
-    """Return the kinds of splits by their number in ENTRY; several lengths are one kind."""
+    """Return the kinds of splits, whatever the row length, by number in ENTRY."""
     return list(dict.fromkeys([*SPLITS, *map(kind_of, manifest.splits)]))
 
 
@@ -158,7 +158,7 @@ def _filled(numbers: pa.Array) -> np.ndarray:
 
 
 def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversations:
-    """Return columns over the conversations, or over the samples, of index entries (ENTRY).
+    """Return columns over the conversations, or the samples, of entries (ENTRY).
 
     The conversations are sorted by source and record.
 
@@ -233,7 +233,7 @@ class Counts:
 
 
 class IndexCheck:
-    """Check the entries of an index against the settings, partition by partition, and count them."""
+    """Check the entries of an index against the settings, and count them."""
 
     def __init__(self, manifest: Manifest, folder: Path, index: Index):
         self._manifest, self._settings, self._folder = manifest, manifest.config, folder
@@ -360,7 +360,7 @@ class IndexCheck:
                     self._other_epochs.add(name)
 
     def check(self) -> None:
-        """Raise DataError if conversations, copies, or figures do not follow from the settings."""
+        """Raise DataError if anything does not follow from the settings."""
         where = self._folder / "index.arrow"
         for rule, broken in self._broken.items():
             if broken:

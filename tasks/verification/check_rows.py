@@ -15,9 +15,17 @@ from tasks.core.errors import DataError
 from tasks.storage.facts import RowSums, Shard
 from tasks.storage.layout import kind_of
 from tasks.storage.manifest import Manifest
-from tasks.storage.row_statistics import ROWS, RowStatistics, add_sums, has_statistics, read_statistics
 from tasks.storage.schemas import IGNORED
-from tasks.storage.shards import open_shard, row_columns, sizes_of
+from tasks.storage.shards import (
+    ROWS,
+    RowStatistics,
+    add_sums,
+    has_statistics,
+    open_shard,
+    read_statistics,
+    row_columns,
+    sizes_of,
+)
 from tasks.verification.check_index import PIECE, Index
 
 
@@ -45,7 +53,7 @@ class Tokens:
 
 
 def _shards(manifest: Manifest, index: Index) -> Iterator[tuple[str, Shard, dict[str, np.ndarray]]]:
-    """Yield each shard with its split and its pieces in the index, sorted by row and start."""
+    """Yield each shard, its split, and its pieces in the index, by row and start."""
     shards = ((name, shard) for name, split in manifest.splits.items() for shard in split.shards)
     for (split, shard), pieces in zip(shards, index.by_shard, strict=True):
         ordered = pieces[np.lexsort((pieces["start"], pieces["row"]))]
@@ -105,7 +113,7 @@ def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
 def _check_batch(
     batch: pa.RecordBatch, pieces: dict[str, np.ndarray], manifest: Manifest, length: int, where: str, total: Tokens
 ) -> RowStatistics:
-    """Check the rows of a record batch, add their sums to `total`, and return their statistics."""
+    """Check a batch of rows, add sums to `total`, and return their statistics."""
     count, align, tokenizer = batch.num_rows, manifest.row_layout.align, manifest.tokenizer
     columns = row_columns(batch, length, manifest.row_layout, tokenizer.pad_token_id)
     ids, mask, labels, positions = columns.values()

@@ -22,7 +22,7 @@ BLOCK = 16 << 20  # bytes sorted at a time; each block has an overhead of 4 byte
 
 
 class Partitions:
-    """Rows of a structured type in numbered partitions, in the order in which they were added."""
+    """Rows of a structured type in numbered partitions, in the order of `add`."""
 
     def __init__(self, count: int, kind: np.dtype):
         self.count, self._kind = count, kind
@@ -46,7 +46,7 @@ class Partitions:
         self._waiting.clear()
 
     def add(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Append each row to the partition with its number. Raises StorageError if the disk is full."""
+        """Append each row to a partition; raise StorageError if the disk is full."""
         if len(rows):
             self._waiting.append((numbers, rows))
             self._bytes += rows.nbytes
@@ -54,11 +54,11 @@ class Partitions:
             self._write()
 
     def add_by_hash(self, hashes: np.ndarray, rows: np.ndarray) -> None:
-        """Append each row to the partition that the upper half of its hash (uint64) chooses."""
+        """Append each row to the partition chosen by the upper half of its uint64 hash."""
         self.add((hashes >> np.uint64(32)).astype(np.int64) * self.count >> 32, rows)
 
     def _write(self) -> None:
-        """Write the waiting rows as one block, so that a partition is a few long runs of the file."""
+        """Write the waiting rows as one block: a partition is a few long runs."""
         if not self._waiting:
             return
         numbers, rows = (np.concatenate(columns) for columns in zip(*self._waiting, strict=True))

@@ -20,7 +20,7 @@ from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import read_json
 from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.row_statistics import ROWS, has_statistics
+from tasks.storage.shards import ROWS, has_statistics
 from tasks.work import Publish, run_all
 
 # Files whose wording may change between versions. keys.VERSIONS["texts"] is the version of the wording.
@@ -95,7 +95,7 @@ def _differences(manifest: Manifest, recipe: Recipe) -> Iterator[str]:
 
 
 def rebuild(path: Path, config_file: Path | None = None) -> str:
-    """Rebuild a corpus in a temporary directory, compare every byte, and return a summary.
+    """Rebuild a corpus in a temporary directory, and compare every byte.
 
     Raises NotReproducible, naming the first file that differs, or the source or setting that changed. Also raises the
     errors of `config_for`.

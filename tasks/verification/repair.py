@@ -88,7 +88,7 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile
 
 
 def _find_manifest(path: Path) -> tuple[Path, Path, dict[Path, str]]:
-    """Return the unedited copy of a manifest, the corpus folder, and the damage of other copies."""
+    """Return the unedited manifest, the corpus folder, and the damage of copies."""
     named = path / "manifest.json" if path.is_dir() and path.suffix != ".json" else path
     home = named.absolute().parent
     corpus = home.parent / "data" / "corpora" / named.stem
@@ -142,7 +142,7 @@ def _message(error: PackError, path: Path) -> str:
 
 
 class _Origins:
-    """Origins of the content of a listed file, cheapest first; None if one does not have it."""
+    """Origins of the content of a listed file, cheapest first."""
 
     def __init__(self, manifest: Manifest, folder: Path, layout: Layout, config_file: Path | None, scratch: Path):
         self.manifest, self.folder, self.layout = manifest, folder, layout
@@ -185,7 +185,7 @@ class _Origins:
 
     @cached_property
     def _plan(self) -> tuple[Path, list[str]] | None:
-        """Return the folder and the token file keys of a complete plan of this corpus, or None."""
+        """Return folder and token file keys of a complete plan of this corpus, or None."""
         wanted = self.manifest.name, self.manifest.key, [source.path for source in self.manifest.sources]
         for receipt in sorted(self.layout.plan_folder("*").parent.glob("*/plan.json")):
             with suppress(PackError, OSError, LookupError, TypeError, AttributeError):
@@ -246,7 +246,7 @@ class _WrongManifest(DataError):
 
 
 def _check_size(where: Path, size: int, file: Listed) -> None:
-    """Raise _WrongManifest unless content with the recorded SHA-256 has the recorded size."""
+    """Raise _WrongManifest unless the size of the right content is as recorded."""
     if size != file.bytes:
         raise _WrongManifest(
             "cannot_mend",
@@ -256,7 +256,7 @@ def _check_size(where: Path, size: int, file: Listed) -> None:
 
 
 def _restore(where: Path, file: Listed, origins: _Origins) -> str:
-    """Restore a file and return the origin of its bytes, or raise the error of the last origin."""
+    """Restore a file and return its origin, or raise the error of the last origin."""
     reason: PackError = InputMissing("origin_missing", "no copy or source of it exists")
     for name, find in origins.of(file).items():
         try:

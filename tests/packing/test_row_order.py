@@ -20,7 +20,7 @@ from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import to_json
 from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
-from tasks.storage.row_statistics import ROWS, RowStatistics, read_statistics, statistics_of_split
+from tasks.storage.shards import ROWS, RowStatistics, read_statistics, statistics_of_split
 from tasks.verification.rebuild import rebuild
 from tasks.verification.repair import repair
 from tasks.verification.verify import verify

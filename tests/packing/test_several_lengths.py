@@ -35,7 +35,7 @@ from tasks.sources.model import Source
 from tasks.storage.files import to_json
 from tasks.storage.layout import RowLayout, kind_of
 from tasks.storage.manifest import Manifest, _repeated_values, load_manifest, manifest_digest
-from tasks.storage.row_statistics import RowStatistics, read_statistics
+from tasks.storage.shards import RowStatistics, read_statistics
 from tasks.verification.rebuild import rebuild
 from tasks.verification.verify import verify
 

@@ -21,7 +21,7 @@ from support.training.waiting import idle_of_steps
 
 from tasks import recipe
 from tasks.config import Balance
-from tasks.storage.row_statistics import statistics_of_split
+from tasks.storage.shards import statistics_of_split
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
