@@ -248,10 +248,6 @@ class Encoder(ABC):
         """Add the leading space that the tokenizer itself would add, if any."""
         return text if text.startswith(self.has_space) else f" {text}"
 
-    def count_controls(self, texts: Sequence[str]) -> int:
-        """Count the texts that contain a control string as text."""
-        return sum(self.control_pattern.search(text) is not None for text in texts) if self.controls else 0
-
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:
         """Return a pattern that matches any control string, trying the longest first."""

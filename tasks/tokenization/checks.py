@@ -8,13 +8,10 @@
                              └─ otherwise ────────────────▶ each failure is a reject, under `max_rejects`
 
 The encoders are compared on texts of the corpus. If one text differs, the reference encodes the whole corpus. The
-tokens are the same in both cases, so the choice is in run.json and not in the manifest. The choice of texts depends
-only on the sources, and not on parts, workers, or time. The check takes 0.4 s for 25 MB and runs once.
-
-The first conversations are those in source order, and all conversations if there are fewer. They do not depend on
-parts, workers, or engines. The check stops at the first one that does not fail like the others. Nearly always, that is
-the first one, so the check takes a millisecond. A plan repeats the check on the receipts of the parts, because earlier
-runs may have tokenized them. With `max_rejects: 1`, all conversations may be rejected, so there is no check.
+tokens are the same in both cases, so the choice is in run.json and not in the manifest. The check takes 0.4 s for
+25 MB and runs once. The check of the template stops at the first conversation that does not fail like the others.
+Nearly always, that is the first one, so it takes a millisecond. A plan repeats it on the receipts of the parts, because
+earlier runs may have tokenized them. Neither check depends on parts, workers, or time.
 """
 
 from __future__ import annotations
@@ -142,10 +139,7 @@ def refused_engines(recipe: Recipe) -> set[str]:
 
 
 def refuse_minijinja(recipe: Recipe, differs: str) -> None:
-    """Record that Jinja2 must render all conversations.
-
-    `differs` is where minijinja's rendering of one of them differs.
-    """
+    """Record that Jinja2 must render all; `differs` is where minijinja differs."""
     choice = choose_engines(recipe)
     if choice.uses_minijinja:
         file = choice_file(recipe)
@@ -195,10 +189,7 @@ def _compare_engines(recipe: Recipe) -> EngineChoice:
 
 
 def hard_tokens(encoder: Encoder) -> list[str]:
-    """Return texts with content tokens and control strings of the tokenizer.
-
-    They are whole, cut, repeated, and next to other text.
-    """
+    """Return content tokens and control strings: whole, cut, repeated, and in text."""
     texts: list[str] = []
     for token in sorted(encoder.content_tokens)[:MOST_TOKENS] + sorted(encoder.controls)[:MOST_TOKENS]:
         texts += [token, f"a{token}b", f" {token} ", f"{token}{token}\n\n", token[:-1], f"{token[:-1]}{token}"]
@@ -301,10 +292,7 @@ def are_alike(reasons: Sequence[str]) -> bool:
 
 
 def failure_of(count: int, place: str, reason: str, message: str) -> DataError:
-    """Return the error for `count` conversations that fail alike.
-
-    `place` and `message` are those of the first one.
-    """
+    """Return the error for `count` conversations that fail like the first one."""
     alike = f"; the first {count:,} conversations all fail like this" if count > 1 else ""
     return DataError(reason, f"{place}: {message}{alike}")
 

@@ -35,7 +35,7 @@ from tasks.conversations.model import (
 from tasks.conversations.tokens import other_tokenizer
 from tasks.conversations.turn_weights import LOSS_WEIGHT
 from tasks.core.errors import Reject
-from tasks.encoders.encoder import Encoder, is_blank
+from tasks.encoders.encoder import Encoder, LeadingSpace, is_blank
 from tasks.encoders.texts import SEPARATOR
 from tasks.templates.spans import TEXT, Sample, Span
 
@@ -61,10 +61,7 @@ class TokenLayout:
 
 
 class Prepared(Struct, gc=False):
-    """A sample that is ready to be encoded.
-
-    Nearly always, a sample is a whole conversation.
-    """
+    """A sample, nearly always a whole conversation, that is ready to be encoded."""
 
     layout: TokenLayout
     joined: bytes  # the texts to be encoded, in the order of their segments, separated by NUL
@@ -80,23 +77,17 @@ class Prepared(Struct, gc=False):
         return self.joined.decode().split(SEPARATOR) if self.separate is None else self.separate
 
 
-class Strings(NamedTuple):
-    """All strings of a conversation, after its layout, and their digest."""
-
-    strings: list[str]
-    digest: int
-
-
-def strings_of(conversation: Conversation) -> Strings:
+def strings_of(conversation: Conversation) -> tuple[list[str], int]:
+    """Return all strings of a conversation, after its layout, and their digest."""
     whole = whole_text(conversation)
-    return Strings(whole.split(SEPARATOR), content_digest(whole.encode()))
+    return whole.split(SEPARATOR), content_digest(whole.encode())
 
 
 def prepare_spans(
     conversation: Conversation,
     sample: Sample,
     encoder: Encoder,
-    strings: Strings | None = None,
+    strings: tuple[list[str], int] | None = None,
     empty_prompt: bool = False,
 ) -> Prepared:
     """Prepare a sample that a template has rendered.
@@ -104,8 +95,7 @@ def prepare_spans(
     `empty_prompt` is that of `TokenLayout`. Raises Reject if there are no spans.
     """
     segments = segments_of(sample.spans, encoder)
-    layout = layout_of_tokens(segments, conversation, sample, empty_prompt=empty_prompt)
-    texts = segments.texts
+    layout, texts = layout_of_tokens(segments, conversation, sample, "", empty_prompt), segments.texts
     separate = texts if not texts or any(SEPARATOR in text for text in texts) else None
     return Prepared(layout, SEPARATOR.join(texts).encode(), *(strings or strings_of(conversation)), separate=separate)
 
@@ -157,7 +147,7 @@ class Segments(NamedTuple):
 
 
 def layout_of_tokens(
-    segments: Segments, conversation: Conversation, sample: Sample, layout: str = "", empty_prompt: bool = False
+    segments: Segments, conversation: Conversation, sample: Sample, layout: str, empty_prompt: bool
 ) -> TokenLayout:
     """Return the token layout of a sample; `layout` and others are as in TokenLayout."""
     usual, turns = _order_of(tuple([message.role for message in conversation.messages]))
@@ -185,7 +175,8 @@ def segments_of(spans: Sequence[Span], encoder: Encoder) -> Segments:
     """Return the segments of spans; raises Reject if there are no spans."""
     if not spans:
         raise Reject("no_trained_tokens", "the template does not write any of its answers")
-    tokens, flags, texts = (_unjoined(spans) if encoder.leading_space == "none" else None) or _joined(spans, encoder)
+    unjoined = _unjoined(spans) if encoder.leading_space == "none" else None
+    tokens, flags, texts = unjoined or _joined(spans, encoder)
     # EOS is added unless it already ends the sample, perhaps before white space.
     closing = next((span for span in reversed(spans) if span.token != TEXT or span.text.strip()), spans[-1])
     separator = closing.token != encoder.eos_id
@@ -229,7 +220,7 @@ def _joined(spans: Sequence[Span], encoder: Encoder) -> tuple[list[int], list[bo
             after = "control" if texts[-1].endswith(encoder.space_follows) else "text"
         if span.token == TEXT:
             pending.append(span.text)
-            leading = _has_leading_space(encoder, after, span.start)
+            leading = _has_leading_space(encoder.leading_space, after, span.start)
         else:
             after = "control"
         tokens.append(span.token)
@@ -239,8 +230,7 @@ def _joined(spans: Sequence[Span], encoder: Encoder) -> tuple[list[int], list[bo
     return tokens, flags, texts
 
 
-def _has_leading_space(encoder: Encoder, after: str, start: bool) -> bool:
-    rule = encoder.leading_space
+def _has_leading_space(rule: LeadingSpace, after: str, start: bool) -> bool:
     if after == "start":
         return rule != "none"
     return after == "control" and (rule == "each" or (rule == "template" and start))

@@ -158,14 +158,12 @@ def tokenize_records(
 class Batch:
     """Samples that are encoded together.
 
-    A batch has either all samples of a conversation or none. `encode` adds its counts (COUNTS) to `receipt`, and adds
-    conversations that cannot be encoded to `rejects`. `place_of` returns where a record is.
+    A batch has either all samples of a conversation or none. `encode` adds counts to `receipt`, and conversations that
+    cannot be encoded to `rejects`. `place_of` returns where a record is.
     """
 
     def __init__(self, encoder: Encoder, receipt: dict[str, Any], place_of: Callable[[int], str]):
-        self.encoder = encoder
-        self.receipt = receipt
-        self._place_of = place_of
+        self._encoder, self._receipt, self._place_of = encoder, receipt, place_of
         self._size = 0  # bytes to be encoded
         self.records: list[int] = []
         self.rejects: list[tuple[int, Reject]] = []
@@ -189,11 +187,14 @@ class Batch:
         Returns None if no conversation can be encoded. Raises DataError if one takes the tokenizer too long.
         """
         while True:
-            texts = self._texts()
+            if any(prepared.separate is not None for prepared in self._samples):
+                texts = Texts.of([text for prepared in self._samples for text in prepared.texts])
+            else:
+                texts = Texts(SEPARATOR.encode().join([prepared.joined for prepared in self._samples]))
             try:
                 # Samples that end with a turn repeat the texts of the samples before.
                 repeats = any(prepared.layout.turn >= 0 for prepared in self._samples)
-                encoded = self.encoder.encode_repeated(texts.strings) if repeats else self.encoder.encode(texts)
+                encoded = self._encoder.encode_repeated(texts.strings) if repeats else self._encoder.encode(texts)
                 break
             except TooSlow as error:
                 pairs = zip(self.records, self._samples, strict=True)
@@ -247,7 +248,7 @@ class Batch:
 
     def _count(self, name: str, number: Any) -> None:
         if number:
-            self.receipt[name] = self.receipt.get(name, 0) + int(number)
+            self._receipt[name] = self._receipt.get(name, 0) + int(number)
 
     def _count_apart(self, trained: np.ndarray, ends: np.ndarray, segments: np.ndarray, records: np.ndarray) -> None:
         """Count what `turns: apart` would add.
@@ -282,11 +283,6 @@ class Batch:
         weights = np.array([weight for _, weight in runs], np.float32)
         return [pa.ListArray.from_arrays(offsets, to_arrow(column)) for column in (tokens, weights)]
 
-    def _texts(self) -> Texts:
-        if any(prepared.separate is not None for prepared in self._samples):
-            return Texts.of([text for prepared in self._samples for text in prepared.texts])
-        return Texts(SEPARATOR.encode().join([prepared.joined for prepared in self._samples]))
-
     def _reject(self, error: Unencodable) -> None:
         """Remove the conversations with texts that cannot be encoded."""
         problems: dict[int, str] = {}  # by record: all samples of a conversation are removed
@@ -307,7 +303,7 @@ class Batch:
         `is_first` marks the first sample of each conversation, and `has_all` the samples whose texts have all strings
         of the conversation. `offsets` are the offsets of the samples in `texts`.
         """
-        encoder = self.encoder
+        encoder = self._encoder
 
         def samples_of(numbers: Sequence[int] | np.ndarray) -> np.ndarray:
             return np.searchsorted(offsets, numbers, "right") - 1
@@ -323,7 +319,9 @@ class Batch:
         if has_all.any():
             samples = samples_of(encoder.holding(texts))
             held |= set(samples[has_all[samples]].tolist())
-        self._count("control_text_seen", sum(encoder.count_controls(self._samples[n].strings) > 0 for n in held))
+        self._count(
+            "control_text_seen", sum(any(map(encoder.control_pattern.search, self._samples[n].strings)) for n in held)
+        )
         if encoder.content_tokens:
             places = encoder.places_of_content_tokens(encoded.ids)
             which = np.unique(samples_of(encoded.texts_at(places))).tolist()
@@ -333,17 +331,16 @@ class Batch:
                 if record in samples_by_record:
                     samples_by_record[record].append(prepared)
             if counts := count_content_tokens(encoder, samples_by_record.values()):
-                self.receipt["content_tokens"] = merged([self.receipt.get("content_tokens", {}), counts])
+                self._receipt["content_tokens"] = merged([self._receipt.get("content_tokens", {}), counts])
 
 
 def _labelled(
     encoded: Encoded, tokens: np.ndarray, trained: np.ndarray, segments: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return tokens as a token file stores them, with offsets and counts.
+    """Return tokens as a token file stores them, and offsets.
 
     The results are the tokens, the offsets of the samples, their numbers of trained tokens, and the offsets of the
-    segments. `tokens` and `trained` have one value per segment. `segments` are the offsets of the samples in the
-    segments.
+    segments. The arguments are those of `_count_apart`.
     """
     is_text = tokens == TEXT
     lengths = np.ones(len(tokens), np.int64)
