@@ -145,12 +145,12 @@ def _places(costs: np.ndarray, ranks: int) -> np.ndarray:
 class Waiting(NamedTuple):
     """Share of time in which ranks wait for the slowest rank of a step, in percent.
 
-    Each rank takes one row. `random` is for rows in random order, and `balanced` is for the order of `balance`.
+    Each rank takes one row.
     """
 
     ranks: int
-    random: float
-    balanced: float
+    random: float  # for rows in random order
+    balanced: float  # for the order of `balance`
 
 
 def idle_share(squares: np.ndarray, ranks: int, linear: int) -> float:

@@ -54,11 +54,7 @@ TRIES = 32
 
 
 def compared_in(config: Config, tokens: TokenColumns) -> np.ndarray | None:
-    """Return the properties by which conversations are compared, or None.
-
-    They are directions, int8[conversations, AXES], for similar neighbors, and labels, uint64[conversations, LABELS], to
-    keep near-duplicates apart.
-    """
+    """Return the directions or labels by which conversations are compared, or None."""
     if config.neighbors == "similar":
         return directions_of(tokens)
     return labels_of(tokens) if config.neighbors == "distinct" else None

@@ -1,7 +1,7 @@
 """Pieces to place in rows: whole conversations, and cuts of overlong ones.
 
 If a conversation has several samples (storage/token_files.py), "conversation" means one of its samples here, in
-placement.py, and in index_writer.py. Filters by content, limits, and weights apply to all samples of a conversation
+placement.py, and in plan.py. Filters by content, limits, and weights apply to all samples of a conversation
 together.
 
     Accepted (one column per attribute) ─cut_overlong─▶ Pieces; `reason` is set if a conversation is not packed

@@ -64,12 +64,12 @@ def sources(rows: Sequence[tuple[str, int, int]]) -> str:
     return _svg(bottom + 36, elements)
 
 
-def lengths(found: Histogram, sequence_length: int, packed: bool) -> str:
+def lengths(histogram: Histogram, sequence_length: int, packed: bool) -> str:
     """Draw conversation lengths on a logarithmic scale, with the length of a row."""
-    low, high = (int(found.values[0]), int(found.values[-1])) if len(found) else (1, 1)
+    low, high = (int(histogram.values[0]), int(histogram.values[-1])) if len(histogram) else (1, 1)
     edges = np.unique(np.geomspace(max(low, 1), high + 1, 40).round().astype(np.int64))
     edges = edges if len(edges) > 1 else np.array([edges[0], edges[0] + 1])
-    counts = np.histogram(found.values, edges, weights=found.counts)[0].astype(np.int64).tolist()
+    counts = np.histogram(histogram.values, edges, weights=histogram.counts)[0].astype(np.int64).tolist()
     bottom = 160
     elements, left, scale = _axes(counts, bottom, "tokens per conversation", "conversations")
     first, last = math.log2(min(edges[0], sequence_length) / 1.1), math.log2(max(edges[-1], sequence_length) * 1.1)
