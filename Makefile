@@ -49,11 +49,7 @@ locked: .venv/.created
 
 extras: .venv/.train  ## add the requirements of training (transformers, torch, and more)
 
-.venv/.report: .venv/.setup
-	@echo 'installing the requirements of the report'; $(PIP) --editable '.[report]'
-	@touch $@
-
-report: .venv/.report  ## write an HTML report of the latest corpus
+report: .venv/.setup  ## write an HTML report of the latest corpus
 	@$(BIN)/packcorpus report
 
 setup: .venv/.setup  ## .venv with the packing core and the commands luigi and packcorpus

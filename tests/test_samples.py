@@ -363,7 +363,6 @@ def test_format_2_has_the_messages_that_its_text_is_made_of(tmp_path: Path, turn
 
 @pytest.mark.slow
 def test_the_report_names_turns(apart: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     page = write_report(apart, tmp_path / "report.html")[0].read_text()
     assert "repeat an earlier sample of the same conversation" in page
     assert re.search(r" turn \d", page)  # the key determines which rows are shown

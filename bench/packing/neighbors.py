@@ -24,7 +24,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tasks.packing.neighbors import directions, meetings, near_duplicates
+from tasks.packing.neighbors import directions_of, labels_of, meetings
 from tasks.recipe import resolve
 from tasks.storage.manifest import load_manifest
 from tasks.storage.token_files import TokenColumns
@@ -73,8 +73,8 @@ def measure(config: Path, kind: str, root: Path) -> list[str]:
     shard, row, length, source = places
     row = np.unique(shard << 32 | row, return_inverse=True)[1]
     sources = np.eye(int(source.max()) + 1)[source]
-    topics = directions(tokens)[is_packed] / 127
-    labels = near_duplicates(tokens)[is_packed]
+    topics = directions_of(tokens)[is_packed] / 127
+    labels = labels_of(tokens)[is_packed]
     lines = []
     full = manifest.packing_metadata.packing_efficiency
     for name, found_rows in ((kind, row), ("by chance", by_chance(row, length)))[: 2 if kind == "random" else 1]:

@@ -74,9 +74,9 @@ def put_in_order(placed: Placed, statistics: RowStatistics, config: Config, epoc
     assert config.balance
     order = np.empty(placed.rows, np.int32)
     for split, rows in placed.slices().items():
-        own, steps = statistics.take(rows), (config.balance.ranks, config.balance.rows_per_rank)
-        seeded = config.seed, stream_of(split, epoch)
-        order[rows] = rows.start + balanced_order(own.squares, own.trained, *steps, config.sequence_length, *seeded)
+        of_split, steps = statistics.take(rows), (config.balance.ranks, config.balance.rows_per_rank)
+        seeded = config.sequence_length, config.seed, stream_of(split, epoch)
+        order[rows] = rows.start + balanced_order(of_split.squares, of_split.trained, *steps, *seeded)
     place_of = np.empty_like(order)
     place_of[order] = np.arange(len(order), dtype=np.int32)
     for top in range(0, len(placed.row), CHUNK):
@@ -102,14 +102,14 @@ def balanced_order(
     order = np.lexsort((np.where(level % 2, -trained.astype(np.int64), trained), level)).astype(np.int32)
     middle = slice((len(order) - left) // 2, (len(order) - left) // 2 + left)
     last = order[middle].copy()
-    dealt = np.delete(order, middle).reshape(groups, size)
+    balanced = np.delete(order, middle).reshape(groups, size)
     for top in range(0, groups, max(1, GROUPED // size)):
-        some = dealt[top : top + max(1, GROUPED // size)]
+        some = balanced[top : top + max(1, GROUPED // size)]
         places = _places(squares[some], ranks)
         np.put_along_axis(some, places, some.copy(), axis=1)
-    found = np.empty_like(dealt)
-    found[shuffle(groups, seed, stream + BALANCED)] = dealt
-    return np.concatenate([found.reshape(-1), last])
+    shuffled = np.empty_like(balanced)
+    shuffled[shuffle(groups, seed, stream + BALANCED)] = balanced
+    return np.concatenate([shuffled.reshape(-1), last])
 
 
 def _places(costs: np.ndarray, ranks: int) -> np.ndarray:
@@ -145,12 +145,12 @@ def _places(costs: np.ndarray, ranks: int) -> np.ndarray:
 class Waiting(NamedTuple):
     """Share of time in which ranks wait for the slowest rank of a step, in percent.
 
-    Each rank takes one row. `random` is for rows in random order, and `balanced` is for the order of `balance`.
+    Each rank takes one row.
     """
 
     ranks: int
-    random: float
-    balanced: float
+    random: float  # for rows in random order
+    balanced: float  # for the order of `balance`
 
 
 def idle_share(squares: np.ndarray, ranks: int, linear: int) -> float:
@@ -168,7 +168,7 @@ def forecast(squares: np.ndarray, trained: np.ndarray, length: int) -> list[Wait
 
     A number is left out if the rows do not fill a step. `squares` and `trained` have at most MOST_ROWS rows of a split.
     """
-    found = []
+    forecasts = []
     for ranks in RANKS:
         if not (steps := len(squares) // ranks):
             continue
@@ -176,5 +176,5 @@ def forecast(squares: np.ndarray, trained: np.ndarray, length: int) -> list[Wait
         linear = LINEAR * length
         shares = [idle_share(squares[shuffle(len(squares), trial, 0)], ranks, linear) for trial in range(trials)]
         balanced = idle_share(squares[balanced_order(squares, trained, ranks, 1, length, 0)], ranks, linear)
-        found.append(Waiting(ranks, round(100 * sum(shares) / trials, 2), round(100 * balanced, 2)))
-    return found
+        forecasts.append(Waiting(ranks, round(100 * sum(shares) / trials, 2), round(100 * balanced, 2)))
+    return forecasts

@@ -6,7 +6,7 @@ Accepted, Pieces ─take_account─▶ Account: sums per source and split, first
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +19,7 @@ from tasks.packing.pieces import CHUNK, Accepted, Pieces
 from tasks.packing.placement import Bound
 from tasks.recipe import Recipe
 from tasks.storage.facts import Ledger
+from tasks.storage.layout import SPLITS, first_packing
 from tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
 from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.tokenize_part import APART, LEFT_OUT, counts_in
@@ -45,6 +46,18 @@ class Losses:
 
 
 @dataclass(slots=True)
+class Written:
+    """The rows of a plan: all packings of `train`, and the held-out split."""
+
+    rows_of_shards: list[int] = field(default_factory=list)
+    rows_of_splits: dict[str, int] = field(default_factory=dict)
+    checksums: list[str] = field(default_factory=list)  # of the placements of each shard
+    bounds: list[Bound] = field(default_factory=list)  # of the rows of each split
+    sums: dict[str, dict[str, int]] = field(default_factory=dict)  # of row statistics, by split; empty without packing
+    places: list[Bound] = field(default_factory=list)  # of places, if rows have several lengths
+
+
+@dataclass(slots=True)
 class Account:
     """Outcome of all conversations and tokens of a corpus."""
 
@@ -63,22 +76,20 @@ class Account:
         """Return the number of conversations in the training split."""
         return int(self.of_sources[:, 2].sum())
 
-    def one(self, unit: str) -> np.ndarray:
+    def of(self, unit: str) -> np.ndarray:
         """Return the sums of one of UNITS: int64[sources, held out, further copy]."""
-        sums: np.ndarray = self.sums[UNITS.index(unit)]
-        return sums
+        return np.asarray(self.sums[UNITS.index(unit)])
 
     def by_source(self, unit: str) -> np.ndarray:
         """Sum over all rows of all splits: int64[sources]."""
-        found: np.ndarray = self.one(unit).sum(axis=2) @ self.times
-        return found
+        return np.asarray(self.of(unit).sum(axis=2) @ self.times)
 
     def total(self, unit: str) -> int:
         return int(self.by_source(unit).sum())
 
     def once(self, unit: str) -> int:
         """Sum over the first copies."""
-        return int(self.one(unit)[:, :, 0].sum())
+        return int(self.of(unit)[:, :, 0].sum())
 
 
 def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Account:
@@ -103,13 +114,24 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Accoun
         count = int(np.count_nonzero(chosen))
         copies = count if pieces.copies is None else int(pieces.copies[inside][chosen].sum(dtype=np.int64))
         of_sources[number] = _conversations(late, accepted), int(accepted.encoded(late).sum()), count, copies
+    samples = None
+    if accepted.samples.several:
+        counts = np.bincount(accepted.reason, minlength=REJECTED + 1).tolist()
+        dropped = zip(SAMPLE_DROP_REASONS, counts[1:], strict=False)
+        samples = {
+            "read": len(accepted.reason),
+            "packed": counts[0],
+            "rejected": counts[REJECTED],
+            "dropped": {name: count for name, count in dropped if count},
+            "repeated_prompt_tokens": int(repeated_prompt_tokens(pieces, tokens).sum()),
+        }
     return Account(
         sums.astype(np.int64).reshape(len(UNITS), -1, 2, 2),
         np.array([config.epochs, 1]),
         count_losses(pieces, tokens, config),
         of_sources,
         int(np.count_nonzero(left)),
-        _count_samples(pieces, tokens) if accepted.samples.several else None,
+        samples,
         None if config.align == 1 else alignment,
     )
 
@@ -156,19 +178,6 @@ def _conversations(samples: np.ndarray, accepted: Accepted) -> int:
     return len(np.unique(accepted.samples.first_of(samples)))
 
 
-def _count_samples(pieces: Pieces, tokens: TokenColumns) -> dict[str, Any]:
-    reason = pieces.accepted.reason
-    counts = np.bincount(reason, minlength=REJECTED + 1).tolist()
-    dropped = zip(SAMPLE_DROP_REASONS, counts[1:], strict=False)
-    return {
-        "read": len(reason),
-        "packed": counts[0],
-        "rejected": counts[REJECTED],
-        "dropped": {name: count for name, count in dropped if count},
-        "repeated_prompt_tokens": int(repeated_prompt_tokens(pieces, tokens).sum()),
-    }
-
-
 def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
     """Count the prompt tokens of each sample that repeat earlier ones: int64[samples].
 
@@ -178,9 +187,9 @@ def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
     accepted = pieces.accepted
     length, untrained = np.zeros(len(accepted.length), np.int64), np.zeros(len(accepted.length), np.int64)
     for chunk in pieces.chunks(0, pieces.once):
-        found = pieces.columns(chunk)
-        np.add.at(length, found.conversation, found.length)
-        np.add.at(untrained, found.conversation, found.length - pieces.trained(chunk, tokens))
+        of = pieces.columns(chunk)
+        np.add.at(length, of.conversation, of.length)
+        np.add.at(untrained, of.conversation, of.length - pieces.trained(chunk, tokens))
     packed = np.flatnonzero(accepted.reason == 0)
     first = accepted.samples.first_of(packed)
     repeated = np.zeros(len(accepted.length), np.int64)
@@ -188,16 +197,59 @@ def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
     return repeated
 
 
-def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int) -> Ledger:
-    """Build the manifest's ledger.
+def plan_facts(
+    recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], written: Written
+) -> dict[str, Any]:
+    """Return the facts of a plan that the manifest and the shards need.
 
     `receipts` are the receipts of the token files. `rejected` has the number of rejected conversations by reason.
-    `places` is rows × sequence_length, or 0 without packing; with `padding: none`, it is the places that rows have.
     Raises DataError if the ledger does not balance.
     """
+    config, layout, rows = recipe.config, recipe.config.rows, sum(written.rows_of_splits.values())
+    room = sum(count * layout.length_of(split) for split, count in written.rows_of_splits.items())
+    places = room * config.packing
+    if layout.padding == "none":  # rows may be shorter than they could be
+        places = account.total("places") + (account.alignment or 0)
+    parts: dict[str, list[dict[str, int]]] = {file.name: [] for file in recipe.files}
+    for receipt, number in zip(receipts, source_numbers(recipe), strict=True):
+        parts[recipe.files[number].name].append(receipt.get("unused_keys", {}))  # earlier versions did not count them
+    unused = {name: counts for name, of_parts in parts.items() if (counts := sum_counts(of_parts))}
+    facts: dict[str, Any] = {}
+    if layout.has_several_lengths:
+        facts["bounds_of_splits"] = [bound for bound, _ in written.bounds]
+    facts |= {
+        "ledger": _ledger(receipts, account, rejected, places).model_dump(),
+        "packing_metadata": _packing_metadata(config, account, rows, room, written),
+        "sources": _source_facts(recipe, receipts, account),
+        "mixture": _mixture_facts(recipe, account),
+        "noticed": noticed_in(receipts) | ({"unused_keys": unused} if unused else {}),
+        "rows_of_shards": written.rows_of_shards,
+        "placements": written.checksums,
+        "row_sums": written.sums,
+    }
+    if config.loss_weight != "none":
+        # The weights need the trained tokens and conversations of a split, with copies. These are counts of one pass,
+        # which are the same for all packings of the training split.
+        trained = account.of("trained").sum(axis=(0, 2)).tolist()
+        conversations = [int(account.of_sources[:, 3].sum()), account.packed - account.in_train]
+        kinds = {"of_data": config.reads_loss_weights, "of_conversations": config.weighs_conversations}
+        facts["loss_weight"] = {
+            split: kinds | {"trained": tokens, "conversations": count}
+            for split, tokens, count in zip(SPLITS, trained, conversations, strict=True)
+        }
+        splits = [first_packing(split) for split in written.rows_of_splits for _ in range(recipe.shards[split])]
+        facts["weighted_as"] = splits
+    return facts
+
+
+def _ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int) -> Ledger:
+    """Build the manifest's ledger, and check that it balances.
+
+    `places` is rows × sequence_length, or 0 without packing; with `padding: none`, it is the places that rows have.
+    """
     lost, samples = account.lost, account.samples
-    packed, encoded = account.total("places"), sum(receipt["tokens"] for receipt in receipts) - lost.tokens_rejected
-    repeated = packed - account.total("separators") - (account.once("places") - account.once("separators"))
+    packed, separators = account.total("places"), account.total("separators")
+    encoded = sum(receipt["tokens"] for receipt in receipts) - lost.tokens_rejected
     values = {
         "conversations": {
             "read": sum(receipt["conversations"] for receipt in receipts),
@@ -210,8 +262,8 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
         "pieces": {"packed": account.total("pieces"), "dropped": lost.pieces},
         "tokens": {
             "encoded": encoded,
-            "separators": account.total("separators"),
-            "repeated": repeated,
+            "separators": separators,
+            "repeated": packed - separators - (account.once("places") - account.once("separators")),
             "truncated": lost.tokens_truncated,
             "dropped": lost.tokens_dropped,
             "rejected": lost.tokens_rejected,
@@ -250,35 +302,17 @@ def left_out(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {name.removeprefix("left_out_"): count for name, count in counts_in(receipts, LEFT_OUT).items()}
 
 
-def weighting_facts(config: Config, account: Account) -> dict[str, dict[str, Any]]:
-    """Return the facts that shards need to weigh tokens, by split.
-
-    They include the trained tokens and conversations of a split, with copies. These are counts of one pass, which are
-    the same for all packings of the training split.
-    """
-    trained = account.one("trained").sum(axis=(0, 2)).tolist()
-    conversations = [int(account.of_sources[:, 3].sum()), account.packed - account.in_train]
-    kinds = {"of_data": config.reads_loss_weights, "of_conversations": config.weighs_conversations}
-    return {
-        split: kinds | {"trained": tokens, "conversations": count}
-        for split, tokens, count in zip(("train", "validation"), trained, conversations, strict=True)
-    }
-
-
-def packing_metadata(
-    config: Config, account: Account, rows: int, places: int, bounds: Sequence[Bound], of_places: Sequence[Bound]
-) -> dict[str, Any]:
+def _packing_metadata(config: Config, account: Account, rows: int, places: int, written: Written) -> dict[str, Any]:
     """Compute how full the rows are, and compare them with the lower bound.
 
-    `bounds` are those of each split. If rows have several lengths, each is for the pieces that were chosen for rows of
-    one length, and `of_places` has the bounds for all lengths together.
+    If rows have several lengths, each of the bounds of rows is for the pieces that were chosen for one length.
     """
-    bound, per_row = sum(rows for rows, _ in bounds), round(account.total("pieces") / rows, 4)
-    several, above, algorithm = {}, rows / bound - 1, bin_packing.ALGORITHM
-    if of_places:
-        needed = sum(count for count, _ in of_places)
+    bound, per_row = sum(count for count, _ in written.bounds), round(account.total("pieces") / rows, 4)
+    several, bounds, above, algorithm = {}, written.bounds, rows / bound - 1, bin_packing.ALGORITHM
+    if written.places:
+        needed = sum(count for count, _ in written.places)
         several = {"places": places, "lower_bound_places": needed}
-        above, bounds, algorithm = places / needed - 1, of_places, several_lengths.ALGORITHM
+        above, bounds, algorithm = places / needed - 1, written.places, several_lengths.ALGORITHM
     return {
         "enabled": config.packing,
         "algorithm": algorithm if config.packing else "one conversation a row",
@@ -292,7 +326,7 @@ def packing_metadata(
     } | several
 
 
-def source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account) -> list[dict[str, Any]]:
+def _source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account) -> list[dict[str, Any]]:
     """Summarize the contribution of each source file."""
     given = np.zeros((len(recipe.files), 3), np.int64)
     for receipt, number in zip(receipts, source_numbers(recipe), strict=True):
@@ -315,18 +349,7 @@ def source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Ac
     ]
 
 
-def unused_keys(recipe: Recipe, receipts: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Count the occurrences of each unused key, by source.
-
-    Sources without unused keys are left out. Receipts of earlier versions do not have these counts.
-    """
-    parts: dict[str, list[dict[str, int]]] = {file.name: [] for file in recipe.files}
-    for receipt, number in zip(receipts, source_numbers(recipe), strict=True):
-        parts[recipe.files[number].name].append(receipt.get("unused_keys", {}))
-    return {name: counts for name, own in parts.items() if (counts := sum_counts(own))}
-
-
-def mixture_facts(recipe: Recipe, account: Account) -> list[dict[str, Any]]:
+def _mixture_facts(recipe: Recipe, account: Account) -> list[dict[str, Any]]:
     """Summarize the contribution of each entry of `sources` to a pass over `train`."""
     facts: list[dict[str, Any]] = [
         {"path": source.path, "weight": source.weight, "limit": source.limit}
@@ -338,8 +361,8 @@ def mixture_facts(recipe: Recipe, account: Account) -> list[dict[str, Any]]:
         count, copies = account.of_sources[number, 2:].tolist()
         fact["conversations"] += count
         fact["copies"] += copies
-        fact["tokens"] += int(account.one("places")[number, 0].sum())
-        fact["trained_tokens"] += int(account.one("trained")[number, 0].sum())
+        fact["tokens"] += int(account.of("places")[number, 0].sum())
+        fact["trained_tokens"] += int(account.of("trained")[number, 0].sum())
     for name in ("tokens", "trained_tokens"):
         total = max(1, sum(fact[name] for fact in facts))
         for fact in facts:

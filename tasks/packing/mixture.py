@@ -70,7 +70,7 @@ def is_mixed(config: Config) -> bool:
 
 def _orders(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> dict[int, np.ndarray]:
     """Return the conversations of each entry within its limit, in seeded order."""
-    accepted, config, found = pieces.accepted, recipe.config, {}
+    accepted, config, orders = pieces.accepted, recipe.config, {}
     left = accepted.left()
     for entry, parts in groupby(range(len(recipe.parts)), key=lambda part: recipe.parts[part].file.entry):
         numbers = list(parts)
@@ -80,8 +80,8 @@ def _orders(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> dict[int, n
         order = order[left[order]]
         limit = config.sources[entry].limit or len(order)
         accepted.drop(order[limit:], "limit")
-        found[entry] = order[:limit]
-    return found
+        orders[entry] = order[:limit]
+    return orders
 
 
 def _share(share: float, count: int) -> int:

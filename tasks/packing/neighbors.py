@@ -54,14 +54,10 @@ TRIES = 32
 
 
 def compared_in(config: Config, tokens: TokenColumns) -> np.ndarray | None:
-    """Return the properties by which conversations are compared, or None.
-
-    They are directions, int8[conversations, AXES], for similar neighbors, and labels, uint64[conversations, LABELS], to
-    keep near-duplicates apart.
-    """
+    """Return the directions or labels by which conversations are compared, or None."""
     if config.neighbors == "similar":
-        return directions(tokens)
-    return near_duplicates(tokens) if config.neighbors == "distinct" else None
+        return directions_of(tokens)
+    return labels_of(tokens) if config.neighbors == "distinct" else None
 
 
 def arrange(row: np.ndarray, start: np.ndarray, kind: np.ndarray, compared: np.ndarray, config: Config) -> None:
@@ -84,7 +80,7 @@ def _swap(row: np.ndarray, start: np.ndarray, these: np.ndarray | int, those: np
 # -- similar ---------------------------------------------------------------------------------------------------------
 
 
-def directions(tokens: TokenColumns) -> np.ndarray:
+def directions_of(tokens: TokenColumns) -> np.ndarray:
     """Return the direction of each conversation: int8[conversations, AXES].
 
     Directions have a length of 127. The rarer an id, the more it counts. The bits of its hash are its direction.
@@ -96,7 +92,7 @@ def directions(tokens: TokenColumns) -> np.ndarray:
     weights = np.frexp(float(counts.sum() // COMMON))[1] - np.frexp(counts.astype(np.float64))[1]
     weights = np.where(counts > 1, weights.clip(min=0), 0).astype(np.int32)
     signs = hashes(np.arange(SLOTS))
-    found = np.zeros((tokens.edges[-1], AXES), np.int8)
+    directions = np.zeros((tokens.edges[-1], AXES), np.int8)
     for first, offsets, values in tokens.contents():
         slots = _ids(values) & (SLOTS - 1)
         weight, sign = weights[slots], signs[slots].astype(np.uint32).view(np.int32)
@@ -106,8 +102,8 @@ def directions(tokens: TokenColumns) -> np.ndarray:
             sums[:, axis] = np.add.reduceat((weight ^ negative) - negative, offsets[:-1])
         length = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
         units = np.divide(sums, length, where=length > 0, out=np.zeros_like(sums))
-        found[first : first + len(sums)] = np.rint(127 * units)
-    return found
+        directions[first : first + len(sums)] = np.rint(127 * units)
+    return directions
 
 
 def order_by_topic(axes: np.ndarray) -> np.ndarray:
@@ -158,8 +154,8 @@ def assign_by_topic(row: np.ndarray, start: np.ndarray, kind: np.ndarray, rank: 
 def swap_similar(row: np.ndarray, start: np.ndarray, kind: np.ndarray, topics: np.ndarray) -> None:
     """Swap pieces of the same kind, in place, if rows become more similar.
 
-    Makes PASSES passes over all axes. `topics` are int8[pieces, axes]; the other arrays are int[pieces]. The similarity
-    of a row is the sum of the products of its topics, pair by pair.
+    `topics` are int8[pieces, axes]; the other arrays are int[pieces]. The similarity of a row is the sum of the
+    products of its topics, pair by pair.
     """
     rows = int(row.max(initial=-1)) + 1
     # The largest gain is the product of two differences of topics for each axis and piece of a row.
@@ -195,7 +191,7 @@ def swap_similar(row: np.ndarray, start: np.ndarray, kind: np.ndarray, topics: n
 # -- distinct --------------------------------------------------------------------------------------------------------
 
 
-def near_duplicates(tokens: TokenColumns) -> np.ndarray:
+def labels_of(tokens: TokenColumns) -> np.ndarray:
     """Return the labels of each conversation: uint64[conversations, LABELS].
 
     Near-duplicates have a label in common. A conversation without rare runs has unique labels.
@@ -204,21 +200,21 @@ def near_duplicates(tokens: TokenColumns) -> np.ndarray:
     for _, offsets, values in tokens.contents():
         counts += np.bincount(_runs(values, offsets)[0] & np.uint64(SLOTS - 1), minlength=SLOTS)
     is_common = counts > max(FEW, tokens.edges[-1] // SPREAD)
-    found = np.empty((tokens.edges[-1], LABELS), np.uint64)
+    labels = np.empty((tokens.edges[-1], LABELS), np.uint64)
     for first, offsets, values in tokens.contents():
         runs, owners = _runs(values, offsets)
         is_rare = ~is_common[(runs & np.uint64(SLOTS - 1)).astype(np.int64)]
         runs, owners = runs[is_rare], owners[is_rare]
         present, starts = np.unique(owners, return_index=True)
         for label in range(LABELS):
-            labels = hashes(np.arange(first, first + len(offsets) - 1) * LABELS + label)
+            of_batch = hashes(np.arange(first, first + len(offsets) - 1) * LABELS + label)
             if len(runs):
                 joined = np.zeros(len(present), np.uint64)
                 for number in range(label * MINIMA, (label + 1) * MINIMA):
                     joined = hashes(joined ^ np.minimum.reduceat(hashes(runs ^ np.uint64(number)), starts))
-                labels[present] = joined
-            found[first : first + len(labels), label] = labels
-    return found
+                of_batch[present] = joined
+            labels[first : first + len(of_batch), label] = of_batch
+    return labels
 
 
 def _ids(values: np.ndarray) -> np.ndarray:
@@ -256,25 +252,24 @@ def part_duplicates(row: np.ndarray, start: np.ndarray, kind: np.ndarray, labels
         pairs = np.stack([met, others], axis=1).reshape(-1)
         _, first, piece = np.unique(pairs, return_index=True, return_inverse=True)
         chosen = (first[piece] // 2 == np.arange(len(pairs)) // 2).reshape(-1, 2).all(axis=1)
-        before = row.copy(), start.copy()
         _swap(row, start, met[chosen], others[chosen])
         now = meetings(row, labels)
         if len(now) < len(met):
             met = now
         else:
-            row[:], start[:] = before
+            _swap(row, start, met[chosen], others[chosen])
         if not len(met):
             return
 
 
 def meetings(row: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the pieces that share a label with an earlier piece of their row: int64."""
-    found = np.zeros(len(row), np.bool_)
+    meets = np.zeros(len(row), np.bool_)
     for label in labels.T:
         order = np.lexsort((np.arange(len(row)), label, row))
         same = (row[order][1:] == row[order][:-1]) & (label[order][1:] == label[order][:-1])
-        found[order[1:][same]] = True
-    return np.flatnonzero(found)
+        meets[order[1:][same]] = True
+    return np.flatnonzero(meets)
 
 
 # -- epochs ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Pieces to place in rows: whole conversations, and cuts of overlong ones.
 
 If a conversation has several samples (storage/token_files.py), "conversation" means one of its samples here, in
-placement.py, and in index_writer.py. Filters by content, limits, and weights apply to all samples of a conversation
+placement.py, and in plan.py. Filters by content, limits, and weights apply to all samples of a conversation
 together.
 
     Accepted (one column per attribute) ─cut_overlong─▶ Pieces; `reason` is set if a conversation is not packed
@@ -79,9 +79,9 @@ class Accepted:
         if self.samples.firsts is None:
             return self.reason
         ranked = np.where(self.reason == drop_code("no_trained_tokens"), np.uint8(0), self.reason)
-        found = np.maximum.reduceat(ranked, self.samples.firsts) if len(ranked) else ranked
-        found[self.left()[self.samples.firsts]] = 0
-        return found
+        outcomes = np.maximum.reduceat(ranked, self.samples.firsts) if len(ranked) else ranked
+        outcomes[self.left()[self.samples.firsts]] = 0
+        return outcomes
 
 
 def accepted_of(tokens: TokenColumns, validation: float) -> Accepted:
@@ -112,21 +112,14 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Confi
         if most is not None:
             accepted.reason[(values > most) & (accepted.reason == 0)] = drop_code(f"max_{name}")
     if config.duplicates == "drop":
-        _drop_duplicates(accepted, tokens)
-
-
-def _drop_duplicates(accepted: Accepted, tokens: TokenColumns) -> None:
-    """Keep only the first of the remaining conversations with equal content.
-
-    Lengths are compared, too, because two different conversations may share a 64-bit hash. Among 10 million
-    conversations, this happens in 3 of a million corpora. The held-out split is chosen by the same hash, so equal
-    contents are always in the same split.
-    """
-    digests, length = tokens.column("digest"), accepted.samples.total(accepted.length)
-    order = np.lexsort((length, digests))  # stable: equal contents stay in source order
-    order = order[accepted.left()[order]]
-    same = (digests[order[1:]] == digests[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
-    accepted.drop(order[1:][same], "duplicate")
+        # Lengths are compared, too, because two different conversations may share a 64-bit hash. Among 10 million
+        # conversations, this happens in 3 of a million corpora. The held-out split is chosen by the same hash, so equal
+        # contents are always in the same split. The first of the remaining conversations stays.
+        digests, length = tokens.column("digest"), accepted.samples.total(accepted.length)
+        order = np.lexsort((length, digests))  # stable: equal contents stay in source order
+        order = order[accepted.left()[order]]
+        same = (digests[order[1:]] == digests[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
+        accepted.drop(order[1:][same], "duplicate")
 
 
 class Cut(NamedTuple):
@@ -197,10 +190,10 @@ class Pieces:
         """
         conversation = self.conversations(chosen)
         first, last = (int(conversation.min()), int(conversation.max()) + 1) if len(conversation) else (0, 0)
-        found = tokens.column("trained", first, last)[conversation - first]
+        trained = tokens.column("trained", first, last)[conversation - first]
         cut = np.flatnonzero(self.of[chosen] >= len(self.accepted.length))
-        found[cut] = self.cuts[self.of[chosen][cut] - len(self.accepted.length), 3]
-        return found
+        trained[cut] = self.cuts[self.of[chosen][cut] - len(self.accepted.length), 3]
+        return trained
 
     def chunks(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
         """Iterate over the pieces [first, last) in slices of CHUNK."""
@@ -212,17 +205,17 @@ class Pieces:
         """Return the places that each piece takes in its row: int32[pieces]."""
         if self.copies is None and not len(self.cut_of) and len(self.of) == len(self.accepted.length):
             return self.accepted.length
-        found = np.empty(len(self.of), np.int32)
+        lengths = np.empty(len(self.of), np.int32)
         for chunk in self.chunks():
-            found[chunk] = self.columns(chunk).length
-        return found
+            lengths[chunk] = self.columns(chunk).length
+        return lengths
 
     def held_out(self) -> np.ndarray:
         """Return whether each piece is in the held-out split: bool[pieces]."""
-        found = np.empty(len(self.of), np.bool_)
+        held_out = np.empty(len(self.of), np.bool_)
         for chunk in self.chunks():
-            found[chunk] = self.accepted.held_out[self.conversations(chunk)]
-        return found
+            held_out[chunk] = self.accepted.held_out[self.conversations(chunk)]
+        return held_out
 
     def trained_of_conversations(self, tokens: TokenColumns) -> np.ndarray:
         """Return the packed trained tokens of each sample's conversation: int32[samples].
@@ -257,7 +250,16 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
     stays = accepted.reason == 0
     is_long = stays & (accepted.length > config.sequence_length)
     if config.overlong == "error" and is_long.any():
-        raise DataError("too_long_conversation", _too_long(accepted, is_long, tokens, recipe))
+        first = int(np.flatnonzero(is_long)[0])
+        file = recipe.parts[int(accepted.part(np.array([first]))[0])].file
+        record, turn = (int(tokens.column(name, first, first + 1)[0]) for name in ("record", "turn"))
+        where = f"{file.name}:{record + 1}" + (f" turn {turn}" if turn >= 0 else "")
+        conversations = int(np.count_nonzero(accepted.samples.most(is_long)))
+        raise DataError(
+            "too_long_conversation",
+            f"{where}: {accepted.length[first]:,} tokens exceed sequence_length {config.sequence_length:,} (as in "
+            f"{conversations:,} conversations); set overlong to truncate, turns, drop, or split",
+        )
     if config.overlong == "drop":
         accepted.reason[is_long] = drop_code("too_long")
     elif not config.packing:
@@ -315,17 +317,12 @@ def cut_conversation(values: np.ndarray, length: int, split: bool) -> list[Cut]:
     untrained EOS, because a model must not learn to stop in mid-sentence. The first token of every piece has no
     context and is not trained. If `split` is false, only the first piece is returned.
     """
-    cuts: list[Cut] = []
-    first = 0
-    while first < len(values):
-        rest = len(values) - first
-        closed = rest > length
-        taken = length - 1 if closed else rest
-        trained = int((values[first + 1 : first + taken] >= 0).sum())
-        cuts.append(Cut(first, taken, closed, trained))
+    cuts, first = list[Cut](), 0
+    while first < len(values) and (split or not cuts):
+        closed = len(values) - first > length
+        taken = length - 1 if closed else len(values) - first
+        cuts.append(Cut(first, taken, closed, int((values[first + 1 : first + taken] >= 0).sum())))
         first += taken
-        if not split:
-            break
     return cuts
 
 
@@ -344,16 +341,3 @@ def cut_after_turns(values: np.ndarray, length: int, eos: int) -> list[Cut]:
         return []
     taken = int(ends[fits[-1]])
     return [Cut(0, taken, bool(closed[fits[-1]]), int((values[1:taken] >= 0).sum()))]
-
-
-def _too_long(accepted: Accepted, is_long: np.ndarray, tokens: TokenColumns, recipe: Recipe) -> str:
-    first = int(np.flatnonzero(is_long)[0])
-    part = int(accepted.part(np.array([first]))[0])
-    record, turn = (int(tokens.column(name, first, first + 1)[0]) for name in ("record", "turn"))
-    conversations = int(np.count_nonzero(accepted.samples.most(is_long)))
-    where = f"{recipe.parts[part].file.name}:{record + 1}" + (f" turn {turn}" if turn >= 0 else "")
-    return (
-        f"{where}: {accepted.length[first]:,} tokens exceed sequence_length "
-        f"{recipe.config.sequence_length:,} (as in {conversations:,} conversations); set overlong to truncate, "
-        "turns, drop, or split"
-    )

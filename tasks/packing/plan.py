@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,10 @@ from tasks.core.numbers import as_int32
 from tasks.packing.balance import put_in_order, statistics_of
 from tasks.packing.ledger import (
     Account,
-    make_ledger,
-    mixture_facts,
-    packing_metadata,
-    source_facts,
+    Written,
+    plan_facts,
     source_numbers,
     take_account,
-    unused_keys,
-    weighting_facts,
 )
 from tasks.packing.mixture import mix
 from tasks.packing.neighbors import EarlierRows, arrange, compared_in
@@ -54,7 +50,7 @@ from tasks.packing.pieces import (
     filter_conversations,
     indexes_where,
 )
-from tasks.packing.placement import Bound, Placed, hold_out_at_least_one, pack_split, place
+from tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
 from tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
 from tasks.recipe import Recipe
 from tasks.storage.arrow import strings, to_arrow, xxh3_of
@@ -70,7 +66,6 @@ from tasks.storage.schemas import (
 )
 from tasks.storage.shards import ROWS
 from tasks.storage.token_files import TokenColumns
-from tasks.tokenization.tokenize_part import noticed_in
 
 # The errors of reading a damaged token file. pyarrow raises a plain OSError for a damaged footer, and a damaged name of
 # a column is a KeyError. If no checksum differs, such an error has another cause.
@@ -124,7 +119,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     account = take_account(pieces, tokens, recipe)
     if not account.in_train:
         raise _nothing_left(account, read, rejected, recipe, rejects_file)
-    facts = _facts_of(recipe, receipts, account, rejected, write_rows(folder, pieces, tokens, recipe))
+    facts = plan_facts(recipe, receipts, account, rejected, write_rows(folder, pieces, tokens, recipe))
     names = plan_files(recipe.config)
     facts["files"] = {name: (folder / name).stat().st_size for name in names}
     # If the sources are gone, a repair uses these checksums to find the plan of a corpus and to check it.
@@ -139,8 +134,8 @@ def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
 
     Removes `receipt` and the receipts of all shards, so that the next run rebuilds them.
     """
-    for each in (receipt, *plan_folder.glob("shard-*.json")):
-        each.unlink(missing_ok=True)
+    for path in (receipt, *plan_folder.glob("shard-*.json")):
+        path.unlink(missing_ok=True)
     return StorageError("damaged_artefact", f"{damaged}: damaged or missing; run again to rebuild it")
 
 
@@ -179,34 +174,18 @@ def _late_rejects(pieces: Pieces, tokens: TokenColumns, config: Config) -> Itera
 def _nothing_left(
     account: Account, read: int, rejected: dict[str, int], recipe: Recipe, rejects_file: Path
 ) -> DataError:
-    """All rows of a plan: the packings of `train`, and the held-out split."""
     config = recipe.config
     counts = [f"{read:,} read", f"{sum(rejected.values()):,} rejected"]
     for reason, count in account.lost.dropped.items():
         setting = getattr(config, reason, None)
         label = f"longer than {config.sequence_length:,} tokens" if reason == "too_long" else reason
-        counts.append(
-            f"{count:,} dropped as {label}" if setting is None else f"{count:,} dropped by {reason}: {setting}"
-        )
+        counts.append(f"{count:,} dropped " + (f"as {label}" if setting is None else f"by {reason}: {setting}"))
     counts += [f"{account.packed:,} held out"] * (account.packed > 0)
     lines = [f"{config.name}: no conversation is left to pack: {', '.join(counts)}"]
-    lines += first_of_each(rejects_file, rejected) if rejected else []
-    return DataError("nothing_to_pack", lines)
+    return DataError("nothing_to_pack", [*lines, *(first_of_each(rejects_file, rejected) if rejected else [])])
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Written:
-    """The rows of a plan: all packings of `train`, and the held-out split."""
-
-    rows_of_shards: list[int] = field(default_factory=list)
-    rows_of_splits: dict[str, int] = field(default_factory=dict)
-    checksums: list[str] = field(default_factory=list)  # of the placements of each shard
-    bounds: list[Bound] = field(default_factory=list)  # of the rows of each split
-    sums: dict[str, dict[str, int]] = field(default_factory=dict)  # of row statistics, by split; empty without packing
-    places: list[Bound] = field(default_factory=list)  # of places, if rows have several lengths
 
 
 def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Written:
@@ -222,7 +201,7 @@ def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recip
             return stack.enter_context(new(file, schema))
 
         plan = opened("plan.arrow", plan_schema(config.weighs_conversations), pa.ipc.new_file)
-        index = _Index(opened("index.arrow", index_schema(pieces.accepted.samples.several)), tokens, recipe)
+        index = opened("index.arrow", index_schema(pieces.accepted.samples.several))
         rows_out = opened(ROWS, ROWS_SCHEMA) if config.packing else None
         held_out, earlier, compared = pieces.held_out(), EarlierRows(), compared_in(config, tokens)
         trained = pieces.trained_of_conversations(tokens) if config.weighs_conversations else None
@@ -250,7 +229,7 @@ def write_rows(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recip
             written.checksums += _write_plan(plan, pieces, tokens, placed, trained)
             written.rows_of_shards += np.diff(placed.edges).tolist()
             written.rows_of_splits |= placed.rows_of_splits
-            index.write(pieces, placed, with_dropped=epoch == 1)
+            _write_index(index, tokens, recipe, pieces, placed, with_dropped=epoch == 1)
             if config.epochs > 1:
                 if epoch == 1:
                     pieces = replace(pieces, of=pieces.of[~held_out])
@@ -277,7 +256,7 @@ def _write_plan(
     step = max(1, int(shards * SORTED_AT_ONCE // max(1, len(pieces))))
     for first in range(0, shards, step):
         edges = placed.edges[first : first + step + 1]
-        chosen = _rows_between(placed.row, *edges[[0, -1]].tolist())
+        chosen = _pieces_between(placed.row, *edges[[0, -1]].tolist())
         # Row and start as one number, in 31 + 20 bits.
         chosen = chosen[np.argsort(placed.row[chosen].astype(np.int64) << 20 | placed.start[chosen])]
         row = placed.row[chosen]
@@ -300,41 +279,26 @@ def _write_plan(
             yield xxh3_of(batch)
 
 
-def _rows_between(row: np.ndarray, low: int, high: int) -> np.ndarray:
+def _pieces_between(row: np.ndarray, low: int, high: int) -> np.ndarray:
     """Return the numbers of the pieces whose row is in [low, high), int32."""
     return indexes_where(lambda part: (row[part] >= low) & (row[part] < high), len(row))
 
 
-class _Index:
-    """The writer of index.arrow, which has the place of every conversation.
+def _write_index(
+    out: pa.RecordBatchWriter, tokens: TokenColumns, recipe: Recipe, pieces: Pieces, placed: Placed, with_dropped: bool
+) -> None:
+    """Write the places of all conversations of one packing.
 
     The index has one row per piece, in source order. A dropped conversation has a reason, and its split, shard, row,
     and start are null. Further copies follow, then the further packings of the training split, each in source order.
     """
+    accepted, config, several = pieces.accepted, recipe.config, pieces.accepted.samples.several
+    sources, split_names = source_numbers(recipe), config.rows.split_names(config.epochs)
+    firsts = np.cumsum([0, *(recipe.shards[split] for split in placed.rows_of_splits)])
+    numbers = np.array([split_names.index(split) for split in placed.rows_of_splits], np.int8)
 
-    def __init__(self, out: pa.ipc.RecordBatchStreamWriter, tokens: TokenColumns, recipe: Recipe):
-        self._out, self._tokens, self._recipe = out, tokens, recipe
-        self._sources = source_numbers(recipe)
-        self._splits = recipe.config.rows.split_names(recipe.config.epochs)
-
-    def write(self, pieces: Pieces, placed: Placed, with_dropped: bool) -> None:
-        """Write the pieces of one packing and the dropped conversations, in source order."""
-        top, count = 0, len(pieces.accepted.length)
-        # The boundaries of batches do not depend on the parts.
-        for first in range(0, count if with_dropped else 0, INDEX_BATCH):
-            last = min(first + INDEX_BATCH, count)
-            bottom = bisect_left(
-                range(pieces.once), last, top, key=lambda piece: pieces.conversations(slice(piece, piece + 1))[0]
-            )
-            reason = pieces.accepted.reason[first:last]
-            left_out = as_int32(np.flatnonzero((reason > 0) & (reason != REJECTED)) + first, "conversations")
-            self._write(slice(top, bottom), left_out, pieces, placed)
-            top = bottom
-        for first in range(top, len(pieces), INDEX_BATCH):
-            self._write(slice(first, min(first + INDEX_BATCH, len(pieces))), np.empty(0, np.int32), pieces, placed)
-
-    def _write(self, chosen: slice, left_out: np.ndarray, pieces: Pieces, placed: Placed) -> None:
-        accepted, of, config = pieces.accepted, pieces.columns(chosen), self._recipe.config
+    def write(chosen: slice, left_out: np.ndarray) -> None:
+        of = pieces.columns(chosen)
         conversation = np.concatenate([of.conversation, left_out])
         if not len(conversation):
             return
@@ -347,30 +311,26 @@ class _Index:
             rest = np.zeros(len(left_out), values.dtype) if of_dropped is None else of_dropped.astype(values.dtype)
             return to_arrow(np.concatenate([values, rest])[order], is_dropped if of_dropped is None else None)
 
-        def names(numbers: pa.Array, known: tuple[str, ...]) -> pa.Array:
-            return pa.DictionaryArray.from_arrays(numbers, strings(known))
+        def names(indexes: pa.Array, known: tuple[str, ...]) -> pa.Array:
+            return pa.DictionaryArray.from_arrays(indexes, strings(known))
 
         def stored(name: str) -> np.ndarray:
-            return self._tokens.column(name, first, last)[conversation - first]
+            return tokens.column(name, first, last)[conversation - first]
 
-        shard, counts = placed.shard(chosen), [self._recipe.shards[split] for split in placed.rows_of_splits]
-        firsts = np.cumsum([0, *counts])
+        shard, none = placed.shard(chosen), np.zeros(len(left_out), np.int32)
         within = np.searchsorted(firsts[1:], shard, side="right")
-        splits = np.array([self._splits.index(split) for split in placed.rows_of_splits], np.int8)[within]
-        none = np.zeros(len(left_out), np.int32)
         is_cut = of.first + of.taken < accepted.length[of.conversation]
         reason = to_arrow((accepted.reason[conversation] - np.uint8(1)).astype(np.int8), ~is_dropped)
-        several = accepted.samples.several
         columns = [
-            to_arrow(self._sources[accepted.part(conversation)]),
+            to_arrow(sources[accepted.part(conversation)]),
             to_arrow(stored("record") + 1),
-            names(column(splits), self._splits),
+            names(column(numbers[within]), split_names),
             column(as_int32(shard - firsts[within], "shards")),
             column(as_int32(placed.row[chosen] - placed.edges[shard], "rows of a shard")),
             column(placed.start[chosen]),
             column(of.length, accepted.length[left_out]),
             column(of.first),
-            column(pieces.trained(chosen, self._tokens), none),
+            column(pieces.trained(chosen, tokens), none),
             column(of.separator, none),
             column(is_cut & (config.overlong in ("truncate", "turns")), none),
             column(of.closed, none),
@@ -379,39 +339,18 @@ class _Index:
             names(reason, SAMPLE_DROP_REASONS if several else DROP_REASONS),
         ]
         columns += [to_arrow(stored("turn"))] if several else []
-        self._out.write_batch(pa.record_batch(columns, index_schema(several)))
+        out.write_batch(pa.record_batch(columns, index_schema(several)))
 
-
-def _facts_of(
-    recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], written: Written
-) -> dict[str, Any]:
-    """Return the facts of a plan that the manifest and the shards need.
-
-    `receipts` are the receipts of the token files. Raises DataError if the ledger does not balance.
-    """
-    config, layout = recipe.config, recipe.config.rows
-    room = sum(rows * layout.length_of(split) for split, rows in written.rows_of_splits.items())
-    places = room * config.packing
-    if layout.padding == "none":  # rows may be shorter than they could be
-        places = account.total("places") + (account.alignment or 0)
-    noticed: dict[str, Any] = noticed_in(receipts)
-    if unused := unused_keys(recipe, receipts):
-        noticed = noticed | {"unused_keys": unused}
-    facts: dict[str, Any] = {}
-    if layout.has_several_lengths:
-        facts["bounds_of_splits"] = [bound for bound, _ in written.bounds]
-    rows = sum(written.rows_of_splits.values())
-    facts |= {
-        "ledger": make_ledger(receipts, account, rejected, places).model_dump(),
-        "packing_metadata": packing_metadata(config, account, rows, room, written.bounds, written.places),
-        "sources": source_facts(recipe, receipts, account),
-        "mixture": mixture_facts(recipe, account),
-        "noticed": noticed,
-        "rows_of_shards": written.rows_of_shards,
-        "placements": written.checksums,
-        "row_sums": written.sums,
-    }
-    if config.loss_weight != "none":
-        splits = [first_packing(split) for split in written.rows_of_splits for _ in range(recipe.shards[split])]
-        facts |= {"loss_weight": weighting_facts(config, account), "weighted_as": splits}
-    return facts
+    top, count = 0, len(accepted.length)
+    # The boundaries of batches do not depend on the parts.
+    for first in range(0, count if with_dropped else 0, INDEX_BATCH):
+        last = min(first + INDEX_BATCH, count)
+        bottom = bisect_left(
+            range(pieces.once), last, top, key=lambda piece: pieces.conversations(slice(piece, piece + 1))[0]
+        )
+        reason = accepted.reason[first:last]
+        left_out = np.flatnonzero((reason > 0) & (reason != REJECTED)) + first
+        write(slice(top, bottom), as_int32(left_out, "conversations"))
+        top = bottom
+    for first in range(top, len(pieces), INDEX_BATCH):
+        write(slice(first, min(first + INDEX_BATCH, len(pieces))), np.empty(0, np.int32))

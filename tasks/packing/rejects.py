@@ -53,6 +53,8 @@ def check_rejects(counts: dict[str, int], cut_off: int, read: int, recipe: Recip
     if not rejected or rejected / read <= limit:
         return
     # Messages of rejects do not name the template, because they are the same for any name.
+    with path.open("rb") as lines:
+        first = [orjson.loads(line) for line in islice(lines, REPORTED)]
     refused = any(reason.startswith("template_") for reason in counts)
     template = f"; the template is {recipe.config.template}" if refused else ""
     raise DataError(
@@ -64,7 +66,10 @@ def check_rejects(counts: dict[str, int], cut_off: int, read: int, recipe: Recip
             f"all are listed in {path}",
             *suggest_settings(counts, cut_off, read),
         ],
-        rejects=_first(path),
+        rejects=[
+            {"place": _place(reject)} | {name: reject[name] for name in ("code", "reason", "message")}
+            for reject in first
+        ],
         all_rejects=str(path),
     )
 
@@ -72,9 +77,8 @@ def check_rejects(counts: dict[str, int], cut_off: int, read: int, recipe: Recip
 def check_first(early: Sequence[Rejected], accepted: tuple[int, int] | None, recipe: Recipe) -> None:
     """Raise DataError if the first conversations were all rejected alike.
 
-    Then it is the template (see tokenization/checks.py).
-    `early` are the conversations that tokenization rejected, in source order. `accepted` is the part and the record of
-    the first one that it accepted.
+    Then it is the template (see tokenization/checks.py). `early` are the conversations that tokenization
+    rejected, in source order. `accepted` is the part and the record of the first one that it accepted.
     """
     first = [reject for reject in early[:FIRST] if accepted is None or reject[:2] < accepted]
     if recipe.config.max_rejects == 1 or (accepted and len(first) < FIRST) or not first:
@@ -87,7 +91,6 @@ def check_first(early: Sequence[Rejected], accepted: tuple[int, int] | None, rec
 def suggest_settings(counts: Mapping[str, float], cut_off: float, read: float) -> list[str]:
     """Suggest fixes of too many rejects of `read` conversations.
 
-    They are the fix of the most frequent reason, and settings.
     `counts` has the number of rejects by reason. `cut_off` of the rejects have no trained token left because the row is
     too short.
     """
@@ -101,15 +104,6 @@ def suggest_settings(counts: Mapping[str, float], cut_off: float, read: float) -
     return [
         f"{most} of them have no trained token left in a row: increase sequence_length to keep them, set "
         f"overlong: drop to leave out all conversations longer than a row, or {tolerate}"
-    ]
-
-
-def _first(path: Path) -> list[dict[str, str]]:
-    """Return the first lines of a rejects.jsonl, in the form of a JSON error."""
-    with path.open("rb") as lines:
-        found = [orjson.loads(line) for line in islice(lines, REPORTED)]
-    return [
-        {"place": _place(reject)} | {name: reject[name] for name in ("code", "reason", "message")} for reject in found
     ]
 
 

@@ -11,7 +11,7 @@ piece, and 24 more if samples have several pieces.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,11 +67,12 @@ class Histogram:
     def quantiles(self, shares: Sequence[float]) -> list[int]:
         """Return the quantiles at these shares, by the method "inverted_cdf" of numpy.
 
-        A quantile is the smallest number that at least this share of all numbers does not exceed.
+        A quantile is the smallest number that at least this share of all numbers does not exceed. There are none
+        without numbers.
         """
-        places = np.ceil(len(self) * np.array(shares) - 1).clip(0).astype(np.int64)
-        found: list[int] = self.values[np.searchsorted(np.cumsum(self.counts), places, side="right")].tolist()
-        return found
+        places = np.ceil(len(self) * np.array(shares) - 1).clip(0).astype(np.int64)[: len(shares) * bool(len(self))]
+        quantiles: list[int] = self.values[np.searchsorted(np.cumsum(self.counts), places, side="right")].tolist()
+        return quantiles
 
 
 class RowNumbers:
@@ -157,9 +158,9 @@ def read_figures(manifest: Manifest, folder: Path, drawn: Collection[int] = ()) 
     wanted = np.array(list(drawn), np.int64)
     packed, ledger = manifest.packing_metadata.enabled, manifest.ledger
     # A sample of the first packing has several pieces if it is cut or copied.
-    has_several = ledger.conversations.split or any(one.copies != one.conversations for one in manifest.mixture)
+    has_several = ledger.conversations.split or any(entry.copies != entry.conversations for entry in manifest.mixture)
     ranges = max(1, (ledger.pieces.packed + ledger.conversations.read) // RANGE)
-    each = max(1, -(-rows.count // ranges))
+    rows_of_range = max(1, -(-rows.count // ranges))
     with open_index(manifest, folder) as index, ExitStack() as stack:
         by_row = stack.enter_context(Partitions(ranges, _IN_ROW))
         by_sample = stack.enter_context(Partitions(ranges, _OF_SAMPLE))
@@ -167,43 +168,44 @@ def read_figures(manifest: Manifest, folder: Path, drawn: Collection[int] = ()) 
             # A damaged offset would cause a SystemError or crash Python.
             batch.validate(full=True)
             row = rows.of_entries(batch)
-            samples = _samples(batch)[~rows.is_repacked(row)]  # the first packing has the same samples
+            samples = np.empty(batch.num_rows, _OF_SAMPLE)
+            for name in ("source", "record", "length", "turn"):
+                samples[name] = _numbers(batch, name)
+            samples["first"] = batch.column("first").fill_null(0).to_numpy()
+            samples = samples[~rows.is_repacked(row)]  # the first packing has the same samples
             if has_several:
-                by_sample.add(_range_of(samples, ranges), samples)
+                # All samples of a record are in one range. Ranges have equal sizes, however records are numbered.
+                mixed = samples["record"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+                by_sample.add((mixed >> np.uint64(32)).astype(np.int64) * ranges >> 32, samples)
             else:
                 figures.lengths.add(samples["length"])
             placed, row = batch.filter(to_arrow(row >= 0)), row[row >= 0]
             if packed:
-                by_row.add(row // each, _in_rows(placed, row, rows.lengths(row)))
+                start, length = _numbers(placed, "start").astype(np.int64), _numbers(placed, "length")
+                if ((start < 0) | (length < 1) | (start + length > rows.lengths(row))).any():
+                    raise ValueError("it refers to tokens beyond the end of a row")
+                in_rows = np.empty(len(row), _IN_ROW)
+                in_rows["row"], in_rows["length"] = row, length
+                by_row.add(row // rows_of_range, in_rows)
             shown = np.isin(row, wanted)
-            for number, piece in zip(row[shown].tolist(), _pieces(placed.filter(to_arrow(shown))), strict=True):
-                figures.drawn[number].append(piece)
+            to_show = placed.filter(to_arrow(shown))
+            columns = [_numbers(to_show, name).tolist() for name in Piece._fields]
+            for number, *values in zip(row[shown].tolist(), *columns, strict=True):
+                figures.drawn[number].append(Piece(*values))
         for samples in by_sample:
             figures.lengths.add(_lengths(samples))
         for number, pieces in enumerate(by_row if packed else ()):
-            _count(pieces, np.arange(number * each, min((number + 1) * each, rows.count)), rows, figures)
-    for found in figures.drawn.values():
-        found.sort()
+            row = np.arange(number * rows_of_range, min((number + 1) * rows_of_range, rows.count))
+            within = pieces["row"] - number * rows_of_range
+            padding = rows.lengths(row) - np.bincount(within, pieces["length"], len(row)).astype(np.int64)
+            if (padding < 0).any():
+                raise ValueError("it refers to tokens beyond the end of a row")
+            counted = ~rows.is_repacked(row)
+            figures.padding.add(padding[counted])
+            figures.conversations.add(np.bincount(within, minlength=len(row))[counted])
+    for pieces_of_row in figures.drawn.values():
+        pieces_of_row.sort()
     return figures
-
-
-def _samples(batch: pa.RecordBatch) -> np.ndarray:
-    """Return the identifying columns and the tokens of the sample of each entry."""
-    samples = np.empty(batch.num_rows, _OF_SAMPLE)
-    for name in ("source", "record", "length"):
-        samples[name] = _numbers(batch, name)
-    samples["first"] = batch.column("first").fill_null(0).to_numpy()
-    samples["turn"] = _turns(batch)
-    return samples
-
-
-def _range_of(samples: np.ndarray, ranges: int) -> np.ndarray:
-    """Return the number of a range for each sample.
-
-    All samples of a record are in the same range. Ranges have equal sizes, however records are numbered.
-    """
-    mixed = samples["record"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return (mixed >> np.uint64(32)).astype(np.int64) * ranges >> 32
 
 
 def _lengths(samples: np.ndarray) -> np.ndarray:
@@ -219,44 +221,10 @@ def _lengths(samples: np.ndarray) -> np.ndarray:
     return np.add.reduceat(lengths, np.flatnonzero(is_sample)) if len(order) else lengths
 
 
-def _in_rows(placed: pa.RecordBatch, row: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """Return the rows and the numbers of tokens of pieces.
-
-    `room` is the number of places of their rows. Raises ValueError if a piece is not within its row.
-    """
-    start, length = _numbers(placed, "start").astype(np.int64), _numbers(placed, "length")
-    if ((start < 0) | (length < 1) | (start + length > room)).any():
-        raise ValueError("it refers to tokens beyond the end of a row")
-    pieces = np.empty(len(row), _IN_ROW)
-    pieces["row"], pieces["length"] = row, length
-    return pieces
-
-
-def _count(pieces: np.ndarray, row: np.ndarray, rows: RowNumbers, figures: Figures) -> None:
-    """Count the padding and the pieces of rows.
-
-    `row` are the numbers of the rows, ascending and without gaps. `pieces` are all pieces in these rows.
-    """
-    within = pieces["row"] - row[:1].sum()
-    filled = np.bincount(within, pieces["length"], len(row)).astype(np.int64)
-    padding = rows.lengths(row) - filled
-    if (padding < 0).any():
-        raise ValueError("it refers to tokens beyond the end of a row")
-    counted = ~rows.is_repacked(row)
-    figures.padding.add(padding[counted])
-    figures.conversations.add(np.bincount(within, minlength=len(row))[counted])
-
-
-def _pieces(placed: pa.RecordBatch) -> Iterator[Piece]:
-    columns = [_turns(placed) if name == "turn" else _numbers(placed, name) for name in Piece._fields]
-    return map(Piece._make, zip(*(column.tolist() for column in columns), strict=True))
-
-
-def _turns(batch: pa.RecordBatch) -> np.ndarray:
-    return _numbers(batch, "turn") if "turn" in batch.schema.names else np.full(batch.num_rows, -1)
-
-
 def _numbers(batch: pa.RecordBatch, name: str) -> np.ndarray:
+    """Return a column; the turn is -1 if conversations are not divided into samples."""
+    if name == "turn" and name not in batch.schema.names:
+        return np.full(batch.num_rows, -1)
     column = batch.column(name)
     if column.null_count:
         raise ValueError(f"a place lacks its {name}")

@@ -1,70 +1,43 @@
 """Draw the plots of a report as inline SVG.
 
-    matplotlib ─▶ SVG ─colors to classes, styles to attributes─▶ inline SVG
-
-The page has light and dark colors, and its content security policy allows only its style sheet. So each element that
-matplotlib draws in one of COLORS gets a class that the style sheet colors, and no element keeps a style. Text stays
-text, so it is small, searchable, readable aloud, and scales with the page. Equal figures give equal bytes.
+The page has light and dark colors, and its content security policy allows only its style sheet. So shapes have classes
+instead of colors, and no element has a style. Text stays text, so it is small, searchable, and scales with the page.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
-from xml.etree import ElementTree
+from collections.abc import Sequence
+from html import escape
 
 import numpy as np
 
 from tasks.report.figures import Histogram
 
-# Elements in these colors get classes such as "fill-ink".
-COLORS = {"#111111": "ink", "#222222": "one", "#333333": "two", "#444444": "faint"}
-INK, ONE, TWO, FAINT = COLORS
-WIDTH = 4.2  # inches, about the width of a phone, so text keeps its size there
-# Inches per bar with its label above; the bar's height and the label's offset, as shares of these inches.
-BAR_INCHES, BAR, LABEL = 0.4, 0.42, 0.28
-# Points: the least width of the axis below bars, a character of its labels in the widest common font, and a gap.
-AXIS, CHARACTER, BETWEEN = 235, 5.1, 6
+# The unit is about a CSS pixel on a phone, so text keeps its size there.
+WIDTH, LEFT, RIGHT, TOP = 302, 6, 288, 16
+# Distance of bars with their labels above, and the height of a bar.
+PITCH, BAR = 28.5, 12
+# The least width of the axis below bars, a character of its labels in the widest common font, and a gap.
+AXIS, CHARACTER, BETWEEN = 228, 5.1, 6
 SHOWN_SOURCES = 12
 LONGEST_NAME = 36
 
-SETTINGS = {
-    "svg.fonttype": "none",
-    "font.size": 10,
-    "text.parse_math": False,  # file names may contain dollar signs
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "hatch.color": INK,
-    "hatch.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+HATCH = (
+    '<defs><pattern id="hatch" patternUnits="userSpaceOnUse" width="6" height="6"><rect class="fill-two" width="6" '
+    'height="6"/><path class="stroke-ink" stroke-width="0.7" d="M-1 1L1 -1M0 6L6 0M5 7L7 5"/></pattern></defs>'
+)
+PLAIN, HATCHED, LINE = 'class="fill-one"', 'fill="url(#hatch)"', 'class="stroke-ink" fill="none" stroke-width="0.8"'
 
 
-def funnel(unit: str, steps: Sequence[tuple[str, int]]) -> str:
+def funnel(steps: Sequence[tuple[str, int]]) -> str:
     """Draw the count of a unit after each step as bars, the first step at the top."""
-
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
-        most = max((count for _, count in steps), default=0) or 1
-        for place, (name, count) in enumerate(steps):
-            axes.barh(place, count, color=ONE, height=BAR)
-            share = "" if place == 0 else f" · {100 * (count / (steps[0][1] or 1)):.1f} %"
-            axes.text(0, place - LABEL, f"{name} · {count:,}{share}")
-        axes.set_yticks([])
-        axes.set_ylim(len(steps) - 0.7, -0.9)
-        axes.set_xlim(0, most)
-        axes.set_xticks([])
-        axes.spines[["bottom", "left"]].set_visible(False)
-
-    return _svg(f"funnel-{unit}", 0.2 + BAR_INCHES * len(steps), draw)
+    most, elements = max((count for _, count in steps), default=0) or 1, []
+    for number, (name, count) in enumerate(steps):
+        share = "" if number == 0 else f" · {100 * (count / (steps[0][1] or 1)):.1f} %"
+        elements.append(_text(0, 11 + PITCH * number, f"{name} · {count:,}{share}"))
+        elements.append(_bar(0, 16 + PITCH * number, (WIDTH - 3) * count / most, BAR))
+    return _svg(6 + PITCH * len(steps), elements)
 
 
 def sources(rows: Sequence[tuple[str, int, int]]) -> str:
@@ -75,71 +48,57 @@ def sources(rows: Sequence[tuple[str, int, int]]) -> str:
     shown = list(rows[:SHOWN_SOURCES])
     if rest := rows[SHOWN_SOURCES:]:
         shown.append((f"{len(rest):,} more", sum(row[1] for row in rest), sum(row[2] for row in rest)))
-
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
-        places = range(len(shown))
-        trained = [row[2] for row in shown]
-        for place, (name, tokens, _) in enumerate(shown):
-            axes.text(0, place - LABEL, f"{_shortened(name)} · {tokens:,}")
-        axes.barh(places, trained, color=TWO, height=BAR, hatch="////", edgecolor=INK, linewidth=0, label="trained")
-        others = [row[1] - row[2] for row in shown]
-        axes.barh(places, others, left=trained, color=ONE, height=BAR, label="not trained")
-        axes.set_yticks([])
-        axes.set_ylim(len(shown) - 0.7, -0.9)
-        axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_formatter(_thousands)
-        axes.locator_params(axis="x", nbins=4)
-        axes.set_xlabel("tokens")
-        figure.legend(loc="outside upper right", ncols=2, frameon=False)
-
-    return _svg("sources", 0.9 + BAR_INCHES * len(shown), draw)
+    most = max((tokens for _, tokens, _ in shown), default=0) or 1
+    scale, bottom = (RIGHT - LEFT) / (1.05 * most), 30 + PITCH * len(shown)
+    elements = [HATCH, _bar(126, 4, 20, 7, HATCHED), _text(150, 11, "trained")]
+    elements += [_bar(210, 4, 20, 7), _text(234, 11, "not trained")]
+    for number, (name, tokens, trained) in enumerate(shown):
+        top = 38 + PITCH * number
+        elements.append(_text(LEFT, top - 4, f"{_shortened(name)} · {tokens:,}"))
+        elements.append(_bar(LEFT, top, scale * trained, BAR, HATCHED))
+        elements.append(_bar(LEFT + scale * trained, top, scale * (tokens - trained), BAR))
+    elements.append(f'<path {LINE} d="M{LEFT} {bottom}H{RIGHT}"/>')
+    for tick in _ticks(most, 3):
+        elements += _below(LEFT + scale * tick, bottom, _thousands(tick))
+    elements.append(_text((LEFT + RIGHT) / 2, bottom + 30, "tokens", "middle"))
+    return _svg(bottom + 36, elements)
 
 
-def lengths(found: Histogram, sequence_length: int, packed: bool) -> str:
+def lengths(histogram: Histogram, sequence_length: int, packed: bool) -> str:
     """Draw conversation lengths on a logarithmic scale, with the length of a row."""
-
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
-        low, high = (int(found.values[0]), int(found.values[-1])) if len(found) else (1, 1)
-        edges = np.unique(np.geomspace(max(low, 1), high + 1, 40).round().astype(np.int64))
-        edges = edges if len(edges) > 1 else np.array([edges[0], edges[0] + 1])
-        counts, _ = np.histogram(found.values, edges, weights=found.counts)
-        axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=ONE, linewidth=0)
-        axes.axvline(sequence_length, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
-        axes.set_xscale("log", base=2)
-        left, right = min(edges[0], sequence_length) / 1.1, max(edges[-1], sequence_length) * 1.1
-        axes.set_xlim(left, right)
-        is_left = np.log(sequence_length / left) < np.log(right / left) / 2
-        name = f" row: {sequence_length:,} " if packed else f" cut at {sequence_length:,} "
-        axes.text(sequence_length, 1.0, name, ha="left" if is_left else "right", va="bottom",
-                  transform=axes.get_xaxis_transform())  # fmt: skip
-        ticks = 2 ** np.arange(np.ceil(np.log2(left)), np.floor(np.log2(right)) + 1)
-        axes.set_xticks(ticks[:: max(1, -(-len(ticks) // 7))])
-        axes.minorticks_off()
-        axes.xaxis.set_major_formatter(_thousands)
-        axes.yaxis.get_major_locator().set_params(integer=True)
-        axes.yaxis.set_major_formatter(_thousands)
-        axes.set_xlabel("tokens per conversation")
-        axes.set_ylabel("conversations")
-
-    return _svg("lengths", 2.7, draw)
+    low, high = (int(histogram.values[0]), int(histogram.values[-1])) if len(histogram) else (1, 1)
+    edges = np.unique(np.geomspace(max(low, 1), high + 1, 40).round().astype(np.int64))
+    edges = edges if len(edges) > 1 else np.array([edges[0], edges[0] + 1])
+    counts = np.histogram(histogram.values, edges, weights=histogram.counts)[0].astype(np.int64).tolist()
+    bottom = 160
+    elements, left, scale = _axes(counts, bottom, "tokens per conversation", "conversations")
+    first, last = math.log2(min(edges[0], sequence_length) / 1.1), math.log2(max(edges[-1], sequence_length) * 1.1)
+    places = left + (RIGHT - left) * (np.log2(edges) - first) / (last - first)
+    for place, width, count in zip(places, np.diff(places), counts, strict=False):
+        elements.append(_bar(place, bottom - scale * count, width, scale * count))
+    exponents = range(math.ceil(first), math.floor(last) + 1)
+    for exponent in exponents[:: max(1, -(-len(exponents) // 7))]:
+        place = left + (RIGHT - left) * (exponent - first) / (last - first)
+        elements += _below(place, bottom, _thousands(2.0**exponent))
+    middle, row = (first + last) / 2, math.log2(sequence_length)
+    place = left + (RIGHT - left) * (row - first) / (last - first)
+    elements.append(f'<path {LINE} stroke-dasharray="5 2.5" d="M{place:.2f} {TOP}V{bottom}"/>')
+    name = f"row: {sequence_length:,}" if packed else f"cut at {sequence_length:,}"
+    elements.append(_text(place, TOP - 5, name, "start" if row < middle else "end"))
+    return _svg(bottom + 36, elements)
 
 
-def bars(name: str, groups: Sequence[tuple[str, int]], xlabel: str) -> str:
+def bars(groups: Sequence[tuple[str, int]], xlabel: str) -> str:
     """Draw the number of rows in each group."""
-
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
-        axes.bar(range(len(groups)), [count for _, count in groups], width=0.8, color=ONE, linewidth=0)
-        ticks = range(0, len(groups), labelled([group for group, _ in groups]))
-        axes.set_xticks(ticks, [groups[place][0] for place in ticks], fontsize=8)
-        axes.yaxis.get_major_locator().set_params(integer=True)
-        axes.yaxis.set_major_formatter(_thousands)
-        axes.set_xlabel(xlabel)
-        axes.set_ylabel("rows")
-
-    return _svg(name, 2.5, draw)
+    bottom = 147
+    elements, left, scale = _axes([count for _, count in groups], bottom, xlabel, "rows")
+    pitch = (RIGHT - left) / max(1, len(groups))
+    step = labelled([name for name, _ in groups])
+    for number, (name, count) in enumerate(groups):
+        elements.append(_bar(left + pitch * (number + 0.1), bottom - scale * count, 0.8 * pitch, scale * count))
+        if number % step == 0:
+            elements += _below(left + pitch * (number + 0.5), bottom, name, size=8)
+    return _svg(bottom + 36, elements)
 
 
 def labelled(names: Sequence[str]) -> int:
@@ -154,86 +113,54 @@ def _shortened(name: str) -> str:
     return f"{name[: LONGEST_NAME // 2 - 1]}…{name[-LONGEST_NAME // 2 :]}"
 
 
-def _thousands(value: float, _place: object = None) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            divisor = 1e3 if unit == "k" else size
-            return f"{value / divisor:g} {unit}"
+def _thousands(value: float) -> str:
+    for size, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if value >= size:
+            return f"{value / divisor:.3g} {unit}"
     return f"{value:,.0f}"
 
 
-# -- from matplotlib to the page --------------------------------------------------------------------------------------
+def _ticks(most: int, count: int) -> range:
+    """Return round numbers from 0 to `most`, at most `count` of them above 0."""
+    steps = (digit * 10**exponent for exponent in range(20) for digit in (1, 2, 5))
+    return range(0, most + 1, next(step for step in steps if most // step <= count))
 
 
-def _svg(name: str, height: float, draw: Callable[[Any], None]) -> str:
-    """Draw a figure of `height` inches.
+def _axes(counts: Sequence[int], bottom: float, xlabel: str, ylabel: str) -> tuple[list[str], float, float]:
+    """Draw the axes of bars.
 
-    The matplotlib settings of this machine have no effect.
+    Returns them, the left end of the bars, and the height of a count of 1.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    out = io.BytesIO()
-    with mpl.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a font here may lack a glyph that the reader's fonts have
-        mpl.rcdefaults()
-        mpl.rcParams.update(SETTINGS | {"svg.hashsalt": name})
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        draw(figure)
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
-    return _for_page(out.getvalue().decode(), name)
-
-
-def _for_page(svg: str, name: str) -> str:
-    root = ElementTree.fromstring(svg)  # noqa: S314 - written by matplotlib a moment ago
-    box = str(root.get("viewBox"))
-    used = set(re.findall(r'(?:fill: url\(|href=")#([^")]+)', svg))
-    for element in list(root.iter()):
-        element.tag = element.tag.rpartition("}")[2]
-        _as_attributes(element, used, name)
-    while bare := [(above, one) for above in root.iter() for one in above if one.tag in DROPPED or _is_bare(one)]:
-        for above, one in bare:
-            above.remove(one)
-    root.attrib.clear()
-    root.attrib |= {"viewBox": box, "aria-hidden": "true"}
-    return re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode"))
+    most = max(counts, default=0) or 1
+    ticks, scale = _ticks(most, 5), (bottom - TOP) / (1.05 * most)
+    left = 22 + 6 * max(len(_thousands(tick)) for tick in ticks)
+    middle = (TOP + bottom) / 2
+    elements = [
+        f'<path {LINE} d="M{left} {TOP}V{bottom}H{RIGHT}"/>',
+        _text((left + RIGHT) / 2, bottom + 30, xlabel, "middle"),
+    ]
+    elements.append(_text(10, middle, ylabel, "middle", f' transform="rotate(-90 10 {middle:.2f})"'))
+    for tick in ticks:
+        place = bottom - scale * tick
+        elements.append(f'<path {LINE} d="M{left - 3.5} {place:.2f}h3.5"/>')
+        elements.append(_text(left - 6, place + 3.5, _thousands(tick), "end"))
+    return elements, left, scale
 
 
-DROPPED = ("metadata", "style", "clipPath")  # nothing is drawn outside the clipped area
-KEPT = {"d", "x", "y", "x1", "x2", "y1", "y2", "width", "height", "points", "transform"}
-STYLES = {"fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-dashoffset", "text-anchor", "font-size"}
-OTHERS = {"fill-opacity", "opacity", "patternUnits", "viewBox", "preserveAspectRatio"}
+def _below(place: float, bottom: float, label: str, size: int = 10) -> list[str]:
+    """Draw a tick of the horizontal axis, and its label."""
+    tick = f'<path {LINE} d="M{place:.2f} {bottom}v3.5"/>'
+    return [tick, _text(place, bottom + 5 + size, label, "middle", size=size)]
 
 
-def _is_bare(element: ElementTree.Element) -> bool:
-    return element.tag in ("g", "defs") and not len(element)
+def _bar(left: float, top: float, width: float, height: float, paint: str = PLAIN) -> str:
+    return f'<path {paint} d="M{left:.2f} {top:.2f}h{width:.2f}v{height:.2f}h{-width:.2f}z"/>'
 
 
-def _as_attributes(element: ElementTree.Element, used: set[str], name: str) -> None:
-    """Turn styles into attributes, or into classes for COLORS, and remove unused ids."""
-    given = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-    element.attrib.clear()
-    for pair in given.pop("style", "").split(";"):
-        key, _, value = pair.partition(":")
-        given[key.strip()] = value.strip()
-    if font := given.pop("font", ""):
-        given["font-size"] = font.partition("px")[0].split()[-1]
-    classes = []
-    for key, value in given.items():
-        if key == "id" and value in used:
-            element.set("id", f"{name}-{value}")
-        elif key == "href":
-            element.set("href", f"#{name}-{value[1:]}")
-        elif value in COLORS and key in STYLES:
-            classes.append(f"{key}-{COLORS[value]}")
-        elif value.startswith("url(#") and key in STYLES:
-            element.set(key, f"url(#{name}-{value[5:]}")
-        elif key in KEPT:
-            # A precision of 0.01 points is enough.
-            if (short := re.sub(r"(\.\d\d)\d+", r"\1", value).strip()) and not short.startswith("rotate(-0 "):
-                element.set(key, short)
-        elif key in STYLES or key in OTHERS:
-            element.set(key, value)
-    if classes:
-        element.set("class", " ".join(classes))
+def _text(x: float, y: float, text: str, anchor: str = "start", more: str = "", size: int = 10) -> str:
+    where = f'x="{x:.2f}" y="{y:.2f}" font-size="{size}px" text-anchor="{anchor}"'
+    return f'<text class="fill-ink" {where}{more}>{escape(text)}</text>'
+
+
+def _svg(height: float, elements: Sequence[str]) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height:g}" aria-hidden="true">{"".join(elements)}</svg>'

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,18 +21,19 @@ import orjson
 import yaml
 
 from tasks.core.error_codes import CODES
-from tasks.core.errors import DataError, PartMissing, StorageError
+from tasks.core.errors import DataError, StorageError
 from tasks.core.printable import common_folder, counted, lengths_in_words, printable
 from tasks.corpus import summary
 from tasks.corpus.summary import mixture_table
 from tasks.inspection.lookup import read_rejects
 from tasks.inspection.manifests import waiting_of
+from tasks.report import plots
 from tasks.report.figures import Figures, Histogram, read_figures
 from tasks.report.rows import HUES, choose, samples
 from tasks.storage.corpus_folder import changed_files, checked_folder, default_report_path, raise_all
 from tasks.storage.facts import MixtureFacts, SourceFacts
 from tasks.storage.files import write_bytes
-from tasks.storage.layout import TRAIN_EPOCH_PREFIX, RowLayout, kind_of
+from tasks.storage.layout import TRAIN_EPOCH_PREFIX, kind_of
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.stores.urls import refuse_url
 
@@ -45,27 +45,14 @@ SHOWN = 40  # maximum number of sources, and of shards, to show
 EXAMPLES = 3  # rejects to show per reason
 LONGEST = 300  # characters of a name or message
 LONGEST_CONFIG = 12_000
-NEIGHBORS = {
-    "similar": "If conversations of equal length can trade places, each is in a row with others about its topic "
-    "(neighbors: similar).",
-    "distinct": "Near-duplicates do not share a row if there are enough other conversations of their length "
-    "(neighbors: distinct).",
-}
-
-MIX = {
-    "tokens": "Steps of all lengths are evenly spread over an epoch (mix: tokens).",
-    "blocks": "An epoch starts with all steps of the shortest rows and continues with the steps of the next length "
-    "(mix: blocks).",
-}
-
 QUANTILES = {"shortest": 0, "median": 0.5, "nine": 0.9, "most": 0.99, "longest": 1}
 
 
 def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
     """Write the report of a corpus and return its path and size.
 
-    By default, `output` is next to the corpus folder. Raises PartMissing without the `report` extra, DataError or
-    InputMissing if a file of the corpus is not as recorded, and StorageError if the report cannot be written.
+    By default, `output` is next to the corpus folder. Raises DataError or InputMissing if a file of the corpus differs
+    from its record, and StorageError if the report cannot be written.
     """
     if output:
         refuse_url(output, "name a file, then copy it", "writes")
@@ -82,39 +69,19 @@ def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
             "cannot_write", f"{output}: folder {output.parent} does not exist; create it, or choose another path"
         )
     raise_all(changed_files(folder, manifest.listed()), folder)  # damaged text must not be shown as data
-    page = b""
-    for page in _pages(manifest, folder):
+    rows = sum(split.rows for split in manifest.splits.values())
+    figures = read_figures(manifest, folder, choose(manifest.key, rows, ROWS))
+    values, render, page = _values(manifest, folder, figures), _template(), b""
+    for budget in (*BUDGETS, 0):  # the last page has no text of the rows
+        shown = list(samples(manifest, folder, figures.drawn, budget)) if budget else []
+        page = render(samples=shown, **values).encode()
         if len(page) <= MOST_BYTES:
             break
     return output, write_bytes(output, page)["bytes"]
 
 
-def _pages(manifest: Manifest, folder: Path) -> Iterator[bytes]:
-    """Yield the page repeatedly, each time with less text of the sampled rows.
-
-    The last page has no text of them.
-    """
-    render = _template()
-    rows = sum(split.rows for split in manifest.splits.values())
-    figures = read_figures(manifest, folder, choose(manifest.key, rows, ROWS))
-    values = _values(manifest, folder, figures)
-    for budget in BUDGETS:
-        yield render(samples=list(samples(manifest, folder, figures.drawn, budget)), **values).encode()
-    yield render(samples=[], **values).encode()
-
-
-def _template() -> Callable[..., str]:
-    missing = [library for library in ("jinja2", "matplotlib") if find_spec(library) is None]
-    if missing:
-        raise PartMissing(
-            "library_missing",
-            f"packcorpus report needs {' and '.join(missing)}; install with: pip install 'packcorpus[report]'",
-        )
-    return _compiled()
-
-
 @cache
-def _compiled() -> Callable[..., str]:
+def _template() -> Callable[..., str]:
     """Compile the template once per process: it takes a fifth of a report's time."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -150,6 +117,7 @@ def _share(part: float, whole: float) -> str:
 def _values(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]:
     kinds = dict.fromkeys(kind_of(name) for name, split in manifest.splits.items() if split.rows)
     later = {kind for kind in map(kind_of, manifest.splits) if kind.startswith(TRAIN_EPOCH_PREFIX)}
+    lengths = figures.lengths
     mixture = mixture_table(manifest.mixture, manifest.config.get("weighting"))
     is_mixed = bool(mixture or manifest.ledger.tokens.repeated)  # these change the tokens of a source
     steps = {
@@ -163,8 +131,6 @@ def _values(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any
         "conversation_steps": _conversation_steps(manifest),
         "token_steps": _token_steps(manifest),
         "packings": 1 + len(later),
-        "explained": _explain_rows(manifest),
-        "padding_explained": _explain_padding(manifest, 1 + len(later)),
         "steps_of_splits": steps,
         "first_steps": sum(counts[1] for name, counts in steps.items() if kind_of(name) == "train"),
         "first_splits": " and ".join(kind for kind in kinds if kind not in later),
@@ -177,25 +143,22 @@ def _values(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any
         "shards": shards[:SHOWN],
         "more_shards": len(shards) - SHOWN,
         "trained_on": summary.setting_facts(manifest.config)[0].text,
-        "quantiles": dict(zip(QUANTILES, figures.lengths.quantiles([*QUANTILES.values()]), strict=True))
-        if len(figures.lengths)
-        else {},
-        "accepted": len(figures.lengths),
-        "longer": figures.lengths.above(manifest.sequence_length),
+        "quantiles": dict(zip(QUANTILES, lengths.quantiles([*QUANTILES.values()]), strict=False)),
+        "accepted": len(lengths),
+        "longer": lengths.above(manifest.sequence_length),
         "shared_by": figures.conversations.mean(),
-        "settings": [
-            (
-                name,
-                "not set" if value in (None, []) else value if isinstance(value, str) else orjson.dumps(value).decode(),
-            )
-            for name, value in manifest.config.items()
-            if name != "sources"
-        ],
+        "settings": [(name, _shown(value)) for name, value in manifest.config.items() if name != "sources"],
         "config": _config(manifest),
         "waiting": summary.waiting_line(waiting_of(manifest, folder), manifest.config.get("balance")),
         "common": common_folder([source.path for source in manifest.sources]),
     }
     return values | {"plots": _plots(manifest, figures, values)}
+
+
+def _shown(value: Any) -> str:
+    if value in (None, []):
+        return "not set"
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 class Step(NamedTuple):
@@ -236,19 +199,12 @@ def _token_steps(manifest: Manifest) -> list[Step]:
     name = "encoded, with separators" + (" and copies" if tokens.repeated else "")
     of_them = f", {tokens.trained_truncated:,} of them trained" if tokens.trained_truncated else ""
     gone = [(f"truncated{of_them}", tokens.truncated), ("dropped", tokens.dropped)]
-    untrained = [("context, not trained", tokens.packed - tokens.trained)]
     accepted = tokens.encoded + tokens.separators + tokens.repeated
-    steps = [Step(name, accepted, [])]
+    steps = [Step(name, accepted + tokens.rejected, [])]
     if tokens.rejected:
-        steps = [
-            Step(name, accepted + tokens.rejected, []),
-            Step("accepted", accepted, [("in rejected conversations", tokens.rejected)]),
-        ]
-    return [
-        *steps,
-        Step("packed", tokens.packed, gone),
-        Step("trained", tokens.trained, untrained),
-    ]
+        steps.append(Step("accepted", accepted, [("in rejected conversations", tokens.rejected)]))
+    untrained = [("context, not trained", tokens.packed - tokens.trained)]
+    return [*steps, Step("packed", tokens.packed, gone), Step("trained", tokens.trained, untrained)]
 
 
 def _places(manifest: Manifest) -> list[tuple[str, int]]:
@@ -259,92 +215,33 @@ def _places(manifest: Manifest) -> list[tuple[str, int]]:
         padding = [("padding that aligns conversations", alignment), ("other padding", tokens.padding - alignment)]
     if manifest.row_layout.padding == "none":  # these rows have no other padding
         padding.pop()
-    return [
-        ("trained", tokens.trained),
-        ("context, not trained", tokens.packed - tokens.trained),
-        *padding,
-    ]
+    return [("trained", tokens.trained), ("context, not trained", tokens.packed - tokens.trained), *padding]
 
 
 def _config(manifest: Manifest) -> str:
     """Return the config as YAML, or "" if it is too long for the page."""
-    values = {name: value for name, value in manifest.config.items() if value not in (None, [], {})}
-    values["sources"] = [
-        {name: value for name, value in source.items() if value not in (None, [], {})} for source in values["sources"]
-    ]
+
+    def given(settings: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in settings.items() if value not in (None, [], {})}
+
+    values = given(manifest.config)
+    values["sources"] = [given(source) for source in values["sources"]]
     written = yaml.safe_dump(values, sort_keys=False, allow_unicode=False, width=100)
     return written if len(written) <= LONGEST_CONFIG else ""
 
 
 def _rejects(manifest: Manifest, folder: Path) -> list[dict[str, Any]]:
-    """Return the reasons for rejects, the most frequent first, with examples.
-
-    The examples are the first rejected conversations.
-    """
+    """Return the reasons for rejects, the most frequent first, with examples."""
     counts = {reason: count for reason, count in manifest.ledger.conversations.rejected.items() if count}
-    if not counts:
-        return []
     examples: dict[str, list[str]] = {reason: [] for reason in counts}
-    for reject in read_rejects(manifest, folder):
-        found = examples.setdefault(reject["reason"], [])
-        if len(found) < EXAMPLES:
-            found.append(f"{reject['source']}:{reject.get('line', reject.get('record'))}: {reject['message']}")
+    for reject in read_rejects(manifest, folder) if counts else ():
+        of_reason = examples.setdefault(reject["reason"], [])
+        if len(of_reason) < EXAMPLES:
+            of_reason.append(f"{reject['source']}:{reject.get('line', reject.get('record'))}: {reject['message']}")
     return [
         {"reason": reason, "count": counts[reason], "code": CODES.get(reason), "examples": examples[reason]}
         for reason in sorted(counts, key=lambda reason: (-counts[reason], reason))
     ]
-
-
-# -- sentences about rows ----------------------------------------------------------------------------------------------
-
-
-def _explain_rows(manifest: Manifest) -> list[str]:
-    """Explain each setting that affects the shape, the content, or the order of rows.
-
-    Returns one or two sentences per setting.
-    """
-    shape, found = manifest.row_layout, list[str]()
-    if len(manifest.row_lengths) > 1:
-        found.append(
-            "Conversations are distributed over the row lengths so that all rows together are as full as possible. The "
-            f"rows of each length are in separate splits, such as {next(iter(manifest.splits))}. A step has rows of "
-            "one length. It has more rows if they are short, so all steps have about the same number of tokens. "
-            f"{MIX.get(shape.mix or '', '')}".rstrip()
-        )
-    if shape.align > 1:
-        found.append(
-            f"Conversations start at multiples of {shape.align:,} (align: {shape.align}). The gaps between them are "
-            "padding, which is not trained on."
-        )
-    if shape.padding == "none":
-        found.append(f"Rows end {_end(shape)}, so their lengths differ (padding: none).")
-    balance = manifest.config.get("balance")
-    if balance and manifest.splits["train"].rows >= balance["ranks"] * balance["rows_per_rank"]:
-        step = f"{balance['ranks']:,} ranks with {counted(balance['rows_per_rank'], 'row')} each"
-        found.append(f"Rows are ordered so that the ranks of a step have about the same work: for {step} (balance).")
-    if neighbors := NEIGHBORS.get(str(manifest.config.get("neighbors"))):
-        found.append(neighbors)
-    return found
-
-
-def _explain_padding(manifest: Manifest, packings: int) -> str:
-    """Explain the figure of padding, after the words "Rows by".
-
-    The training split is packed `packings` times.
-    """
-    shape, tokens, length = manifest.row_layout, manifest.ledger.tokens, f"{manifest.sequence_length:,}"
-    aligning = f"{tokens.alignment or 0:,}"
-    if shape.padding == "none":
-        stored = f"{aligning} padding tokens, which align conversations" if shape.align > 1 else "no padding"
-        return f"unused tokens, that is, the difference from {length}. Rows have {stored}, and end {_end(shape)}."
-    every = "In all splits, " if packings > 1 else ""
-    of_them = f"; {aligning} of them align conversations" if shape.align > 1 else ""
-    return f"padding. {every}{tokens.padding:,} of {manifest.places:,} tokens are padding{of_them}."
-
-
-def _end(shape: RowLayout) -> str:
-    multiple = f", at a multiple of {shape.align:,}" if shape.align > 1 else ""
-    return f"after their last conversation{multiple}"
 
 
 # -- plots -------------------------------------------------------------------------------------------------------------
@@ -353,50 +250,39 @@ def _end(shape: RowLayout) -> str:
 def _plots(manifest: Manifest, figures: Figures, values: dict[str, Any]) -> dict[str, Any]:
     from markupsafe import Markup
 
-    from tasks.report import plots
-
-    packed = manifest.packing_metadata.enabled
     shown: Sequence[MixtureFacts | SourceFacts] = manifest.mixture if values["by_entry"] else manifest.sources
     common = common_folder([source.path for source in shown])
     by_tokens = sorted(shown, key=lambda source: -source.tokens)
     sources = [(_text(s.path.removeprefix(common)), s.tokens, s.trained_tokens) for s in by_tokens]
     drawn = {
-        "conversations": plots.funnel("conversations", [step[:2] for step in values["conversation_steps"]]),
-        "tokens": plots.funnel("tokens", [step[:2] for step in values["token_steps"]]),
+        "conversations": plots.funnel([step[:2] for step in values["conversation_steps"]]),
+        "tokens": plots.funnel([step[:2] for step in values["token_steps"]]),
         "sources": plots.sources(sources),
-        "lengths": plots.lengths(figures.lengths, manifest.sequence_length, packed),
+        "lengths": plots.lengths(figures.lengths, manifest.sequence_length, manifest.packing_metadata.enabled),
     }
-    if packed:
-        pads = pad_groups(figures.padding)
-        unused = "unused tokens per row" if manifest.row_layout.padding == "none" else "padding per row"
-        drawn["fill"] = plots.bars("fill", pads, unused)
-        groups = count_groups(figures.conversations)
+    if manifest.packing_metadata.enabled:
+        unused = "unused tokens" if manifest.row_layout.padding == "none" else "padding"
         noun = "samples" if manifest.ledger.samples else "conversations"
-        drawn["row"] = plots.bars("row", groups, f"{noun} per row")
+        drawn["fill"] = plots.bars(pad_groups(figures.padding), f"{unused} per row")
+        drawn["row"] = plots.bars(count_groups(figures.conversations), f"{noun} per row")
     return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704 - made by plots, which escapes
 
 
 def pad_groups(pads: Histogram) -> list[tuple[str, int]]:
     """Group rows by padding: 0, 1, 2–3, 4–7, and so on."""
     exponents = np.where(pads.values > 0, np.floor(np.log2(np.maximum(pads.values, 1))).astype(np.int64) + 1, 0)
-    counts = _summed(pads.counts, exponents, at_least=1)
+    counts = np.bincount(exponents, pads.counts, 1).astype(np.int64).tolist()
     names = ["0", "1", *(f"{1 << e}–{(2 << e) - 1}" for e in range(1, len(counts)))]
     return list(zip(names, counts, strict=False))
 
 
-def count_groups(found: Histogram, most: int = 30) -> list[tuple[str, int]]:
+def count_groups(conversations: Histogram, most: int = 30) -> list[tuple[str, int]]:
     """Group rows by number of conversations, in at most `most` groups of equal width."""
-    if not len(found):
+    if not len(conversations):
         return []
-    low, high = int(found.values[0]), int(found.values[-1])
+    low, high = int(conversations.values[0]), int(conversations.values[-1])
     width = -(-(high - low + 1) // most)
-    counts = _summed(found.counts, (found.values - low) // width)
-    bounds = [(low + place * width, low + (place + 1) * width - 1) for place in range(len(counts))]
-    names = [str(first) if width == 1 else f"{first}–{last}" for first, last in bounds]
+    counts = np.bincount((conversations.values - low) // width, conversations.counts).astype(np.int64).tolist()
+    firsts = [low + number * width for number in range(len(counts))]
+    names = [str(first) if width == 1 else f"{first}–{first + width - 1}" for first in firsts]
     return list(zip(names, counts, strict=True))
-
-
-def _summed(counts: np.ndarray, groups: np.ndarray, at_least: int = 0) -> list[int]:
-    """Return the sum of the counts of each group, in the order of group numbers."""
-    found: list[int] = np.bincount(groups, counts, at_least).astype(np.int64).tolist()
-    return found

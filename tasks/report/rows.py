@@ -42,10 +42,7 @@ HUES = 4
 
 @dataclass(slots=True)
 class Run:
-    """Text, or the name of a control token.
-
-    `left_out` characters are missing between `text` and `suffix`.
-    """
+    """Text, without `left_out` characters before `suffix`, or a control token."""
 
     text: str
     trained: bool
@@ -56,10 +53,7 @@ class Run:
 
 @dataclass(slots=True)
 class Excerpt:
-    """A conversation, or a piece of one.
-
-    `groups` are runs, grouped by whether they are trained.
-    """
+    """A conversation, or a piece of one: runs, grouped by whether they are trained."""
 
     place: str
     facts: list[str]
@@ -70,10 +64,7 @@ class Excerpt:
 
 @dataclass(slots=True)
 class Sample:
-    """One row.
-
-    `hues` and `trained_shape` are SVG paths with x from 0 to COLUMNS.
-    """
+    """One row; `hues` and `trained_shape` are SVG paths with x from 0 to COLUMNS."""
 
     split: str
     row: int
@@ -113,8 +104,8 @@ def samples(manifest: Manifest, folder: Path, drawn: dict[int, list[Piece]], bud
     for split, facts in manifest.splits.items():
         of_split = top
         for shard in facts.shards:
-            own = [number - top for number in sorted(drawn) if top <= number < top + shard.rows]
-            for at, columns in read_rows(manifest, folder, shard, own):
+            within = [number - top for number in sorted(drawn) if top <= number < top + shard.rows]
+            for at, columns in read_rows(manifest, folder, shard, within):
                 number = top + at
                 if encoder is None:
                     sample = _whole(manifest, columns, drawn[number])
@@ -137,15 +128,15 @@ def _packed(manifest: Manifest, row: dict[str, Any], pieces: list[Piece], encode
     filled = sum(piece.length for piece in pieces)
     sample = Sample("", 0, "", filled, int(trained.sum()), len(ids) - filled, len(pieces))
     for number, piece in enumerate(pieces):
-        own = slice(piece.start, piece.start + piece.length)
+        inside = slice(piece.start, piece.start + piece.length)
         runs = [
             Run(printable_lines(encoder.decode(run.ids)), run.trained, run.control)
-            for run in runs_of(encoder, ids[own], labels[own])
+            for run in runs_of(encoder, ids[inside], labels[inside])
         ]
         facts = [f"{piece.length:,} tokens", f"{piece.trained:,} trained", *["truncated"] * piece.truncated]
         sample.conversations.append(Excerpt(_place(manifest, piece), facts, number % HUES, _grouped(runs)))
-    shape = [[(one.start, one.start + one.length) for one in pieces[hue::HUES]] for hue in range(HUES)]
-    sample.hues = [_path(spans, length, 0, 10) for spans in shape]
+    spans = [(piece.start, piece.start + piece.length) for piece in pieces]
+    sample.hues = [_path(spans[hue::HUES], length, 0, 10) for hue in range(HUES)]
     edges = np.flatnonzero(np.diff(trained, prepend=False, append=False)).tolist()
     sample.trained_shape = _path(zip(edges[::2], edges[1::2], strict=True), length, 13, 5)
     return sample
@@ -159,16 +150,16 @@ def _place(manifest: Manifest, piece: Piece) -> str:
 def _path(spans: Iterable[tuple[int, int]], length: int, y: int, height: int) -> str:
     """Return rectangles over spans of tokens as one SVG path.
 
-    Rectangles that share a column are joined.
+    Those that share a column are joined.
     """
-    found: list[list[int]] = []
+    shapes: list[list[int]] = []
     for first, last in spans:
         left, right = first * COLUMNS // length, max(first * COLUMNS // length + 1, last * COLUMNS // length)
-        if found and left < found[-1][1]:
-            found[-1][1] = max(right, found[-1][1])
+        if shapes and left < shapes[-1][1]:
+            shapes[-1][1] = max(right, shapes[-1][1])
         else:
-            found.append([left, right])
-    return "".join(f"M{left} {y}h{right - left}v{height}h{left - right}z" for left, right in found)
+            shapes.append([left, right])
+    return "".join(f"M{left} {y}h{right - left}v{height}h{left - right}z" for left, right in shapes)
 
 
 # -- format 2.0 -------------------------------------------------------------------------------------------------------
@@ -182,7 +173,11 @@ def _whole(manifest: Manifest, row: dict[str, Any], pieces: list[Piece]) -> Samp
     else:
         if row["tools"]:
             runs += [Run("tools", False, control=True), Run(f"\n{printable_lines(row['tools'])}\n", False)]
-        for message, is_trained in zip(row["messages"], _trained(manifest, row), strict=True):
+        try:
+            trained_on = trained_turns(read_record(row, "messages"), manifest.train_on)
+        except Reject as error:
+            raise DataError("bad_row", f"a row is not a conversation: {error}; run: packcorpus verify") from None
+        for message, is_trained in zip(row["messages"], trained_on, strict=True):
             calls = orjson.dumps(message["tool_calls"]).decode() if message["tool_calls"] else ""
             content = "\n".join(filter(None, (message.get("reasoning_content"), message["content"], calls)))
             runs.append(Run(printable(message["role"]), False, control=True))
@@ -190,14 +185,6 @@ def _whole(manifest: Manifest, row: dict[str, Any], pieces: list[Piece]) -> Samp
     facts = [f"{tokens:,} tokens", f"{trained:,} trained"]
     excerpt = Excerpt(_place(manifest, pieces[0]), facts, 0, _grouped(runs))
     return Sample("", 0, "", tokens, trained, 0, 1, [excerpt])
-
-
-def _trained(manifest: Manifest, row: dict[str, Any]) -> list[bool]:
-    """Return, for each message, whether it is trained on."""
-    try:
-        return trained_turns(read_record(row, "messages"), manifest.train_on)
-    except Reject as error:
-        raise DataError("bad_row", f"a row is not a conversation: {error}; run: packcorpus verify") from None
 
 
 # -- cutting to size ---------------------------------------------------------------------------------------------
@@ -230,9 +217,13 @@ def _fit(sample: Sample, budget: int) -> None:
     sample.left_out = len(sample.conversations) - len(kept)
     sample.conversations = kept
     runs = [run for excerpt in kept for _, runs in excerpt.groups for run in runs]
-    most = _share([_bytes(run.text) for run in runs], budget - spent)
-    for run in runs:
-        _cut(run, most)
+    sizes = [len(escape(run.text).encode("utf-8", "surrogatepass")) for run in runs]
+    most = _share(sizes, budget - spent)
+    for run, size in zip(runs, sizes, strict=True):
+        if size > most:
+            text, characters = run.text, len(run.text) * most // size
+            prefix, suffix = characters * 2 // 3, characters - characters * 2 // 3
+            run.text, run.suffix, run.left_out = text[:prefix], text[len(text) - suffix :], len(text) - characters
 
 
 def _share(sizes: list[int], budget: int) -> int:
@@ -243,17 +234,3 @@ def _share(sizes: list[int], budget: int) -> int:
             return left // (len(sizes) - place)
         left -= size
     return max(sizes, default=0)
-
-
-def _bytes(text: str) -> int:
-    return len(escape(text).encode("utf-8", "surrogatepass"))
-
-
-def _cut(run: Run, most: int) -> None:
-    size = _bytes(run.text)
-    if size <= most:
-        return
-    characters = len(run.text) * most // size
-    text, prefix = run.text, characters * 2 // 3
-    suffix = characters - prefix
-    run.text, run.suffix, run.left_out = text[:prefix], text[len(text) - suffix :], len(text) - characters

@@ -23,9 +23,9 @@ from tasks.core.errors import UsageError
 from tasks.packing.neighbors import (
     AXES,
     assign_by_topic,
-    directions,
+    directions_of,
+    labels_of,
     meetings,
-    near_duplicates,
     order_by_topic,
     part_duplicates,
     swap_similar,
@@ -121,14 +121,14 @@ def texts(tmp_path: Path) -> TokenColumns:
 
 def test_near_duplicates_have_a_label_in_common(texts: TokenColumns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.packing.neighbors.FEW", 2)  # a beginning that three share is not a copy
-    labels = near_duplicates(texts)
+    labels = labels_of(texts)
     alike = [(a, b) for a in range(12) for b in range(a) if (labels[a] == labels[b]).any()]
     assert alike == [(7, 0)]
 
 
 def test_the_direction_is_that_of_the_words(texts: TokenColumns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.packing.neighbors.COMMON", 10)
-    found = directions(texts).astype(int)
+    found = directions_of(texts).astype(int)
     even, odd = found[[0, 2, 4, 6, 8, 10]], found[[1, 3, 5, 9, 11]]
     within = min((even @ even.T).min(), (odd @ odd.T).min())
     assert within > 2 * (even @ odd.T).max(), "not by what all begin with"

@@ -31,7 +31,7 @@ from support.packed_rows import folder_of, shards_of
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.core.errors import DataError, PackError, PartMissing, StorageError
+from tasks.core.errors import DataError, PackError, StorageError
 from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.report import plots, report, rows
 from tasks.report.figures import Histogram, read_figures
@@ -491,7 +491,6 @@ def test_equal_corpora_give_equal_bytes_on_any_machine(
 ) -> None:
     here = written["truncate"].read_bytes()
     shutil.copytree(made["truncate"].parent.parent, tmp_path / "moved")
-    (tmp_path / "matplotlibrc").write_text("axes.linewidth: 7\nxtick.major.size: 20\nsvg.fonttype: path\n")
     os.utime(next((tmp_path / "moved" / "manifests").iterdir()), (0, 0))
     manifest = tmp_path / "moved" / "manifests" / made["truncate"].name
     set_here = {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "SOURCE_DATE_EPOCH": "1", "LC_ALL": "C"}
@@ -567,16 +566,6 @@ def test_real_corpora_have_a_report(tmp_path: Path) -> None:
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_extra_is_named(made: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "find_spec", lambda name: None)
-    with pytest.raises(
-        PartMissing, match=r"jinja2 and matplotlib; install with: pip install 'packcorpus\[report\]'$"
-    ) as caught:
-        write_report(made["truncate"], None)
-    assert caught.value.exit_code == 69
-    assert "\n" not in str(caught.value)
-
-
 def test_the_report_is_not_written_into_the_corpus_folder(made: dict[str, Path]) -> None:
     with pytest.raises(DataError, match="may only contain files of the corpus"):
         write_report(made["truncate"], folder_of(made["truncate"]) / "report.html")
@@ -620,7 +609,7 @@ def test_labels_below_bars_do_not_touch(browser: Any) -> None:
     few = [("1", 7), ("2", 9)]
     for groups in (pads[:10], pads, many, report.count_groups(Histogram([1, 30])), few, []):
         page = browser.new_page(viewport={"width": 1100, "height": 500})
-        page.set_content(f"<figure style='width: 29rem'>{plots.bars('fill', groups, 'pads')}</figure>")
+        page.set_content(f"<figure style='width: 29rem'>{plots.bars(groups, 'pads')}</figure>")
         assert page.evaluate(TOUCHING) == []
         page.close()
     assert plots.labelled([name for name, _ in few]) == 1
