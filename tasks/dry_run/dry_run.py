@@ -1,16 +1,15 @@
 """Predict the manifest of a run from a bounded sample of every source.
 
-    config ─find_files─▶ files ─sample_files─▶ records ─tokenize_records, as in a run─▶ token files, rejects
-                                                       │ each conversation is repeated total / read times
-              select_pieces, mix, take_account, as in a run ┤
-                                                       ▼
-                                  Selection ─lengths─▶ bin_packing.pack, as in a run ─▶ rows
-                                            └─sums───▶ make_ledger, as in a run ─▶ Prediction, with costs and warnings
+    config ─find_files─▶ files ─sample_files─▶ records ─tokenize_records─▶ token files, rejects
+                                                  │ each record is repeated total / read times
+                     select_pieces, mix, take_account
+                                                  ▼
+              Selection ─lengths─▶ bin_packing.pack ─▶ rows
+                        └─sums───▶ make_ledger ─▶ Ledger, mixture ─▶ Prediction, with costs and warnings
 
-The prediction takes seconds and writes nothing. If all data was read, every figure equals the figure of the run.
-Otherwise, figures are estimates. The number of conversations in a file follows from its size and the bytes that were
-read of it. The histogram of lengths is scaled to this number and packed by the code that a run uses. Duplicates are
-counted only within the sample.
+All of these are the functions of a run. The prediction takes seconds and writes nothing. If all data was read, every
+figure equals the figure of the run. Otherwise, figures are estimates: the number of conversations in a file follows
+from its size and the bytes that were read of it, and duplicates are counted only within the sample.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from tasks.tokenization.train_tokenizer import Unread, cut_sentence, train_model
 PROOF = 400  # texts encoded by both encoders; a run compares more
 TRAINING = 1 << 20  # characters to train a tokenizer on if the config names none: 1 s
 SLOWER = 4  # divides the budget if the tokenizer's own library encodes, which takes 1 to 2 s
-MOST_REPEATED = 500_000  # conversations to plan, which takes a second
+MOST_REPEATED = 200_000  # conversations to plan, which takes a second or two
 OTHER_DIGEST = np.uint64(0x9E3779B97F4A7C15)  # multiples of it are spread evenly over all digests
 MOST_SAMPLES = 8  # samples of a conversation to show
 JINJA_RECORDS = 1000  # conversations to render with a Jinja template, which takes 0.3 to 1 ms for each
