@@ -195,6 +195,7 @@ def config_page() -> str:
             "The config of a corpus is one YAML file. All paths in it are relative to the folder of the file; `~` is",
             "the home folder. An unknown key is an error that suggests the closest known key. `packcorpus init` writes",
             "a config with a comment for each key. There is also a [JSON Schema](config.schema.json) for editors.",
+            "Settings that few need are in the object `advanced`.",
             "",
             *settings_table(schema["properties"], schema.get("required", [])),
             "",

@@ -122,6 +122,7 @@ def _of_sample() -> dict[str, Pinned]:
     It has every record format, and its tokenizer is trained.
     """
     own = yaml.safe_load((SAMPLE / "corpus.yaml").read_text())
+    own |= own.pop("advanced", {})  # earlier versions have one level
     base = own | {"sources": [entry | {"path": str(SAMPLE / entry["path"])} for entry in own["sources"]]}
     weights = [0.5, 1, 0.25, 1, 0.75, 1, 1, 1, 0.1, 1]
     weighted = [entry | {"weight": weight} for entry, weight in zip(base["sources"], weights, strict=True)]

@@ -60,8 +60,9 @@ def estimate_costs(chosen: Selection, ledger: Ledger, places: int, workers: int)
     conversations, pieces = ledger.conversations.read, ledger.pieces.packed
     weights = [each.sample.expected / max(len(each.sample.records), 1) for each in chosen.sampled]
     if not config.packing:  # all text is written twice: as messages, and rendered
-        text = np.concatenate([each.text * weight for each, weight in zip(chosen.sampled, weights, strict=True)])
-        shards = 2 * float(text @ chosen.copies)
+        text = np.concatenate([np.empty(0, np.int64), *(each.text for each in chosen.sampled)])[chosen.repeated.rows]
+        is_packed, copies = chosen.pieces.accepted.reason == 0, chosen.pieces.copies
+        shards = 2 * chosen.scale * float(text @ (is_packed * (1 if copies is None else copies)))
     elif config.padding == "none":
         shards = (tokens.packed + tokens.padding) * LIST_BYTES
     else:

@@ -1,16 +1,15 @@
 """Predict the manifest of a run from a bounded sample of every source.
 
-    config ─find_files─▶ files ─sample_files─▶ records ─tokenize_records, as in a run─▶ token files, rejects
-                                                       │ each conversation represents total / read of its file
-       select_pieces, as in a run; shares of a mixture ┤
-                                                       ▼
-                           Selection ─lengths, scaled─▶ bin_packing.solve, as in a run ─▶ rows
-                                     └─sums, scaled───▶ Ledger, mixture ─▶ Prediction, with costs and warnings
+    config ─find_files─▶ files ─sample_files─▶ records ─tokenize_records─▶ token files, rejects
+                                                  │ each record is repeated total / read times
+                     select_pieces, mix, take_account
+                                                  ▼
+              Selection ─lengths─▶ bin_packing.solve ─▶ rows
+                        └─sums───▶ make_ledger ─▶ Ledger, mixture ─▶ Prediction, with costs and warnings
 
-The prediction takes seconds and writes nothing. If all data was read, every figure equals the figure of the run.
-Otherwise, figures are estimates. The number of conversations in a file follows from its size and the bytes that were
-read of it. The histogram of lengths is scaled to this number and packed by the code that a run uses. Duplicates are
-counted only within the sample.
+All of these are the functions of a run. The prediction takes seconds and writes nothing. If all data was read, every
+figure equals the figure of the run. Otherwise, figures are estimates: the number of conversations in a file follows
+from its size and the bytes that were read of it, and duplicates are counted only within the sample.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,30 +35,17 @@ from tasks.inspection.rows import spans_of
 from tasks.packing import bin_packing, several_lengths
 from tasks.packing.balance import MOST_ROWS, forecast
 from tasks.packing.column_generation import rows_of
-from tasks.packing.ledger import apart, left_out, repeated_prompt_tokens
+from tasks.packing.ledger import make_ledger, mixture_facts, source_facts
 from tasks.recipe import Recipe
 from tasks.sources.digests import DigestCache
 from tasks.sources.source_files import find_files
 from tasks.storage.facts import Ledger, MixtureFacts
 from tasks.storage.layout import SPLITS, Layout, kind_of
-from tasks.storage.schemas import DROP_REASONS, IGNORED, REJECTED, SAMPLE_DROP_REASONS, drop_code
+from tasks.storage.schemas import IGNORED, REJECTED, drop_code
 from tasks.tokenization.checks import check_first_conversations
 from tasks.tokenization.tokenize_part import APART, LEFT_OUT, noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources to sample, which take 0.7 s with gigatoken
-
-
-class Placed(NamedTuple):
-    """Columns of the pieces of a Selection, one entry for each."""
-
-    conversation: np.ndarray  # int32, index into the Selection
-    length: np.ndarray  # int32, places in its row
-    separator: np.ndarray  # bool
-    trained: np.ndarray  # int32
-    held_out: np.ndarray  # bool
-    once: np.ndarray  # float64, the number of pieces that it represents, without copies
-    copies: np.ndarray  # float64, with copies, in one packing of its split
-    total: np.ndarray  # float64, in all rows
 
 
 def predict(
@@ -80,20 +67,20 @@ def predict(
         sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]
         whole = all(sample.whole for sample in samples) and len(samples) == len(files)
         chosen = select(sampled, recipe, whole)
-        placed = _placed(chosen)
-        rows, squares = _rows(placed, config)
+        rows, squares = _rows(chosen)
         places = sum(count * config.rows.length_of(split) for split, count in rows.items())
         rejects = _rejects(chosen)
-        ledger = _ledger(chosen, placed, rejects, places)
+        ledger = _ledger(chosen, rejects, places)
         costs = estimate_costs(chosen, ledger, places, workers)
-    in_train, longest = placed.copies * ~placed.held_out, config.sequence_length
-    full, trained = 100 * ledger.tokens.packed / max(places, 1), float(placed.trained @ in_train)
+    longest, accepted = config.sequence_length, chosen.pieces.accepted
+    full = 100 * ledger.tokens.packed / max(places, 1)
+    trained = chosen.scale * int(chosen.account.one("trained")[:, 0].sum())
     noticed = noticed_in([each.counts for each in sampled])
     if unused := {each.sample.file.name: each.unused_keys for each in sampled if each.unused_keys}:
         noticed["unused_keys"] = unused
     # Conversations that the overlong policy applied to.
     is_too_long = np.isin(chosen.reason, (0, drop_code("too_long"), REJECTED))
-    is_too_long &= chosen.pieces.accepted.length > longest
+    is_too_long &= accepted.length > longest
     found = Prediction(
         config=None,
         settings=config.model_dump(mode="json"),
@@ -108,12 +95,12 @@ def predict(
         files=len(files),
         bytes=sum(file.bytes for file in files),
         engine=encoder.engine,
-        sources=_sources(chosen, placed, encoder),
+        sources=_sources(chosen, encoder),
         rejects=rejects,
         noticed=noticed,
         ledger=ledger,
-        too_long=round(float(chosen.pieces.accepted.samples.most(is_too_long) @ chosen.weights)),
-        mixture=_mixture(chosen, placed.length * in_train, placed.trained * in_train),
+        too_long=round(chosen.scale * np.count_nonzero(accepted.samples.most(is_too_long))),
+        mixture=_mixture(chosen, config),
         rows=rows,
         packing_efficiency=min(100.0, round(full, 4)) if config.packing else None,
         **costs,
@@ -137,34 +124,25 @@ def predict(
     return replace(found, run_fails=bool(failures), failures=failures, warnings=warnings)
 
 
-def _placed(chosen: Selection) -> Placed:
-    pieces, every = chosen.pieces, slice(None)
-    columns, epochs = pieces.columns(every), chosen.recipe.config.epochs
-    of = columns.conversation
-    held_out = pieces.accepted.held_out[of]
-    once, copies = ((chosen.weights * share)[of] for share in (chosen.packed, chosen.copies))
-    trained, total = pieces.trained(every, chosen.tokens), copies * np.where(held_out, 1, epochs)
-    return Placed(of, columns.length, columns.separator, trained, held_out, once, copies, total)
-
-
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def _rows(placed: Placed, config: Config) -> tuple[dict[str, int], np.ndarray]:
+def _rows(chosen: Selection) -> tuple[dict[str, int], np.ndarray]:
     rows: dict[str, int] = {}
+    config, lengths, held_out = chosen.recipe.config, chosen.pieces.lengths(), chosen.pieces.held_out()
     squares = np.zeros(0, np.int64)
     for kind in dict.fromkeys(map(kind_of, config.rows.split_names(config.epochs))):
         # A later epoch packs the pieces of the first epoch into the same number of rows.
         counts = [rows[name] for name in config.rows.splits("train")] if kind not in SPLITS else []
         if kind in SPLITS:
-            own = placed.held_out if kind == "validation" else ~placed.held_out
-            counts, of_rows = _packed_rows(placed.length[own], placed.copies[own], config)
+            own = lengths[held_out == (kind == "validation")]
+            counts, of_rows = _packed_rows(own, chosen.scale, config)
             squares = of_rows if kind == "train" else squares
         rows |= zip(config.rows.splits(kind), counts, strict=True)
     return rows, squares
 
 
-def _packed_rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[list[int], np.ndarray]:
+def _packed_rows(lengths: np.ndarray, scale: float, config: Config) -> tuple[list[int], np.ndarray]:
     """Return the number of rows of each length, and Σn² of rows.
 
     There is Σn² only for rows of one length with padding. If there are more than MOST_ROWS rows, it is that of evenly
@@ -172,8 +150,9 @@ def _packed_rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tu
     """
     nothing = np.zeros(0, np.int64)
     if not config.packing:
-        return [round(float(weights.sum()))], nothing
-    counts = scaled(config.rows.multiples(lengths), weights, config.rows.capacity)
+        return [round(len(lengths) * scale)], nothing
+    sums = np.cumsum(np.bincount(config.rows.multiples(lengths), minlength=config.rows.capacity + 1)) * scale
+    counts = np.diff(np.rint(sums), prepend=0).astype(np.int64)
     if not counts.any():
         return [0] * len(config.row_lengths), nothing
     if len(config.row_lengths) > 1:
@@ -188,164 +167,93 @@ def _packed_rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tu
     return [count], np.array(squares, np.int64)[number]
 
 
-def scaled(lengths: np.ndarray, weights: np.ndarray, capacity: int) -> np.ndarray:
-    """Scale the lengths of a sample to a histogram of all lengths.
-
-    The result is int64[capacity + 1]. Running sums are rounded, so the count of all lengths up to any length is right
-    to within one half.
-    """
-    counts = np.bincount(lengths, weights, capacity + 1)
-    return np.diff(np.rint(np.cumsum(counts)), prepend=0).astype(np.int64)
-
-
 # -- sums --------------------------------------------------------------------------------------------------------------
 
 
-def _ledger(chosen: Selection, placed: Placed, rejects: Sequence[Rejected], places: int) -> Ledger:
-    config, accepted, weights = chosen.recipe.config, chosen.pieces.accepted, chosen.weights
-    samples, share, stays = accepted.samples, chosen.packed, chosen.reason != REJECTED
-    encoded, conversations = accepted.encoded(slice(None)) * weights, samples.most(share)
-    of_pieces = (placed.length - placed.separator) @ placed.once  # tokens in rows, without separators and copies
-    packed, separators = placed.length @ placed.total, placed.separator @ placed.total
-    trained = placed.trained @ placed.total
-    # Conversations that are cut, and the tokens and pieces that they lose.
-    several = np.unique(chosen.pieces.cut_of)
-    cut, is_split = np.unique(samples.first_of(several)), config.overlong == "split"
-    is_cut, gone = conversations[cut] @ weights[cut], (encoded * stays) @ share - of_pieces
-    pieces_of_each = np.maximum(1, -(-(accepted.length[several] - 1) // (config.sequence_length - 1)))
-    pieces = (weights * share)[several] @ pieces_of_each
-    lost_pieces = pieces - placed.once[chosen.pieces.of >= len(accepted.length)].sum()
-    alignment = (-placed.length % config.align) @ placed.total if config.align > 1 else None
-    padding = (alignment or 0) if config.padding == "none" else max(0.0, places - packed)
-    receipts = [_scaled_counts(each) for each in chosen.sampled]
-    values: dict[str, Any] = {
-        "conversations": {
-            "read": sum(each.sample.expected for each in chosen.sampled),
-            "packed": conversations @ weights,
-            "rejected": {reject.reason: reject.expected for reject in rejects},
-            "dropped": _dropped(chosen),
-            "truncated": 0 if is_split else is_cut,
-            "split": is_cut if is_split else 0,
-        },
-        "pieces": {"packed": placed.total.sum(), "dropped": lost_pieces if is_split else 0},
-        "tokens": {
-            "encoded": (encoded * stays).sum(),
-            "separators": separators,
-            "repeated": packed - separators - of_pieces,
-            "truncated": 0 if is_split else gone,
-            "dropped": (encoded * stays) @ (1 - share) + gone * is_split,
-            "rejected": (encoded * ~stays).sum(),
-            "packed": packed,
-            "padding": padding if config.packing else 0,
-            "trained": trained,
-            "alignment": alignment,
-        },
-        "context": {"tokens": packed - trained, "left_out": left_out(receipts)},
-    }
-    if config.overlong == "turns":
-        whole = chosen.tokens.column("trained") * weights
-        values["tokens"]["trained_truncated"] = whole @ (share * stays) - placed.trained @ placed.once
-    if samples.several:
-        repeated = repeated_prompt_tokens(chosen.pieces, chosen.tokens)
-        dropped = {reason: weights[chosen.reason == drop_code(reason)].sum() for reason in SAMPLE_DROP_REASONS}
-        dropped["limit"] += ((chosen.reason == 0) - chosen.within) @ weights
-        dropped["weight"] += (chosen.within - share) @ weights
-        values["samples"] = {
-            "read": weights.sum(),
-            "packed": share @ weights,
-            "rejected": weights[~stays].sum(),
-            "dropped": {reason: count for reason, count in dropped.items() if count >= 0.5},
-            "repeated_prompt_tokens": repeated @ (share * weights),
-            "apart": apart(receipts, float(weights.sum()), float((encoded * stays).sum())),
+def _ledger(chosen: Selection, rejects: Sequence[Rejected], places: int) -> Ledger:
+    config, account = chosen.recipe.config, chosen.account
+    least = account.total("places") + (account.alignment or 0) if config.packing else 0
+    rejected = {reject.reason: round(reject.expected / chosen.scale) for reject in rejects}
+    values = scaled_by(make_ledger(_receipts(chosen), account, rejected, least).model_dump(), chosen.scale)
+    tokens = values["tokens"]
+    if config.packing and config.padding == "row":
+        tokens["padding"] = max(0, places - tokens["packed"])
+    return Ledger.model_validate(values)
+
+
+def scaled_by(values: Any, scale: float) -> Any:
+    """Scale all numbers of a JSON value, and round them."""
+    if isinstance(values, dict):
+        return {name: scaled_by(value, scale) for name, value in values.items()}
+    return values if values is None else round(values * scale)
+
+
+def _receipts(chosen: Selection) -> list[dict[str, Any]]:
+    """Return the receipts that a run would have of the repeated samples."""
+    accepted, receipts = chosen.pieces.accepted, []
+    for each, times, edges in zip(chosen.sampled, chosen.times, pairwise(accepted.edges.tolist()), strict=True):
+        rejected = sum(int(times[record]) for record, *_ in each.rejects)
+        counts = {
+            "conversations": int(times.sum()),
+            "accepted": int(times.sum()) - rejected,
+            "tokens": int(accepted.encoded(slice(*edges)).sum()),
         }
-    return Ledger.model_validate(_rounded(values))
-
-
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _rounded(value) if isinstance(value, dict) else None if value is None else round(float(value))
-        for name, value in values.items()
-    }
-
-
-def _scaled_counts(sampled: SampleTokens) -> dict[str, float]:
-    represents = float(sampled.sample.weights.mean()) if len(sampled.sample.weights) else 0.0
-    return {name: represents * sampled.counts.get(name, 0) for name in (*APART, *LEFT_OUT)}
-
-
-def _dropped(chosen: Selection) -> dict[str, float]:
-    accepted, weights = replace(chosen.pieces.accepted, reason=chosen.reason), chosen.weights
-    outcomes, most = accepted.outcomes(), accepted.samples.most
-    represents = weights if accepted.samples.firsts is None else weights[accepted.samples.firsts]
-    dropped = {reason: float(represents[outcomes == drop_code(reason)].sum()) for reason in DROP_REASONS}
-    dropped["limit"] = float((accepted.left() - most(chosen.within)) @ weights)
-    dropped["weight"] = float((most(chosen.within) - most(chosen.packed)) @ weights)
-    return {reason: count for reason, count in dropped.items() if count >= 0.5 or reason == "too_long"}
+        share = times.sum() / max(len(times), 1)
+        receipts.append({name: round(share * each.counts.get(name, 0)) for name in (*APART, *LEFT_OUT)} | counts)
+    return receipts
 
 
 def _rejects(chosen: Selection) -> list[Rejected]:
-    config, is_late = chosen.recipe.config, chosen.cut_off
-    late = f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong})"
-    found: dict[str, list[tuple[str, str, float, bool]]] = {}  # place, message, weight, whether it was cut off
-    for is_cut_off in (False, True):
-        for each, inside in zip(chosen.sampled, chosen.parts, strict=True):
-            rejects = each.rejects
-            if is_cut_off:
-                records = chosen.tokens.column("record", inside.start, inside.stop)[is_late[inside]]
-                rejects = [(record, "no_trained_tokens", late) for record in records.tolist()]
-            for record, reason, message in rejects:
-                weight, place = float(each.sample.weights[record]), each.sample.records[record].place
-                found.setdefault(reason, []).append((place, message, weight, is_cut_off))
+    config = chosen.recipe.config
+    message = f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong})"
+    late = [np.zeros(len(times), np.int64) for times in chosen.times]  # repetitions of each record
+    rows, records = chosen.repeated.rows[chosen.late], chosen.tokens.column("record")
+    for row, file in zip(rows.tolist(), chosen.pieces.accepted.part(chosen.late).tolist(), strict=True):
+        late[file][records[row]] += 1
+    found: dict[str, list[tuple[str, str, int, bool]]] = {}  # place, message, repetitions, whether it was cut off
+    for each, times in zip(chosen.sampled, chosen.times, strict=True):
+        for record, reason, text in each.rejects:
+            place = each.sample.records[record].place
+            found.setdefault(reason, []).append((place, text, int(times[record]), False))
+    for each, of_record in zip(chosen.sampled, late, strict=True):
+        for record in np.flatnonzero(of_record).tolist():
+            place = each.sample.records[record].place
+            found.setdefault("no_trained_tokens", []).append((place, message, int(of_record[record]), True))
     return [
         Rejected(
             code=CODES[reason].code,
             reason=reason,
             looked_at=len(rejects),
-            expected=round(sum(weight for _, _, weight, _ in rejects)),
+            expected=round(chosen.scale * sum(count for _, _, count, _ in rejects)),
             place=rejects[0][0],
             message=rejects[0][1],
-            cut_off=round(sum(weight for _, _, weight, is_cut_off in rejects if is_cut_off)),
-            in_data=sum(not is_cut_off for _, _, _, is_cut_off in rejects),
+            cut_off=round(chosen.scale * sum(count for _, _, count, is_cut_off in rejects if is_cut_off)),
+            in_data=sum(not is_cut_off for *_, is_cut_off in rejects),
         )
         for reason, rejects in sorted(found.items())
     ]
 
 
-def _mixture(chosen: Selection, tokens: np.ndarray, trained: np.ndarray) -> list[MixtureFacts]:
-    """Return the contribution of each entry of `sources` to a pass."""
-    pieces, sources = chosen.pieces, chosen.recipe.config.sources
-    most, in_train = pieces.accepted.samples.most, chosen.weights * ~pieces.accepted.held_out
-    of_pieces = chosen.entries[pieces.conversations(slice(None))]
-    sums = {
-        name: np.bincount(of, values, len(sources))
-        for name, of, values in (
-            ("conversations", chosen.entries, most(chosen.packed) * in_train),
-            ("copies", chosen.entries, most(chosen.copies) * in_train),
-            ("tokens", of_pieces, tokens),
-            ("trained_tokens", of_pieces, trained),
+def _mixture(chosen: Selection, config: Config) -> list[MixtureFacts]:
+    return [
+        MixtureFacts.model_validate(
+            facts
+            | {"limit": source.limit}
+            | {
+                name: round(chosen.scale * facts[name])
+                for name in ("conversations", "copies", "tokens", "trained_tokens")
+            }
         )
-    }
-    found = []
-    for entry, source in enumerate(sources):
-        values: dict[str, Any] = {name: round(float(of_entry[entry])) for name, of_entry in sums.items()}
-        for name in ("tokens", "trained_tokens"):
-            total = max(1.0, float(sums[name].sum()))
-            values[f"{name}_percent"] = round(100 * float(sums[name][entry]) / total, 4)
-        found.append(MixtureFacts(path=source.path, weight=source.weight, limit=source.limit, **values))
-    return found
+        for facts, source in zip(mixture_facts(chosen.recipe, chosen.account), config.sources, strict=True)
+    ]
 
 
-def _sources(chosen: Selection, placed: Placed, encoder: Encoder) -> list[Source]:
-    accepted, is_late = chosen.pieces.accepted, chosen.cut_off
-    encoded = accepted.encoded(slice(None)) * (chosen.reason != REJECTED) * chosen.weights
-    parts = len(chosen.sampled)
-    trained = np.bincount(accepted.part(placed.conversation), placed.trained * placed.total, parts).tolist()
+def _sources(chosen: Selection, encoder: Encoder) -> list[Source]:
+    facts = source_facts(chosen.recipe, _receipts(chosen), chosen.account)
     found = []
-    for each, inside, of_file in zip(chosen.sampled, chosen.parts, trained, strict=True):
+    for number, (each, figures) in enumerate(zip(chosen.sampled, facts, strict=True)):
         sample, file = each.sample, each.sample.file
-        examples = [_example(chosen, number, each, encoder) for number in chosen.first_samples(inside)]
-        rejected = sum(float(sample.weights[record]) for record, _, _ in each.rejects)
-        rejected += float(chosen.weights[inside][is_late[inside]].sum())
+        examples = [_example(chosen, row, each, encoder) for row in chosen.first_samples(number)]
         found.append(
             Source(
                 path=file.name,
@@ -355,9 +263,9 @@ def _sources(chosen: Selection, placed: Placed, encoder: Encoder) -> list[Source
                 reach=round(sample.reach, 4),
                 conversations=round(sample.expected),
                 counted=sample.counted,
-                rejected=round(rejected),
-                tokens=round(float(encoded[inside].sum())),
-                trained_tokens=round(of_file),
+                rejected=round(chosen.scale * figures["rejected"]),
+                tokens=round(chosen.scale * figures["tokens"]),
+                trained_tokens=round(chosen.scale * figures["trained_tokens"]),
                 shown=next(iter(examples), None),
                 other_samples=examples[1:],
                 stands_for=sample.stands_for,

@@ -1,16 +1,15 @@
-"""Choose, tokenize, and weigh the samples of a dry run.
+"""Choose, tokenize, and repeat the samples of a dry run.
 
-    files ─sample─▶ records ─tokenize_records─▶ token files ─select_pieces─▶ Pieces ─limits, weights─▶ Selection
+    files ─sample─▶ records ─tokenize_records─▶ token files ─repeat─▶ all conversations ─as in a run─▶ Pieces, Account
 
-Each conversation of a sample represents several conversations, so it has a share: the fraction of these that a run
-packs. If a conversation has several samples, each of them has its own share. If everything was read,
-`packing.mixture` decides, and the conversation is either packed or not.
+Each record of a sample represents several records. It is repeated as often, so the functions of a run plan the sample.
+A corpus of more than MOST_REPEATED conversations is planned at a smaller scale.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -25,7 +24,8 @@ from tasks.core.errors import DataError
 from tasks.encoders.auto_tokenizer import compare, is_installed
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder, Unsupported
-from tasks.packing.mixture import is_mixed, mix
+from tasks.packing.ledger import Account, take_account
+from tasks.packing.mixture import mix
 from tasks.packing.pieces import Pieces
 from tasks.packing.plan import select_pieces
 from tasks.readers.containers import container_named
@@ -43,6 +43,9 @@ from tasks.tokenization.train_tokenizer import train_model
 PROOF = 400  # texts encoded by both encoders; a run compares more
 TRAINING = 1 << 20  # characters to train a tokenizer on if the config names none: 1 s
 SLOWER = 4  # divides the budget if the tokenizer's own library encodes, which takes 1 to 2 s
+MOST_REPEATED = 200_000  # conversations to plan, which takes a second or two
+OTHER_DIGEST = np.uint64(0x9E3779B97F4A7C15)  # multiples of it are spread evenly over all digests
+MOST_SAMPLES = 8  # samples of a conversation to show
 JINJA_RECORDS = 1000  # conversations to render with a Jinja template, which takes 0.3 to 1 ms for each
 
 
@@ -164,102 +167,105 @@ def count_unused_keys(sample: Sample, weighted: bool = False) -> dict[str, int]:
     return unused.found()
 
 
-MOST_SAMPLES = 8  # samples of a conversation to show
+class Repeated(TokenColumns):
+    """The conversations of samples, each as often as the sample represents it.
+
+    A repetition has another digest, so it is held out and chosen by chance, like another conversation.
+    """
+
+    def __init__(self, tokens: TokenColumns, times: Sequence[np.ndarray]):
+        """Repeat each record of each file as often as `times`, int64[records], says."""
+        self._tokens, edges, rows, repetitions = tokens, [0], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for (first, last), times_of in zip(pairwise(tokens.edges), times, strict=True):
+            record = tokens.column("record", first, last)
+            counts = times_of[record]
+            row = np.repeat(np.arange(len(record)), counts)
+            repetition = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+            order = np.lexsort((row, repetition, record[row]))  # the samples of a conversation stay together
+            rows.append(first + row[order])
+            repetitions.append(repetition[order])
+            edges.append(edges[-1] + len(row))
+        self.edges, self.rows, self._repetition = edges, np.concatenate(rows), np.concatenate(repetitions)
+
+    def column(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Return a column; each repetition of a record has another number."""
+        chosen = slice(first, last)
+        values = self._tokens.column(name)[self.rows[chosen]]
+        if name == "record":
+            values += self._repetition[chosen] << 32
+        if name == "digest":
+            values += self._repetition[chosen].astype(np.uint64) * OTHER_DIGEST
+        return values
+
+    def tokens(self, conversation: int) -> np.ndarray:
+        return self._tokens.tokens(int(self.rows[conversation]))
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The conversations of the samples, in columns.
+    """The conversations that the samples represent, selected as in a run.
 
-    A column has one entry for each sample of a conversation.
-    `packed` and `copies` are 0 if filters or the overlong policy removed the conversation. `empty` names the sources
-    that have no trained token for their share, which makes the run fail.
+    `empty` is the error of a source without a trained token for its share, which makes the run fail.
     """
 
     sampled: list[SampleTokens]
     recipe: Recipe  # the sample of each file is a part
-    tokens: TokenColumns
+    tokens: TokenColumns  # of the samples
+    repeated: Repeated
+    times: list[np.ndarray]  # int64[records] for each file
+    scale: float  # the number of conversations that each of `repeated` stands for
     pieces: Pieces
-    weights: np.ndarray  # float64, the number of conversations that it represents
-    entries: np.ndarray  # int64, index into `sources`
     reason: np.ndarray  # uint8, Accepted.reason before the mixture
-    within: np.ndarray  # float64, share within the limit of its source
-    packed: np.ndarray  # float64, share within the limit that is packed according to the weight of its source
-    copies: np.ndarray  # float64, mean number of times that it is packed in a pass
+    account: Account
     empty: str = ""
 
     @property
-    def parts(self) -> list[slice]:
-        """Return the conversations of each file."""
-        return [slice(*edges) for edges in pairwise(self.tokens.edges)]
+    def late(self) -> np.ndarray:
+        """Return the first samples of conversations without a trained token in a row."""
+        return np.flatnonzero(self.pieces.accepted.samples.only_first(self.reason == REJECTED))
 
-    @property
-    def cut_off(self) -> np.ndarray:
-        """Return whether each conversation lost all trained tokens to its length."""
-        return self.pieces.accepted.samples.only_first(self.reason == REJECTED)
-
-    def first_samples(self, part: slice) -> list[int]:
-        """Return the first samples of the first conversation of a file."""
-        records = self.tokens.column("record", part.start, min(part.stop, part.start + MOST_SAMPLES))
-        return [part.start + at for at in np.flatnonzero(records == records[:1]).tolist()]
+    def first_samples(self, file: int) -> list[int]:
+        """Return the rows of the first conversation of a file in `tokens`."""
+        first, last = self.tokens.edges[file : file + 2]
+        records = self.tokens.column("record", first, min(last, first + MOST_SAMPLES))
+        return [first + at for at in np.flatnonzero(records == records[:1]).tolist()]
 
     def giving_all(self) -> list[str]:
         """Return the paths of the sources that token_share takes completely."""
-        sources = self.recipe.config.sources
+        sources, accepted = self.recipe.config.sources, self.pieces.accepted
         if self.recipe.config.weighting != "token_share":
             return []
-        within, packed = (np.bincount(self.entries, each, len(sources)) for each in (self.within, self.packed))
-        return [sources[entry].path for entry in np.flatnonzero((within > 0) & np.isclose(within, packed))]
+        entries = np.array([part.file.entry for part in self.recipe.parts])
+        of = entries[accepted.part(np.arange(len(accepted.reason)))]
+        packed, dropped = (
+            np.bincount(of[accepted.reason == code], minlength=len(sources)) for code in (0, drop_code("weight"))
+        )
+        return [source.path for source, some, rest in zip(sources, packed, dropped, strict=True) if some and not rest]
 
 
 def select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selection:
     """Select conversations; `whole` is true if the samples are all of the sources."""
-    config = recipe.config
+    weights = np.concatenate([np.empty(0), *(each.sample.weights for each in sampled)])
+    scale = max(1.0, float(weights.sum()) / MOST_REPEATED)
+    ends = np.floor(np.cumsum(weights) / scale + 0.5).astype(np.int64)  # a record of weight 2.5 counts 2 or 3 times
+    edges = np.cumsum([len(each.sample.records) for each in sampled])
+    times = np.split(np.diff(ends, prepend=0), edges[:-1])
+    limits = [
+        source.model_copy(update={"limit": source.limit and max(1, round(source.limit / scale))})
+        for source in recipe.config.sources
+    ]
+    config = recipe.config.model_copy(update={"sources": limits})
     if config.overlong == "error":  # the figures are for truncate
         config = config.model_copy(update={"overlong": "truncate"})
-    parts = tuple(Part(each.sample.file, 0, each.sample.file.bytes, "") for each in sampled)
-    recipe = replace(recipe, config=config, parts=parts)
+    files = tuple(each.sample.file for each in sampled)
+    recipe = replace(recipe, config=config, files=files, parts=tuple(Part(file, 0, file.bytes, "") for file in files))
     tokens = TokenColumns([each.file for each in sampled], [0] * len(sampled))
-    record, edges = tokens.column("record"), pairwise(tokens.edges)
-    weights = [each.sample.weights[record[slice(*inside)]] for each, inside in zip(sampled, edges, strict=True)]
-    pieces = select_pieces(tokens, recipe, is_sample=not whole)
-    entries = np.repeat(np.array([part.file.entry for part in parts]), np.diff(pieces.accepted.edges))
-    before = pieces.accepted.reason.copy()
-    share = (before == 0).astype(np.float64)
-    represents = np.concatenate([np.empty(0), *weights])
-    chosen = Selection(sampled, recipe, tokens, pieces, represents, entries, before, share, share, share)
-    if not is_mixed(config):
-        return chosen
-    if whole:
-        try:
-            mixed = mix(pieces, tokens, recipe)
-        except DataError:  # a source is empty; the shares of the other sources can be estimated
-            pieces.accepted.reason[:] = before
-        else:
-            reasons = pieces.accepted.reason
-            packed = (reasons == 0).astype(np.float64)
-            copies = packed if mixed.copies is None else mixed.copies * packed
-            return replace(chosen, within=packed + (reasons == drop_code("weight")), packed=packed, copies=copies)
-    return _with_shares(chosen)
-
-
-def _with_shares(chosen: Selection) -> Selection:
-    config, accepted, entries = chosen.recipe.config, chosen.pieces.accepted, chosen.entries
-    counts = np.bincount(entries, chosen.weights * accepted.left(), len(config.sources))
-    limits = np.array([source.limit or np.inf for source in config.sources])
-    within = chosen.within * np.minimum(1, limits / np.maximum(counts, 1e-9))[entries]
-    factors, empty = np.array([source.weight for source in config.sources]), ""
-    if config.weighting == "token_share":
-        conversation = chosen.pieces.conversations(slice(None))
-        in_train = (chosen.weights * within * ~accepted.held_out)[conversation]
-        trained_of = chosen.pieces.trained(slice(None), chosen.tokens) * in_train
-        trained = np.bincount(entries[conversation], trained_of, len(factors))
-        empty = ", ".join(config.sources[entry].path for entry in np.flatnonzero(trained == 0).tolist())
-        there = trained > 0
-        scale = (trained / factors)[there].min(initial=np.inf)
-        factors[there] *= scale / trained[there]
-        factors[~there] = 0
-    factor = factors[entries]
-    packed = within * np.minimum(factor, 1)
-    copies = np.where(accepted.held_out, packed, within * factor)
-    return replace(chosen, within=within, packed=packed, copies=copies, empty=empty)
+    repeated = Repeated(tokens, times)
+    pieces, empty = select_pieces(repeated, recipe, is_sample=not whole), ""
+    reason = pieces.accepted.reason.copy()
+    try:
+        pieces = mix(pieces, repeated, recipe)
+    except DataError as error:
+        empty, pieces.accepted.reason[:] = str(error), reason
+    account = take_account(pieces, repeated, recipe)
+    return Selection(sampled, recipe, tokens, repeated, times, scale, pieces, reason, account, empty)

@@ -56,10 +56,7 @@ def find_failures(found: Prediction, chosen: Selection) -> list[str]:
     if not found.train_rows:
         failures.append("The run will fail: no conversation of the sample is left to train on")
     elif chosen.empty:
-        failures.append(
-            f"The run will fail: {chosen.empty} has no conversation in the training split of the sample, so it "
-            "cannot have a share of the tokens (weighting: token_share); figures are for the other sources"
-        )
+        failures.append(f"The run will fail: {chosen.empty} (in the sample; figures are without the weights)")
     return failures
 
 
@@ -136,8 +133,8 @@ def _markers_in_content(chosen: Selection, encoder: Encoder) -> list[str]:
     """
     names = {token: name for name, token in encoder.content_tokens.items() if not is_blank(name)}
     markers: dict[int, None] = {}
-    for inside in chosen.parts if names else ():
-        for number in chosen.first_samples(inside):
+    for file in range(len(chosen.sampled)) if names else ():
+        for number in chosen.first_samples(file):
             values = chosen.tokens.tokens(number)
             ids = (values ^ (values >> 31)).tolist()
             first = 1 if ids[0] == encoder.bos_id and len(ids) > 1 else 0

@@ -22,7 +22,7 @@ from tasks.storage.facts import Ledger
 from tasks.storage.layout import SPLITS, first_packing
 from tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
 from tasks.storage.token_files import TokenColumns
-from tasks.tokenization.tokenize_part import APART, LEFT_OUT, counts_in
+from tasks.tokenization.tokenize_part import APART, LEFT_OUT, counts_in, noticed_in
 
 # What is summed over pieces. `places` are tokens, separators included.
 UNITS = ("pieces", "places", "trained", "separators")
