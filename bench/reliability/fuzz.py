@@ -53,7 +53,7 @@ DRAWN = {
     "folders": "test_random_folders",
     "files": "test_random_files",
     "joined": "test_joined_fields",
-    "filters": "test_neutral",
+    "filters": "test_harmless",
 }
 PARTS = ("content", "hostile", "reader", "config", "manifest", *DRAWN)
 CONVERSATIONS = 10_000
