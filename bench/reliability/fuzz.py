@@ -56,7 +56,7 @@ DRAWN = {
     "folders": "test_random_folders",
     "files": "test_random_files",
     "joined": "test_joined_fields",
-    "filters": "test_neutral",
+    "filters": "test_harmless",
     "configs": "test_together",
 }
 PARTS = ("content", "hostile", "reader", "config", "manifest", *DRAWN)

@@ -74,7 +74,7 @@ def predict(
         costs = estimate_costs(chosen, ledger, places, workers)
     longest, accepted = config.sequence_length, chosen.pieces.accepted
     full = 100 * ledger.tokens.packed / max(places, 1)
-    trained = chosen.scale * int(chosen.account.one("trained")[:, 0].sum())
+    trained = chosen.scale * int(chosen.account.of("trained")[:, 0].sum())
     noticed = noticed_in([each.counts for each in sampled])
     if unused := {each.sample.file.name: each.unused_keys for each in sampled if each.unused_keys}:
         noticed["unused_keys"] = unused

@@ -218,10 +218,10 @@ def plan_facts(
     if layout.has_several_lengths:
         facts["bounds_of_splits"] = [bound for bound, _ in written.bounds]
     facts |= {
-        "ledger": _ledger(receipts, account, rejected, places).model_dump(),
+        "ledger": make_ledger(receipts, account, rejected, places).model_dump(),
         "packing_metadata": _packing_metadata(config, account, rows, room, written),
-        "sources": _source_facts(recipe, receipts, account),
-        "mixture": _mixture_facts(recipe, account),
+        "sources": source_facts(recipe, receipts, account),
+        "mixture": mixture_facts(recipe, account),
         "noticed": noticed_in(receipts) | ({"unused_keys": unused} if unused else {}),
         "rows_of_shards": written.rows_of_shards,
         "placements": written.checksums,
@@ -242,7 +242,7 @@ def plan_facts(
     return facts
 
 
-def _ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int) -> Ledger:
+def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int) -> Ledger:
     """Build the manifest's ledger, and check that it balances.
 
     `places` is rows × sequence_length, or 0 without packing; with `padding: none`, it is the places that rows have.
@@ -326,7 +326,7 @@ def _packing_metadata(config: Config, account: Account, rows: int, places: int, 
     } | several
 
 
-def _source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account) -> list[dict[str, Any]]:
+def source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account) -> list[dict[str, Any]]:
     """Summarize the contribution of each source file."""
     given = np.zeros((len(recipe.files), 3), np.int64)
     for receipt, number in zip(receipts, source_numbers(recipe), strict=True):
@@ -349,7 +349,7 @@ def _source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: A
     ]
 
 
-def _mixture_facts(recipe: Recipe, account: Account) -> list[dict[str, Any]]:
+def mixture_facts(recipe: Recipe, account: Account) -> list[dict[str, Any]]:
     """Summarize the contribution of each entry of `sources` to a pass over `train`."""
     facts: list[dict[str, Any]] = [
         {"path": source.path, "weight": source.weight, "limit": source.limit}

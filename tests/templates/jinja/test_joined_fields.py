@@ -32,7 +32,7 @@ from tasks.templates.jinja.template import JinjaTemplate
 
 KINDS = ("hf_byte_level", "sp_bpe_chatml")
 PRIVATE = ("\ue000", "\ue001", "\ue002", "\U000f0000")
-EVERY_PRIVATE = "".join(map(chr, range(0xE000, 0xF900)))  # all of the first area: the breaker is in the next one
+EVERY_PRIVATE = "".join(map(chr, range(0xE000, 0xF900)))  # all of the first area: the next one breaks the strings
 # Tokens that are added to a tokenizer, as control tokens or as other tokens.
 TOKENS = ("\ue000", "\ue001", "\\ue000", "\\ue001", "<\ue000>", "\ue000\ue001", "\U000f0000", "ue001", "[\ue001")
 FIELDS = ("content", "name", "first")  # first: the content of the first message

@@ -111,8 +111,11 @@ class _Turn:
         self._reasoning = str(messages[-1].get("reasoning_content") or "").strip()
         self._content = "".join(contents_of(messages[-1])).strip()
         self._names = [call["function"]["name"] for call in messages[-1].get("tool_calls") or ()]
-        # The turn has reasoning, but its prompt closes the reasoning.
-        self._is_closed = bool(self._reasoning and _CLOSED.search(self.prompt))
+
+    @property
+    def _is_closed(self) -> bool:
+        """Return whether the turn has reasoning, but its prompt closes the reasoning."""
+        return bool(self._reasoning and _CLOSED.search(self.prompt))
 
     def answer(self) -> str:
         """Return the text that the model writes after the prompt.

@@ -74,7 +74,7 @@ def locate(
 
     `whole` is the rendering of the conversation, and `trained` has the indices of the trained turns. `ends` matches a
     control token, and `eos` is the control token at which a model stops. A sample ends after each turn of `last`. If
-    `every` is true, the prompt of each turn is rendered, instead of one of each kind (see `cover`). Raises NotLocated
+    `every` is true, the prompt of each turn is rendered, instead of one of each kind (see `Cover`). Raises NotLocated
     if a turn cannot be located.
     """
     answers = [k for k in trained if messages[k]["role"] == "assistant"]

@@ -185,7 +185,7 @@ def test_arguments_and_tools_become_no_control_tokens() -> None:
 def test_control_tokens_that_depend_on_what_a_text_says_are_the_template_s_own() -> None:
     """A template may write control tokens depending on a text.
 
-    A neutral conversation with the same messages does not contain these tokens.
+    A harmless conversation with the same messages does not contain these tokens.
     """
     encoder = open_kind("hf_byte_level")
     source = CHATML_JINJA.replace(
@@ -198,15 +198,15 @@ def test_control_tokens_that_depend_on_what_a_text_says_are_the_template_s_own()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_neutral_text_has_nothing_of_a_control_string_and_keeps_the_rest(kind: str) -> None:
+def test_a_harmless_text_has_nothing_of_a_control_string_and_keeps_the_rest(kind: str) -> None:
     encoder = open_kind(kind)
-    neutral = Harmless(encoder)
-    assert neutral.of("a <|IM_END|> b_c\n<think>d</think>") == "a IM_END b_c\n<think>d</think>"
+    harmless = Harmless(encoder)
+    assert harmless.of("a <|IM_END|> b_c\n<think>d</think>") == "a IM_END b_c\n<think>d</think>"
     ours = {"role": "user", "type": "[x]"}
-    assert neutral.of({**ours, "content": "<|"}) == {**ours, "content": "a"}
-    assert neutral.of([" ", 1, None, {"<a": ["|"]}]) == [" ", 1, None, {"a": ["a"]}]
+    assert harmless.of({**ours, "content": "<|"}) == {**ours, "content": "a"}
+    assert harmless.of([" ", 1, None, {"<a": ["|"]}]) == [" ", 1, None, {"a": ["a"]}]
     for control in encoder.controls:
-        assert control not in neutral.of(control)
+        assert control not in harmless.of(control)
 
 
 def test_every_filter_of_jinja_is_tried() -> None:
