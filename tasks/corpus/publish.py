@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,18 @@ def write_planned_shard(
     """Write shard number `shard` of a plan, and return its receipt.
 
     `fetch` is called for each token file that the shard needs, and makes it readable. `special` has the ids of EOS and
-    padding; without them, the shard has format 2.0.
+    padding; without them, the shard has format 2.0. If the plan is damaged, drops it and raises StorageError.
     """
     facts = read_receipt(plan_folder / "plan.json")
-    with _open_plan(plan_folder, shard, facts["placements"][shard]) as plan:
+    file = plan_folder / "plan.arrow"
+    with ExitStack() as stack:
+        try:
+            plan = pa.ipc.open_file(stack.enter_context(pa.memory_map(str(file)))).get_batch(shard)
+            checksum = xxh3_of(plan)
+        except (pa.ArrowException, OSError, IndexError):
+            checksum = ""
+        if checksum != facts["placements"][shard]:
+            raise dropped(plan_folder, file, plan_folder / "plan.json")
         used = set(to_numpy(plan.column("part")).tolist())
         for number in used:
             fetch(token_files[number])
@@ -70,34 +79,6 @@ def write_planned_shard(
             weighting = Weighting(**facts["loss_weight"][facts["weighted_as"][shard]])
         rows = facts["rows_of_shards"][shard]
         return write_shard(path, plan, rows, tokens, special, layout, length, key, weighting)
-
-
-@contextmanager
-def _open_plan(folder: Path, shard: int, checksum: str) -> Iterator[pa.RecordBatch]:
-    """Open the placements of a shard.
-
-    If they are damaged, drops the plan and raises StorageError.
-    """
-    path = folder / "plan.arrow"
-    with ExitStack() as stack:
-        try:
-            plan = pa.ipc.open_file(stack.enter_context(pa.memory_map(str(path)))).get_batch(shard)
-            found = xxh3_of(plan)
-        except (pa.ArrowException, OSError, IndexError):
-            found = ""
-        if found != checksum:
-            raise dropped(folder, path, folder / "plan.json")
-        yield plan
-
-
-def _check_plan(folder: Path, checksums: dict[str, str]) -> None:
-    """Check the files of a plan before they are copied.
-
-    If a file is damaged, drops the plan and raises StorageError.
-    """
-    for name, expected in checksums.items():
-        if not (folder / name).is_file() or sha256_of(folder / name) != expected:
-            raise dropped(folder, folder / name, folder / "plan.json")
 
 
 def files_beside(recipe: Recipe) -> dict[str, Path | bytes]:
@@ -119,7 +100,9 @@ def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dic
     """
     folder = recipe.corpus_folder
     plan = read_receipt(recipe.plan_folder / "plan.json")
-    _check_plan(recipe.plan_folder, plan["sha256"])
+    for name, expected in plan["sha256"].items():
+        if not (recipe.plan_folder / name).is_file() or sha256_of(recipe.plan_folder / name) != expected:
+            raise dropped(recipe.plan_folder, recipe.plan_folder / name, recipe.plan_folder / "plan.json")
     files = []
     for name, content in files_beside(recipe).items():
         # Record the checksum of the content. The checksum of the written file would vouch for a damaged copy.
@@ -223,15 +206,13 @@ def build_manifest(
 
 def _weight_sums(recipe: Recipe, plan: dict[str, Any], shards: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Add up the weights in the shards of each split, over all lengths of rows."""
-    sums, first = dict[str, list[float]](), 0
+    sums, receipts = dict[str, list[float]](), iter(shards)
     for split, count in recipe.shards.items():
-        own, first = shards[first : first + count], first + count
-        sums.setdefault(kind_of(split), []).extend(shard["loss_weight"] for shard in own)
+        sums.setdefault(kind_of(split), []).extend(shard["loss_weight"] for shard in islice(receipts, count))
     found = {}
     for kind, written in sums.items():
         facts = plan["loss_weight"][first_packing(kind)]
-        found[kind] = {name: facts[name] for name in ("trained", "conversations")}
-        found[kind]["loss_weight"] = math.fsum(written)
+        found[kind] = {name: facts[name] for name in ("trained", "conversations")} | {"loss_weight": math.fsum(written)}
     return found
 
 

@@ -9,7 +9,7 @@ same content is not sent again, so running an interrupted push again continues i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,17 +93,29 @@ def push_corpus(
     message = message or f"Add {manifest.name} {manifest.key[:12]}"
     if stale:
         branch.add({}, stale, f"{message} (remove the former corpus)")
-    groups = [*_groups([file for file in missing if file.path != CARD])]
+    groups: list[list[Shard | FileFacts]] = []
+    for file in (file for file in missing if file.path != CARD):
+        last = groups[-1] if groups else []
+        if not last or len(last) == COMMIT_FILES or sum(one.bytes for one in last) + file.bytes > COMMIT_BYTES:
+            groups.append(last := [])
+        last.append(file)
     sent, all_sent = 0, len(missing) + (old != own)
     for number, group in enumerate(groups, 1):
         paths = {f"{place}{file.path}": folder / file.path for file in group}
         branch.add(paths, [], f"{message} (data {number} of {len(groups)})")
         sent += len(group)
         report(f"{branch.url}: sent {sent:,} of {all_sent:,} files")
-    _check_arrived(branch, folder, [file for file in listed if file.path != CARD], dataset.key)
-    last = [*[CARD] * any(file.path == CARD for file in missing), *[MANIFEST] * (old != own)]
-    if last:
-        branch.add({f"{place}{name}": folder / name for name in last}, [], message)
+    arrived = branch.files(dataset.key)  # a .gitignore of the dataset makes a commit leave out files silently
+    for file in listed:
+        if file.path != CARD and not has_content(arrived.get(file.path), folder / file.path, file.sha256):
+            raise StorageError(
+                "object_cut",
+                f"{branch.url}: {file.path} is missing or differs on the Hub; check the .gitignore of the dataset and "
+                "that no other process writes to the corpus, then run again",
+            )
+    names = [*[CARD] * any(file.path == CARD for file in missing), *[MANIFEST] * (old != own)]
+    if names:
+        branch.add({f"{place}{name}": folder / name for name in names}, [], message)
     size = sum(file.bytes for file in missing) + (old != own) * len(own)
     return Push(branch.url, dataset.name, branch.name, dataset.key, branch.commit, files, all_sent, size, False)
 
@@ -139,30 +151,3 @@ def _stale(
     former = {MANIFEST, *foreign, *(file.path for file in (other.listed() if other else ()))}
     kept = {file.path for file in listed} - set(foreign)
     return [f"{place}{name}" for name in sorted(former & there.keys() - kept)]
-
-
-def _groups(files: Sequence[Shard | FileFacts]) -> Iterator[list[Shard | FileFacts]]:
-    """Divide files into commits, in their order."""
-    group: list[Shard | FileFacts] = []
-    for file in files:
-        if group and (len(group) == COMMIT_FILES or sum(each.bytes for each in group) + file.bytes > COMMIT_BYTES):
-            yield group
-            group = []
-        group.append(file)
-    if group:
-        yield group
-
-
-def _check_arrived(branch: Branch, folder: Path, files: Sequence[Shard | FileFacts], place: str) -> None:
-    """Raise StorageError unless the branch has all files.
-
-    A .gitignore of the dataset makes a commit leave out files silently.
-    """
-    there = branch.files(place)
-    for file in files:
-        if not has_content(there.get(file.path), folder / file.path, file.sha256):
-            raise StorageError(
-                "object_cut",
-                f"{branch.url}: {file.path} is missing or differs on the Hub; check the .gitignore of the dataset and "
-                "that no other process writes to the corpus, then run again",
-            )

@@ -128,42 +128,43 @@ def conversation_facts(ledger: Ledger, settings: Mapping[str, Any]) -> list[Fact
             limit = settings.get(reason)
             words = DROPPED.get(reason, printable(reason)) + (f": {limit:,}" if isinstance(limit, int) else "")
             facts += [Fact(words, count, unit, is_part=True)] * (count > 0)
-    facts.append(Fact("packed", counts.packed, unit, sign="="))
     parts = (
         ("truncated", counts.truncated),
         ("split", counts.split),
         ("pieces", ledger.pieces.packed * (ledger.pieces.packed != counts.packed)),
         ("pieces dropped", ledger.pieces.dropped),
     )
-    return facts + [Fact(name, count, unit, is_part=True) for name, count in parts if count]
+    packed = Fact("packed", counts.packed, unit, sign="=")
+    return [*facts, packed, *(Fact(name, count, unit, is_part=True) for name, count in parts if count)]
 
 
 def token_facts(ledger: Ledger, settings: Mapping[str, Any], rows: int) -> list[Fact]:
     """Return the sum of tokens from encoded to packed, then the places of `rows` rows."""
     tokens, unit = ledger.tokens, "token"
-    facts = [Fact("encoded", tokens.encoded, unit)]
-    facts += [Fact("not included: rejected", tokens.rejected, unit, is_part=True)] * (tokens.rejected > 0)
-    facts.append(Fact("separators", tokens.separators, unit, sign="+"))
-    facts += [Fact("additional copies", tokens.repeated, unit, sign="+")] * (tokens.repeated > 0)
-    facts.append(Fact("truncated", tokens.truncated, unit, sign="−"))
-    facts += [Fact("of them trained", tokens.trained_truncated or 0, unit, is_part=True)] * bool(
-        tokens.trained_truncated
-    )
-    facts.append(Fact("dropped", tokens.dropped, unit, sign="−"))
-    facts.append(Fact("packed", tokens.packed, unit, sign="="))
     share = f"{100 * tokens.trained / max(tokens.packed, 1):.1f} %"
-    facts.append(Fact(f"trained, {share}", tokens.trained, unit, is_part=True))
-    facts.append(Fact("context", tokens.packed - tokens.trained, unit, is_part=True))
-    if not settings.get("packing"):
-        return facts
-    facts.append(Fact("padding", tokens.padding, unit, sign="+"))
-    if tokens.alignment is not None:
-        facts.append(Fact(f"of align: {settings.get('align')}", tokens.alignment, unit, is_part=True))
-    lengths = settings["sequence_length"]
-    in_rows = counted(rows, "row") + ("" if isinstance(lengths, list) else f" × {lengths:,}")
-    if settings.get("padding") == "none":
-        in_rows = f"in {counted(rows, 'row')}"
-    return [*facts, Fact(in_rows, tokens.packed + tokens.padding, unit, sign="=")]
+    terms = [
+        ("", "encoded", tokens.encoded),
+        *[("part", "not included: rejected", tokens.rejected)] * (tokens.rejected > 0),
+        ("+", "separators", tokens.separators),
+        *[("+", "additional copies", tokens.repeated)] * (tokens.repeated > 0),
+        ("−", "truncated", tokens.truncated),
+        *[("part", "of them trained", tokens.trained_truncated or 0)] * bool(tokens.trained_truncated),
+        ("−", "dropped", tokens.dropped),
+        ("=", "packed", tokens.packed),
+        ("part", f"trained, {share}", tokens.trained),
+        ("part", "context", tokens.packed - tokens.trained),
+    ]
+    if settings.get("packing"):
+        terms.append(("+", "padding", tokens.padding))
+        if tokens.alignment is not None:
+            terms.append(("part", f"of align: {settings.get('align')}", tokens.alignment))
+        lengths, in_rows = settings["sequence_length"], counted(rows, "row")
+        if settings.get("padding") == "none":
+            in_rows = f"in {in_rows}"
+        elif not isinstance(lengths, list):
+            in_rows += f" × {lengths:,}"
+        terms.append(("=", in_rows, tokens.packed + tokens.padding))
+    return [Fact(name, count, unit, "", sign.replace("part", ""), sign == "part") for sign, name, count in terms]
 
 
 def packing_facts(manifest: Manifest) -> list[Fact]:
@@ -227,9 +228,11 @@ def notes(manifest: Manifest) -> Iterator[str]:
 
 def ledger_notes(ledger: Ledger) -> list[str]:
     """Describe the samples of conversations, and what settings leave out."""
-    notes = [explain_samples(ledger)] * (ledger.samples is not None)
-    left_out = ledger.context.left_out if ledger.context else {}
-    return notes + [explain_left_out(left_out)] * bool(left_out)
+    notes, phrases = [explain_samples(ledger)] * (ledger.samples is not None), []
+    for name, count in (ledger.context.left_out if ledger.context else {}).items():
+        noun, setting = LEFT_OUT[name]
+        phrases.append(f"{'the tools of ' * (name == 'tools')}{counted(count, noun)} ({setting})")
+    return notes + [f"left out of the context: {', '.join(phrases)}"] * bool(phrases)
 
 
 def explain_samples(ledger: Ledger) -> str:
@@ -249,15 +252,6 @@ def explain_samples(ledger: Ledger) -> str:
         f"{')' * bool(gone)}, {each}; {repeated:,} prompt tokens ({share}) repeat an earlier sample of the same "
         "conversation"
     )
-
-
-def explain_left_out(left_out: Mapping[str, int]) -> str:
-    """Describe what settings leave out of the context."""
-    phrases = []
-    for name, count in left_out.items():
-        noun, setting = LEFT_OUT[name]
-        phrases.append(f"{'the tools of ' * (name == 'tools')}{counted(count, noun)} ({setting})")
-    return f"left out of the context: {', '.join(phrases)}"
 
 
 def explain_overlong(ledger: Ledger, settings: Mapping[str, Any], will: str = "") -> Iterator[str]:
@@ -385,30 +379,22 @@ def fit_to_width(table: list[list[str]], width: int) -> list[list[str]]:
     if not table:
         return []
     columns = [list(column) for column in zip(*table, strict=True)]
-    weight, limit, packed, copies, share = columns[1], columns[2], columns[3], columns[4], columns[6]
+    names, weight, limit, packed, copies = columns[:5]
     packed[0] = "packed"
-    redundant = [weight] * all(cell == "1" for cell in weight[1:]) + [limit] * (not any(limit[1:]))
-    redundant += [copies] * (copies[1:] == packed[1:])
-    columns = _without(columns, redundant)
-    surplus = max(0, max(map(len, columns[0])) - SHORTEST_NAME)  # by which names can be shortened
-    if _width(columns) - surplus > width:
-        columns = _without(columns, [share])
-    room = max(SHORTEST_NAME, width - _width([[], *columns[1:]]))
-    names = [_shortened(name, room) for name in columns[0]]
-    return [list(line) for line in zip(names, *columns[1:], strict=True)]
-
-
-def _without(columns: list[list[str]], left_out: list[list[str]]) -> list[list[str]]:
-    return [column for column in columns if not any(column is other for other in left_out)]
+    hidden = [1] * all(cell == "1" for cell in weight[1:]) + [2] * (not any(limit[1:]))
+    hidden += [4] * (copies[1:] == packed[1:])
+    kept = [n for n in range(len(columns)) if n not in hidden]
+    surplus = max(0, max(map(len, names)) - SHORTEST_NAME)  # by which names can be shortened
+    if _width([columns[n] for n in kept]) - surplus > width:
+        kept.remove(6)
+    room = max(SHORTEST_NAME, width - _width([[], *(columns[n] for n in kept[1:])]))
+    half = (room - 1) // 2
+    columns[0] = [name if len(name) <= room else f"{name[: room - 1 - half]}…{name[-half:]}" for name in names]
+    return [list(line) for line in zip(*(columns[n] for n in kept), strict=True)]
 
 
 def _width(columns: list[list[str]]) -> int:
     return sum(max(map(len, column), default=0) for column in columns) + 2 * (len(columns) - 1)
-
-
-def _shortened(name: str, room: int) -> str:
-    half = (room - 1) // 2
-    return name if len(name) <= room else f"{name[: room - 1 - half]}…{name[-half:]}"
 
 
 def explain_limits(giving_all: Sequence[str], left_out: float, packed: float) -> str:

@@ -9,6 +9,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import StorageError
 from tasks.corpus import publish
+from tasks.recipe import Recipe
 from tasks.verification.verify import verify
 
 
@@ -18,15 +19,16 @@ def test_a_plan_that_changes_after_its_check_is_not_published(
 ) -> None:
     bad = {"messages": [{"role": "assistent", "content": "x"}]}
     recipe = make_recipe(tmp_path, [*conversations(5), bad], max_rejects=1.0)
-    check = publish._check_plan
+    files_beside = publish.files_beside
 
-    def check_then_damage(folder: Path, checksums: dict[str, str]) -> None:
-        check(folder, checksums)
-        data = bytearray((folder / name).read_bytes())
+    def damage_then_list(recipe: Recipe) -> dict[str, Path | bytes]:
+        """Damage a file of the plan, which was checked just before."""
+        data = bytearray((recipe.plan_folder / name).read_bytes())
         data[len(data) // 2] ^= 1
-        (folder / name).write_bytes(data)
+        (recipe.plan_folder / name).write_bytes(data)
+        return files_beside(recipe)
 
-    monkeypatch.setattr(publish, "_check_plan", check_then_damage)
+    monkeypatch.setattr(publish, "files_beside", damage_then_list)
     with pytest.raises(StorageError, match=rf"{name}: damaged or missing; run again"):
         pack_corpus(recipe)
     assert not recipe.published.exists()
