@@ -4,7 +4,7 @@
 
 The graph is built from a recipe alone. A recipe depends only on the config and on the bytes of the sources, so every
 process of a run, on any machine, builds the same graph. This module reads the sources to compute their digests, unless
-an earlier run has cached the digests (sources/digests/digest_cache.py). The steps that tokenize the sources read them
+an earlier run has cached the digests (sources/digests.py). The steps that tokenize the sources read them
 again.
 """
 
