@@ -27,12 +27,12 @@ from tasks.corpus.summary import TRAINED_TURNS, mixture_table
 from tasks.encoders.tokenizer_files import joined_sha256
 from tasks.packing.plan import dropped, plan_files
 from tasks.recipe import Recipe
-from tasks.storage.arrow import to_numpy, xxh3_of
 from tasks.storage.facts import FileFacts, Ledger
 from tasks.storage.files import copy_file, read_receipt, sha256_of, sync_folder, to_json, write_bytes
 from tasks.storage.keys import VERSIONS, format_version_of
 from tasks.storage.layout import TRAIN_EPOCH_PREFIX, RowLayout, first_packing, kind_of
 from tasks.storage.manifest import Manifest, manifest_digest
+from tasks.storage.schemas import to_numpy, xxh3_of
 from tasks.storage.shards import ROWS
 from tasks.storage.token_files import TokenFiles
 from tasks.templates.sections import explain_sections, sections_of_config

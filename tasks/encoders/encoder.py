@@ -30,7 +30,7 @@ import numpy as np
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.core.printable import shown, suggest
 from tasks.encoders.texts import Needles, Texts, find, needles_of
-from tasks.storage.arrow import offsets_of
+from tasks.storage.schemas import offsets_of
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from tasks.encoders.encoder import (
 )
 from tasks.encoders.native import Panic, read_spec, run_native, tokenizer_of
 from tasks.encoders.texts import Texts
-from tasks.storage.arrow import offsets_of
+from tasks.storage.schemas import offsets_of
 
 # Characters passed to the tokenizers library per call.
 LONGEST = 1 << 20

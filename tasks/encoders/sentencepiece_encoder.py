@@ -13,7 +13,7 @@ from tasks.core.errors import DataError
 from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, content_tokens_of, special_id
 from tasks.encoders.native import check_growth, growth_of_charsmap
 from tasks.encoders.texts import Texts
-from tasks.storage.arrow import offsets_of
+from tasks.storage.schemas import offsets_of
 
 Spec = dict[str, Any]
 

@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.exports.model import FOLDER, DatasetFolder, Part, Reader, Settings, is_balanced, lists
-from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.storage.layout import SPLITS
 from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED
+from tasks.storage.schemas import IGNORED, offsets_of, to_arrow
 from tasks.storage.shards import RowBatch
 
 MULTIPLE = 8

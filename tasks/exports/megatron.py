@@ -16,10 +16,9 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob, lists
-from tasks.storage.arrow import offsets_of
 from tasks.storage.files import to_json
 from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED
+from tasks.storage.schemas import IGNORED, offsets_of
 from tasks.storage.shards import RowBatch
 
 GROUP_ROWS, GROUP_TOKENS = 512, 1 << 19  # at most in a row group, because the reader holds one group in memory

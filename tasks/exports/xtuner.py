@@ -20,9 +20,8 @@ import numpy as np
 import orjson
 
 from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob
-from tasks.storage.arrow import offsets_of
 from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED
+from tasks.storage.schemas import IGNORED, offsets_of
 from tasks.storage.shards import RowBatch
 
 SLICES = 1 << 16  # written at a time

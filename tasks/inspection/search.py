@@ -22,11 +22,10 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import open_tokenizer
 from tasks.inspection.lookup import pieces_in_row, read_rejects, row_number
 from tasks.inspection.rows import Piece, Span, place_in_corpus, read_row, spans_of
-from tasks.storage.arrow import to_arrow
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
 from tasks.storage.layout import TRAIN_EPOCH_PREFIX
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.schemas import IGNORED
+from tasks.storage.schemas import IGNORED, to_arrow
 from tasks.storage.shards import RowBatch, open_shard, rows_of, to_dicts
 
 # Tokens converted to bytes at a time: 4 to 5 bytes each.

@@ -53,7 +53,6 @@ from tasks.packing.pieces import (
 from tasks.packing.placement import Placed, hold_out_at_least_one, pack_split, place
 from tasks.packing.rejects import Rejected, check_first, check_rejects, first_of_each, write_rejects
 from tasks.recipe import Recipe
-from tasks.storage.arrow import strings, to_arrow, xxh3_of
 from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
 from tasks.storage.layout import TRAIN_EPOCH_PREFIX, first_packing
 from tasks.storage.schemas import (
@@ -63,6 +62,9 @@ from tasks.storage.schemas import (
     SAMPLE_DROP_REASONS,
     index_schema,
     plan_schema,
+    strings,
+    to_arrow,
+    xxh3_of,
 )
 from tasks.storage.shards import ROWS
 from tasks.storage.token_files import TokenColumns

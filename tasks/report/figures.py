@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tasks.storage.arrow import offsets_of, to_arrow, to_numpy
 from tasks.storage.layout import TRAIN_EPOCH_PREFIX
 from tasks.storage.manifest import Manifest
+from tasks.storage.schemas import offsets_of, to_arrow, to_numpy
 from tasks.storage.shards import open_index
 from tasks.verification.partitions import Partitions
 

@@ -25,11 +25,19 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.storage.arrow import to_arrow, to_numpy
 from tasks.storage.corpus_folder import check_digest, check_unchanged, find_listed, listed_file, reading
 from tasks.storage.layout import RowLayout
 from tasks.storage.manifest import Manifest, repair_hint
-from tasks.storage.schemas import IGNORED, LOSS_WEIGHT, ROWS_SCHEMA, conversation_schema, index_schema, row_schema
+from tasks.storage.schemas import (
+    IGNORED,
+    LOSS_WEIGHT,
+    ROWS_SCHEMA,
+    conversation_schema,
+    index_schema,
+    row_schema,
+    to_arrow,
+    to_numpy,
+)
 
 
 class ListedFile(Protocol):

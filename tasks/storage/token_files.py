@@ -34,8 +34,7 @@ import pyarrow as pa
 
 from tasks.core.errors import StorageError
 from tasks.core.numbers import as_int32
-from tasks.storage.arrow import offsets_of, to_arrow, to_numpy
-from tasks.storage.schemas import TOKENS_SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA, offsets_of, to_arrow, to_numpy
 
 # Conversations whose columns are kept in memory, 33 bytes each.
 KEPT = 1 << 20

@@ -26,9 +26,8 @@ from tasks.encoders.encoder import Encoded, Encoder, TooSlow, Unencodable, disti
 from tasks.encoders.texts import SEPARATOR, Texts
 from tasks.sources.model import Part
 from tasks.sources.parts import PartReader, place_of
-from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.storage.files import atomic_file, write_receipt
-from tasks.storage.schemas import tokens_schema
+from tasks.storage.schemas import offsets_of, to_arrow, tokens_schema
 from tasks.templates.spans import TEXT, Template
 from tasks.tokenization.prepare import Preparer, unused_keys_of
 from tasks.tokenization.samples import Prepared, count_content_tokens, merged

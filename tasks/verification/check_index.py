@@ -22,10 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.core.errors import DataError
-from tasks.storage.arrow import strings, to_arrow, to_numpy
 from tasks.storage.layout import SPLITS, kind_of
 from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
+from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS, strings, to_arrow, to_numpy
 from tasks.storage.shards import open_index
 from tasks.verification.partitions import Partitions
 

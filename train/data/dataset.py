@@ -26,10 +26,9 @@ import pyarrow.compute as pc
 import torch
 
 from tasks.core.errors import DataError
-from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.corpus_folder import reading
 from tasks.storage.layout import RowLayout
-from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
+from tasks.storage.schemas import IGNORED, LOSS_WEIGHT, offsets_of, to_numpy
 from tasks.storage.shards import bounds_of_pieces, check_row_count, read_verified, row_columns, sizes_of
 from train.data.corpus import Corpus, Shard, open_corpus
 from train.machine.devices import cpus, free_memory, is_wsl, processes_here
