@@ -195,7 +195,7 @@ class PackCorpus(_Sized):
         with reporting():
             if run.first(f"prepared {self.task_id}"):  # Luigi asks several times
                 work.claim(self.recipe)
-                self.works[0].prepare()
+                self.works[0].discard_damaged()
                 display.announce(self.recipe)  # starts the process of a template, before a cluster's threads exist
                 if is_remote(self.on) and not all(task.complete() for task in required):
                     join(self.on)  # its workers start while the run does other work

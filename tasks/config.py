@@ -44,7 +44,7 @@ from tasks.templates.sections import Sections, TrainParts, check_sections
 
 @dataclass(frozen=True)
 class Key:
-    """Mark of a setting: the keys that it enters; without a mark, that of the corpus.
+    """The keys that a setting enters; a setting without it enters that of the corpus.
 
     `keys` are "corpus" (and the manifest), "tokens" (all texts), "tokens tokenizer" and "tokens template" (a list of
     this name in the key of tokens), and "tokenizer" (that is trained). With `if_set`, the setting enters them only if

@@ -245,7 +245,7 @@ class Recipe:
 
     @cached_property
     def texts_key(self) -> str:
-        """Return the key of all texts of the corpus and the tokenizer that encodes them."""
+        """Return the key of all texts and the tokenizer: a part of that in data/engines."""
         return key_of("engine", self._texts | {"sources": [self._content(file) for file in self.files]})
 
     @cached_property

@@ -80,7 +80,7 @@ class Work(ABC):
         """Return whether the work is done at this moment, perhaps by another process."""
         return self.is_done()
 
-    def prepare(self) -> None:  # noqa: B027 - most work has nothing to drop
+    def discard_damaged(self) -> None:  # noqa: B027 - most work has nothing to drop
         """Discard outputs of an interrupted run, and outputs that were damaged since."""
 
     def decided(self) -> Self:
@@ -363,7 +363,7 @@ class Publish(Work):
         except (PackError, OSError):
             return False
 
-    def prepare(self) -> None:
+    def discard_damaged(self) -> None:
         """Remove the receipts of damaged shards, or of all shards without a valid plan."""
         is_planned = Plan(self.recipe).exists
         for shard in WriteShard.all_of(self.recipe):
@@ -404,12 +404,12 @@ def _fetch_plan(mirror: Mirror, folder: Path, shard: int | None = None) -> dict[
 
 def _check_token_files(recipe: Recipe, keys: Sequence[str]) -> None:
     """Check that the local token files of a plan have their recorded checksums."""
-    from tasks.packing.plan import dropped
+    from tasks.packing.plan import discard_receipts
 
     for key in keys:
         file, receipt = recipe.layout.token_file(key), recipe.layout.token_receipt(key)
         if file.is_file() and receipt.is_file() and not has_artifact(file, receipt, checksum="xxh3"):
-            raise dropped(recipe.plan_folder, file, receipt)
+            raise discard_receipts(recipe.plan_folder, file, receipt)
 
 
 def refresh(recipe: Recipe) -> Mirror:
@@ -491,7 +491,7 @@ def run_all(target: Work, check_content: bool = False) -> None:
             return
         visited.add(work)
         if not work.is_done(check_content):
-            work.prepare()
+            work.discard_damaged()
             for required in work.requires():
                 visit(required)
             work.run()
@@ -509,7 +509,7 @@ def run_stage(recipe: Recipe, kind: type[Work], share: Share = WHOLE) -> tuple[i
     refresh(recipe)
     steps = kind.all_of(recipe)
     if kind is Publish and not steps[0].is_done():
-        steps[0].prepare()
+        steps[0].discard_damaged()
     if not all(work.is_done() for work in steps):
         for needed in kind.needs:
             required = needed.all_of(recipe)

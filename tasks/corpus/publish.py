@@ -25,7 +25,7 @@ from tasks.core.printable import counted, lengths_in_words, printable
 from tasks.corpus.shards import Weighting, write_conversations, write_shard
 from tasks.corpus.summary import TRAINED_TURNS, mixture_table
 from tasks.encoders.tokenizer_files import joined_sha256
-from tasks.packing.plan import dropped, plan_files
+from tasks.packing.plan import discard_receipts, plan_files
 from tasks.recipe import Recipe
 from tasks.storage.facts import FileFacts, Ledger
 from tasks.storage.files import copy_file, read_receipt, sha256_of, sync_folder, to_json, write_bytes
@@ -67,7 +67,7 @@ def write_planned_shard(
         except (pa.ArrowException, OSError, IndexError):
             checksum = ""
         if checksum != facts["placements"][shard]:
-            raise dropped(plan_folder, file, plan_folder / "plan.json")
+            raise discard_receipts(plan_folder, file, plan_folder / "plan.json")
         used = set(to_numpy(plan.column("part")).tolist())
         for number in used:
             fetch(token_files[number])
@@ -102,7 +102,7 @@ def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dic
     plan = read_receipt(recipe.plan_folder / "plan.json")
     for name, expected in plan["sha256"].items():
         if not (recipe.plan_folder / name).is_file() or sha256_of(recipe.plan_folder / name) != expected:
-            raise dropped(recipe.plan_folder, recipe.plan_folder / name, recipe.plan_folder / "plan.json")
+            raise discard_receipts(recipe.plan_folder, recipe.plan_folder / name, recipe.plan_folder / "plan.json")
     files = []
     for name, content in files_beside(recipe).items():
         # Record the checksum of the content. The checksum of the written file would vouch for a damaged copy.
@@ -111,7 +111,7 @@ def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dic
         else:
             facts = copy_file(content, folder / name)
             if facts["sha256"] != plan["sha256"][name]:  # it changed since it was checked
-                raise dropped(recipe.plan_folder, content, recipe.plan_folder / "plan.json")
+                raise discard_receipts(recipe.plan_folder, content, recipe.plan_folder / "plan.json")
         files.append({"path": name} | facts)
     # `repair` uses this record to find the sources.
     made_from = {"folder": str(recipe.folder.absolute()), "part_size": recipe.config.part_size}

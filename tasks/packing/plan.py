@@ -131,7 +131,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return facts
 
 
-def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
+def discard_receipts(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
     """Remove the receipts of a damaged plan, and return the error to raise.
 
     Removes `receipt` and the receipts of all shards, so that the next run rebuilds them.

@@ -35,7 +35,6 @@ class ArrowIpc(TableContainer):
     def batches(self, reader: RecordReader) -> Iterator[Any]:
         # not memory-mapped, because the process would be killed if a mapped file was truncated
         with reader.file.open() as file:
-            reader.track(file.tell, 0, reader.file.bytes)
             yield from _batches(pa.PythonFile(file), reader.file.name)
 
     def column_names(self, file: File) -> list[str]:

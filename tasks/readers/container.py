@@ -213,7 +213,7 @@ class RecordReader:
         self.max_record_bytes, self.decode = max_record_bytes, decode
         self.records = self.null_fields = 0
         self.unread: Counter[str] = Counter()
-        self.track(lambda: 0, 0, 0)
+        self.position: Callable[[], int] = lambda: 0  # bytes of a text file read so far
 
     def __iter__(self) -> Iterator[tuple[int, object]]:
         for numbers, records in self.blocks():
@@ -229,24 +229,11 @@ class RecordReader:
             if numbers:
                 self.records = max(self.records, numbers[-1] + 1)
 
-    @property
-    def share(self) -> float:
-        """Return the share of the range that has been read, in bytes on disk or rows."""
-        start, stop = self._bounds
-        try:
-            return min(1.0, (self.position() - start) / max(stop - start, 1))
-        except ValueError:  # the file has been closed
-            return 1.0
-
-    def track(self, position: Callable[[], int], start: int, stop: int) -> None:
-        """Measure `share` by a position that grows from `start` to `stop`."""
-        self.position, self._bounds = position, (start, stop)
-
     @contextmanager
     def open_text(self) -> Iterator[Read]:
         """Open a text file, and return a function that reads its decompressed bytes."""
         with self.file.open() as file:
-            self.track(file.tell, 0, self.file.bytes)
+            self.position = file.tell
             yield decompressed(file, self.file.compression, self.file.name)
 
     def too_long(self) -> str:

@@ -161,8 +161,8 @@ def _open(reader: RecordReader) -> Iterator[Read]:
         return
     stop = reader.file.bytes if reader.stop is None else reader.stop
     with reader.file.open(reader.stop) as file:
-        reader.track(file.tell, reader.start, stop)
         file.seek(reader.start)
+        reader.position = file.tell
         yield lambda size: file.read(max(0, min(size, stop - file.tell())))
 
 

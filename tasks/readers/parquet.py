@@ -26,16 +26,12 @@ class Parquet(TableContainer):
         # no threads and no read-ahead, because parts run in parallel and a row group may be large
         with reader.file.open() as source, pq.ParquetFile(source, pre_buffer=False) as file:
             groups = range(file.metadata.num_row_groups)[reader.start : reader.stop]
-            rows, row_bytes = _size(file.metadata, groups)
-            read = 0
-            reader.track(lambda: read, 0, rows)
-            for batch in file.iter_batches(
+            _, row_bytes = _size(file.metadata, groups)
+            yield from file.iter_batches(
                 batch_size=max(1, min(BATCH_ROWS, BATCH_BYTES // (int(row_bytes) + 1))),
                 row_groups=list(groups),
                 use_threads=False,
-            ):
-                yield batch
-                read += batch.num_rows
+            )
 
     def column_names(self, file: File) -> list[str]:
         return list(self._metadata(file).schema.to_arrow_schema().names)

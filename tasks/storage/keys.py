@@ -4,7 +4,7 @@ A key is the digest of everything that a stage reads, and of nothing else. Stale
 unchanged work is never repeated:
 
     tokenizer   the sources in order + training settings                        data/tokenizers/KEY/
-    tokens      bytes of the part + how they are read + tokenizer + template + label policy         data/tokens/KEY
+    tokens      bytes of the part + how they are read + tokenizer + template + labels              data/tokens/KEY
     engine      the sources + how they become texts + tokenizer + versions of the encoders         data/engines/KEY
     plan        the corpus key + the token files, in order + names of corpus and sources    data/plans/KEY/
     corpus      digests of the whole sources + every setting that can change the output            data/corpora/NAME-KEY

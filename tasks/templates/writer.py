@@ -32,7 +32,7 @@ class Family:
     `markers` are the markers that it may write, and `write` writes a conversation. The text that `write` adds around
     the content of a message may depend only on the roles and on which turns are trained on. Exceptions are
     conversations with tools, tool calls, tool results, or a blank message and, if `writes_context` is set,
-    conversations with a context. The fast path relies on this rule (see `tokenization.frames`), and a property test
+    conversations with a context. The fast path relies on this rule (see `tokenization.skeletons`), and a property test
     checks every template.
     """
 

@@ -62,12 +62,10 @@ def tokenize_part(
     config: Config,
     token_file: Path,
     receipt_file: Path,
-    on_batch: Callable[[int, int, int, float], None] = lambda conversations, rejected, tokens, share: None,
 ) -> dict[str, Any]:
     """Write the token file, then its receipt (the commit), and return the receipt.
 
-    `on_batch` receives the numbers of conversations, rejects, and tokens so far, and the share of the part that has
-    been read. Raises PackError if the run must stop: the source changed or is damaged, or labels cannot be located.
+    Raises PackError if the run must stop: the source changed or is damaged, or labels cannot be located.
     """
     engines = template.engines
     starts_fast = engines is not None and engines.are_fast
@@ -83,9 +81,6 @@ def tokenize_part(
             unused.add(numbers, records, where)
             yield numbers, records
 
-    def report(rejected: int) -> None:
-        on_batch(receipt["accepted"] + rejected, rejected, receipt["tokens"], reader.share)
-
     # Python searches for cycles after every 700 new objects. A part creates a million objects without a cycle, and the
     # search took a fifth of the time.
     thresholds = gc.get_threshold()
@@ -94,7 +89,7 @@ def tokenize_part(
         with atomic_file(token_file, "xxh3") as out:
             with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:
                 write = writer.write_batch
-                rejects = tokenize_records(blocks(), preparer, encoder, schema, write, receipt, where, report)
+                rejects = tokenize_records(blocks(), preparer, encoder, schema, write, receipt, where)
             for name, count in reader.unread.items():
                 unused.add_column(name, count)
             receipt["conversations"] = receipt["accepted"] + len(rejects)
@@ -123,12 +118,11 @@ def tokenize_records(
     write: Callable[[pa.RecordBatch], None],
     receipt: dict[str, Any],
     place: Callable[[int], str],
-    on_batch: Callable[[int], None] = lambda rejected: None,
 ) -> list[tuple[int, str, str]]:
     """Tokenize records, and return the number, reason, and message of each reject.
 
-    `blocks` are the numbers and the values of records. The counts of `receipt` are increased, and `on_batch` is called
-    with the number of rejects after each batch. Raises PackError, which names the place of the record.
+    `blocks` are the numbers and the values of records. The counts of `receipt` are increased. Raises PackError,
+    which names the place of the record.
     """
     rejects: list[tuple[int, str, str]] = []
 
@@ -136,7 +130,6 @@ def tokenize_records(
         if batch.records and (encoded := batch.encode(schema)):
             write(encoded)
         rejects.extend((number, reject.reason, reject.message) for number, reject in batch.rejects)
-        on_batch(len(rejects))
 
     batch = Batch(encoder, receipt, place)
     for numbers, records in blocks:

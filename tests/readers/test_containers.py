@@ -44,7 +44,7 @@ def test_records_are_read_in_order_and_numbered(container: Container, tmp_path: 
     assert (file.container, file.format, file.bytes) == (container.name, "prompt_completion", file.path.stat().st_size)
     reader = RecordReader(container, file)
     assert list(reader) == list(enumerate(RECORDS))
-    assert (reader.records, reader.share) == (900, 1.0)
+    assert reader.records == 900
     assert all(0 < len(records) <= BLOCK for _, records in reader.blocks())
 
 

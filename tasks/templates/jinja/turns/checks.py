@@ -5,9 +5,9 @@
     a template without a place for the role `tool`:    user, call, result 52, answer "52."  ─▶  the result is missing
     a template that cuts contents:                     user, answer "It is 52."  ─▶  ▓It is ▓   the answer is incomplete
 
-Each check raises Reject. If the first conversations of a corpus all fail alike, it is the template, and the run stops
-(see tokenization/checks.py). A context that is left out is as bad as an incomplete answer: the model would
-learn an answer after a prompt that does not have its source.
+Each check raises Reject. If the first conversations of a corpus all fail alike for a reason in
+OF_TEMPLATE (tokenization/checks.py), it is the template, and the run stops. A context that is left out is as bad as an
+incomplete answer: the model would learn an answer after a prompt that does not have its source.
 """
 
 from __future__ import annotations

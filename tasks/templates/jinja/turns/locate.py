@@ -22,13 +22,12 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import count, islice, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tasks.conversations.answers import REASONING_KEYS
 from tasks.templates.jinja.turns.answers import Answers, NotLocated, Render, difference
 from tasks.templates.jinja.turns.marks import Range, contents_of, places_of
-
-Turns = Literal["auto", "together", "apart"]
+from tasks.templates.spans import Turns
 
 # Each of so few turns is rendered.
 FEW = 3
