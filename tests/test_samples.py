@@ -290,18 +290,19 @@ def test_verify_detects_wrong_figures_of_samples(tmp_path: Path, change: Any, re
         verify(path)
 
 
-def test_verify_detects_a_sample_that_left_its_conversation(apart: Path, tmp_path: Path) -> None:
-    path = pack_corpus(make_recipe(tmp_path, RECORDS[:20], turns="apart", max_rejects=1.0))
+@pytest.mark.parametrize("given", [{"turns": "apart"}, {"turns": "together", "epochs": 2}])
+def test_verify_detects_an_entry_that_left_its_conversation(given: dict[str, Any], tmp_path: Path) -> None:
+    path = pack_corpus(make_recipe(tmp_path, RECORDS[:20], max_rejects=1.0, **given))
     file = folder_of(path) / "index.arrow"
     table = pa.ipc.open_stream(file.read_bytes()).read_all()
     digests = table["digest"].to_pylist()
-    at = table["turn"].to_pylist().index(3)
+    at = table["turn"].to_pylist().index(3) if "turn" in table.schema.names else len(digests) - 1
     digests[at] += 1
     changed = table.set_column(table.schema.get_field_index("digest"), "digest", pa.array(digests, pa.uint64()))
     with pa.ipc.new_stream(str(file), table.schema) as writer:
         writer.write_table(changed)
     sign(path)
-    with pytest.raises(DataError, match="samples that differ in digest"):
+    with pytest.raises(DataError, match="entries that differ in digest"):
         verify(path)
 
 

@@ -189,8 +189,9 @@ class TableContainer(Container):
                 if number + batch.num_rows > max(file.bytes, _BOMB_ROWS):
                     raise bomb(file.name, f"{number + batch.num_rows:,} rows or more in {file.bytes:,} bytes")
                 columns = wanted(batch.schema.names, file)
+                read = set(columns)
                 for name in batch.schema.names:
-                    if name not in columns and (count := bounded(partial(present, batch.column(name)))):
+                    if name not in read and (count := bounded(partial(present, batch.column(name)))):
                         reader.unread[name] += count
                 batch = batch.select(columns)
                 row_bytes = batch.nbytes // max(batch.num_rows, 1) + 1

@@ -138,10 +138,13 @@ def acquire_lock(path: Path) -> bool:
     with _writing(path):
         make_folder(path.parent)
         file = path.open("ab")
-        if _is_locked(file):
-            _locks[path] = file
-            return True
-        file.close()
+        try:
+            if _is_locked(file):
+                _locks[path] = file
+                return True
+        finally:
+            if path not in _locks:
+                file.close()
         return False
 
 

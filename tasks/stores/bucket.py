@@ -88,7 +88,7 @@ class Bucket:
         return body
 
     def _body(self, key: str, expected: Facts, span: tuple[int, int] | None = None) -> Iterator[Any]:
-        """Yield the chunks of an object, or of its bytes [start, stop)."""
+        """Request an object, or its bytes [start, stop), and return its chunks."""
         url, options = self.url_of(key), {"if_match": expected.identity} | ({"range": span} if span else {})
         received, stop = span or (0, expected.size)
         with self._errors(key) as obstore:
@@ -96,15 +96,20 @@ class Bucket:
             if _facts(answer.meta) != expected:  # not every server respects If-Match
                 raise changed(url)
             stream = answer.stream(min_chunk_size=CHUNK)
-        try:
-            with self._errors(key):
-                while (chunk := interruptible(next, stream, None)) is not None:
-                    received += len(chunk)
-                    yield chunk
-        except StorageError as error:
-            if error.reason == "store_failed":  # no answer of the server, so the body was cut off
-                raise cut_off(url, received, stop) from None
-            raise
+
+        def chunks() -> Iterator[Any]:
+            nonlocal received
+            try:
+                with self._errors(key):
+                    while (chunk := interruptible(next, stream, None)) is not None:
+                        received += len(chunk)
+                        yield chunk
+            except StorageError as error:
+                if error.reason == "store_failed":  # no answer of the server, so the body was cut off
+                    raise cut_off(url, received, stop) from None
+                raise
+
+        return chunks()
 
     def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
         """Write an object from a finished file, completely or not at all.

@@ -248,12 +248,13 @@ class Mirror:
         return InputMissing("object_missing", f"{self.url}/{self.key(file)}: does not exist")
 
 
-_mirror = lru_cache(maxsize=16)(Mirror)  # once per process
+_remote = lru_cache(maxsize=16)(Mirror)  # it knows what the bucket listed
 
 
 def mirror_of(root: Path) -> Mirror:
     """Return the mirror of a root."""
-    return _mirror(root, url_of(root))
+    url = url_of(root)
+    return _remote(root, url) if url else Mirror(root, "")
 
 
 def remote_with(path: Path) -> Mirror | None:

@@ -18,7 +18,7 @@ from tasks.corpus.publish import CARD
 from tasks.recipe import Recipe, recipe_of
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import read_json
-from tasks.storage.keys import VERSIONS
+from tasks.storage.keys import VERSIONS, with_current_names
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import ROWS, has_statistics
 from tasks.work import Publish, run_all
@@ -130,9 +130,11 @@ def _compare(manifest: Manifest, folder: Path, rebuilt: Path) -> None:
         now["files"] = [file for file in now["files"] if file["path"] != ROWS]
         for split in now["splits"].values():
             split.pop("statistics", None)
-    now["digest"] = then["digest"]  # it may be that of former names of settings
-    if then == now:
-        return
+    config = read_json(folder / "manifest.json")["config"]
+    if not has_statistics(manifest) or with_current_names(config) != config:  # in an earlier form
+        now["digest"] = then["digest"]
+        if then == now:
+            return
     if manifest.texts_version != VERSIONS["texts"]:
         for values in (then, now):
             # In manifests of early versions, `engine` is the encoder of the run, which may differ.
