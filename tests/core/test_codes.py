@@ -48,9 +48,9 @@ PASSED_ON = {
     "oasst",
     "formats",
     "instruction",
-    "fields",
+    "values",
     "ranks",
-    "training",
+    "graph",
 }
 
 
