@@ -31,7 +31,6 @@ from pydantic import (
 
 from tasks.conversations.names import Roles, with_roles
 from tasks.core.errors import UsageError
-from tasks.core.messages import show_note
 from tasks.core.yaml_settings import Removed, canonical_json, check_removed, check_settings, defaults_of, read_settings
 from tasks.readers.containers import container_by_extension
 from tasks.sources.model import Source
@@ -214,6 +213,7 @@ class Config(BaseModel):
 
     # Settings of `advanced` that the file has outside of it, as earlier versions require.
     _moved: tuple[str, ...] = ()
+    _has_old_words: bool = False
 
     name: str = Field("corpus", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="Name of the corpus.")
     sources: Annotated[
@@ -406,7 +406,10 @@ class Config(BaseModel):
     def _take_other_forms(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        if isinstance(advanced := values.get("advanced") or {}, dict):
+        advanced = {} if values.get("advanced") is None else values["advanced"]
+        if isinstance(advanced, dict):
+            if outside := [name for name in with_current_names(advanced) if name in KEYS and not KEYS[name].advanced]:
+                raise ValueError(f"{outside[0]} belongs outside of `advanced`")
             if twice := values.keys() & advanced.keys():
                 raise ValueError(f"{min(map(str, twice))} is set twice; keep the one in `advanced`")
             values = {name: value for name, value in values.items() if name != "advanced"} | advanced
@@ -507,8 +510,10 @@ class Config(BaseModel):
 
     @property
     def notes(self) -> list[str]:
-        """Return a line about settings that are now in `advanced`."""
-        return [f"config: {', '.join(self._moved)}: now a part of `advanced`; both places work"] * bool(self._moved)
+        """Return lines about settings with former names or places."""
+        renamed = "config: `company` is now `neighbors`, and its value `apart` is `distinct`; the old words work, too"
+        moved = f"config: {', '.join(self._moved)}: now a part of `advanced`; both places work"
+        return [renamed] * self._has_old_words + [moved] * bool(self._moved)
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
@@ -600,10 +605,6 @@ def load_config(path: Path, sequence_length: str = "") -> Config:
     values = _read(path)
     if not values:
         raise UsageError("bad_config_file", f"{path}: is empty; add at least `sources:`")
-    if "company" in values or values.get("neighbors") == "apart":
-        show_note(
-            f"{path}: `company` is now `neighbors`, and its value `apart` is now `distinct`; the old words work, too"
-        )
     if sequence_length:
         given = [int(part) if part.strip().isdecimal() else part for part in sequence_length.split(",")]
         values["sequence_length"] = given if len(given) > 1 else given[0]
@@ -613,7 +614,9 @@ def load_config(path: Path, sequence_length: str = "") -> Config:
     if isinstance(sources, list):
         values["sources"] = [{"path": source} if isinstance(source, str) else source for source in sources]
     config = check_settings(Config, values, str(path))
-    config._moved = tuple(name for name in values if name in KEYS and KEYS[name].advanced)
+    config._moved = tuple(name for name in with_current_names(values) if name in KEYS and KEYS[name].advanced)
+    flat = values | (values.get("advanced") or {})
+    config._has_old_words = "company" in flat or flat.get("neighbors") == "apart"
     return config
 
 

@@ -196,6 +196,9 @@ def test_settings_that_few_need_are_in_advanced(tmp_path: Path) -> None:
     assert top <= {name for name, mark in KEYS.items() if not mark.advanced}
     for lines, said in (
         ("align: 4\nadvanced: {align: 8}", "align is set twice; keep the one in `advanced`"),
+        ("advanced: {sequence_length: 512}", "sequence_length belongs outside of `advanced`"),
+        ("advanced: {sources: x.jsonl}", "sources belongs outside of `advanced`"),
+        ("advanced: 0", "advanced: must be `key: value` pairs, found 0"),
         ("advanced: 5", "advanced: must be `key: value` pairs, found 5"),
         ("advanced: {aling: 5}", "aling: unknown key; did you mean align?"),
     ):
@@ -270,14 +273,15 @@ def test_license_is_accepted_by_its_former_name(tmp_path: Path) -> None:
     assert "did you mean license?" in refusal(tmp_path, "sources: x.jsonl\nlicens: [mit]\n")
 
 
-def test_neighbors_are_accepted_by_their_former_words_with_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("line", ["{}", "advanced: {{{}}}"])
+def test_neighbors_are_accepted_by_their_former_words_with_a_note(line: str, tmp_path: Path) -> None:
     words = ("neighbors: distinct", "company: distinct", "company: apart", "neighbors: apart")
-    configs = [load(tmp_path, f"sources: x.jsonl\n{line}\n") for line in words]
+    configs = [load(tmp_path, f"sources: x.jsonl\n{line.format(word)}\n") for word in words]
     assert {config.neighbors for config in configs} == {"distinct"}
-    note = "`company` is now `neighbors`, and its value `apart` is now `distinct`; the old words work, too"
-    assert capsys.readouterr().err.count(note) == 3
+    note = "config: `company` is now `neighbors`, and its value `apart` is `distinct`; the old words work, too"
+    assert [note in config.notes for config in configs] == [False, True, True, True]
+    moved = "config: neighbors: now a part of `advanced`; both places work"
+    assert [moved in config.notes for config in configs] == [line == "{}"] * 4
     both = refusal(tmp_path, "sources: x.jsonl\ncompany: apart\nneighbors: distinct\n")
     assert both.endswith("\n  neighbors and company are the same setting; keep only neighbors")
     assert "  neighbors: must be " in refusal(tmp_path, "sources: x.jsonl\ncompany: alike\n")

@@ -10,6 +10,7 @@ The digests of a model and of an adapter are part of the key of a run.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
@@ -18,13 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.yaml_settings import Removed, check_settings, parse_settings, read_settings
+from tasks.storage.files import sha256_of
 from tasks.stores.urls import check_url, is_url, local_path_of, root_of
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
-import hashlib
-
-from tasks.storage.files import sha256_of
 
 DEFAULT = Path(__file__).with_name("qlora.yaml")
 

@@ -31,14 +31,26 @@ from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown, suggest
 
 # The first format that matches a record is the format of the record.
-FORMATS: tuple[Format, ...] = (MESSAGES, SHAREGPT, ALPACA, DOLLY, OASST, PROMPT_COMPLETION, TEXT, SESSION, TOKENS)
+FORMATS: tuple[Format, ...] = (
+    MESSAGES,
+    SHAREGPT,
+    ALPACA,
+    DOLLY,
+    OASST,
+    PROMPT_COMPLETION,
+    TEXT,
+    SESSION,
+    TOKENS,
+)
 
 FORMAT_NAMES: tuple[str, ...] = tuple(format.name for format in FORMATS)
 FORMAT_OF: dict[str, Format] = {format.name: format for format in FORMATS}
 
 # The names that a `columns` mapping may give to keys of a record, and those of records with messages or text.
 COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(key for format in FORMATS for key in format.keys))
-USUAL_COLUMNS = tuple(dict.fromkeys(key for format in FORMATS[:-2] for key in format.keys))
+USUAL_COLUMNS = tuple(
+    dict.fromkeys(key for format in FORMATS if format not in (SESSION, TOKENS) for key in format.keys)
+)
 
 # Limit for one conversation. Tokenizing a message takes 30 µs and 3.5 KB, so this many take 3 s and 350 MB.
 MOST_MESSAGES = 100_000

@@ -292,8 +292,8 @@ class Format:
 
     Unused keys are counted. `used` returns the keys that `read` uses of a record; without `used`, they are `keys`.
     `objects` yields the path, the content, and the used keys of each object within a record, given the `columns` of the
-    config; without `objects`, objects are used as a whole. `left_out` counts further things of a record that `read`
-    leaves out, by path.
+    config, also for a record that `read` rejects; without `objects`, objects are used as a whole. `left_out` counts
+    further things of a record that `read` leaves out, by path.
     """
 
     name: str

@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal, get_args, get_origin
@@ -558,19 +557,30 @@ def _tokenizer_near(folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
 
 
 def _candidates(start: Path) -> Iterator[Path]:
-    walked = []
-    for where, below, files in islice(os.walk(start, followlinks=True), MOST_FOLDERS):
-        folder = Path(where)
-        depth = len(folder.parts) - len(start.parts)
-        is_corpus = not {"manifest.json", "index.arrow"}.isdisjoint(files)  # with its own copy of a tokenizer
-        below[:] = sorted(
-            name for name in below if not name.startswith((".", "__")) and depth < DEPTH * (not is_corpus)
-        )
-        if not is_corpus:
-            walked.append((depth, folder, files))
-    for _, folder, files in sorted(walked, key=lambda item: item[0]):
-        if not {"tokenizer.json", "tokenizer.model"}.isdisjoint(files):
-            yield folder
-            continue
-        models = (folder / name for name in sorted(files) if name.endswith(".model"))
-        yield from (file for file in models if file.is_file() and 0 < file.stat().st_size <= LARGEST)
+    """Yield folders and files that may be tokenizers, the nearest first."""
+    level, seen = [start], 0
+    for _ in range(DEPTH + 1):
+        below = []
+        for folder in level:
+            seen += 1
+            if seen > MOST_FOLDERS:
+                return
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except OSError:
+                continue
+            names = {entry.name for entry in entries}
+            if names & {"manifest.json", "index.arrow"}:  # a corpus, with its own copy of a tokenizer
+                continue
+            if names & {"tokenizer.json", "tokenizer.model"}:
+                yield folder
+            else:
+                yield from (
+                    Path(entry.path)
+                    for entry in entries
+                    if entry.name.endswith(".model") and entry.is_file() and 0 < entry.stat().st_size <= LARGEST
+                )
+            below += [
+                Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith((".", "__"))
+            ]
+        level = below

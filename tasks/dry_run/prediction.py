@@ -152,6 +152,8 @@ class Prediction:
         return f"{count:,.0f}" if self.whole else f"about {count:,.0f}"
 
 
+# Measured seconds of one idle core; the cost of encoding is measured on the sample, or during the run. `bench/eta.py
+# CONFIG` compares the first ones with a run (not with one worker, which forks no process), with --times 10 the others.
 START = 1.2  # interpreter, libraries and the graph
 HASHED_BYTE = 1.0e-9  # of a source, per thread: hashed once as a file and once as a part
 TASK = 0.03  # a fork, page faults, Luigi, syncs

@@ -246,7 +246,7 @@ class Selection:
 def select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selection:
     """Select conversations; `whole` is true if the samples are all of the sources."""
     weights = np.concatenate([np.empty(0), *(each.sample.weights for each in sampled)])
-    scale = max(1.0, float(weights.sum()) / MOST_REPEATED)
+    scale = 1.0 if whole else max(1.0, float(weights.sum()) / MOST_REPEATED)
     ends = np.floor(np.cumsum(weights) / scale + 0.5).astype(np.int64)  # a record of weight 2.5 counts 2 or 3 times
     edges = np.cumsum([len(each.sample.records) for each in sampled])
     times = np.split(np.diff(ends, prepend=0), edges[:-1])
@@ -265,7 +265,10 @@ def select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selectio
     reason = pieces.accepted.reason.copy()
     try:
         pieces = mix(pieces, repeated, recipe)
-    except DataError as error:
+    except DataError as error:  # a source has no conversation to share
         empty, pieces.accepted.reason[:] = str(error), reason
+        sources = [source.model_copy(update={"weight": 1.0}) for source in limits]
+        only_limits = config.model_copy(update={"sources": sources, "weighting": "repeat"})
+        pieces = mix(pieces, repeated, replace(recipe, config=only_limits))
     account = take_account(pieces, repeated, recipe)
     return Selection(sampled, recipe, tokens, repeated, times, scale, pieces, reason, account, empty)

@@ -56,7 +56,8 @@ def find_failures(found: Prediction, chosen: Selection) -> list[str]:
     if not found.train_rows:
         failures.append("The run will fail: no conversation of the sample is left to train on")
     elif chosen.empty:
-        failures.append(f"The run will fail: {chosen.empty} (in the sample; figures are without the weights)")
+        where = "" if found.whole else "in the sample; "
+        failures.append(f"The run will fail: {chosen.empty} ({where}figures are without the weights)")
     return failures
 
 

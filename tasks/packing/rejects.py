@@ -52,9 +52,9 @@ def check_rejects(counts: dict[str, int], cut_off: int, read: int, recipe: Recip
     # Compare the quotient: 0.29 * 100 is less than 29 in floating point.
     if not rejected or rejected / read <= limit:
         return
-    # Messages of rejects do not name the template, because they are the same for any name.
     with path.open("rb") as lines:
         first = [orjson.loads(line) for line in islice(lines, REPORTED)]
+    # Messages of rejects do not name the template, because they are the same for any name.
     refused = any(reason.startswith("template_") for reason in counts)
     template = f"; the template is {recipe.config.template}" if refused else ""
     raise DataError(

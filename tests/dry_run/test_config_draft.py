@@ -434,6 +434,8 @@ def test_the_nearest_tokenizer_is_found_and_its_template(here: Path) -> None:
     (here / "models").mkdir()
     shutil.copy(kind_path("sp_unigram"), here / "models" / "far.model")
     (here / "chats" / "broken.model").write_bytes(b"no model")
+    for number in range(600):  # more folders than are searched
+        (here / "a" / str(number)).mkdir(parents=True)
     _, config, text = draft(here, "chats/a.jsonl")
     assert (config.tokenizer, config.template) == ("chats/near.model", "chatml")
     assert "far.model" in text

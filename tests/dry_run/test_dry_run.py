@@ -141,11 +141,13 @@ def test_a_larger_corpus_is_planned_at_a_smaller_scale(tmp_path: Path, monkeypat
     sources = mixture(2, 1, limit=1000)
     (tmp_path / "other.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in conversations(2000, seed=1)))
     config = write_project(tmp_path, conversations(3000), sources=sources, validation=0.1)
-    exact = predicted(config)
+    exact, larger = predicted(config), predicted(config, budget=200_000)
     monkeypatch.setattr(sample, "MOST_REPEATED", 1250)
-    found = predicted(config)
-    assert found.ledger.conversations.read == exact.ledger.conversations.read
-    assert found.ledger.conversations.dropped["limit"] == exact.ledger.conversations.dropped["limit"] == 1000
+    assert figures_of(predicted(config)) == figures_of(exact), "everything is read"
+    exact, found = larger, predicted(config, budget=200_000)
+    assert not found.whole
+    dropped = exact.ledger.conversations.dropped["limit"]
+    assert found.ledger.conversations.dropped["limit"] == pytest.approx(dropped, rel=0.05)
     assert found.ledger.tokens.packed == pytest.approx(exact.ledger.tokens.packed, rel=0.05)
     assert found.rows["train"] == pytest.approx(exact.rows["train"], rel=0.05)
     assert found.mixture[1].limit == 1000
@@ -221,6 +223,10 @@ def test_warnings_for_empty_shares_and_duplicates(tmp_path: Path) -> None:
     settings = {"weighting": "token_share", "sources": mixture(1, 1), "duplicates": "drop"}
     config = write_project(tmp_path, conversations(400), **settings)
     found = predicted(config)
+    limited = [{"path": "chat.jsonl", "limit": 10}, {"path": "other.jsonl"}]
+    with_limit = predicted(write_project(tmp_path, conversations(400), **settings | {"sources": limited}))
+    assert with_limit.ledger.conversations.dropped["limit"] == 390, "limits count without the weights, too"
+    config = write_project(tmp_path, conversations(400), **settings)
     assert [
         warning
         for warning in found.failures

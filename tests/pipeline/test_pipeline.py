@@ -364,7 +364,7 @@ def test_the_delimiter_and_the_encoding_that_were_found_are_reported(folder: Pat
     shown = command(folder, str(BIN / "packcorpus"), "inspect", "a.csv").stdout
     assert shown.startswith("a.csv  prompt_completion, csv, delimiter ';', windows-1252, ")
     set_config(folder, sources="[{path: a.csv, delimiter: ';', encoding: cp1252}]", sequence_length=64)
-    assert "note: " not in luigi(folder, *ONE, "--config", "corpus.yaml").stderr
+    assert "delimiter" not in luigi(folder, *ONE, "--config", "corpus.yaml").stderr
 
 
 def test_a_failed_run_keeps_the_earlier_corpus(folder: Path, first: Path) -> None:

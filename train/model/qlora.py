@@ -261,7 +261,7 @@ def target_layers(model: Any, wanted: str | Sequence[str]) -> list[str]:
     names = ATTENTION if wanted == "attention" else wanted
     chosen = [layer for layer in layers if layer.rpartition(".")[2] in names]
     known = sorted({layer.rpartition(".")[2] for layer in layers})
-    if wanted != "attention" and (name := next((name for name in names if name not in known), None)):
+    if wanted != "attention" and (name := next((name for name in names if name not in known), None)) is not None:
         hint = suggest(name, known) or f"; it has {', '.join(known)}"
         raise DataError(
             "no_such_layers",
