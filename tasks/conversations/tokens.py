@@ -40,7 +40,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def read(record: Record) -> Conversation:
-    ids, trained = _read_sides(record) if _has_sides(record) and record["prompt_ids"] is not None else _read_all(record)
+    ids, trained = _read_sides(record) if _has_sides(record) else _read_all(record)
     if not ids:
         raise Reject("empty", "the record holds no ids")
     tokenizer = record.get(TOKENIZER)
@@ -138,7 +138,7 @@ def other_tokenizer(digest: str, known: Collection[str]) -> str:
 
 
 def _has_sides(record: Mapping[str, object]) -> bool:
-    return "prompt_ids" in record and all(record.get(key) is None for key in _IDS)
+    return record.get("prompt_ids") is not None and all(record.get(key) is None for key in _IDS)
 
 
 def _ids_key(record: Mapping[str, object]) -> str:

@@ -111,19 +111,24 @@ class UnusedKeys:
         shapes = set(map(tuple, records))
         unused = [self._unused_of(shape) for shape in shapes] if len(shapes) <= MOST_SHAPES else [None]
         keys = set(chain.from_iterable(shape_unused or () for shape_unused in unused))
-        if None in unused or self._format.left_out or not keys.isdisjoint(OTHER_KEYS):
+        if None in unused or self._format.left_out:
             return False
         objects = self._format.objects
         if objects and any(True for _ in chain.from_iterable(map(objects, records, repeat(self._columns)))):
             return False
+        counts: dict[str, int] = {}
         for key in keys:
             values = [record[key] for record in records if key in record]
+            if key in OTHER_KEYS and any(self._is_other("", key, value) for value in values if not is_absent(value)):
+                return False
             if set(map(type, values)) <= {str, type(None)}:
                 count = len(values) - values.count(None) - values.count("")
             else:
                 count = sum(not is_absent(value) for value in values)
             if count:
-                self._counts[_safe(key)] += count
+                counts[key] = count
+        for key, count in counts.items():
+            self._counts[_safe(key)] += count
         return True
 
     def _unused_of(self, shape: tuple[str, ...]) -> tuple[str, ...] | None:

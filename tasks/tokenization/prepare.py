@@ -7,8 +7,8 @@ The second way defines the meaning of a record. The first way returns the same r
 them. The first way is for records that contain only turns. msgspec checks a record against the type that its format
 declares (`Format.plain`) while decoding it:
 
-    b'{"messages": [{"role": "user", "content": "2+2?"}]}'    a line ─decode─▶ Plain(messages=[Turn("user", "2+2?")])
-    {"prompt": "6 × 7?", "completion": "42", "system": None}  a row  ─of─────▶ Plain(prompt="6 × 7?", completion="42")
+    b'{"messages": [{"role": "user", "content": "2+2?"}]}'    a line ─decode─▶ Messages([Turn("user", "2+2?")])
+    {"prompt": "6 × 7?", "completion": "42", "system": None}  a row  ─of─────▶ PlainPromptCompletion("6 × 7?", "42")
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def count_content_tokens(encoder: Encoder, conversations: Iterable[Sequence[Prep
             continue
         layout, strings = strings[0], strings[1:]
         written = SEPARATOR.join(sample.joined.decode() for sample in samples)
-        bare = _bare(written)
+        bare = "" if all(text in written for text in strings) else _bare(written)
         for text, role in zip(strings, roles_of(layout, len(strings)), strict=True):
             parts = [text] if text in written else _written_tokens(text, bare, encoder)
             texts += parts

@@ -257,7 +257,7 @@ def test_golden(format: str, record: dict[str, object], expected: Conversation) 
 
 
 def test_every_format_has_a_golden_record() -> None:
-    elsewhere = {"session", "tokens"}  # in traces/
+    elsewhere = {"session", "tokens"}
     assert {format for format, _, _ in GOLDEN} == set(FORMAT_NAMES) - elsewhere
 
 

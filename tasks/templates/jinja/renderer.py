@@ -391,9 +391,8 @@ class _Template:
             self._can_be_traced = can_be_traced(tree)
         except MemoryError:
             raise
-        except (
-            Exception
-        ) as error:  # from Jinja, or from Python's compiler, which compiles the code that Jinja generates
+        # From Jinja, or from Python's compiler, which compiles the code that Jinja generates.
+        except Exception as error:
             raise _Problem("invalid", str(error)) from None
         if other is not None:
             raise _Problem("includes", f"line {other[0]}: {{% {other[1]} %}} reads another file")

@@ -149,9 +149,9 @@ class JinjaTemplate(Template):
         return _Case(conversation, added, broken.private, job)
 
     def _result(self, case: _Case, rendering: Rendering | Reject | DataError) -> list[Sample] | Reject | PackError:
+        if not isinstance(rendering, Rendering):
+            return _with_own_numbers(rendering, case.added)
         try:
-            if not isinstance(rendering, Rendering):
-                raise rendering
             return _of_data(self._samples(case, rendering), case.added)
         except (Reject, PackError) as problem:
             return _with_own_numbers(problem, case.added)

@@ -248,14 +248,17 @@ class Checks:
             n = 2 * len(texts)
             return with_marks(required.text, [(0, f"{mark}{n}-"), (len(required.text.strip()), f"{mark}{n + 1}-")])
 
-        rendered = render(*marked_texts(messages, tools, marked, lambda _: None), True)
+        rendered = [
+            (other, *without_marks(other.text, mark, re.IGNORECASE))
+            for other in render(*marked_texts(messages, tools, marked, lambda _: None), True)
+        ]
         for n, required in enumerate(texts, 1):
             sample = next(sample for sample in samples if required.k in sample.ranges)
-            other = next((other for other in rendered if required.k in other.ranges), None)
-            if other is None:  # the template refuses the marks
+            of_turn = next((turn for turn in rendered if required.k in turn[0].ranges), None)
+            if of_turn is None:  # the template refuses the marks
                 is_whole = is_written(required.text.strip(), _text_for(required, sample))
             else:
-                bare, places = without_marks(other.text, mark, re.IGNORECASE)
+                other, bare, places = of_turn
                 ranges = sample.ranges[required.k]
                 if bare != sample.text:
                     bare, places = without_marks(_text_for(required, other), mark, re.IGNORECASE)

@@ -171,7 +171,7 @@ def marked_texts(
 ) -> tuple[list[Any], Any]:
     """Return messages and tools with all texts passed through `mark`.
 
-    They are passed in the usual order.     Keys and numbers are passed to `note`.
+    They are passed in the usual order. Keys and numbers are passed to `note`.
     """
 
     def content(text: str, role: str, place: str, k: int) -> str:
