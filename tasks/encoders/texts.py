@@ -68,9 +68,10 @@ class Texts:
             return []
         return [number for number, text in enumerate(self.strings) if UNDERLINE in text]
 
-    @cached_property
+    @property
     def spaced(self) -> Texts:
         """Return the texts with a space for each U+2581."""
+        # Not cached: a reference to itself would keep all texts until Python searches for cycles.
         return Texts.of([text.replace(UNDERLINE, " ") for text in self.strings]) if self.with_underline else self
 
     @property
@@ -129,5 +130,6 @@ def find(needles: Needles, texts: Texts) -> list[int]:
 
     Some models treat U+2581 and a space alike, so both are searched as a space.
     """
-    places = list(needles.places(texts.spaced.joined))
-    return sorted(set(np.searchsorted(texts.spaced.ends, places).tolist())) if places else []
+    spaced = texts.spaced
+    places = list(needles.places(spaced.joined))
+    return sorted(set(np.searchsorted(spaced.ends, places).tolist())) if places else []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tasks.encoders.texts
-from tasks.encoders.texts import SEPARATOR, UNDERLINE, Needles, Texts
+from tasks.encoders.texts import SEPARATOR, UNDERLINE, Needles, Texts, find, needles_of
 
 texts = st.lists(st.text(st.sampled_from([*"ab é漢🎉", SEPARATOR, UNDERLINE]), max_size=6), max_size=8)
 
@@ -59,3 +62,15 @@ def test_strings_are_found_at_both_ends_and_across_windows() -> None:
         assert list(needles.places(text))
     for text in (b"", b"<s", gap + b"<s", "字".encode()):
         assert not list(needles.places(text))
+
+
+def test_texts_are_freed_without_a_search_for_cycles() -> None:
+    texts = Texts.of(["a", "b"])
+    assert find(needles_of(["a"]), texts) == [0]
+    is_alive = weakref.ref(texts)
+    gc.disable()
+    try:
+        del texts
+        assert is_alive() is None
+    finally:
+        gc.enable()
