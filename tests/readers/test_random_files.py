@@ -164,12 +164,14 @@ def _table(delimiter: str) -> Callable[[bytes], list[Any]]:
         if rows:
             "".join(header).encode()  # the names of columns are UTF-8
 
-        def record(row: list[str]) -> Any:
-            # A second header shows that files are joined.
-            fits = len(row) == len(header) and row != header
+        def record(row: list[str], is_cut: bool) -> Any:
+            # A second header shows that files are joined. A program may leave out empty cells at the end of a row.
+            fits = (len(row) == len(header) or (len(row) < len(header) and not is_cut)) and row != header
+            row = row + [""] * (len(header) - len(row))
             return dict(zip(header, row, strict=True)) if fits and not _ESCAPED.search("".join(row)) else REJECT
 
-        return [record(row) for row in rows]
+        is_cut = not data.endswith((b"\n", b"\r"))
+        return [record(row, is_cut and number == len(rows)) for number, row in enumerate(rows, 1)]
 
     return read
 
