@@ -4,7 +4,7 @@
 
 With --times, the sources are enlarged first (bench/enlarge.py). "done" is the elapsed share of the total time; "off" is
 the error of the predicted total time. Below the table, the script prints the largest error after the first tenth of the
-run with its position, and compares the CPU seconds predicted by tasks/dry_run/prediction.py with the actual CPU
+run with its position, and compares the CPU seconds predicted by tasks/dry_run/cost_model.py with the actual CPU
 seconds.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 import orjson
 from enlarge import enlarge
 
-from tasks.dry_run import prediction
+from tasks.dry_run import cost_model
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -61,17 +61,17 @@ def cpu_by_stage(root: Path, cpu: float) -> Iterator[tuple[str, float, float]]:
     ledger, sources = manifest["ledger"], sum(source["bytes"] for source in manifest["sources"])
     shards = [shard["bytes"] for split in manifest["splits"].values() for shard in split["shards"]]
     pieces = max(ledger["pieces"]["packed"], ledger["conversations"]["read"])
-    plan = prediction.plan_seconds(pieces, ledger["tokens"]["encoded"], manifest["config"]["epochs"])
+    plan = cost_model.plan_seconds(pieces, ledger["tokens"]["encoded"], manifest["config"]["epochs"])
     tasks = len(list((root / "data" / "tokens").rglob("*.arrow"))) + 1 + len(shards)
     yield f"tokens, {sources / 1e6:,.1f} MB (measured during each run)", math.nan, stages["TokenizePart"]
     yield f"plan, {pieces:,} pieces", plan, stages["PlanPacking"]
-    yield f"shards, {sum(shards) / 1e6:,.1f} MB", sum(shards) * prediction.WRITTEN_BYTE, stages["WriteShard"]
+    yield f"shards, {sum(shards) / 1e6:,.1f} MB", sum(shards) * cost_model.WRITTEN_BYTE, stages["WriteShard"]
     rest = (
-        prediction.START
-        + prediction.TASK
-        + (tasks - 1) * prediction.STEP
-        + sources * prediction.HASHED_BYTE
-        + prediction.COMMIT
+        cost_model.START
+        + cost_model.TASK
+        + (tasks - 1) * cost_model.STEP
+        + sources * cost_model.HASHED_BYTE
+        + cost_model.COMMIT
     )
     yield f"start, {tasks} parts, plan, and shards, checksums, commit", rest, cpu - sum(stages.values())
 

@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any
 
 from tasks.core.process import peak_memory
-from tasks.dry_run.prediction import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
+from tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
 from tasks.readers.containers import container_named
 from tasks.sources.model import Part
 from tasks.sources.parts import sizes_of

@@ -26,7 +26,8 @@ import numpy as np
 from tasks.config import Config
 from tasks.core.error_codes import CODES
 from tasks.corpus.summary import BATCH_ROWS, steps_of
-from tasks.dry_run.prediction import Example, Prediction, Rejected, Source, Steps, Tokenizer, estimate_costs
+from tasks.dry_run.cost_model import estimate_costs
+from tasks.dry_run.prediction import Example, Prediction, Rejected, Source, Steps, Tokenizer
 from tasks.dry_run.sample import SampleTokens, Selection, open_samples, select, tokenize_sample
 from tasks.dry_run.warnings import find_failures, find_warnings
 from tasks.encoders.encoder import Encoder

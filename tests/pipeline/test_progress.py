@@ -17,7 +17,7 @@ from pipeline import display
 from pipeline.patches import reporting
 from pipeline.progress import Count, Run, run, seconds_left, state
 from tasks.core.errors import DataError
-from tasks.dry_run.prediction import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
+from tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
 from tasks.work import Outcome
 
 
