@@ -709,7 +709,8 @@ def twice_the_same(t: Tampered) -> None:
 def others_in_an_epoch(t: Tampered) -> None:
     one = of_split(t, "train_epoch_2")[0]
     other = next(entry for entry in of_split(t, "train_epoch_2") if entry["length"] != one["length"])
-    one["record"], other["record"] = other["record"], one["record"]
+    for name in ("record", "digest", "turns"):
+        one[name], other[name] = other[name], one[name]
 
 
 def another_reason(t: Tampered) -> None:
