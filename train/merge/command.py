@@ -1,166 +1,17 @@
 """Run `python -m train merge RUN`: merge an adapter into its base model.
 
-    x, KEY, data/adapters/x-KEY, …/training.json ─find_run─▶ Run: folder, record
-    Run ─find_base─▶ folder of the base model, checked against the record of the run ─merge─▶ a folder
-
-The last line of standard output is the path of the folder. This module does not load torch.
+The last line of standard output is the path of the folder.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import orjson
-
-from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.core.printable import printable, suggest
-from tasks.storage.files import read_json
+from tasks.core.printable import printable
 from train.config import Parser
-from train.loop.run_folder import checkpoints_of, model_digest, step_of
 from train.machine import devices
-
-SHORTEST_KEY = 4  # minimum number of characters of a shortened key
-LISTED = 5
-RECORD = "training.json"
-
-# Folders of the Hub's cache: models--owner--name/snapshots/<commit>
-_CACHED = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/?$")
-HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "README.md")
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Finished run, with its folder and its training.json."""
-
-    folder: Path
-    record: dict[str, Any]
-
-    @property
-    def key(self) -> str:
-        return str(self.record["key"])
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """Base model on this machine; `name` is its name on the Hub or of its folder."""
-
-    folder: Path
-    name: str
-    commit: str | None  # of the Hub
-    digest: str | None  # of the files of a local folder
-
-
-def find_run(text: str, root: Path) -> Run:
-    """Return the run that a user names by its folder, record, name, or key."""
-    path = Path(os.path.expanduser(text))
-    if os.path.isfile(path) and path.name != RECORD:
-        raise UsageError("bad_command_line", f"{path}: is not a training run; name its folder, or its {RECORD}")
-    folder = path if os.path.isdir(path) else path.parent if os.path.isfile(path) else _by_name(text, root)
-    record = folder / RECORD
-    if not record.is_file():
-        if not (folder / "run.json").is_file():
-            raise InputMissing("no_such_run", f"{folder}: is not a training run (it has no {RECORD})")
-        done = max(map(step_of, checkpoints_of(folder)), default=0)
-        raise InputMissing(
-            "no_such_run",
-            f"{folder}: the run is not finished (it has no {RECORD}; the newest checkpoint is of step {done}); rerun "
-            "the training command to resume it",
-        )
-    values = read_json(record)
-    if not isinstance(values, dict) or not {"key", "corpus", "base_model", "config", "result"} <= values.keys():
-        raise DataError("damaged_adapter", f"{record}: is not the record of a training run; restore it, or train again")
-    return Run(folder, values)
-
-
-def _by_name(text: str, root: Path) -> Path:
-    home = root / "data" / "adapters"
-    folders = [path for path in home.glob("*") if path.is_dir()]
-    folders.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
-    parts = {path: path.name.rpartition("-") for path in folders}  # (name, "-", 12 characters of the key)
-    if home / text in parts:
-        return home / text
-    if named := [path for path in folders if parts[path][0] == text]:
-        finished = [path for path in named if (path / RECORD).is_file()] or named
-        if len(finished) == 1:
-            return finished[0]
-        listed = ", ".join(path.name for path in finished[-LISTED:])
-        text = f"{text}: there are several runs of this name ({listed}); name one of them"
-        raise UsageError("bad_command_line", text)
-    keyed = [path for path in folders if parts[path][2].startswith(text)] if len(text) >= SHORTEST_KEY else []
-    if len(text) == 64:
-        keyed = [path for path in folders if len(parts[path][2]) == 12 and text.startswith(parts[path][2])]
-    if len(keyed) == 1:
-        return keyed[0]
-    if keyed:
-        listed = ", ".join(path.name for path in keyed[-LISTED:])
-        raise UsageError("bad_command_line", f"{text}: is the prefix of several keys ({listed}); use a longer one")
-    names = [path.name for path in folders]
-    hint = suggest(text, (name for path in folders for name in (path.name, parts[path][0])), LISTED)
-    known = f", which has {', '.join(reversed(names[-LISTED:]))}" if names else ", which has no runs"
-    raise InputMissing("no_such_run", f"{text}: no such run, and no such name or key in {home}/{hint or known}")
-
-
-def find_base(run: Run) -> Base:
-    """Return the base model of a run."""
-    named = str(run.record["base_model"])
-    base = _local(run, Path(named)) if os.path.isabs(named) else _of_hub(run, named)
-    config = read_json(base.folder / "config.json") if (base.folder / "config.json").is_file() else {}
-    if quantized := config.get("quantization_config"):
-        method = quantized.get("quant_method", "low precision")
-        raise DataError(
-            "bad_model",
-            f"base_model: {base.folder}: is stored in {method}, and an adapter is merged into weights in full "
-            "precision; train on a copy of the model in bf16, then merge",
-        )
-    return base
-
-
-def _local(run: Run, folder: Path) -> Base:
-    if not (folder / "config.json").is_file():
-        raise InputMissing(
-            "model_missing", f"base_model: {folder}: is missing; restore it at this path, then merge again"
-        )
-    digest, settings, run_json = model_digest(str(folder)), run.record["config"], run.folder / "run.json"
-    expected = run.record.get("base_digest")
-    if settings.get("base_model"):
-        if not expected and run_json.is_file():  # of a run whose training.json has none
-            expected = read_json(run_json).get("base_model")
-        is_own = True
-    else:  # the name of a small Llama ends with a digest of its config and seed
-        described = [read_json(folder / "config.json"), settings.get("seed")]
-        key = hashlib.sha256(orjson.dumps(described, option=orjson.OPT_SORT_KEYS)).hexdigest()
-        is_own = folder.name.endswith(key[:12])
-    if not is_own or (expected and digest != expected):
-        raise DataError(
-            "base_changed",
-            f"base_model: {folder}: has changed since {run.folder} was trained on it (a file was added, removed, or "
-            "changed); restore it, or train again",
-        )
-    cached = _CACHED.search(folder.as_posix())
-    name = cached["name"].replace("--", "/") if cached else folder.name
-    return Base(folder, name, cached["commit"] if cached else None, digest)
-
-
-def _of_hub(run: Run, name: str) -> Base:
-    from huggingface_hub import snapshot_download
-
-    commit = run.record.get("base_commit")
-    try:
-        folder = Path(snapshot_download(name, revision=commit, allow_patterns=list(HUB_FILES)))
-    except Exception as error:  # network, name, or access token: each library raises its own class
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise InputMissing(
-            "model_missing",
-            f"base_model: {name!r}{f' at {commit[:12]}' if commit else ''}: is neither in the cache nor could be "
-            f"downloaded from the Hub ({reason}); check the network, then merge again",
-        ) from None
-    return Base(folder, name, commit or folder.name, None)
+from train.merge.find_run import find_base, find_run
 
 
 def parser() -> Parser:

@@ -29,7 +29,7 @@ from tasks.core.printable import counted, in_bytes, printable
 from tasks.storage.files import acquire_lock, make_folder, read_json, sha256_of, sync_folder, to_json, write_bytes
 from train.machine import devices, process
 from train.machine.devices import called, free_disk, free_memory
-from train.merge.command import Base, Run
+from train.merge.find_run import Base, Run
 from train.merge.other_files import CARD, Facts, find_facts, model_card, write_other_files
 from train.merge.tensors import PRECISIONS, Tensors, tensors_of_model
 from train.merge.weights import FILE, FIX, NAME, Adapter, find_ties, read_config, write_weights

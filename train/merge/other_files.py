@@ -49,7 +49,7 @@ from tasks.templates.spans import TEXT, trained_turns
 from tasks.templates.spans import Template as ChatTemplate
 from train.data.conversations import open_template
 from train.data.corpus import Corpus, open_corpus
-from train.merge.command import Base, Run
+from train.merge.find_run import Base, Run
 from train.model.base_model import has_tokenizer
 
 # Files of a tokenizer that are not in TOKENIZER_FILES.

@@ -24,7 +24,7 @@ from tasks.storage.files import sha256_of, to_json
 from train.config import TrainingConfig
 from train.loop.run_folder import model_digest
 from train.merge import merge_run
-from train.merge.command import find_base, find_run
+from train.merge.find_run import find_base, find_run
 from train.merge.merge_run import merge
 from train.model.qlora import add_adapter
 

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from train.config import TrainingConfig
-from train.merge.command import find_base, find_run, main
+from train.merge.command import main
+from train.merge.find_run import find_base, find_run
 from train.model.base_model import build_small_llama, commit_of
 
 NAMES = ("mine-0123456789ab", "mine-2-abcdef012345", "other-abcdff012345")

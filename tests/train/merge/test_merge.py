@@ -23,7 +23,7 @@ from transformers.core_model_loading import WeightRenaming
 from tasks.core.errors import DataError
 from train.machine import devices
 from train.merge import merge_run, tensors, weights
-from train.merge.command import find_base, find_run
+from train.merge.find_run import find_base, find_run
 from train.merge.weights import Adapter
 
 # One model for each way in which tensors of the files become weights, or in which PEFT adapts them.

@@ -22,12 +22,13 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import count, islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tasks.conversations.answers import REASONING_KEYS
 from tasks.templates.jinja.turns.answers import Answers, NotLocated, Render, difference
 from tasks.templates.jinja.turns.marks import Range, contents_of, places_of
-from tasks.templates.spans import Turns
+
+Turns = Literal["auto", "together", "apart"]
 
 # Each of so few turns is rendered.
 FEW = 3
