@@ -162,6 +162,7 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     The conversations are sorted by source and record.
 
     source, record, turns, digest   as in the index
+    first                           offset of the first piece; -1 if it was dropped
     placed, validation, truncated   bool
     length                          tokens of all pieces, or of the whole conversation if it was dropped; without copies
     tokens                          tokens of all pieces without separators, 0 if it was dropped; without copies
@@ -186,7 +187,7 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     if not by_sample:  # a conversation is dropped for the reason of its other samples
         reason[reason == SAMPLE_DROP_REASONS.index("no_trained_tokens")] = -1
     is_placed, pieces = total(placed) > 0, np.maximum(1, total(once & placed))
-    return {name: entries[name][heads] for name in ("source", "record", "turns", "digest")} | {
+    return {name: entries[name][heads] for name in ("source", "record", "turns", "digest", "first")} | {
         "placed": is_placed,
         "validation": total(split == 1) > 0,
         "truncated": total(entries["truncated"]) > 0,
@@ -264,7 +265,9 @@ class IndexCheck:
             self.samples.add(samples)
             self._check_samples(seen, samples)
         reason = samples["reason"]
-        whole = samples["placed"] & (samples["length"] <= self._manifest.sequence_length) & ~samples["truncated"]
+        # A piece without trained tokens is in no row. A piece that is cut off by `split` fills a row.
+        longest = self._manifest.sequence_length - (self._settings.get("overlong") == "split")
+        whole = (samples["first"] == 0) & (samples["length"] <= longest) & ~samples["truncated"]
         for name, values in (("tokens", samples["length"]), ("turns", samples["turns"])):
             for bound, outside in ((f"min_{name}", np.less), (f"max_{name}", np.greater)):
                 limit = self._settings.get(bound)

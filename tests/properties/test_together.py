@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference.corpus import expected
 from reference.rows import Piece, pieces_of, weights_of
@@ -180,8 +180,9 @@ def packed_settings(draw: st.DrawFn) -> Given:
         for name in refused:
             del chosen[name]
         chosen.setdefault("sequence_length", 64)
-    if chosen.get("train_on") == "all":  # each turn of a user would have a sample, too
-        chosen.pop("turns", None)
+    if chosen.get("train_on") == "all":
+        chosen.pop("turns", None)  # each turn of a user would have a sample, too
+        chosen.pop("default_system", None)  # which is never trained on
     if chosen.get("turns") == "apart":
         chosen.pop("template", None)
     if chosen.get("weighting") == "token_share":
@@ -280,7 +281,14 @@ def cases() -> st.SearchStrategy[tuple[Given, int, str]]:
     return st.tuples(packed_settings(), st.integers(0, 99), st.sampled_from(["delete", "cut", "flip"]))
 
 
+# The first piece of a conversation has no trained token, and the others have fewer tokens than the conversation.
+SPLIT: Given = {"sequence_length": 64, "overlong": "split", "template": "alpaca", "min_tokens": 20}
+ONE_LEFT: Given = {"max_turns": 3, "min_turns": 2, "max_tokens": 40, "validation": 0.3, "default_system": "Be brief."}
+
+
 @settings(max_examples=examples(24), deadline=None)
+@example((SPLIT, 0, "delete"))
+@example(({"sequence_length": 64} | ONE_LEFT, 0, "delete"))
 @given(cases())
 def test_a_corpus_is_what_the_reference_says_and_repaired(case: tuple[Given, int, str]) -> None:
     check(case)
@@ -364,7 +372,9 @@ def check_selection(chosen: Given, trained: Mapping[Place, int], train: Copies, 
 
     `trained` has the trained tokens of each conversation that they may choose.
     """
-    assert bool(validation) == bool(chosen.get("validation"))
+    records = read_of(chosen)
+    contents = {json.dumps(records[place]["messages"]) for place in trained}
+    assert bool(validation) == (chosen.get("validation", 0.0) > 0 and len(contents) > 1)
     assert not {*train} & {*validation}
     assert set(validation.values()) <= {1}, "no conversation is held out twice"
     shares: dict[int, tuple[float, float]] = {}  # trained tokens for a weight of 1: in rows, and at most
