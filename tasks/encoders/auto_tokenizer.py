@@ -116,11 +116,10 @@ def _unmatched(spec: Spec) -> str:
     Texts are encoded apart from the control tokens around them, so the encoder itself adds the leading space that the
     library would add, and removes the white space that a control token absorbs.
     """
-    first, *later = (spec.get("pre_tokenizer") or {}).get("pretokenizers") or [spec.get("pre_tokenizer") or {}]
+    _, *later = (spec.get("pre_tokenizer") or {}).get("pretokenizers") or [spec.get("pre_tokenizer") or {}]
     if any(step.get("add_prefix_space") or step.get("prepend_scheme") == "always" for step in later):
         return "the pre-tokenizer adds a space to each piece of a text"
     early = b'"Prepend"' in orjson.dumps(spec.get("normalizer"))
-    spaced = early or first.get("add_prefix_space") or first.get("prepend_scheme") in ("first", "always")
     strips = any(is_blank(token["content"]) for token in spec["added_tokens"])
     for token in spec["added_tokens"]:
         name = f"the added token {shown(token['content'])}"
@@ -128,7 +127,7 @@ def _unmatched(spec: Spec) -> str:
             return f"{name} is normalized and absorbs white space"
         if early and token["normalized"]:
             return f"{name} is normalized, so it is matched only after a space"
-        if spaced and token["single_word"]:
+        if token["single_word"]:  # texts are encoded without the words of the template beside them
             return f"{name} is matched only between words"
         if strips and (token["lstrip"] or token["rstrip"]):
             return f"{name} absorbs white space, which is another added token"

@@ -150,9 +150,14 @@ ABSORBING = {600: ("</think>", {"lstrip": True})}
 WORD = {"special_tokens_map.json": {"eos_token": "The"}}
 
 
+# An added token that the library matches only between words.
+SINGLE = {0: ("</s>", {"lstrip": False, "special": False, "single_word": True})}
+
+
 @settings(max_examples=examples(120), suppress_health_check=list(HealthCheck))
 @example(Case("byte-level", "as it is", "nothing", "chatml", ABSORBING, {}, {}, 0))
 @example(Case("byte-level", "as it is", "nothing", "chatml", None, {}, WORD, 0))
+@example(Case("byte-level", "as it is", "nothing", "joined", SINGLE, {}, {}, 0))
 @given(cases())
 def test_samples_of_any_folder_have_the_ids_of_auto_tokenizer(case: Case) -> None:
     check(case)
