@@ -162,6 +162,7 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     The conversations are sorted by source and record.
 
     source, record, turns, digest   as in the index
+    one_turns, one_digest           bool, all its entries have the same number or digest
     first                           offset of the first piece; -1 if it was dropped
     placed, validation, truncated   bool
     length                          tokens of all pieces, or of the whole conversation if it was dropped; without copies
@@ -174,9 +175,14 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
     entries = entries[np.lexsort([entries[name] for name in ("first", "turn", "record", "source")])]
     source, record, turn, first, split = (entries[name] for name in ("source", "record", "turn", "first", "split"))
     length, trained, separator = (entries[name] for name in ("length", "trained", "separator"))
-    begins = np.append(True, (source[1:] != source[:-1]) | (record[1:] != record[:-1]))[: len(source)]
-    of_sample = begins | np.append(True, turn[1:] != turn[:-1])[: len(source)]
-    once = of_sample | np.append(True, first[1:] != first[:-1])[: len(source)]
+
+    def changed(values: np.ndarray) -> np.ndarray:
+        """Return whether each value differs from the one before; the first one does."""
+        return np.append(True, values[1:] != values[:-1])[: len(values)]
+
+    begins = changed(source) | changed(record)
+    of_sample = begins | changed(turn)
+    once = of_sample | changed(first)
     heads = np.flatnonzero(of_sample if by_sample else begins)
 
     def total(values: np.ndarray) -> np.ndarray:
@@ -188,6 +194,7 @@ def conversations_of(entries: np.ndarray, by_sample: bool = False) -> Conversati
         reason[reason == SAMPLE_DROP_REASONS.index("no_trained_tokens")] = -1
     is_placed, pieces = total(placed) > 0, np.maximum(1, total(once & placed))
     return {name: entries[name][heads] for name in ("source", "record", "turns", "digest", "first")} | {
+        **{f"one_{name}": total(~begins & changed(entries[name])) == 0 for name in ("turns", "digest")},
         "placed": is_placed,
         "validation": total(split == 1) > 0,
         "truncated": total(entries["truncated"]) > 0,
@@ -253,12 +260,9 @@ class IndexCheck:
             self._check_contents(contents)
 
     def _add(self, entries: np.ndarray) -> None:
-        ordered = entries[np.lexsort((entries["record"], entries["source"]))]
-        is_next = (np.diff(ordered["source"]) == 0) & (np.diff(ordered["record"]) == 0)  # of one conversation
-        for name in ("digest", "turns"):
-            differs = is_next & (ordered[name][1:] != ordered[name][:-1])
-            self._require(~differs, f"has entries that differ in {name}", ordered[1:])
         samples = seen = conversations_of(entries)
+        for name in ("digest", "turns"):
+            self._require(seen[f"one_{name}"], f"has entries that differ in {name}", seen)
         self.conversations.add(seen)
         if self._manifest.ledger.samples is not None:
             samples = conversations_of(entries, by_sample=True)
