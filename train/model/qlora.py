@@ -41,6 +41,7 @@ from train.machine.process import is_shortage
 from train.model import states
 from train.model.attention import BACKENDS, separate_by_positions
 from train.model.base_model import read_config, unreadable
+from train.model.checkpointing import usable, use_checkpointing
 
 
 def load_model(
@@ -94,8 +95,9 @@ def load_model(
     model = add_adapter(model, config, base)
     separate_by_positions(model)
     states.use_way(model, states.ways(model, attention)[0])
-    if config.activation_checkpointing and model.supports_gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+    # Until `auto` is measured, trials need as little memory as possible.
+    wanted = config.activation_checkpointing
+    use_checkpointing(model, usable(model, True if wanted == "auto" else wanted)[0])
     check(model, config)
     return model.train()
 
