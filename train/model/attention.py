@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, default_data_collator
+from transformers import AttentionInterface, default_data_collator
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from tasks.core.errors import PartMissing
+from train.model.checkpoint import classes_of
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -110,8 +111,9 @@ def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
 
 def missing_backends(config: Any) -> list[str]:
     """Return the backends that the code of a model lacks, by the model's config."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return [name for name, flag in FLAGS.items() if not getattr(model_class, flag, True)]
+    # transformers asks every part of a model.
+    kinds = classes_of(config).values()
+    return [name for name, flag in FLAGS.items() if not all(getattr(kind, flag, True) for kind in kinds)]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> Any:

@@ -312,7 +312,7 @@ def fastest(
     slowest rank counts, so that all choose the same backend. Among those within 3 % of the fastest, the first in
     BACKENDS is chosen, because eager, the last, needs the most memory. Raises PartMissing if no backend passes.
     """
-    config = model.config.get_text_config()
+    config = model.config
     known = {name: Trial(name, 0.0, f"{config.model_type} models lack it") for name in missing_backends(config)}
     known |= {trial.attention: trial for trial in tried}
     for name in BACKENDS:

@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import BitsAndBytesConfig
 from transformers.pytorch_utils import Conv1D
 
 from tasks.core.errors import DataError, PartMissing, UsageError
@@ -41,6 +41,7 @@ from train.machine.process import is_shortage
 from train.model import states
 from train.model.attention import BACKENDS, separate_by_positions
 from train.model.base_model import read_config, unreadable
+from train.model.checkpoint import auto_class, without_head
 
 
 def load_model(
@@ -52,16 +53,18 @@ def load_model(
     The adapter is in fp32, and a new one is initialized from `config.seed`. Raises DataError or InputMissing if the
     model cannot be read or does not fit the settings, PartMissing if quantization is not in effect.
     """
+    settings = read_config(base)
+    auto = auto_class(base, settings)
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
         # Mamba computes with the weights of `dt_proj`, which therefore must not be packed.
-        llm_int8_skip_modules=["lm_head", "dt_proj"] if read_config(base).model_type == "mamba" else None,
+        llm_int8_skip_modules=["lm_head", "dt_proj"] if settings.model_type == "mamba" else None,
     )
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = auto.from_pretrained(
             base,
             output_loading_info=True,
             dtype=dtype,
@@ -71,7 +74,7 @@ def load_model(
             use_safetensors=True,  # never a pickle
             trust_remote_code=False,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         if is_shortage(error):
             raise PartMissing(
                 "out_of_memory", f"{base}: does not fit into the memory of {device}; use a smaller base_model"
@@ -79,7 +82,7 @@ def load_model(
         raise unreadable(base, error) from None
     if missing := sorted(loaded["missing_keys"]):
         # transformers would initialize them randomly.
-        raise DataError(
+        raise without_head(base, model) or DataError(
             "bad_model", f"{base}: lacks {counted(len(missing), 'weight')}, such as {missing[0]}; copy the model again"
         )
     model.config.use_cache = False  # with a cache, conversations see each other
