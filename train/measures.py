@@ -162,12 +162,15 @@ def advise(figures: Mapping[str, float], whose: Mapping[str, str] | None = None)
 
 # -- FLOP per token ----------------------------------------------------------------------------------------------------
 
-# Dense bf16 or fp16 with fp32 accumulation, FLOP/s, from NVIDIA's data sheets. The first match counts.
+# Dense bf16 or fp16 with fp32 accumulation, FLOP/s, from NVIDIA's data sheets, and for GeForce and RTX PRO from the
+# white papers of Ampere, Ada, and Blackwell. The first match counts.
 PEAK = {
     "B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "GH200": 989e12, "H100 NVL": 835e12, "H100 PCIe": 756e12,
-    "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A40": 150e12, "A30": 165e12,
-    "A10G": 70e12, "A10": 125e12, "RTX 6000 Ada": 364e12, "RTX A6000": 155e12, "RTX 5090": 209e12, "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
+    "H100": 989e12, "H800 PCIe": 756e12, "H800": 989e12, "H20": 148e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12,
+    "L40": 181e12, "L20": 119.5e12, "L4": 121e12, "A40": 150e12, "A30": 165e12, "A10G": 70e12, "A10": 125e12,
+    "RTX PRO 6000": 504e12, "RTX 6000 Ada": 364e12, "RTX A6000": 155e12, "RTX 5090": 209e12, "RTX 5080": 113e12,
+    "RTX 4090": 165e12, "RTX 4080 SUPER": 104e12, "RTX 4080": 97e12, "RTX 3090": 71e12, "RTX 3080 Ti": 68e12,
+    "RTX 3080": 59.5e12,
     # GPUs without bf16. All others are as fast in bf16 as in fp16.
     "V100-SXM2": 125e12, "V100-PCIE": 112e12, "T4": 65e12,
 }  # fmt: skip

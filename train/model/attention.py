@@ -132,6 +132,24 @@ def precision_of(model: Any) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
 
 
+def decoder_of(model: Any) -> Any:
+    """Return the text decoder of a model, with or without an adapter.
+
+    It contains the embeddings but not the head, and its first output has the hidden states that the head reads.
+    """
+    decoder, head, embeddings = model.get_decoder(), model.get_output_embeddings(), model.get_input_embeddings()
+    # get_decoder() of some classes returns the whole model, as in Llama 4, or the head, as in ModernBERT's decoder.
+    if _contains(decoder, head):
+        decoder = model
+    while _contains(decoder, head):
+        decoder = next(child for child in decoder.children() if _contains(child, embeddings))
+    return decoder
+
+
+def _contains(module: Any, part: Any) -> bool:
+    return any(inner is part for inner in module.modules())
+
+
 def use_attention(model: Any, backend: str) -> None:
     """Make a model, with or without an adapter, use an attention backend."""
     require_available(backend, model.device, precision_of(model))
@@ -253,7 +271,7 @@ WITHOUT_POSITIONS = ("afmoe", "gpt_oss", "granitemoehybrid")
 def separate_by_positions(model: Any) -> None:
     """Derive the masks of a model from the positions of each batch."""
     if model.config.get_text_config().model_type in WITHOUT_POSITIONS:
-        model.get_decoder().register_forward_pre_hook(_add_masks, with_kwargs=True)
+        decoder_of(model).register_forward_pre_hook(_add_masks, with_kwargs=True)
 
 
 def _add_masks(decoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

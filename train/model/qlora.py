@@ -39,7 +39,7 @@ from tasks.core.printable import counted, suggest
 from train.config import TrainingConfig, adapter_files, folder_digest
 from train.machine.process import is_shortage
 from train.model import states
-from train.model.attention import BACKENDS, separate_by_positions
+from train.model.attention import BACKENDS, decoder_of, separate_by_positions
 from train.model.base_model import read_config, unreadable
 from train.model.checkpoint import auto_class, without_head
 
@@ -107,7 +107,7 @@ def check(model: Any, config: TrainingConfig) -> None:
     """Raise PartMissing or DataError if the model does not match the config."""
     if config.quantization == "nf4":
         kinds = {layer.weight.quant_state.quant_type for layer in quantized(model) if layer.weight.quant_state}
-        linear = [type(layer) for layer in model.get_decoder().modules() if isinstance(layer, torch.nn.Linear)]
+        linear = [type(layer) for layer in decoder_of(model).modules() if isinstance(layer, torch.nn.Linear)]
         # Some models define linear layers of their own, such as FalconLinear.
         if not kinds and (own := [kind.__name__ for kind in linear if kind.__module__.startswith("transformers.")]):
             raise PartMissing(
@@ -281,14 +281,14 @@ def target_layers(model: Any, wanted: str | Sequence[str]) -> list[str]:
 
 def target_experts(model: Any) -> list[str]:
     """Return the names of parameters that hold all experts of a layer."""
-    experts = [module for name, module in model.get_decoder().named_modules() if name.rpartition(".")[2] == "experts"]
+    experts = [module for name, module in decoder_of(model).named_modules() if name.rpartition(".")[2] == "experts"]
     parameters = (pair for module in experts for pair in module.named_parameters(recurse=False))
     return sorted({f"experts.{name}" for name, values in parameters if values.ndim == 3})
 
 
 def _linear_layers(model: Any) -> list[str]:
     """Return the full names of the linear layers of the decoder, except the head."""
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     [prefix] = [name for name, module in model.named_modules() if module is decoder]
     modules, head = dict(decoder.named_modules()), model.get_output_embeddings()
     found = []
@@ -422,7 +422,7 @@ def shard(model: Any, device: torch.device | str) -> None:
     The model has an adapter. Only the layers of its decoder are divided. Embeddings, norms outside the layers, the
     head, and the adapter stay whole. Raises DataError if the model has no list of layers.
     """
-    device, decoder = torch.device(device), model.get_decoder()
+    device, decoder = torch.device(device), decoder_of(model)
     layers = next((child for child in decoder.children() if isinstance(child, torch.nn.ModuleList)), None)
     if not layers:
         raise DataError("bad_model", f"sharding: full: a {model.config.model_type} model has no list of layers")
