@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from train.config import Parser
 
 # Modules of the commands other than training, imported on use. Each has `main(arguments) -> exit code`.
-COMMANDS = {"doctor": "train.doctor", "diagnose": "train.diagnose.command", "merge": "train.merge.command"}
+COMMANDS = {
+    "doctor": "train.doctor",
+    "diagnose": "train.diagnose.command",
+    "merge": "train.merge.command",
+    "certify": "train.certify.command",
+}
 
 
 def parser() -> Parser:
