@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from tasks.core.errors import DataError
 from tasks.core.printable import counted
-from tasks.storage.files import read_json
+from tasks.storage.files import read_json, sha256_of
 from train.certify.finding import Finding, Subject
 from train.merge.merge_run import without_weights
 from train.merge.tensors import Tensors, tensors_of_model
@@ -35,6 +35,9 @@ MERGE = "serve the merged model"
 def check_adapter(subject: Subject) -> Iterator[Finding]:
     """Check the weights of the adapter, and its settings against those of the run."""
     folder, found = subject.run.folder, list(_weights(subject.run.folder))
+    if subject.run.record.get("adapter_sha256") not in (None, sha256_of(folder / FILE)):
+        text = f"{folder / FILE}: differs from the file that the run wrote; {FIX}"
+        found.append(Finding("adapter", "run", "FAULT", text))
     found += _settings(subject)
     if not found:
         try:

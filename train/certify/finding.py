@@ -22,12 +22,8 @@ WIDTH = 80
 
 # What a finding is about. "run" is everything that is made of the adapter.
 Of = Literal["merged", "base", "adapter", "run"]
-# "note" is a condition of serving that is not a fault.
-Result = Literal["ok", "FAULT", "note", "skipped"]
-
-# The parts of each way to serve a run.
-MERGED: tuple[Of, ...] = ("merged", "run")
-UNMERGED: tuple[Of, ...] = ("base", "adapter", "run")
+# "avoid" is a fault of base plus adapter if there is a merged model to serve instead. "note" is a condition of serving.
+Result = Literal["ok", "FAULT", "avoid", "note", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +85,16 @@ def table(findings: Sequence[Finding]) -> Iterator[str]:
 def verdict(subject: Subject, findings: Sequence[Finding]) -> tuple[bool, list[str]]:
     """Return whether the best way to serve the run is sound, and the lines of it."""
     faults = [finding.of for finding in findings if finding.result == "FAULT"]
-    unmerged = sum(of in UNMERGED for of in faults)
-    if subject.merged is None:
-        count, fix = unmerged, ""
-        if unmerged and "run" not in faults:
-            fix = f"; serve the merged model: packcorpus train merge {subject.run.folder}, then certify again"
-        text = "base plus adapter is served as it was trained"
-    else:
-        count, fix = sum(of in MERGED for of in faults), ""
-        text = f"{subject.merged} is served as it was trained"
-        if unmerged:
-            text += "; serve this merged model, not base plus adapter"
-    if count:
-        text = f"{counted(count, 'fault')}: what is served is not what was trained{fix}"
+    served = str(subject.merged) if subject.merged else "base plus adapter"
+    text = f"{served} is served as it was trained"
+    if faults:
+        text = f"{counted(len(faults), 'fault')}: what is served is not what was trained"
+        if subject.merged is None and "run" not in faults:
+            text += f"; serve the merged model: packcorpus train merge {subject.run.folder}, then certify again"
+    elif any(finding.result == "avoid" for finding in findings):
+        text += "; serve this merged model, not base plus adapter"
     skipped = [f"{finding.check} of {finding.of}" for finding in findings if finding.result == "skipped"]
     if skipped:
         text += f". Not checked: {', '.join(dict.fromkeys(skipped))}"
-    name = "NOT SOUND" if count else "SOUND"
-    return not count, textwrap.wrap(printable(from_here(f"{name}: {text}")), WIDTH, break_on_hyphens=False)
+    name = "NOT SOUND" if faults else "SOUND"
+    return not faults, textwrap.wrap(printable(from_here(f"{name}: {text}")), WIDTH, break_on_hyphens=False)

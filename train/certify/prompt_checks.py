@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
@@ -91,6 +92,8 @@ def check_template(subject: Subject) -> Iterator[Finding]:
             yield Finding("template", of, "skipped", _reason(error))
             continue
         yield from _template(subject, of, folder, tokenizer, prompts, what)
+    if find_spec("vllm") is None:
+        yield Finding("vLLM", [*subject.folders][-1], "skipped", "vLLM is not installed")
 
 
 def _two_templates(of: Of, folder: Path) -> Iterator[Finding]:
@@ -123,48 +126,40 @@ def _template(
             yield Finding("template", of, "note", text)
         return
 
-    def transformers(source: str, prompt: Prompt, options: dict[str, Any]) -> str:
-        rendered = tokenizer.apply_chat_template(
-            prompt.messages, tools=prompt.tools, tokenize=False, add_generation_prompt=True, **options
-        )
-        return str(rendered)
-
+    transformers = _renderer(tokenizer)
     if problem := _compare(transformers, tokenizer, prompts, with_ids=True):
         yield Finding("template", of, "FAULT", f"{folder}: apply_chat_template of Transformers {problem}")
         return
     yield Finding("template", of, "ok", f"Transformers renders and encodes {what} as in training")
     if any(prompt.options for prompt in prompts) and _compare(
-        transformers, tokenizer, [_without_options(prompt) for prompt in prompts]
+        transformers, tokenizer, [replace(prompt, options={}) for prompt in prompts]
     ):
         options = json.dumps(next(prompt.options for prompt in prompts if prompt.options))
         yield Finding("template", of, "note", f"requests must send chat_template_kwargs: {options}")
     yield from _other_engines(of, folder, tokenizer, prompts)
 
 
-def _without_options(prompt: Prompt) -> Prompt:
-    values = {name: getattr(prompt, name) for name in Prompt.__dataclass_fields__}
-    return Prompt(**values | {"options": {}})
+def _renderer(tokenizer: Any) -> Render:
+    """Return a function that renders as a tokenizer of Transformers does."""
+
+    def render(source: str, prompt: Prompt, options: dict[str, Any]) -> str:
+        rendered = tokenizer.apply_chat_template(
+            prompt.messages, tools=prompt.tools, tokenize=False, add_generation_prompt=True, **options
+        )
+        return str(rendered)
+
+    return render
 
 
 def _other_engines(of: Of, folder: Path, tokenizer: Any, prompts: Sequence[Prompt]) -> Iterator[Finding]:
     """Compare the renderings of vLLM and of minijinja."""
-    if find_spec("vllm") is None:
-        yield Finding("vLLM", of, "skipped", "vLLM is not installed; it renders with the template as Transformers does")
-    else:
+    if find_spec("vllm") is not None:
         try:
             theirs = _vllm_tokenizer(folder)
-        except Exception as error:
+        except Exception as error:  # a release that is not known here, or a file that it cannot load
             yield Finding("vLLM", of, "skipped", f"vLLM cannot load the tokenizer: {_reason(error)}")
         else:
-
-            def vllm(source: str, prompt: Prompt, options: dict[str, Any]) -> str:
-                return str(
-                    theirs.apply_chat_template(
-                        prompt.messages, tools=prompt.tools, tokenize=False, add_generation_prompt=True, **options
-                    )
-                )
-
-            yield _of_engine("vLLM", of, _compare(vllm, theirs, prompts, with_ids=True), len(prompts))
+            yield _of_engine("vLLM", of, _compare(_renderer(theirs), theirs, prompts, with_ids=True), len(prompts))
     try:
         render = _minijinja(tokenizer)
     except Exception as error:  # the template uses what minijinja does not have
