@@ -88,6 +88,10 @@ def test_the_rows_of_a_step_are_kept_on_another_machine(monkeypatch: pytest.Monk
         ("fused_loss", False, GPU, None, False),
         ("compile", True, CPU, None, True),
         ("compile", False, GPU, None, False),
+        ("compile", "auto", GPU, None, True),
+        ("compile", "auto", CPU, None, False),
+        ("liger", None, GPU, None, True),
+        ("liger", None, CPU, None, False),
         # Later starts, with the options of the first start.
         ("fused_loss", "auto", GPU, {"fused_loss": False, "compile": True}, False),
         ("fused_loss", "auto", GPU, {"fused_loss": True, "compile": True}, True),
@@ -95,6 +99,9 @@ def test_the_rows_of_a_step_are_kept_on_another_machine(monkeypatch: pytest.Monk
         ("fused_loss", False, GPU, {"fused_loss": True, "compile": True}, False),
         ("compile", True, GPU, {"fused_loss": True, "compile": False}, False),
         ("compile", True, GPU, {"fused_loss": True, "compile": True}, True),
+        ("compile", "auto", GPU, {"fused_loss": True, "compile": True}, True),
+        ("liger", None, GPU, {"fused_loss": True, "compile": True}, False),
+        ("liger", None, GPU, {"liger": True}, True),
     ],
 )
 def test_options_are_those_of_the_first_start(
@@ -102,8 +109,24 @@ def test_options_are_those_of_the_first_start(
 ) -> None:
     place = (device.kind, device.precision, 1)
     before = replace(BEFORE, device=device.kind, precision=device.precision, options=options) if options else None
-    config = TrainingConfig(**{option: setting})
+    config = TrainingConfig(**({} if option == "liger" else {option: setting}))
     assert run._Start(place, before).wants(option, config) == wanted
+
+
+@pytest.mark.parametrize("option", ["compile", "liger"])
+def test_with_divided_weights_nothing_is_tried_unless_it_is_asked_for(option: str) -> None:
+    start = run._Start(("cuda", "bf16", 2), None)
+    assert not start.wants(option, TrainingConfig(sharding="full"))
+    assert start.wants("compile", TrainingConfig(sharding="full", compile=True))
+    assert start.checkpointing(TrainingConfig(sharding="full")) is True
+
+
+def test_what_recomputes_is_that_of_the_first_start() -> None:
+    known = replace(BEFORE, checkpointing=2)
+    for before, expected in ((known, 2), (BEFORE, True), (None, "auto")):
+        assert run._Start(("cpu", "fp32", 1), before).checkpointing(TrainingConfig()) == expected
+    assert run._Start(("cuda", "bf16", 1), known).checkpointing(TrainingConfig()) == "auto", "another machine"
+    assert run._Start(("cpu", "fp32", 1), known).checkpointing(TrainingConfig(activation_checkpointing=False)) is False
 
 
 def test_a_run_of_an_earlier_version_goes_on_without_the_fused_loss() -> None:
@@ -116,8 +139,10 @@ def test_options_are_tried_once_and_then_reused(tmp_path: Path, monkeypatch: pyt
     """Options are tried on the rows of a pass, as in training."""
     tried: list[tuple[int, bool]] = []
 
-    def compiles(model: Any, batch: Any, dtype: Any, seed: int, *, timed: bool) -> Tried:
-        tried.append((len(batch["input_ids"]), timed))
+    def compiles(model: Any, batches: Any, dtype: Any, seed: int, *, timed: bool) -> Tried:
+        (rows,) = {len(batch["input_ids"]) for batch in batches}
+        assert len({tuple(batch["input_ids"].flatten().tolist()) for batch in batches}) == 3
+        tried.append((rows, timed))
         return Tried(True, "compile: used: as asked", 0.5 if timed else float("nan"))
 
     monkeypatch.setattr(options, "try_compile", compiles)
@@ -133,7 +158,8 @@ def test_options_are_tried_once_and_then_reused(tmp_path: Path, monkeypatch: pyt
     for _ in range(2):
         assert main([*words, "--fused-loss", "true"]) == 0
         record = json.loads((tmp_path / "run" / "training.json").read_text())
-        assert record["choices"]["options"] == {"compile": True, "fused_loss": False}
+        assert record["choices"]["options"] == {"compile": True, "fused_loss": False, "liger": False}
+        assert record["choices"]["checkpointing"] is False
         assert record["choices"]["tokens_per_second"] == 2 * LENGTH / 0.5
         (tmp_path / "run" / "training.json").unlink()
     assert tried == [(2, True), (2, False)]

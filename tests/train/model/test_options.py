@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.training.architectures import ARCHITECTURES, build
 from support.training.loaded_model import adapter, batch_of, load, save_base
-from support.training.tiny_training import gradients, largest_difference, packed_rows, plain_kernels, tiny_model
+from support.training.tiny_training import gradients, largest_difference, packed_rows, tiny_model
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor import cpu_vec_isa
@@ -26,7 +26,7 @@ from transformers.models.llama import modeling_llama
 
 from train.config import TrainingConfig
 from train.machine.devices import compiler
-from train.model import liger, options
+from train.model import attention, liger, options
 from train.model.attention import Collator, autocast, use_attention
 from train.model.options import (
     SAME,
@@ -319,21 +319,42 @@ def test_graph_breaks_are_counted(base: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not options.gave_up()
 
 
-@pytest.mark.parametrize("dynamic", [None, False])
+def masked_varlen(q: Any, k: Any, v: Any, bounds: Any, _: Any, longest: int, __: int, **settings: Any) -> Any:
+    """Compute what torch's kernel does, without a loop over the segments."""
+    places = torch.arange(len(q))
+    numbers = torch.bucketize(places, bounds[1:], right=True)
+    mask = (numbers[:, None] == numbers) & (places[:, None] >= places) & (places[:, None] - places < longest)
+    heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def of_segments(length: int, collator: Collator) -> dict[str, Any]:
+    """Return a batch of one row, in segments of `length`."""
+    row = packed_rows()[0]
+    return collator([row | {"position_ids": torch.arange(len(row["input_ids"])) % length}])
+
+
+@pytest.mark.parametrize(("dynamic", "longest"), [(None, 64), (None, 0), (False, 64)])
 def test_layers_that_torch_compiles_for_each_batch_are_not_used(
-    base: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool | None
+    base: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool | None, longest: int
 ) -> None:
-    """The kernels of a GPU get bounds of different lengths."""
+    """The kernels of a GPU get bounds of different lengths, and a number of tokens."""
     compile_with(monkeypatch, "eager", dynamic=dynamic)
     time_as(monkeypatch, 2.0, 1.0)
-    plain_kernels(monkeypatch)
+    monkeypatch.setattr(attention, "varlen_attn", masked_varlen)
+    monkeypatch.setattr(attention, "unavailable_reason", lambda *_: None)
     model = load(base, **QUICK)
     use_attention(model, "varlen")
-    batches = [Collator("varlen", 64)([packed_rows()[row]]) for row in (0, 1, 3)]
-    assert len({len(batch["cu_seq_lens_q"]) for batch in batches}) == 3
-    tried = try_compile(model, batches, torch.float32, 1)
+    batches = [of_segments(length, Collator("varlen", longest)) for length in (60, 40, 30, 24)]
+    assert len({len(batch["cu_seq_lens_q"]) for batch in batches}) == 4
+    assert len({batch["max_length_q"] for batch in batches}) == (1 if longest else 4)
+    tried = try_compile(model, batches[:3], torch.float32, 1)
     if dynamic is None:
         assert tried.used, tried.note
+        graphs = counters["stats"]["unique_graphs"]
+        assert loss_and_gradient(model, batches[3], torch.float32)[0] > 0
+        assert counters["stats"]["unique_graphs"] == graphs, "a batch that was not tried needs no new graph"
     else:
         assert tried.note == "compile: not used: torch compiled the layers again for another batch"
         assert not is_compiled(model)
