@@ -51,7 +51,7 @@ def use_liger(model: Any) -> Callable[[], None]:
 
 
 def _state(place: Any) -> dict[str, Any]:
-    """Copy the attributes of a part or of a file with code, and the table of inner parts."""
+    """Copy the attributes of a part or a file, and the table of inner parts."""
     values = dict(vars(place))
     return values | {"_modules": dict(values["_modules"])} if "_modules" in values else values
 

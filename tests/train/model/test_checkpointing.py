@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.architectures import ARCHITECTURES, build
 from support.training.loaded_model import load
 from support.training.tiny_training import gradients, largest_difference, packed_rows, tiny_model
@@ -15,6 +17,7 @@ from torch.autograd.graph import save_on_cpu
 from transformers import modeling_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from train.__main__ import main
 from train.config import TrainingConfig
 from train.model import checkpointing, states
 from train.model.attention import Collator
@@ -92,3 +95,21 @@ def test_what_cannot_be_done_is_done_for_all_layers(monkeypatch: pytest.MonkeyPa
 def test_the_ways_have_words() -> None:
     expected = ["off", "on", "on", "every 2 layers", "every 3 layers", "on, offloaded to main memory"]
     assert [described(way) for way in WAYS] == expected
+
+
+@pytest.mark.parametrize("setting", ["auto", "true", "2"])
+def test_a_run_of_a_model_that_does_not_support_it_succeeds(
+    tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("train.loop.record.picture", lambda *_: b"")
+    manifest = pack_corpus(make_recipe(tmp_path, conversations(40, seed=3), sequence_length=128))
+    build("jetmoe", **ARCHITECTURES["jetmoe"][0]).save_pretrained(tmp_path / "base")
+    words = [
+        *("--manifest", str(manifest), "--output", str(tmp_path / "run"), "--base-model", str(tmp_path / "base")),
+        *("--device", "cpu", "--quantization", "none", "--max-steps", "1", "--tokens-per-step", "256"),
+        *("--activation-checkpointing", setting),
+    ]
+    assert main(words) == 0
+    choices = json.loads((tmp_path / "run" / "training.json").read_text())["choices"]
+    assert choices["checkpointing"] is False
+    assert "activation_checkpointing: off, because jetmoe models do not support it" in capsys.readouterr().err
