@@ -208,3 +208,11 @@ def test_the_decoder_of_a_model_contains_its_embeddings_and_not_its_head(name: s
     ids = torch.arange(10)[None]
     with torch.no_grad():
         assert decoder(ids)[0].shape == (1, 10, 64)
+
+
+def test_a_constant_bound_of_segments_is_never_too_small() -> None:
+    rows = packed_rows()[:2]
+    exact = Collator("varlen")(rows)["max_length_q"]
+    for bound, expected in ((exact + 7, exact + 7), (1, exact)):
+        batch = Collator("varlen", bound)(rows)
+        assert batch["max_length_q"] == batch["max_length_k"] == expected
