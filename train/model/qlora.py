@@ -41,7 +41,7 @@ from train.machine.process import is_shortage
 from train.model import states
 from train.model.attention import BACKENDS, decoder_of, separate_by_positions
 from train.model.base_model import read_config, unreadable
-from train.model.checkpoint import auto_class, without_head
+from train.model.checkpoint import auto_class, use_inner_head, without_head
 
 
 def load_model(
@@ -85,6 +85,7 @@ def load_model(
         raise without_head(base, model) or DataError(
             "bad_model", f"{base}: lacks {counted(len(missing), 'weight')}, such as {missing[0]}; copy the model again"
         )
+    use_inner_head(base, model)
     model.config.use_cache = False  # with a cache, conversations see each other
     for layer in quantized(model):
         # transformers compares the shapes of all weights except these.
