@@ -46,6 +46,7 @@ from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_shard
 from train.config import TrainingConfig
+from train.model.quantization import check_stored
 
 PARAMETERS = 23_000_000
 # Two wide layers are a quarter faster on a CPU than four (attention is cheaper), and learn more in the same steps.
@@ -151,11 +152,12 @@ def commit_of(base: Path | str) -> str | None:
 
 
 def read_config(base: Path | str) -> Any:
-    """Read the text config of a model."""
+    """Read the text config of a model that can be trained."""
     try:
         found = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise unreadable(base, error) from None
+    check_stored(base, found)
     return found.get_text_config()
 
 
