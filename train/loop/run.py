@@ -40,7 +40,7 @@ from train.loop.trainer import arguments
 from train.machine import devices, process, ranks
 from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_rank, or_stop_all
 from train.machine.ranks import fail_alike, gather, together
-from train.model import attention, base_model, isolation, options, qlora
+from train.model import attention, base_model, isolation, options, qlora, quantization
 from train.model.attention import autocast, batch_of
 from train.model.checkpoint import require_causal_text
 
@@ -63,7 +63,7 @@ class Run:
     checkpoint: Path | None  # None at the first start
     flops_per_token: float
     notes: list[str]
-    warnings: list[str]  # about a run that is resumed on another machine
+    warnings: list[str]  # about the base model, or a run that is resumed on another machine
 
     @property
     def steps_done(self) -> int:
@@ -148,6 +148,8 @@ def prepare(
         # transformers would report a missing package while it loads the model.
         attention.require_available(backend, state.device, device.dtype)
         model = qlora.load_model(base, config, state.device, device.dtype, backend)
+    loaded = quantization.described(base, model, config)
+    notes += loaded[0]
     if state.num_processes > 1:
         commit = None if isinstance(base, Path) else f"{base} {base_model.commit_of(base)}"
         ranks.require_same("the base model", commit or folder.base_digest(Path(base))[:16])
@@ -179,7 +181,7 @@ def prepare(
         corpus=corpus, config=config, folder=folder, disk=disk, device=device, feed=feed, tokenizer=tokenizer,
         base=base, model=model, choices=choices, isolation=proof, checkpoint=checkpoint,
         flops_per_token=measures.flops_per_token(model, feed.positions()), notes=[*notes, *choices.notes],
-        warnings=[
+        warnings=loaded[1] + [
             f"{name} is {new}, but was {old} when this run started: its losses will differ slightly"
             for name in ("ranks", "device", "precision")
             if checkpoint and before and (new := getattr(choices, name)) != (old := getattr(before, name))
