@@ -55,8 +55,7 @@ def arguments(
         "optim": config.optimizer,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",  # with loss scaling
-        "activation_checkpointing": config.activation_checkpointing,
-        "activation_checkpointing_kwargs": {"use_reentrant": False},
+        "activation_checkpointing": False,  # train.model.checkpointing has turned it on; it is the default of TRL
         "logging_steps": 1,
         # The filter would show the mean of earlier losses instead of NaN.
         "logging_nan_inf_filter": False,

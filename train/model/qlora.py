@@ -43,6 +43,7 @@ from train.model import states
 from train.model.attention import BACKENDS, autocast, decoder_of, separate_by_positions
 from train.model.base_model import read_config, unreadable
 from train.model.checkpoint import auto_class, use_inner_head, without_head
+from train.model.checkpointing import usable, use_checkpointing
 from train.model.quantization import (
     check_experts,
     check_loaded,
@@ -75,8 +76,9 @@ def load_model(
     model = add_adapter(model, config, base)
     separate_by_positions(model)
     states.use_way(model, states.ways(model, attention)[0])
-    if config.activation_checkpointing and model.supports_gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+    # Until `auto` is measured, trials need as little memory as possible.
+    wanted = config.activation_checkpointing
+    use_checkpointing(model, usable(model, True if wanted == "auto" else wanted)[0])
     check(model, config)
     return model.train()
 
