@@ -40,7 +40,7 @@ from train.loop.trainer import arguments
 from train.machine import devices, process, ranks
 from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_rank, or_stop_all
 from train.machine.ranks import fail_alike, gather, together
-from train.model import attention, base_model, isolation, options, qlora, quantization
+from train.model import attention, base_model, isolation, options, qlora, quantization, token_loss
 from train.model.attention import autocast, batch_of
 from train.model.checkpoint import require_causal_text
 from train.model.checkpointing import Checkpointing, described, usable, use_checkpointing
@@ -172,7 +172,7 @@ def prepare(
     if note:
         notes.append(note)
     if corpus.weighted:
-        options.weigh_loss(model)
+        token_loss.weigh_loss(model)
         batch = batch_of([options.comparable(feed.longest[0])], range(1), feed.collator(backend), state.device)
         with together(waiting=qlora.is_sharded(model)):
             options.require_same_loss(model, batch, device.dtype)
@@ -424,11 +424,7 @@ def _take_steps(trainer: Any, run: Run, steps: record.Steps) -> None:
 def unavailable(device: devices.Device) -> dict[str, dict[str, str]]:
     """Return the values of settings that cannot be used on this machine, with reasons."""
     # `diagnose` reads them from training.json, because it does not load torch itself. A value is written as in YAML.
-    fused_loss = options.no_fused_loss_reason()
-    return {
-        "attention": attention.unavailable_backends(torch.device(device.kind), device.dtype),
-        "fused_loss": {"true": fused_loss} if fused_loss else {},
-    }
+    return {"attention": attention.unavailable_backends(torch.device(device.kind), device.dtype)}
 
 
 def _record(run: Run) -> dict[str, Any]:
