@@ -52,21 +52,13 @@ def load_model(
     The adapter is in fp32, and a new one is initialized from `config.seed`. Raises DataError or InputMissing if the
     model cannot be read or does not fit the settings, PartMissing if quantization is not in effect.
     """
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-        # Mamba computes with the weights of `dt_proj`, which therefore must not be packed.
-        llm_int8_skip_modules=["lm_head", "dt_proj"] if read_config(base).model_type == "mamba" else None,
-    )
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             base,
             output_loading_info=True,
             dtype=dtype,
             attn_implementation=BACKENDS[attention],
-            quantization_config=quantization if config.quantization == "nf4" else None,
+            quantization_config=nf4_of(base, dtype) if config.quantization == "nf4" else None,
             device_map={"": "cpu" if config.sharding == "full" else device},
             use_safetensors=True,  # never a pickle
             trust_remote_code=False,
@@ -98,6 +90,18 @@ def load_model(
         model.activation_checkpointing_enable({"use_reentrant": False})
     check(model, config)
     return model.train()
+
+
+def nf4_of(base: Path | str, dtype: torch.dtype) -> BitsAndBytesConfig:
+    """Return how the frozen weights are quantized, which a merge repeats."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        # Mamba computes with the weights of `dt_proj`, which therefore must not be packed.
+        llm_int8_skip_modules=["lm_head", "dt_proj"] if read_config(base).model_type == "mamba" else None,
+    )
 
 
 def check(model: Any, config: TrainingConfig) -> None:
