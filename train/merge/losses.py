@@ -73,7 +73,7 @@ class Losses:
 
 
 def pieces_of(corpus: Corpus, parameters: int) -> Pieces:
-    """Return the conversations to measure a model of some size on, the first of each split."""
+    """Return the first conversations of each split, fewer for a larger model."""
     most = min(MOST, max(FEWEST, int(OPERATIONS / (2 * parameters))))
     names = [name for name in corpus.splits if kind_of(name) == "validation" and corpus.rows(name)]
     found = Pieces("validation" if names else "training")

@@ -227,7 +227,7 @@ def _losses(
     place: Place,
 ) -> Losses:
     """Return the losses of the training, of the merged model, and of the other merge."""
-    # Each model is loaded anew, so that only one is in memory.
+    # One model is in memory at a time.
     model = _load(base.folder, place)
     if nf4:
         nf4.apply(model)

@@ -129,7 +129,7 @@ def test_a_merge_into_the_other_weights_is_another_merge(tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a root with finished runs: `packed`, `whole` (format 2.0), and `lengths`, without validation."""
+    """Return a root with runs: `packed`, `whole` (2.0), and `lengths`, unvalidated."""
     root = tmp_path_factory.mktemp("trained")
     tiny_model(adapter=False, num_hidden_layers=2).save_pretrained(root / "tiny")
     corpora = {
