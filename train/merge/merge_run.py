@@ -379,7 +379,7 @@ def inputs(rows: Sequence[Sequence[int]], config: Any) -> torch.Tensor:
 
 @torch.inference_mode()
 def logits_of_base(
-    base: Path, adapter: Path, ids: torch.Tensor, place: Place, nf4: Dequantized | None
+    base: Path, adapter: Path, ids: torch.Tensor, place: Place, nf4: Dequantized | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of the base model with the unmerged adapter, and without it."""
     model = _load(base, place)
