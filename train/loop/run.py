@@ -445,6 +445,7 @@ def _record(run: Run) -> dict[str, Any]:
         "base_model": str(run.base.resolve() if isinstance(run.base, Path) else run.base),
         "base_digest": run.folder.base_digest(run.base) if isinstance(run.base, Path) else None,
         "base_commit": base_model.commit_of(run.base),
+        "in_16_bits": run.model.get_base_model().in_16_bits,
         "config": run.config.model_dump(),
         "choices": asdict(run.choices),
         "isolation": asdict(run.isolation) if run.isolation else None,
