@@ -42,6 +42,7 @@ from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_r
 from train.machine.ranks import fail_alike, gather, together
 from train.model import attention, base_model, isolation, options, qlora
 from train.model.attention import autocast, batch_of
+from train.model.checkpoint import require_causal_text
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,8 @@ def prepare(
             options.require_same_loss(model, batch, device.dtype)
         by = corpus.manifest.config[LOSS_WEIGHT] if corpus.manifest else "a column of the rows"
         notes.append(f"{LOSS_WEIGHT}: {by}; the loss of a step is the weighted mean of its trained tokens")
+    with together(waiting=qlora.is_sharded(model)), autocast(state.device, device.dtype):
+        require_causal_text(base, model, attention.Collator(backend))
     checkpoint = newest_of_all(folder.path, corpus.key, disk)
     choices = _choose(model, feed, config, start, tried, device.dtype)
     proof = None

@@ -24,7 +24,7 @@ from tasks.core.errors import DataError
 from tasks.core.printable import counted
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.machine.ranks import fail_alike, largest
-from train.model.attention import autocast, run_pass
+from train.model.attention import autocast, decoder_of, run_pass
 from train.model.qlora import keep_random, set_random
 
 # Relative difference of loss and gradient norm up to which two steps count as equal.
@@ -174,7 +174,7 @@ def _adapter_with_gradients(model: Any, seed: int) -> Iterator[None]:
 def compile_layers(model: Any) -> Undo:
     """Compile each decoder layer in place."""
     # All layers share one graph per batch size. Activation checkpointing is compiled with them.
-    layers = model.get_decoder().layers
+    layers = decoder_of(model).layers
     for layer in layers:
         layer.compile()
 
@@ -292,7 +292,7 @@ def _forward(
     items = inputs.pop("num_items_in_batch", None)
     targets, logits = pad(labels, (0, 1), value=-100)[:, 1:].flatten(), None
     if fused:
-        hidden = causal.get_decoder()(input_ids=input_ids, **inputs)[0]
+        hidden = decoder_of(causal)(input_ids=input_ids, **inputs)[0]
         head = causal.get_output_embeddings()
         chunks = zip(hidden.flatten(0, 1).to(head.weight.dtype).split(CHUNK), targets.split(CHUNK), strict=True)
         of_chunks = [
