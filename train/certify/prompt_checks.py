@@ -70,7 +70,7 @@ def _ids(subject: Subject, of: Of, folder: Path) -> Finding:
     text = f"{folder}: {found.difference or found.failure}"
     if found.difference and base_model.is_as_it_is(manifest, corpus):
         return Finding("ids", of, "FAULT", f"{text}; serve with the file of the corpus ({corpus}) as it is")
-    return Finding("ids", of, "FAULT", f"{text}; copy the tokenizer of the corpus ({corpus}) into this folder")
+    return Finding("ids", of, "FAULT", f"{text}; copy the tokenizer of {corpus} into it, or pack with this one")
 
 
 # -- chat templates ----------------------------------------------------------------------------------------------------

@@ -9,83 +9,31 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.small_corpus import conversations, make_recipe, pack_corpus
-from support.tokenizer_kinds import kind_path
 from support.training.finished_runs import finished_run, merged, run_on
+from support.training.served_runs import CHATML, Served, make_corpus, make_run, update
 from transformers import AutoConfig, Gemma3ForConditionalGeneration, Qwen3VLForConditionalGeneration
 
 from tasks.storage.files import sha256_of
 from train.certify.adapter_checks import check_adapter, check_names
 from train.certify.command import certify
-from train.certify.finding import Finding, Subject, table, verdict
+from train.certify.finding import table, verdict
 from train.certify.model_checks import check_logits, check_stops, check_weights
 from train.certify.prompt_checks import check_ids, check_template
-from train.merge.find_run import base_of, find_run
-from train.merge.other_files import find_facts
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-Check = Callable[[Subject], Iterator[Finding]]
-
-
-@dataclass(frozen=True)
-class Served:
-    """Files of a run that a test may change; `root` is the project of its corpus."""
-
-    root: Path
-    run: Path
-    merged: Path
-
-    @property
-    def base(self) -> Path:
-        return self.run.parent / "base"
-
-    def subject(self, is_merged: bool = True) -> Subject:
-        run = find_run(str(self.run), self.root)
-        return Subject(
-            run, base_of(run), self.merged if is_merged else None, find_facts(run.record, self.root)[0], self.root
-        )
-
-    def faults(self, check: Check, is_merged: bool = True) -> str:
-        return "\n".join(f"{each.of}: {each.text}" for each in check(self.subject(is_merged)) if each.result == "FAULT")
-
-
-def update(path: Path, **values: Any) -> None:
-    found = json.loads(path.read_bytes()) if path.is_file() else {}
-    path.write_text(json.dumps({name: value for name, value in (found | values).items() if value is not None}))
-
-
-def make(home: Path, architecture: str, **how: Any) -> Served:
-    """Write a corpus with a Jinja template, and a run on it whose merge is sound."""
-    (home / "mine.jinja").write_text(CHATML)
-    shutil.copytree(kind_path("hf_byte_level"), home / "tokenizer")
-    update(home / "tokenizer" / "tokenizer_config.json", chat_template=None)
-    manifest = pack_corpus(make_recipe(home, conversations(60), tokenizer="tokenizer", template="mine.jinja"))
-    facts = json.loads(manifest.read_bytes())
-    corpus = {name: facts[name] for name in ("name", "key", "sequence_length")}
-    run = finished_run(home, architecture, corpus=corpus, vocab_size=facts["tokenizer"]["vocab_size"], **how)
-    for file in (home / "tokenizer").iterdir():
-        shutil.copy(file, home / "base")
-    (home / "base" / "chat_template.jinja").write_text(CHATML)
-    update(home / "base" / "generation_config.json", eos_token_id=facts["tokenizer"]["eos_token_id"])
-    update(run / "training.json", base_digest=None)
-    return Served(home, run, merged(run, home / "out", root=home))
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Served:
     torch.set_num_threads(1)
-    return make(tmp_path_factory.mktemp("llama"), "llama")
+    home = tmp_path_factory.mktemp("llama")
+    return make_run(home, home, make_corpus(home), "llama")
 
 
 @pytest.fixture
@@ -106,6 +54,11 @@ def test_the_unchanged_run_is_sound(made: Served) -> None:
         assert is_sound
         assert lines[0].startswith("SOUND: ")
         assert max(map(len, [*table(findings), *lines])) <= 80
+
+
+def manifest_of(served: Served) -> Path:
+    [manifest] = (served.root / "manifests").glob("*.json")
+    return manifest
 
 
 # -- tokenizers --------------------------------------------------------------------------------------------------------
@@ -132,6 +85,12 @@ def test_metaspace_replaces_byte_level(served: Served) -> None:
 def test_a_class_with_another_digit_rule(served: Served) -> None:
     """huggingface/transformers/issues/45920: the class in tokenizer_config.json splits digits otherwise."""
     update(served.merged / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
+    assert 'becomes "' in served.faults(check_ids)
+
+
+def test_a_class_that_follows_from_the_model(made: Served, tmp_path: Path) -> None:
+    """huggingface/transformers/issues/45812: the same files, but config.json of another model decides the class."""
+    served = make_run(made.root, tmp_path, json.loads(manifest_of(made).read_bytes()), "qwen2")
     assert 'becomes "' in served.faults(check_ids)
 
 
