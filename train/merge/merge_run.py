@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from tasks.core.errors import Busy, DataError, StorageError, UsageError
 from tasks.core.printable import counted, in_bytes, printable
@@ -34,6 +34,7 @@ from train.merge.other_files import CARD, Facts, find_facts, model_card, write_o
 from train.merge.tensors import PRECISIONS, Tensors, tensors_of_model
 from train.merge.weights import FILE, FIX, NAME, Adapter, find_ties, read_config, write_weights
 from train.model import base_model
+from train.model.checkpoint import auto_class
 
 VERSION = 1
 NAMES = {dtype: name for name, dtype in PRECISIONS.items()}
@@ -99,8 +100,8 @@ def without_weights(base: Base) -> Any:
     try:
         config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+            return auto_class(base.folder, config).from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise base_model.unreadable(base.folder, error) from None
 
 
@@ -329,9 +330,8 @@ def _load(folder: Path, place: Place) -> Any:
         torch.cuda.empty_cache()
         # TF32 would round to 10 bits, and the limit for fp32 is 1e-3. Some containers turn it on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=place.dtype, use_safetensors=True, trust_remote_code=False, **where
-    )
+    auto = auto_class(folder, base_model.read_config(folder))
+    model = auto.from_pretrained(folder, dtype=place.dtype, use_safetensors=True, trust_remote_code=False, **where)
     return model.eval()
 
 
