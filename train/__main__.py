@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from train.config import Parser
 
 # Modules of the commands other than training, imported on use. Each has `main(arguments) -> exit code`.
-COMMANDS = {"doctor": "train.doctor", "diagnose": "train.diagnose.command", "merge": "train.merge.command"}
+COMMANDS = {
+    "doctor": "train.doctor",
+    "diagnose": "train.diagnose.command",
+    "merge": "train.merge.command",
+    "certify": "train.certify.command",
+}
 
 # Variables with the settings of torch's allocator: torch knows the first in all versions, the second since 2.9.
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
