@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from tasks.core.errors import Busy, DataError, StorageError, UsageError
 from tasks.core.printable import counted, in_bytes, printable
@@ -47,6 +47,7 @@ from train.merge.weights import (
     write_weights,
 )
 from train.model import base_model
+from train.model.checkpoint import auto_class
 
 VERSION = 1
 NAMES = {dtype: name for name, dtype in PRECISIONS.items()}
@@ -124,8 +125,8 @@ def without_weights(base: Base) -> Any:
     try:
         config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+            return auto_class(base.folder, config).from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise base_model.unreadable(base.folder, error) from None
 
 
@@ -410,9 +411,8 @@ def _load(folder: Path, place: Place) -> Any:
         torch.cuda.empty_cache()
         # TF32 would round to 10 bits, and the limit for fp32 is 1e-3. Some containers turn it on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=place.dtype, use_safetensors=True, trust_remote_code=False, **where
-    )
+    auto = auto_class(folder, base_model.read_config(folder))
+    model = auto.from_pretrained(folder, dtype=place.dtype, use_safetensors=True, trust_remote_code=False, **where)
     return model.eval()
 
 
