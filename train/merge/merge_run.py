@@ -34,6 +34,7 @@ from train.merge.other_files import CARD, Facts, find_facts, model_card, write_o
 from train.merge.tensors import PRECISIONS, Tensors, tensors_of_model
 from train.merge.weights import FILE, FIX, NAME, Adapter, find_ties, read_config, write_weights
 from train.model import base_model
+from train.model.quantization import how_to_load
 
 VERSION = 1
 NAMES = {dtype: name for name, dtype in PRECISIONS.items()}
@@ -113,6 +114,8 @@ def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, roo
     ties = find_ties(model, tensors, adapter)
     merged_as = str(adapter)
     _say(f"merging {merged_as} into {base.name} ({in_bytes(tensors.bytes)}), in {dtype}")
+    if tensors.packed:
+        _say(f"weights: experts that are stored in MXFP4 are written in {dtype}")
     if apart := str(ties):
         added = sum(tensors.places[source].bytes for source in ties.copies.values())
         _check_disk(folder.parent, tensors, precision, added)
@@ -330,7 +333,7 @@ def _load(folder: Path, place: Place) -> Any:
         # TF32 would round to 10 bits, and the limit for fp32 is 1e-3. Some containers turn it on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=place.dtype, use_safetensors=True, trust_remote_code=False, **where
+        folder, **how_to_load(folder, None), dtype=place.dtype, use_safetensors=True, trust_remote_code=False, **where
     )
     return model.eval()
 
