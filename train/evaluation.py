@@ -16,7 +16,7 @@ interruptions. Samples change neither the model nor the random state.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,7 +36,7 @@ from tasks.storage.files import write_bytes
 from tasks.storage.schemas import IGNORED
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
-from train.model.attention import BACKENDS, autocast, backend_to_load, dtype_of, use_attention
+from train.model.attention import BACKENDS, autocast, backend_to_load, decoder_of, dtype_of, use_attention
 from train.model.base_model import positions
 from train.model.qlora import keep_random
 
@@ -275,7 +275,7 @@ def greedy(model: Any, prompt: Sequence[int], limit: int, stops: Collection[int]
     long prompt may not fit into memory. A head that scales or caps its logits does not change which logit is the
     highest.
     """
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    decoder, head = decoder_of(model), model.get_output_embeddings()
     ids, cache, found = torch.tensor([list(prompt)], device=model.device), None, list[int]()
     while len(found) < limit:
         outputs = decoder(input_ids=ids, past_key_values=cache, use_cache=True)

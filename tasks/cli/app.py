@@ -222,6 +222,22 @@ def train(context: typer.Context) -> None:
     start.train(context.args)
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    options_metavar="RUN [OPTION]...",
+)
+def certify(context: typer.Context) -> None:
+    """Compare what is served with what was trained, and give one verdict.
+
+    RUN is a training run, as for `packcorpus train merge`. Token ids, the chat template, names of the adapter, stop
+    tokens, weights, and logits are compared, also of the merged model if there is one. The exit code is 65 if what is
+    served is not what was trained. All options are passed to `python -m train certify`.
+    """
+    from tasks.cli import start
+
+    start.train(["certify", *context.args])
+
+
 @app.command()
 def inspect(
     path: Annotated[

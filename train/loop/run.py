@@ -42,6 +42,7 @@ from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_r
 from train.machine.ranks import fail_alike, gather, together
 from train.model import attention, base_model, isolation, options, qlora, token_loss
 from train.model.attention import autocast, batch_of
+from train.model.checkpoint import require_causal_text
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class _Start:
             return known.options.get(option, False)
         if setting == "auto":
             # A run of an earlier version started without the option.
-            return self.place[0] == "cuda" and not (self.before and self.before.options is None)
+            has = option == "fused_loss" or self.place[0] == "cuda"
+            return has and not (self.before and self.before.options is None)
         return bool(setting)
 
     def rows_of_step(self, feed: Feed, config: TrainingConfig) -> int:
@@ -163,6 +165,8 @@ def prepare(
             options.require_same_loss(model, batch, device.dtype)
         by = corpus.manifest.config[LOSS_WEIGHT] if corpus.manifest else "a column of the rows"
         notes.append(f"{LOSS_WEIGHT}: {by}; the loss of a step is the weighted mean of its trained tokens")
+    with together(waiting=qlora.is_sharded(model)), autocast(state.device, device.dtype):
+        require_causal_text(base, model, attention.Collator(backend))
     checkpoint = newest_of_all(folder.path, corpus.key, disk)
     choices = _choose(model, feed, config, start, tried, device.dtype)
     proof = None

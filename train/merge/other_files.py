@@ -130,12 +130,16 @@ class Facts:
 
     def rows(self, count: int, length: int) -> list[list[int]]:
         """Return the first tokens of some rows; [] for format 2.0, which has no tokens."""
+        return [ids[:length] for ids, _ in self.labeled_rows(count)]
+
+    def labeled_rows(self, count: int) -> list[tuple[list[int], list[int]]]:
+        """Return ids and labels of some rows; [] for format 2.0, which has no tokens."""
         if self.corpus is None or not self.corpus.packed:
             return []
         shard = next(shard for split in self.manifest.splits.values() for shard in split.shards if shard.rows)
         with open_shard(self.manifest, self.corpus.folder, shard, verified=True) as batches:
-            first = next(iter(batches))
-        return [row.as_py()[:length] for row in first.column("input_ids").slice(0, count)]
+            first = next(iter(batches)).slice(0, count)
+        return list(zip(*(first.column(name).to_pylist() for name in ("input_ids", "labels")), strict=True))
 
 
 def find_facts(record: dict[str, Any], root: Path) -> tuple[Facts | None, str]:

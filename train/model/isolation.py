@@ -51,6 +51,7 @@ from train.model.attention import (
     autocast,
     backend_to_load,
     batch_of,
+    decoder_of,
     missing_backends,
     precision_of,
     run_pass,
@@ -188,7 +189,7 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
 def _hidden(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
     """Return the hidden states that the decoder passes to the head, [B, L, hidden]."""
     seen: list[torch.Tensor] = []
-    hook = model.get_decoder().register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
+    hook = decoder_of(model).register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
     set_random(model.device, seed)
     try:
         model(**batch, logits_to_keep=1)
@@ -277,7 +278,7 @@ def _leak(model: Any, result: Isolation, attention: str) -> str:
 
 def _failure(model: Any, attention: str, error: Exception) -> str:
     fix = _fix(attention)
-    if attention == "eager" and not getattr(model.get_decoder(), "_supports_sdpa", True):  # it has no other backend
+    if attention == "eager" and not getattr(decoder_of(model), "_supports_sdpa", True):  # it has no other backend
         fix = "use another model"
     if attention in states.ALONE and states.layers_with_state(model):
         # Its scans have kernels of their own, which all backends use.
@@ -312,7 +313,7 @@ def fastest(
     slowest rank counts, so that all choose the same backend. Among those within 3 % of the fastest, the first in
     BACKENDS is chosen, because eager, the last, needs the most memory. Raises PartMissing if no backend passes.
     """
-    config = model.config.get_text_config()
+    config = model.config
     known = {name: Trial(name, 0.0, f"{config.model_type} models lack it") for name in missing_backends(config)}
     known |= {trial.attention: trial for trial in tried}
     for name in BACKENDS:

@@ -20,7 +20,7 @@ from tasks.core.errors import DataError
 from tasks.core.printable import counted
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.machine.ranks import fail_alike, largest
-from train.model.attention import autocast, run_pass
+from train.model.attention import autocast, decoder_of, run_pass
 from train.model.qlora import keep_random, set_random
 from train.model.token_loss import Undo, fuse_loss
 
@@ -158,7 +158,7 @@ def _adapter_with_gradients(model: Any, seed: int) -> Iterator[None]:
 def compile_layers(model: Any) -> Undo:
     """Compile each decoder layer in place."""
     # All layers share one graph per batch size. Activation checkpointing is compiled with them.
-    layers = model.get_decoder().layers
+    layers = decoder_of(model).layers
     for layer in layers:
         layer.compile()
 

@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import BitsAndBytesConfig
 from transformers.pytorch_utils import Conv1D
 
 from tasks.core.errors import DataError, PartMissing, UsageError
@@ -39,8 +39,9 @@ from tasks.core.printable import counted, suggest
 from train.config import TrainingConfig, adapter_files, folder_digest
 from train.machine.process import is_shortage
 from train.model import states
-from train.model.attention import BACKENDS, separate_by_positions
+from train.model.attention import BACKENDS, decoder_of, separate_by_positions
 from train.model.base_model import read_config, unreadable
+from train.model.checkpoint import auto_class, without_head
 
 
 def load_model(
@@ -52,16 +53,18 @@ def load_model(
     The adapter is in fp32, and a new one is initialized from `config.seed`. Raises DataError or InputMissing if the
     model cannot be read or does not fit the settings, PartMissing if quantization is not in effect.
     """
+    settings = read_config(base)
+    auto = auto_class(base, settings)
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
         # Mamba computes with the weights of `dt_proj`, which therefore must not be packed.
-        llm_int8_skip_modules=["lm_head", "dt_proj"] if read_config(base).model_type == "mamba" else None,
+        llm_int8_skip_modules=["lm_head", "dt_proj"] if settings.model_type == "mamba" else None,
     )
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = auto.from_pretrained(
             base,
             output_loading_info=True,
             dtype=dtype,
@@ -71,7 +74,7 @@ def load_model(
             use_safetensors=True,  # never a pickle
             trust_remote_code=False,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         if is_shortage(error):
             raise PartMissing(
                 "out_of_memory", f"{base}: does not fit into the memory of {device}; use a smaller base_model"
@@ -79,7 +82,7 @@ def load_model(
         raise unreadable(base, error) from None
     if missing := sorted(loaded["missing_keys"]):
         # transformers would initialize them randomly.
-        raise DataError(
+        raise without_head(base, model) or DataError(
             "bad_model", f"{base}: lacks {counted(len(missing), 'weight')}, such as {missing[0]}; copy the model again"
         )
     model.config.use_cache = False  # with a cache, conversations see each other
@@ -104,7 +107,7 @@ def check(model: Any, config: TrainingConfig) -> None:
     """Raise PartMissing or DataError if the model does not match the config."""
     if config.quantization == "nf4":
         kinds = {layer.weight.quant_state.quant_type for layer in quantized(model) if layer.weight.quant_state}
-        linear = [type(layer) for layer in model.get_decoder().modules() if isinstance(layer, torch.nn.Linear)]
+        linear = [type(layer) for layer in decoder_of(model).modules() if isinstance(layer, torch.nn.Linear)]
         # Some models define linear layers of their own, such as FalconLinear.
         if not kinds and (own := [kind.__name__ for kind in linear if kind.__module__.startswith("transformers.")]):
             raise PartMissing(
@@ -278,14 +281,14 @@ def target_layers(model: Any, wanted: str | Sequence[str]) -> list[str]:
 
 def target_experts(model: Any) -> list[str]:
     """Return the names of parameters that hold all experts of a layer."""
-    experts = [module for name, module in model.get_decoder().named_modules() if name.rpartition(".")[2] == "experts"]
+    experts = [module for name, module in decoder_of(model).named_modules() if name.rpartition(".")[2] == "experts"]
     parameters = (pair for module in experts for pair in module.named_parameters(recurse=False))
     return sorted({f"experts.{name}" for name, values in parameters if values.ndim == 3})
 
 
 def _linear_layers(model: Any) -> list[str]:
     """Return the full names of the linear layers of the decoder, except the head."""
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     [prefix] = [name for name, module in model.named_modules() if module is decoder]
     modules, head = dict(decoder.named_modules()), model.get_output_embeddings()
     found = []
@@ -419,7 +422,7 @@ def shard(model: Any, device: torch.device | str) -> None:
     The model has an adapter. Only the layers of its decoder are divided. Embeddings, norms outside the layers, the
     head, and the adapter stay whole. Raises DataError if the model has no list of layers.
     """
-    device, decoder = torch.device(device), model.get_decoder()
+    device, decoder = torch.device(device), decoder_of(model)
     layers = next((child for child in decoder.children() if isinstance(child, torch.nn.ModuleList)), None)
     if not layers:
         raise DataError("bad_model", f"sharding: full: a {model.config.model_type} model has no list of layers")
