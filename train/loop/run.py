@@ -96,7 +96,8 @@ class _Start:
             return known.options.get(option, False)
         if setting == "auto":
             # A run of an earlier version started without the option.
-            return self.place[0] == "cuda" and not (self.before and self.before.options is None)
+            has = option == "fused_loss" or self.place[0] == "cuda"
+            return has and not (self.before and self.before.options is None)
         return bool(setting)
 
     def checkpointing(self, config: TrainingConfig) -> Any:
