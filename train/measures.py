@@ -217,8 +217,10 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     config = model.config.get_text_config()
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = None if head is None or embeddings.weight is head.weight else embeddings.weight
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else None
+    last = layers[-1] if layers else config
     chosen, experts = (
-        next((getattr(config, name) for name in names if getattr(config, name, None)), None) for names in ROUTING
+        next((getattr(last, name) for name in names if getattr(last, name, None)), None) for names in ROUTING
     )
     # The share of a layer's experts that a token is routed to, if it is known.
     routed = min(1.0, chosen / experts) if chosen and experts else 1.0
@@ -228,14 +230,14 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
         if weights is not looked_up and "original_module" not in parts:  # the copy in modules_to_save is used instead
             share = routed if "experts" in parts else 1.0
             weighted += (6 if weights.requires_grad else 4) * _count(weights) * share
-    heads = getattr(config, "num_attention_heads", 0)  # Mamba has none
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else 0
-    window = getattr(config, "sliding_window", None)
-    layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    layers = [kind for kind in layers if kind not in WITHOUT_ATTENTION]
-    seen = position_ids.double() + 1
-    full, near = (x.mean().item() for x in (seen, seen.clamp(max=window or math.inf)))
-    attention = sum(12 * width * (near if "sliding" in kind else full) for kind in layers)
+    seen, attention = position_ids.double() + 1, 0.0
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    for kind, layer in zip(kinds, layers or [config] * len(kinds), strict=False):
+        heads = getattr(layer, "num_attention_heads", 0)  # Mamba has none
+        if heads and kind not in WITHOUT_ATTENTION:
+            width = heads * (getattr(layer, "head_dim", None) or layer.hidden_size // heads)
+            window = getattr(layer, "sliding_window", None) if "sliding" in kind else None
+            attention += 12 * width * seen.clamp(max=window or math.inf).mean().item()
     return weighted + attention
 
 

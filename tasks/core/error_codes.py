@@ -435,6 +435,9 @@ _ALL = [
          "it was deleted, damaged, or edited", "restore it, or delete the run folder to start over"),
     Code("E649", "other_adapter", USAGE, "A setting contradicts the adapter to start from.",
          "the adapter determines rank, alpha, variant, and targets", "leave the setting out"),
+    Code("E650", "unfit_model", DATA, "The base model cannot be trained on packed rows.",
+         "its tokens see later ones, its weights are damaged, or its loss does not depend on the adapter",
+         "use another model, or follow the message"),
 
     Code("E685", "url_not_supported", USAGE, "A URL cannot be used here.",
          "its scheme is unknown, it is incomplete, or the command reads local files only",

@@ -55,17 +55,19 @@ from train.model.attention import (
     missing_backends,
     precision_of,
     run_pass,
+    segments,
     unavailable_reason,
     use_attention,
 )
 from train.model.base_model import read_config, silence_libraries
-from train.model.qlora import keep_random, load_model, set_random
+from train.model.qlora import infinite_weights, keep_random, load_model, set_random
 
 OF_LOSS = ("labels", LOSS_WEIGHT)  # columns of a batch that do not affect logits
 # Number of logits compared at a time: 2 × 256 MiB in fp32.
 LOGITS = 1 << 26
 # Number of rows to check. By chance, a single row may show less than others.
 ROWS = 4
+LOOKED_AT = 2000  # number of rows among which these are chosen
 # Replaced tokens go to other experts, so sums over the tokens of an expert round differently. Logits may move this far,
 # relative to the logits of the replaced conversations. In fp32, rounding moved logits by up to 7e-7, and the weakest
 # observed leak moved them by 0.23.
@@ -102,9 +104,13 @@ class Isolation:
         return self.moved <= self.allowed and self.sees and self.own_moved < math.inf
 
     @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, (self.moved, self.own_moved, self.noise)))
+
+    @property
     def leaks(self) -> bool:
         """Return True only if a leak was seen, and False if nothing is proven."""
-        return self.sees and math.isfinite(self.moved) and math.isfinite(self.own_moved) and not self.passed
+        return self.sees and self.finite and not self.passed
 
     def __str__(self) -> str:
         return (
@@ -135,9 +141,15 @@ def number_conversations(rows: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 
 def choose_rows(dataset: Any, count: int) -> list[int]:
-    """Return the first `count` rows with at least two conversations, repeated."""
-    several = (number for number in range(len(dataset)) if count_conversations(dataset[number]) >= 2)
-    return list(islice(cycle(islice(several, count)), count))
+    """Return the `count` rows with the most conversations, perhaps repeated."""
+    several: list[tuple[int, int]] = []
+    for number in range(len(dataset)):
+        if (conversations := count_conversations(dataset[number])) >= 2:
+            several.append((-conversations, number))
+        # Rows are in random order, so the first ones are like all others.
+        if number >= LOOKED_AT and len(several) >= count:
+            break
+    return list(islice(cycle(number for _, number in sorted(several)[:count]), count))
 
 
 def has_experts(model: Any) -> bool:
@@ -153,12 +165,36 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
     model, with or without an adapter, runs as in training: same mode, dropout (with the same random numbers in every
     pass), cache setting, and keywords. If training uses autocast, call this inside the same context.
     """
+    numbers = number_conversations(rows).to(model.device)
+    parities = [numbers % 2 == parity for parity in (0, 1)]
+    return _replace(model, batch, parities, [numbers == number for number in range(int(numbers.max()) + 1)], seed, rows)
+
+
+def effect_of_later_tokens(model: Any, batch: dict[str, Any], *, seed: int) -> Isolation:
+    """Replace the tokens of one row from the middle of its longest conversation on.
+
+    The result has the effect on the tokens before it.
+    """
+    ids = batch["input_ids"]
+    positions = batch.get("position_ids", torch.arange(ids.shape[1])[None])
+    bounds, longest = segments(positions[:1])
+    first = int(bounds[int(bounds.diff().argmax())])
+    later = (torch.arange(ids.shape[1], device=model.device) >= first + (longest + 1) // 2).expand(ids.shape)
+    return _replace(model, batch, [later], [later], seed, ids)
+
+
+def _replace(
+    model: Any, batch: dict[str, Any], masks: list[torch.Tensor], parts: list[torch.Tensor], seed: int, rows: Any
+) -> Isolation:
+    """Replace the tokens of each mask, and measure the effect on the others.
+
+    `parts` are the masks of tokens of which each must see its own replacement.
+    """
     # The whole forward pass runs, with logits only for the last token. The last hidden states, [B, L, hidden], pass
     # through the model's own head in slices of at most LOGITS logits, because the logits of 8 rows of 4096 tokens over
     # 128k IDs would take 17 GB in fp32.
     device = model.device
     batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items() if name not in OF_LOSS}
-    numbers = number_conversations(rows).to(device)
     ids, vocabulary = batch["input_ids"], model.get_input_embeddings().num_embeddings
     # A shift by 1 … V - 1 changes every token.
     shift = torch.randint(1, vocabulary, ids.shape, generator=torch.Generator().manual_seed(seed)).to(ids)
@@ -171,11 +207,10 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
             once = _hidden(model, batch, seed)
             noise = _moved(model, once, _hidden(model, batch, seed), torch.ones_like(ids, dtype=torch.bool))
             moved, own = [], []
-            for parity in (0, 1):
-                replaced = numbers % 2 == parity
+            for replaced in masks:
                 other = _hidden(model, batch | {"input_ids": torch.where(replaced, changed, ids)}, seed)
                 moved.append(_moved(model, once, other, ~replaced))
-                own += [_moved(model, once, other, numbers == number) for number in numbers[replaced].unique()]
+                own += [_moved(model, once, other, part) for part in parts if (part & replaced).any()]
     finally:
         model.train(mode)
     # Kernels of scans subtract sums over several conversations, which also rounds differently.
@@ -183,20 +218,27 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
     rounding = ROUNDING[precision_of(model)] if rounds else 0.0
     # Python's max() may drop a NaN, but torch's never does.
     most, least = float(torch.tensor(moved).max()), float(torch.tensor(own).min())
-    return Isolation(len(rows), int(numbers.max()) + 1, most, least, noise, rounding)
+    return Isolation(len(rows), len(parts), most, least, noise, rounding)
 
 
 def _hidden(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
-    """Return the hidden states that the decoder passes to the head, [B, L, hidden]."""
+    """Return the hidden states that the head reads, [B, L, hidden]."""
     seen: list[torch.Tensor] = []
-    hook = decoder_of(model).register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
+
+    def keep(_head: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        seen.append(inputs[0])
+        return (inputs[0][:, -1:],)  # `logits_to_keep` would also cut the hidden states of some decoders
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(keep)
     set_random(model.device, seed)
     try:
-        model(**batch, logits_to_keep=1)
+        model(**batch)
     finally:
         hook.remove()
-    (hidden,) = seen
-    return hidden
+    if len(seen) != 1 or seen[0].shape[:2] != batch["input_ids"].shape:
+        shapes = ", ".join(str(tuple(hidden.shape)) for hidden in seen)
+        raise NotImplementedError(f"its head does not read the hidden states of each token once (shapes: {shapes})")
+    return seen[0]
 
 
 def _moved(model: Any, one: torch.Tensor, other: torch.Tensor, where: torch.Tensor) -> float:
@@ -245,10 +287,25 @@ def require_isolation(
         if result.passed:
             return result
         reason = states.LEAKS[way]
-        failure = DataError("leak", _leak(model, result, attention))
+        failure = DataError("leak", _leak(model, result, attention)) if result.finite else not_finite(model, attention)
         if not result.leaks:
             break
     raise failure
+
+
+def not_finite(model: Any, attention: str) -> DataError:
+    """Describe why the logits of a model are not finite."""
+    fault = f"the logits of this {model.config.model_type} model are not finite with attention `{attention}`"
+    if damaged := infinite_weights(model):
+        fix = (
+            f"The base model has NaN or infinity in {counted(len(damaged), 'weight')}, such as {damaged[0]}: copy the "
+            "model again, or use another model"
+        )
+    elif precision_of(model) == torch.float16:  # models that were made in bf16 may exceed its largest number, 65504
+        fix = "Set precision: fp32"
+    else:
+        fix = f"All weights are finite, so its code or the backend fails: {_fix(attention)}, or use another model"
+    return DataError("unfit_model", f"{fault}; training was not started. {fix}")
 
 
 def _leak(model: Any, result: Isolation, attention: str) -> str:
@@ -259,16 +316,11 @@ def _leak(model: Any, result: Isolation, attention: str) -> str:
             f"The code of {model.config.model_type} models mixes tokens of different conversations, even if each "
             "conversation has its own row; use another model"
         )
-    # Models that were made in bf16 may exceed the largest number of fp16, 65504.
-    if precision_of(model) == torch.float16 and not math.isfinite(result.own_moved + result.moved):
-        fix = "Set precision: fp32"
     fault = (
         f"conversations see each other with attention `{attention}` (logits moved by {result.moved:.3g} after other "
         f"conversations were replaced; rounding explains at most {result.allowed:.3g})"
     )
-    if not all(map(math.isfinite, (result.moved, result.own_moved, result.noise))):
-        fault = f"the model's logits are not finite with attention `{attention}`, so isolation cannot be checked"
-    elif not result.sees:
+    if not result.sees:
         fault = (
             f"isolation cannot be checked with attention `{attention}`: replacing a conversation moved its own logits "
             f"by only {result.own_moved:.3g}, while two equal passes differ by {result.noise:.3g}"
