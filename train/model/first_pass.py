@@ -1,8 +1,7 @@
 """Learn from passes over a real row what no attribute of a model shows.
 
-    row ─require_causal──▶ no token may see later tokens, or an error
-       ├─settle_loss─────▶ the loss is the mean of the trained tokens of a step: the model's own, or ours
-       └─drop_unused─────▶ adapters that get no gradient are removed
+    row ─settle_loss─▶ the loss is the mean of the trained tokens of a step: the model's own, or ours
+       └─drop_unused─▶ adapters that get no gradient are removed
 
 Every rank runs the same row and decides alike, also in a resumed run.
 """
@@ -31,50 +30,36 @@ SAME = 1e-5
 
 
 def learn(model: Any, batch: dict[str, Any], dtype: torch.dtype, seed: int, attention: str) -> list[str]:
-    """Check a model with one row, settle its loss, and leave a gradient.
+    """Settle the loss of a model with one row, and leave a gradient.
 
-    The gradient is for `drop_unused`. Returns notes. Raises DataError if the model is not causal or its logits are not finite.
+    The gradient is for `drop_unused`. Returns notes. Raises DataError if the logits are not finite.
     """
     batch = {name: values for name, values in batch.items() if name != LOSS_WEIGHT}
     with keep_random(model.device), autocast(model.device, dtype):
         with torch.no_grad():
-            require_causal(model, batch, seed, attention)
-            notes = settle_loss(model, batch, seed)
+            notes = settle_loss(model, batch, seed, attention)
         run_pass(model, batch, torch.float32)  # in the precision of the autocast above
     return notes
-
-
-def require_causal(model: Any, batch: dict[str, Any], seed: int, attention: str) -> None:
-    """Raise DataError if tokens have an effect on the tokens before them."""
-    effect = isolation.effect_of_later_tokens(model, batch, seed=seed)
-    if not effect.finite:
-        raise isolation.not_finite(model, attention)
-    if effect.leaks:
-        raise DataError(
-            "unfit_model",
-            f"the tokens of a {model.config.model_type} model see later tokens, so it cannot learn to predict them: "
-            f"logits moved by {effect.moved:.3g} after the tokens behind them were replaced; use a causal model",
-        )
 
 
 # -- the loss ----------------------------------------------------------------------------------------------------------
 
 
-def settle_loss(model: Any, batch: dict[str, Any], seed: int) -> list[str]:
+def settle_loss(model: Any, batch: dict[str, Any], seed: int, attention: str) -> list[str]:
     """Make the loss of a model the mean of its trained tokens.
 
-    Returns a note if it was not. With `num_items_in_batch`, the loss becomes the sum over the trained tokens divided by this number, as the
-    accumulation of the Trainer requires.
+    Returns a note if it was not. With `num_items_in_batch`, the loss becomes the sum over the trained tokens divided by
+    this number, as the accumulation of the Trainer requires.
     """
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-    reason = _why_not_own(model, batch, seed)
+    reason = _why_not_own(model, batch, seed, attention)
     if reason:
         causal.forward = partial(_with_loss, causal.forward)
     causal.accepts_loss_kwargs = True  # the Trainer reads it; the classes of some models deny it without a reason
     return [f"loss: computed here, because {reason}"] if reason else []
 
 
-def _why_not_own(model: Any, batch: dict[str, Any], seed: int) -> str:
+def _why_not_own(model: Any, batch: dict[str, Any], seed: int, attention: str) -> str:
     """Return why the loss of a model is not the mean; "" if it is."""
     labels = batch["labels"]
     tokens = int((labels[:, 1:] != -100).sum())
@@ -86,6 +71,8 @@ def _why_not_own(model: Any, batch: dict[str, Any], seed: int) -> str:
         except (TypeError, KeyError):
             return f"a {model.config.model_type} model takes no count of the tokens of a step"
         wanted = _loss(outputs["logits"], labels, items)
+        if not wanted.isfinite():
+            raise isolation.not_finite(model, attention)
         if loss is None or not abs(float(loss) - float(wanted)) <= SAME * abs(float(wanted)):
             what = "the mean of the trained tokens" if items is None else "divided by the tokens of a step"
             return f"the loss of a {model.config.model_type} model is not {what}"

@@ -293,7 +293,7 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
         ALONE,
     ),
     "camembert": (IS_DECODER, ALONE),
-    "cpmant": ({"dim_head": 16, "dim_ff": 128, "prompt_types": 2, "segment_types": 2, "prompt_length": 4}, ALONE),
+    "cpmant": ({"dim_head": 16, "dim_ff": 128, "prompt_types": 4, "segment_types": 4, "prompt_length": 4}, ALONE),
     "ctrl": (OLD | {"dff": 128}, ALONE),
     "data2vec-text": (IS_DECODER, ALONE),
     "electra": (IS_DECODER | {"embedding_size": 64}, ALONE),
