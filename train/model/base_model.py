@@ -186,7 +186,7 @@ def positions(config: Any) -> int | None:
     if longest and rope.get("factor"):
         scaled = rope["factor"] * (rope.get("original_max_position_embeddings") or longest)
         return max(int(scaled), longest)
-    return longest or None
+    return longest if longest and longest > 0 else None
 
 
 def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int) -> None:
