@@ -46,6 +46,7 @@ from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_shard
 from train.config import TrainingConfig
+from train.model import checkpoint
 from train.model.quantization import check_stored
 
 PARAMETERS = 23_000_000
@@ -61,6 +62,8 @@ def silence_libraries() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it logs every attempt to reach a network
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)
+    # PEFT applies the rank of experts, but warns because no layer matches it.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
 
 
 # -- the small Llama ---------------------------------------------------------------------------------------------------
@@ -152,17 +155,19 @@ def commit_of(base: Path | str) -> str | None:
 
 
 def read_config(base: Path | str) -> Any:
-    """Read the text config of a model that can be trained."""
+    """Read the config of a model that can be trained."""
     try:
         found = AutoConfig.from_pretrained(base, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise unreadable(base, error) from None
     check_stored(base, found)
-    return found.get_text_config()
+    return found
 
 
 def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
     """Return a one-line error for a model that could not be loaded."""
+    if found := checkpoint.obstacle(base, error):
+        return DataError("bad_model", f"base_model: {base}: {'; '.join(found)}")
     reason = " ".join(str(error).split())[:300].rstrip(".")
     if isinstance(base, Path):
         return DataError(
@@ -187,7 +192,9 @@ def positions(config: Any) -> int | None:
 
 
 def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int) -> None:
-    """Raise DataError if an ID or a row exceeds the model's vocabulary or positions."""
+    """Raise DataError if a model is not a causal one, or lacks an ID or positions."""
+    checkpoint.auto_class(base, config)
+    config = config.get_text_config()
     if max_id >= config.vocab_size:
         raise DataError(
             "ids_beyond_model",

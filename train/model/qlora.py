@@ -32,7 +32,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from tasks.core.errors import DataError, PartMissing, UsageError
@@ -41,8 +40,10 @@ from train.config import TrainingConfig, adapter_files, folder_digest
 from train.machine.process import is_shortage
 from train.measures import ROUTING
 from train.model import states
-from train.model.attention import BACKENDS, autocast, separate_by_positions
-from train.model.base_model import unreadable
+from train.model.attention import BACKENDS, autocast, decoder_of, separate_by_positions
+from train.model.base_model import read_config, unreadable
+from train.model.checkpoint import auto_class, use_inner_head, without_head
+from train.model.checkpointing import usable, use_checkpointing
 from train.model.quantization import (
     check_experts,
     check_loaded,
@@ -75,8 +76,9 @@ def load_model(
     model = add_adapter(model, config, base)
     separate_by_positions(model)
     states.use_way(model, states.ways(model, attention)[0])
-    if config.activation_checkpointing and model.supports_gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+    # Until `auto` is measured, trials need as little memory as possible.
+    wanted = config.activation_checkpointing
+    use_checkpointing(model, usable(model, True if wanted == "auto" else wanted)[0])
     check(model, config)
     return model.train()
 
@@ -90,8 +92,9 @@ def load_base(
     skipped: Sequence[str] = (),
 ) -> Any:
     """Load the frozen base model, quantized if the config says so, except `skipped`."""
+    auto = auto_class(base, read_config(base))
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = auto.from_pretrained(
             base,
             **how_to_load(base, nf4_of(dtype, skipped) if config.quantization == "nf4" else None),
             output_loading_info=True,
@@ -101,7 +104,7 @@ def load_base(
             use_safetensors=True,  # never a pickle
             trust_remote_code=False,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         if is_shortage(error):
             raise PartMissing(
                 "out_of_memory", f"{base}: does not fit into the memory of {device}; use a smaller base_model"
@@ -110,9 +113,10 @@ def load_base(
     check_loaded(base, loaded)
     if missing := sorted(loaded["missing_keys"]):
         # transformers would initialize them randomly.
-        raise DataError(
+        raise without_head(base, model) or DataError(
             "bad_model", f"{base}: lacks {counted(len(missing), 'weight')}, such as {missing[0]}; copy the model again"
         )
+    use_inner_head(base, model)
     model.config.use_cache = False  # with a cache, conversations see each other
     for layer in quantized(model):
         # transformers compares the shapes of all weights except these.
@@ -138,7 +142,7 @@ def check(model: Any, config: TrainingConfig) -> None:
     """Raise PartMissing or DataError if the model does not match the config."""
     if config.quantization == "nf4":
         kinds = {layer.weight.quant_state.quant_type for layer in quantized(model) if layer.weight.quant_state}
-        linear = [type(layer) for layer in model.get_decoder().modules() if isinstance(layer, torch.nn.Linear)]
+        linear = [type(layer) for layer in decoder_of(model).modules() if isinstance(layer, torch.nn.Linear)]
         # Some models define linear layers of their own, such as FalconLinear.
         if not kinds and (own := [kind.__name__ for kind in linear if kind.__module__.startswith("transformers.")]):
             raise PartMissing(
@@ -333,14 +337,14 @@ def target_layers(model: Any, wanted: str | Sequence[str]) -> list[str]:
 
 def target_experts(model: Any) -> list[str]:
     """Return the names of parameters that hold all experts of a layer."""
-    experts = [module for name, module in model.get_decoder().named_modules() if name.rpartition(".")[2] == "experts"]
+    experts = [module for name, module in decoder_of(model).named_modules() if name.rpartition(".")[2] == "experts"]
     parameters = (pair for module in experts for pair in module.named_parameters(recurse=False))
     return sorted({f"experts.{name}" for name, values in parameters if len(shape_of(values)) == 3})
 
 
 def _linear_layers(model: Any) -> list[str]:
     """Return the full names of the linear layers of the decoder, except the head."""
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     [prefix] = [name for name, module in model.named_modules() if module is decoder]
     modules, head = dict(decoder.named_modules()), model.get_output_embeddings()
     found = []
@@ -475,7 +479,7 @@ def shard(model: Any, device: torch.device | str) -> None:
     The model has an adapter. Only the layers of its decoder are divided. Embeddings, norms outside the layers, the
     head, and the adapter stay whole. Raises DataError if the model has no list of layers.
     """
-    device, decoder = torch.device(device), model.get_decoder()
+    device, decoder = torch.device(device), decoder_of(model)
     layers = next((child for child in decoder.children() if isinstance(child, torch.nn.ModuleList)), None)
     if not layers:
         raise DataError("bad_model", f"sharding: full: a {model.config.model_type} model has no list of layers")
