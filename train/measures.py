@@ -133,7 +133,7 @@ RULES = (
     Rule("small_batch", "memory of the GPU", "raise micro_batch, or set it to auto", at_least=0.70),
     Rule("steps", "optimizer steps", "a model learns little in so few steps; raise max_steps or epochs, or "
          "lower tokens_per_step", at_least=100, is_share=False),
-    Rule("share_in_4_bits", "frozen weights in 4 bits", "the other weights, such as experts and embeddings, take "
+    Rule("share_in_4_bits", "frozen weights in 4 bits", "the other weights, such as embeddings, take "
          "four times the memory", at_least=0.80),
     Rule("wsl", "Linux inside Windows (WSL)", "keep corpora in the Linux file system (~), not below "
          "/mnt/c, and give WSL more memory in .wslconfig",

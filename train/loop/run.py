@@ -284,8 +284,6 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     """Train, and write everything to `folder`."""
     interruption = Interruption(guard)
     base_model.silence_libraries()
-    # An existing adapter may have a rank for experts. PEFT applies it, but warns because no layer matches it.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
     with or_stop_all():
         device = devices.resolve(config)
     if is_one_of_several():

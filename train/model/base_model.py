@@ -62,6 +62,8 @@ def silence_libraries() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it logs every attempt to reach a network
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)
+    # PEFT applies the rank of experts, but warns because no layer matches it.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
 
 
 # -- the small Llama ---------------------------------------------------------------------------------------------------
