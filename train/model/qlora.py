@@ -52,6 +52,29 @@ def load_model(
     The adapter is in fp32, and a new one is initialized from `config.seed`. Raises DataError or InputMissing if the
     model cannot be read or does not fit the settings, PartMissing if quantization is not in effect.
     """
+    model = load_base(base, config, device, dtype, attention)
+    model.config.use_cache = False  # with a cache, conversations see each other
+    for layer in quantized(model):
+        # transformers compares the shapes of all weights except these.
+        if tuple(layer.weight.quant_state.shape) != (layer.out_features, layer.in_features):
+            raise DataError(
+                "bad_model", f"{base}: the shapes of its weights do not match its config.json; copy the model again"
+            )
+        # Otherwise the first pass without gradients repacks the weights to compute in bf16.
+        layer.support_avx512bf16_for_cpu = False
+    model = add_adapter(model, config, base)
+    separate_by_positions(model)
+    states.use_way(model, states.ways(model, attention)[0])
+    if config.activation_checkpointing and model.supports_gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    check(model, config)
+    return model.train()
+
+
+def load_base(
+    base: Path | str, config: TrainingConfig, device: torch.device | str, dtype: torch.dtype, attention: str
+) -> Any:
+    """Load the frozen base model as it is stored, quantized if the config says so."""
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -82,22 +105,7 @@ def load_model(
         raise DataError(
             "bad_model", f"{base}: lacks {counted(len(missing), 'weight')}, such as {missing[0]}; copy the model again"
         )
-    model.config.use_cache = False  # with a cache, conversations see each other
-    for layer in quantized(model):
-        # transformers compares the shapes of all weights except these.
-        if tuple(layer.weight.quant_state.shape) != (layer.out_features, layer.in_features):
-            raise DataError(
-                "bad_model", f"{base}: the shapes of its weights do not match its config.json; copy the model again"
-            )
-        # Otherwise the first pass without gradients repacks the weights to compute in bf16.
-        layer.support_avx512bf16_for_cpu = False
-    model = add_adapter(model, config, base)
-    separate_by_positions(model)
-    states.use_way(model, states.ways(model, attention)[0])
-    if config.activation_checkpointing and model.supports_gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    check(model, config)
-    return model.train()
+    return model
 
 
 def check(model: Any, config: TrainingConfig) -> None:
