@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from train.config import Parser
 
 # Modules of the commands other than training, imported on use. Each has `main(arguments) -> exit code`.
-COMMANDS = {"doctor": "train.doctor", "diagnose": "train.diagnose.command", "merge": "train.merge.command"}
+COMMANDS = {
+    "doctor": "train.doctor",
+    "diagnose": "train.diagnose.command",
+    "merge": "train.merge.command",
+    "certify": "train.certify.command",
+}
+
+# Variables with the settings of torch's allocator: torch knows the first in all versions, the second since 2.9.
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def parser() -> Parser:
@@ -72,6 +80,14 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
     return code
 
 
+def _set_environment() -> None:
+    """Set what torch reads when it is loaded, also in ranks and other children."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # of the profiler
+    # Rows without padding, conversations that run alone, and evaluations differ in size, and would fragment the memory.
+    if not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+
+
 def _train(arguments: list[str], guard: SignalGuard) -> None:
     from train.config import config_of
     from train.data.corpus import open_corpus
@@ -92,7 +108,7 @@ def _train(arguments: list[str], guard: SignalGuard) -> None:
             folder.report_finished()
             return
         devices.check_libraries()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is loaded
+    _set_environment()
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs on import
     if reports():
         action = f"resuming after step {done}" if (done := folder.steps_done()) else "starting training"

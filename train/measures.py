@@ -162,12 +162,15 @@ def advise(figures: Mapping[str, float], whose: Mapping[str, str] | None = None)
 
 # -- FLOP per token ----------------------------------------------------------------------------------------------------
 
-# Dense bf16 or fp16 with fp32 accumulation, FLOP/s, from NVIDIA's data sheets. The first match counts.
+# Dense bf16 or fp16 with fp32 accumulation, FLOP/s, from NVIDIA's data sheets, and for GeForce and RTX PRO from the
+# white papers of Ampere, Ada, and Blackwell. The first match counts.
 PEAK = {
     "B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "GH200": 989e12, "H100 NVL": 835e12, "H100 PCIe": 756e12,
-    "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A40": 150e12, "A30": 165e12,
-    "A10G": 70e12, "A10": 125e12, "RTX 6000 Ada": 364e12, "RTX A6000": 155e12, "RTX 5090": 209e12, "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
+    "H100": 989e12, "H800 PCIe": 756e12, "H800": 989e12, "H20": 148e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12,
+    "L40": 181e12, "L20": 119.5e12, "L4": 121e12, "A40": 150e12, "A30": 165e12, "A10G": 70e12, "A10": 125e12,
+    "RTX PRO 6000": 504e12, "RTX 6000 Ada": 364e12, "RTX A6000": 155e12, "RTX 5090": 209e12, "RTX 5080": 113e12,
+    "RTX 4090": 165e12, "RTX 4080 SUPER": 104e12, "RTX 4080": 97e12, "RTX 3090": 71e12, "RTX 3080 Ti": 68e12,
+    "RTX 3080": 59.5e12,
     # GPUs without bf16. All others are as fast in bf16 as in fp16.
     "V100-SXM2": 125e12, "V100-PCIE": 112e12, "T4": 65e12,
 }  # fmt: skip
@@ -214,6 +217,8 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     Only the experts that a token is routed to count. Convolutions, scans, and the recomputation by activation
     checkpointing do not count, so the MFU of a model with such layers is a lower bound.
     """
+    from train.model.attention import decoder_of  # loads torch
+
     config = model.config.get_text_config()
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = None if head is None or embeddings.weight is head.weight else embeddings.weight
@@ -223,19 +228,23 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     # The share of a layer's experts that a token is routed to, if it is known.
     routed = min(1.0, chosen / experts) if chosen and experts else 1.0
     weighted = 0.0
-    for name, weights in model.named_parameters():
+    # Towers for images and sound do not run.
+    used = {w: name for part in (decoder_of(model), head) if part for name, w in part.named_parameters()}
+    for weights, name in used.items():
         parts = name.split(".")
         if weights is not looked_up and "original_module" not in parts:  # the copy in modules_to_save is used instead
             share = routed if "experts" in parts else 1.0
             weighted += (6 if weights.requires_grad else 4) * _count(weights) * share
-    heads = getattr(config, "num_attention_heads", 0)  # Mamba has none
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else 0
-    window = getattr(config, "sliding_window", None)
-    layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    layers = [kind for kind in layers if kind not in WITHOUT_ATTENTION]
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    # In some models, the layers differ in the size of their heads.
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * len(kinds)
     seen = position_ids.double() + 1
-    full, near = (x.mean().item() for x in (seen, seen.clamp(max=window or math.inf)))
-    attention = sum(12 * width * (near if "sliding" in kind else full) for kind in layers)
+    attention = 0.0
+    for kind, layer in zip(kinds, layers, strict=True):
+        heads = 0 if kind in WITHOUT_ATTENTION else getattr(layer, "num_attention_heads", 0)  # Mamba has none
+        width = heads * (getattr(layer, "head_dim", None) or layer.hidden_size // heads) if heads else 0
+        window = getattr(layer, "sliding_window", None) if "sliding" in kind else None
+        attention += 12 * width * seen.clamp(max=window or math.inf).mean().item()
     return weighted + attention
 
 

@@ -13,21 +13,27 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.nn import functional
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
-from transformers import AttentionInterface, AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AttentionInterface
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 from train.config import TrainingConfig
-from train.model import options, qlora
+from train.model import attention as attention_module
+from train.model import base_model, qlora, quantization, token_loss
+from train.model.checkpoint import auto_class
+from train.model.checkpointing import usable, use_checkpointing
 
 META = torch.device("meta")
 # Bytes that the optimizer keeps for a trained weight: two moments, in fp32 or in 8 bits with a scale per 256.
@@ -57,44 +63,66 @@ class Estimate:
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-def skeleton(text_config: Any, settings: TrainingConfig, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+def skeleton(base: Path | str, settings: TrainingConfig, dtype: torch.dtype, attention: str) -> Any:
     """Return a model with an adapter on `meta`, as `qlora.load_model` builds it.
 
-    `attention` is sdpa or eager; any other backend has no mask, and its kernel keeps what FlashAttention keeps.
+    Only the config of `base` is read. `attention` is sdpa or eager; any other backend has no mask, and its kernel keeps
+    what FlashAttention keeps.
     """
+    config = base_model.read_config(base)
+    if hasattr(config, "quantization_config"):  # the weights are unpacked, and quantized to NF4
+        del config.quantization_config
+    kind = auto_class(base, config)
     with META:
-        model = AutoModelForCausalLM.from_config(
-            text_config, dtype=dtype, attn_implementation=attention if attention in MASKED else "estimated"
-        )
+        backend = attention if attention in MASKED else "estimated"
+        model = kind.from_config(config, dtype=dtype, attn_implementation=backend, trust_remote_code=False)
     if settings.quantization == "nf4":
         _quantize(model, dtype)
     model.config.use_cache = False
-    with META:
+    model.in_16_bits = []
+    with (
+        META,
+        patch("bitsandbytes.nn.parametrize.replace_parameter_4bit_prequantized", _unpack_on_use),
+        patch("bitsandbytes.functional.QuantState.as_dict", lambda *_, **__: {}),  # it reads values
+    ):
         model = qlora.add_adapter(model, settings)
-    if settings.activation_checkpointing and model.supports_gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+    attention_module.separate_by_positions(model)
+    how = settings.activation_checkpointing
+    use_checkpointing(model, usable(model, True if how == "auto" else how)[0])
     return model.train()
 
 
 def _quantize(model: Any, dtype: torch.dtype) -> None:
+    """Quantize what `Nf4Quantizer` quantizes."""
+    from bitsandbytes.functional import quantize_4bit
     from bitsandbytes.nn import Linear4bit, Params4bit
 
-    head = [name for name, module in model.named_modules() if module is model.get_output_embeddings()]
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
+    nf4 = quantization.nf4_of(dtype)
+    kept = quantization.Nf4Quantizer.get_modules_to_not_convert(model, [], model._keep_in_fp32_modules)
     with META:
-        replace_with_bnb_linear(model, [*head, "lm_head"], quantization_config=quantization, pre_quantized=False)
-    for layer in model.modules():
-        if isinstance(layer, Linear4bit):
-            shape = layer.out_features, layer.in_features
-            plain = torch.empty(shape, dtype=dtype, device=META)
-            layer.weight = Params4bit(plain, requires_grad=False, compress_statistics=True, quant_type="nf4")
-            layer.weight._quantize(META)
+        replace_with_bnb_linear(model, kept, quantization_config=nf4, pre_quantized=False)
+    for module in list(model.modules()):
+        if isinstance(module, Linear4bit):
+            plain = torch.empty(module.out_features, module.in_features, dtype=dtype, device=META)
+            module.weight = Params4bit(plain, requires_grad=False, compress_statistics=True, quant_type="nf4")
+            module.weight._quantize(META)
+    for name, weights in list(model.named_parameters()):
+        if quantization._stack(model, name) is not None and should_convert_module(name, kept):
+            packed, state = quantize_4bit(weights.data, blocksize=64, compress_statistics=True, quant_type="nf4")
+            owner, _, attribute = name.rpartition(".")
+            stack = torch.nn.Parameter(packed, requires_grad=False)
+            stack.quant_state = state
+            model.get_submodule(owner)._parameters[attribute] = stack
     model.is_loaded_in_4bit = True  # PEFT asks for it
+
+
+def _unpack_on_use(module: Any, name: str, *_: Any) -> None:
+    from bitsandbytes.nn import parametrize as bnb
+
+    state = module._parameters[name].quant_state
+    parametrize.register_parametrization(module, name, bnb.Bnb4bitParametrization(state), unsafe=True)
+    module.register_forward_pre_hook(bnb._enable_parametrization_cache)
+    module.register_forward_hook(bnb._disable_parametrization_cache)
 
 
 def static(model: Any, optimizer: str) -> dict[str, float]:
@@ -156,7 +184,7 @@ class Live(TorchDispatchMode):
 @contextmanager
 def _parts_of(model: Any, live: Live) -> Iterator[None]:
     """Name the part of the pass in which a tensor is made."""
-    decoder = model.get_decoder()
+    decoder = attention_module.decoder_of(model)
     layers = _layers_of(model)
 
     def enter(part: str) -> Any:
@@ -183,19 +211,25 @@ def _parts_of(model: Any, live: Live) -> Iterator[None]:
             handle.remove()
 
 
-def trace(model: Any, rows: int, length: int, dtype: torch.dtype, *, fused: bool) -> dict[str, float]:
-    """Return the bytes of each part at the peak of a pass, in addition to the static ones."""
+def trace(
+    model: Any, rows: int, length: int, dtype: torch.dtype, *, fused: bool, trained: float = 1.0
+) -> dict[str, float]:
+    """Return the bytes of each part at the peak of a pass, in addition to the static ones.
+
+    `trained` is the share of the tokens that is trained on, which matters to the fused loss.
+    """
     ids = torch.zeros(rows, length, dtype=torch.long, device=META)
     batch = {"input_ids": ids, "labels": ids, "position_ids": ids}
-    undo = options.fuse_loss(model) if fused else lambda: None
+    undo = token_loss.fuse_loss(model) if fused else lambda: None
     live = Live()
     try:
         with ExitStack() as contexts:
             contexts.enter_context(patch("torch.is_autocast_enabled", _is_enabled(dtype)))
+            contexts.enter_context(patch("torch.autocast", _autocast))
             # Otherwise, `Imitated` is not in effect in the backward pass, which runs checkpointed layers again.
             contexts.enter_context(patch("torch.autograd.has_torch_function", lambda *_: False))
             contexts.enter_context(_parts_of(model, live))
-            contexts.enter_context(Imitated(dtype))
+            contexts.enter_context(Imitated(dtype, trained))
             contexts.enter_context(live)
             outputs = model(**batch)
             if dtype != torch.float32 and outputs.get("logits") is not None:  # accelerate converts all outputs
@@ -217,6 +251,11 @@ def _is_enabled(dtype: torch.dtype) -> Any:
     return lambda *device: real(*device) if device else dtype != torch.float32
 
 
+def _autocast(device: str, *others: Any, **named: Any) -> Any:
+    """Return torch.autocast, which `meta` lacks."""
+    return nullcontext() if device == META.type else torch.amp.autocast(device, *others, **named)
+
+
 # Functions that compute in 16 bits or in 32 bits under autocast on a GPU (torch/amp), as far as decoders use them.
 LOWER = {
     functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.bmm, torch.baddbmm,
@@ -231,14 +270,16 @@ HIGHER = {
 class Imitated(TorchFunctionMode):
     """Imitate mixed precision, attention kernels, and questions about values."""
 
-    def __init__(self, dtype: torch.dtype):
+    def __init__(self, dtype: torch.dtype, trained: float):
         super().__init__()
-        self._dtype = dtype
+        self._dtype, self._trained = dtype, trained
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is torch.Tensor.__bool__:
             return False
+        if function is torch.Tensor.nonzero:  # the numbers of the trained tokens
+            return torch.empty(round(self._trained * args[0].numel()), args[0].ndim, dtype=torch.long, device=META)
         if function is functional.dropout:  # on a GPU, one kernel makes a mask of one byte
             return self._drop(*args, **kwargs)
         if function is functional.scaled_dot_product_attention:
@@ -298,15 +339,22 @@ class Estimator:
     """
 
     def __init__(
-        self, text_config: Any, settings: TrainingConfig, dtype: torch.dtype, attention: str = "sdpa", *, fused: bool
+        self,
+        base: Path | str,
+        settings: TrainingConfig,
+        dtype: torch.dtype,
+        attention: str,
+        *,
+        fused: bool,
+        trained: float = 1.0,
     ):
-        self._model = skeleton(text_config, settings, dtype, attention)
-        self._dtype, self._fused = dtype, fused
+        self._model = skeleton(base, settings, dtype, attention)
+        self._dtype, self._fused, self._trained = dtype, fused, trained
         self.static = static(self._model, settings.optimizer)
         self._list = _layers_of(self._model)
         self._layers = list(self._list)
         kinds: dict[Any, list[int]] = {}
-        types = getattr(text_config, "layer_types", None) or [""] * len(self._layers)
+        types = getattr(self._model.config.get_text_config(), "layer_types", None) or [""] * len(self._layers)
         for number, (layer, kind) in enumerate(zip(self._layers, types, strict=True)):
             shapes = tuple((name, tuple(weights.shape)) for name, weights in layer.named_parameters())
             kinds.setdefault((kind, shapes), []).append(number)
@@ -330,10 +378,12 @@ class Estimator:
         kept = self._list._modules
         self._list._modules = {str(place): self._layers[number] for place, number in enumerate(sorted(numbers))}
         try:
-            return trace(self._model, rows, length, self._dtype, fused=self._fused)
+            return trace(self._model, rows, length, self._dtype, fused=self._fused, trained=self._trained)
         finally:
             self._list._modules = kept
 
 
 def _layers_of(model: Any) -> torch.nn.ModuleList:
-    return next(child for child in model.get_decoder().children() if isinstance(child, torch.nn.ModuleList))
+    return next(
+        child for child in attention_module.decoder_of(model).children() if isinstance(child, torch.nn.ModuleList)
+    )

@@ -9,6 +9,7 @@
     packcorpus report [MANIFEST] [--output FILE]
     packcorpus export [MANIFEST] --to FORMAT [--output FOLDER]
     packcorpus push MANIFEST OWNER/NAME [--private] [--revision BRANCH]
+    packcorpus certify RUN [--merged FOLDER]
 
 With --json, a command prints one JSON object on standard output: the value that it would otherwise render as text, or
 {"error": …} (docs/reference/errors.md).
@@ -220,6 +221,22 @@ def train(context: typer.Context) -> None:
     from tasks.cli import start
 
     start.train(context.args)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    options_metavar="RUN [OPTION]...",
+)
+def certify(context: typer.Context) -> None:
+    """Compare what is served with what was trained, and give one verdict.
+
+    RUN is a training run, as for `packcorpus train merge`. Token ids, the chat template, names of the adapter, stop
+    tokens, weights, and logits are compared, also of the merged model if there is one. The exit code is 65 if what is
+    served is not what was trained. All options are passed to `python -m train certify`.
+    """
+    from tasks.cli import start
+
+    start.train(["certify", *context.args])
 
 
 @app.command()

@@ -4,6 +4,7 @@
     packcorpus train CORPUS            ─▶ python -m train --manifest MANIFEST
     packcorpus train diagnose CORPUS   ─▶ python -m train diagnose --manifest MANIFEST
     packcorpus train merge …           ─▶ python -m train merge …
+    packcorpus certify RUN             ─▶ python -m train certify RUN
     packcorpus part CONFIG             ─▶ a stage, or a share of it, in this process
 
 This package imports neither `pipeline` nor `train`. The new process keeps the terminal, the signals, and the process
@@ -26,7 +27,7 @@ from tasks.inspection.manifests import find_manifest
 from tasks.stores.urls import local_path_of, root_of, url_of
 
 # Commands of `python -m train` that take no corpus. A corpus with such a name must be given with --manifest.
-COMMANDS = ("doctor", "merge")
+COMMANDS = ("doctor", "merge", "certify")
 
 
 def pack(config: Path, root: Path, options: list[str]) -> NoReturn:

@@ -143,9 +143,10 @@ class Diagnosis:
         first = self._try(CURRENT)
         if first.reason:  # the error of the current settings is the error of the diagnosis
             raise self._error_of(first)
-        self.now = InEffect.of(self.record, self.corpus, self.config)
+        self.now = InEffect.of(self.record, self.corpus)
         # From here on, the measured choices of the baseline are fixed, so that a trial changes one factor.
-        self._runner.words += [word for name, value in self._chosen.items() for word in option(name, value)]
+        names = ("micro_batch", "attention", "activation_checkpointing", "compile")
+        self._runner.words += [word for name in names for word in option(name, self.now.measured()[name])]
         wanted = [trial for trial in trials_of(self.config, self.now) if trial.factor in self.only]
         reasons = {trial.name: refusal(trial, self.record["unavailable"]) for trial in wanted}
         self.refused = [Outcome(one, f"not tried: {reasons[one.name]}") for one in wanted if reasons[one.name]]

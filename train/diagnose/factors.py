@@ -72,11 +72,11 @@ class InEffect:
     sequence_length: int
     packed: bool
     has_fused_loss: bool
-    compiles: bool
-    activation_checkpointing: Any  # a value of the setting, but never `auto`
+    compiled: bool
+    checkpointing: bool | int | str
 
     @classmethod
-    def of(cls, record: dict[str, Any], corpus: Corpus, config: TrainingConfig) -> InEffect:
+    def of(cls, record: dict[str, Any], corpus: Corpus) -> InEffect:
         """Return the settings in effect in a finished run, by its training.json."""
         choices = record["choices"]
         options = choices["options"] or {}
@@ -89,16 +89,16 @@ class InEffect:
             sequence_length=corpus.sequence_length,
             packed=corpus.packed,
             has_fused_loss=bool(options.get("fused_loss")),
-            compiles=bool(options.get("compile")),
-            activation_checkpointing=options.get("activation_checkpointing", config.activation_checkpointing),
+            compiled=bool(options.get("compile")),
+            checkpointing=choices["checkpointing"],
         )
 
     def measured(self) -> dict[str, Any]:
         """Return the values of settings that can be `auto`."""
         return {
             "device": self.device, "precision": self.precision, "attention": self.attention,
-            "micro_batch": self.micro_batch, "fused_loss": self.has_fused_loss, "compile": self.compiles,
-            "activation_checkpointing": self.activation_checkpointing,
+            "micro_batch": self.micro_batch, "fused_loss": self.has_fused_loss, "compile": self.compiled,
+            "activation_checkpointing": self.checkpointing,
         }  # fmt: skip
 
 
@@ -108,14 +108,14 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
     backends = ("flash3", "flash2", "varlen", "flex", "sdpa", "eager") if on_gpu else ("sdpa", "eager")
     options: dict[str, list[Any]] = {
         "attention": [name for name in backends if name != now.attention],
-        "activation_checkpointing": [not now.activation_checkpointing],
+        "activation_checkpointing": [way for way in (False, 2, True) if way != now.checkpointing],
         "micro_batch": [
             size
             for size in (2 * now.micro_batch, now.micro_batch // 2)
             if size and now.rows_per_step % size == 0 and size <= now.rows_per_step
         ],
         "fused_loss": [not now.has_fused_loss],
-        "compile": [not now.compiles],
+        "compile": [not now.compiled],
         "precision": [name for name in ("bf16", "fp16", "fp32") if name != now.precision] if on_gpu else [],
         "quantization": ["none" if config.quantization == "nf4" else "nf4"],
         "lora_targets": ["attention" if config.lora_targets == "all" else "all"],

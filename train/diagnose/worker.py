@@ -15,7 +15,7 @@ import gc
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -115,14 +115,16 @@ class Kept:
         self._loaded: tuple[Any, Any] | None = None
         self._code: list[tuple[Any, dict[str, Any]]] = []  # modules and classes of the model, as they were
 
-    def __call__(self, base: Path | str, config: Any, device: Any, dtype: Any, attention: str) -> Any:
+    def __call__(
+        self, base: Path | str, config: Any, device: Any, dtype: Any, attention: str, skipped: Sequence[str] = ()
+    ) -> Any:
         from train.model.attention import use_attention
 
-        what = str(base), config.quantization, str(device), dtype
+        what = str(base), config.quantization, str(device), dtype, tuple(skipped)
         if config.sharding != "none" or (self._loaded and self._loaded[0] != what):
-            return self._load(base, config, device, dtype, attention)
+            return self._load(base, config, device, dtype, attention, skipped)
         if self._loaded is None:
-            model = self._load(base, config, device, dtype, attention)
+            model = self._load(base, config, device, dtype, attention, skipped)
             self._loaded = what, model
             classes = {type(module) for module in model.modules()}
             modules = {sys.modules[kind.__module__] for kind in classes}

@@ -27,6 +27,12 @@ def parser() -> Parser:
         help="precision of the merged weights (default: that of the base model)",
     )
     ours.add_argument(
+        "--base",
+        choices=("original", "dequantized"),
+        help="weights of the base model to add the adapter to (default: dequantized for a run with NF4, whose loss the "
+        "merged model then has)",
+    )
+    ours.add_argument(
         "--output", type=Path, metavar="FOLDER", help="folder to write (default: data/merged/<name of the run>-<dtype>)"
     )
     ours.add_argument(
@@ -45,5 +51,5 @@ def main(arguments: list[str]) -> int:
     devices.check_libraries()
     from train.merge.merge_run import merge
 
-    print(printable(str(merge(run, base, options.dtype, options.output, options.root))))
+    print(printable(str(merge(run, base, options.dtype, options.output, options.root, options.base))))
     return 0

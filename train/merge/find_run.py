@@ -103,10 +103,15 @@ def _by_name(text: str, root: Path) -> Path:
     raise InputMissing("no_such_run", f"{text}: no such run, and no such name or key in {home}/{hint or known}")
 
 
-def find_base(run: Run) -> Base:
-    """Return the base model of a run."""
+def base_of(run: Run) -> Base:
+    """Return the base model of a run, in whatever precision it is stored."""
     named = str(run.record["base_model"])
-    base = _local(run, Path(named)) if os.path.isabs(named) else _of_hub(run, named)
+    return _local(run, Path(named)) if os.path.isabs(named) else _of_hub(run, named)
+
+
+def find_base(run: Run) -> Base:
+    """Return the base model of a run that an adapter can be merged into."""
+    base = base_of(run)
     config = read_json(base.folder / "config.json") if (base.folder / "config.json").is_file() else {}
     if quantized := config.get("quantization_config"):
         method = quantized.get("quant_method", "low precision")

@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, default_data_collator
+from transformers import AttentionInterface, default_data_collator
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from tasks.core.errors import PartMissing
+from train.model.checkpoint import classes_of
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -110,8 +111,9 @@ def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
 
 def missing_backends(config: Any) -> list[str]:
     """Return the backends that the code of a model lacks, by the model's config."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return [name for name, flag in FLAGS.items() if not getattr(model_class, flag, True)]
+    # transformers asks every part of a model.
+    kinds = classes_of(config).values()
+    return [name for name, flag in FLAGS.items() if not all(getattr(kind, flag, True) for kind in kinds)]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> Any:
@@ -128,6 +130,24 @@ def precision_of(model: Any) -> torch.dtype:
     """Return the precision of autocast if it is enabled, or else of the model."""
     kind = model.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+
+
+def decoder_of(model: Any) -> Any:
+    """Return the text decoder of a model, with or without an adapter.
+
+    It contains the embeddings but not the head, and its first output has the hidden states that the head reads.
+    """
+    decoder, head, embeddings = model.get_decoder(), model.get_output_embeddings(), model.get_input_embeddings()
+    # get_decoder() of some classes returns the whole model, as in Llama 4, or the head, as in ModernBERT's decoder.
+    if _contains(decoder, head):
+        decoder = model
+    while _contains(decoder, head):
+        decoder = next(child for child in decoder.children() if _contains(child, embeddings))
+    return decoder
+
+
+def _contains(module: Any, part: Any) -> bool:
+    return any(inner is part for inner in module.modules())
 
 
 def use_attention(model: Any, backend: str) -> None:
@@ -248,10 +268,25 @@ AttentionInterface.register("varlen", varlen_forward)
 WITHOUT_POSITIONS = ("afmoe", "gpt_oss", "granitemoehybrid")
 
 
+AXES = ("time", "height", "width")  # of the positions of an image
+
+
 def separate_by_positions(model: Any) -> None:
     """Derive the masks of a model from the positions of each batch."""
-    if model.config.get_text_config().model_type in WITHOUT_POSITIONS:
-        model.get_decoder().register_forward_pre_hook(_add_masks, with_kwargs=True)
+    config, decoder = model.config.get_text_config(), decoder_of(model)
+    if config.model_type in WITHOUT_POSITIONS:
+        decoder.register_forward_pre_hook(_add_masks, with_kwargs=True)
+    if len((getattr(config, "rope_parameters", None) or {}).get("mrope_section") or ()) == len(AXES):
+        decoder.register_forward_pre_hook(_add_axes, with_kwargs=True)
+
+
+def _add_axes(decoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give a decoder the positions on all axes of an image, after those for its mask."""
+    # Given [B, L], most decoders with such axes rotate by them, but build their mask without them.
+    positions, separation = named.get("position_ids"), getattr(decoder, "separation", None)
+    if positions is None or positions.ndim != 2 or (separation and separation.way != "attention"):
+        return args, named
+    return args, named | {"position_ids": positions.expand(1 + len(AXES), *positions.shape)}
 
 
 def _add_masks(decoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -46,6 +46,8 @@ from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_shard
 from train.config import TrainingConfig
+from train.model import checkpoint
+from train.model.quantization import check_stored
 
 PARAMETERS = 23_000_000
 # Two wide layers are a quarter faster on a CPU than four (attention is cheaper), and learn more in the same steps.
@@ -151,16 +153,19 @@ def commit_of(base: Path | str) -> str | None:
 
 
 def read_config(base: Path | str) -> Any:
-    """Read the text config of a model."""
+    """Read the config of a model that can be trained."""
     try:
         found = AutoConfig.from_pretrained(base, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise unreadable(base, error) from None
-    return found.get_text_config()
+    check_stored(base, found)
+    return found
 
 
 def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
     """Return a one-line error for a model that could not be loaded."""
+    if found := checkpoint.obstacle(base, error):
+        return DataError("bad_model", f"base_model: {base}: {'; '.join(found)}")
     reason = " ".join(str(error).split())[:300].rstrip(".")
     if isinstance(base, Path):
         return DataError(
@@ -185,7 +190,9 @@ def positions(config: Any) -> int | None:
 
 
 def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int) -> None:
-    """Raise DataError if an ID or a row exceeds the model's vocabulary or positions."""
+    """Raise DataError if a model is not a causal one, or lacks an ID or positions."""
+    checkpoint.auto_class(base, config)
+    config = config.get_text_config()
     if max_id >= config.vocab_size:
         raise DataError(
             "ids_beyond_model",

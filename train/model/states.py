@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from train.model.attention import segments
+from train.model.attention import decoder_of, segments
 
 ATTENTION, KERNELS, LAYERS, MODEL = "attention", "kernels", "layers", "model"
 SUMMARIES = {
@@ -106,13 +106,13 @@ class Separation:
 
 def separation(model: Any) -> Separation:
     """Return how a model, with or without an adapter, keeps conversations apart."""
-    found: Separation = getattr(model.get_decoder(), "separation", None) or Separation()
+    found: Separation = getattr(decoder_of(model), "separation", None) or Separation()
     return found
 
 
 def layers_with_state(model: Any) -> list[Any]:
     """Return the decoder layers that mix tokens by a convolution."""
-    modules = model.get_decoder().modules()
+    modules = decoder_of(model).modules()
     layers = [layer for layer in modules if any(isinstance(part, torch.nn.Conv1d) for part in layer.children())]
     # A layer whose forward has no **kwargs takes more than hidden states, or returns other shapes.
     named = (inspect.signature(type(layer).forward).parameters.values() for layer in layers)
@@ -143,7 +143,7 @@ def use_way(model: Any, way: str, reason: str = "") -> None:
     The bounds come from the `position_ids` of each batch. A batch without them or with an `attention_mask` is left
     alone, because it has one conversation per row.
     """
-    decoder, state = model.get_decoder(), separation(model)
+    decoder, state = decoder_of(model), separation(model)
     for module, forward in state.replaced:
         module.forward = forward
     state.way, state.reason, state.cuts, state.replaced = way, reason, None, []

@@ -21,7 +21,7 @@ from train.diagnose.factors import (
     trials_of,
 )
 
-OFF: dict[str, Any] = {"compiles": False, "activation_checkpointing": True}
+OFF: dict[str, Any] = {"compiled": False, "checkpointing": True}
 
 states = st.builds(
     InEffect,
@@ -33,8 +33,8 @@ states = st.builds(
     sequence_length=st.sampled_from((128, 1024, 4096)),
     packed=st.booleans(),
     has_fused_loss=st.booleans(),
-    compiles=st.booleans(),
-    activation_checkpointing=st.booleans(),
+    compiled=st.booleans(),
+    checkpointing=st.sampled_from((False, True, 2, 3, "offload")),
 )
 configs = st.builds(
     TrainingConfig,
@@ -52,8 +52,8 @@ def test_each_trial_changes_one_factor_to_a_valid_value_that_is_not_in_effect(
     assert len({trial.name for trial in trials}) == len(trials)
     current = config.model_dump() | {
         "attention": now.attention, "precision": now.precision, "micro_batch": now.micro_batch,
-        "fused_loss": now.has_fused_loss, "sequence_length": now.sequence_length, "packing": now.packed,
-        "compile": now.compiles, "activation_checkpointing": now.activation_checkpointing,
+        "fused_loss": now.has_fused_loss, "compile": now.compiled, "activation_checkpointing": now.checkpointing,
+        "sequence_length": now.sequence_length, "packing": now.packed,
     }  # fmt: skip
     for trial in trials:
         assert trial.factor in FACTORS

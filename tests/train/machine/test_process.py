@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 import torch
 from support.commands import ROOT, process
 
+from train.__main__ import ALLOCATOR, _set_environment
 from train.machine.process import described, is_shortage, may_be_shortage
 
 ILLEGAL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered.\nSearch for it in the docs")
@@ -61,3 +63,14 @@ def test_the_process_is_replaced_by_the_same_command() -> None:
     assert before == f"{pid} ['-P', '-m', 'train', '--manifest', 'x']"
     assert after == f"{pid} [0, 1, 2] True"
     assert done.stderr == "why\n"
+
+
+@pytest.mark.parametrize("name", ALLOCATOR)
+def test_the_allocator_of_a_gpu_is_set_unless_the_user_has_set_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, expected in (
+        ({}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+        ({name: "max_split_size_mb:64"}, {name: "max_split_size_mb:64"}),
+    ):
+        monkeypatch.setattr(os, "environ", dict(given))
+        _set_environment()
+        assert {name: os.environ[name] for name in ALLOCATOR if name in os.environ} == expected

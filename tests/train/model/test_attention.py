@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from support.training.architectures import build
 from support.training.tiny_training import FAMILIES, LENGTH, force_attention, packed_rows, plain_kernels, tiny_model
 from transformers import default_data_collator
 
@@ -19,6 +21,7 @@ from train.model.attention import (
     BACKENDS,
     BY_SEGMENTS,
     Collator,
+    decoder_of,
     segments,
     unavailable_reason,
     use_attention,
@@ -190,3 +193,18 @@ def test_a_model_that_silently_keeps_its_backend_is_rejected(monkeypatch: pytest
     monkeypatch.setattr(type(model.get_base_model()), "_can_set_attn_implementation", classmethod(lambda _: False))
     with pytest.raises(PartMissing, match=r"^attention `eager` cannot be used with a llama model; use sdpa$"):
         use_attention(model, "eager")
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+@pytest.mark.parametrize("name", ["llama", "llama4_text", "modernbert-decoder", "opt"])
+def test_the_decoder_of_a_model_contains_its_embeddings_and_not_its_head(name: str, adapter: bool) -> None:
+    settings = {"opt": {"word_embed_proj_dim": 64}, "llama4_text": {"attn_temperature_tuning": False}}
+    model = build(name, **settings.get(name, {}))
+    if adapter:
+        model = get_peft_model(model, LoraConfig(target_modules=["q_proj", "Wqkv", "q_attn"]))
+    decoder, modules = decoder_of(model), [*decoder_of(model).modules()]
+    assert any(module is model.get_input_embeddings() for module in modules)
+    assert not any(module is model.get_output_embeddings() for module in modules)
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        assert decoder(ids)[0].shape == (1, 10, 64)
