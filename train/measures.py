@@ -217,8 +217,6 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     Only the experts that a token is routed to count. Convolutions, scans, and the recomputation by activation
     checkpointing do not count, so the MFU of a model with such layers is a lower bound.
     """
-    from train.model.attention import decoder_of  # loads torch
-
     config = model.config.get_text_config()
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = None if head is None or embeddings.weight is head.weight else embeddings.weight
@@ -228,8 +226,11 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     # The share of a layer's experts that a token is routed to, if it is known.
     routed = min(1.0, chosen / experts) if chosen and experts else 1.0
     weighted = 0.0
-    # Towers for images and sound do not run.
-    used = {w: name for part in (decoder_of(model), head) if part for name, w in part.named_parameters()}
+    # Towers for images and sound do not run. get_decoder() of a few models returns less than the decoder.
+    parts = (model.get_decoder(), head)
+    used = {weights: name for part in parts if part is not None for name, weights in part.named_parameters()}
+    if embeddings.weight not in used:
+        used = {weights: name for name, weights in model.named_parameters()}
     for weights, name in used.items():
         parts = name.split(".")
         if weights is not looked_up and "original_module" not in parts:  # the copy in modules_to_save is used instead

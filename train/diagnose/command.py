@@ -149,7 +149,8 @@ class Diagnosis:
             raise failed
         self.now = InEffect.of(self.record, self.corpus)
         # From here on, the measured choices of the baseline are fixed, so that a trial changes one factor.
-        fixed = [*option("micro_batch", self.now.micro_batch), *option("attention", self.now.attention)]
+        names = ("micro_batch", "attention", "activation_checkpointing", "compile")
+        fixed = [word for name in names for word in option(name, self.now.measured()[name])]
         self._runner = Runner([*words, *fixed], self.folder)
         wanted = [trial for trial in trials_of(self.config, self.now) if trial.factor in self.only]
         reasons = {trial.name: refusal(trial, self.record["unavailable"]) for trial in wanted}
@@ -230,7 +231,7 @@ class Diagnosis:
         If the baseline has the settings of the reference, it is the reference. Otherwise, a trial with these settings
         is run, or else a separate run. If it is slower than other trials, it may take up to `most` seconds.
         """
-        current = {**self.now.measured(), "compile": self.config.compile}
+        current = self.now.measured()
         differs = {name: value for name, value in REFERENCE.items() if current[name] != value}
         if not differs:
             self.reference = self.runs[0]

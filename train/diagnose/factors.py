@@ -66,6 +66,8 @@ class InEffect:
     sequence_length: int
     packed: bool
     has_fused_loss: bool
+    compiled: bool = False
+    checkpointing: bool | int | str = True
 
     @classmethod
     def of(cls, record: dict[str, Any], corpus: Corpus) -> InEffect:
@@ -80,13 +82,16 @@ class InEffect:
             sequence_length=corpus.sequence_length,
             packed=corpus.packed,
             has_fused_loss=bool((choices["options"] or {}).get("fused_loss")),
+            compiled=bool((choices["options"] or {}).get("compile")),
+            checkpointing=choices["checkpointing"],
         )
 
     def measured(self) -> dict[str, Any]:
         """Return the values of settings that can be `auto`."""
         return {
             "device": self.device, "precision": self.precision, "attention": self.attention,
-            "micro_batch": self.micro_batch, "fused_loss": self.has_fused_loss,
+            "micro_batch": self.micro_batch, "fused_loss": self.has_fused_loss, "compile": self.compiled,
+            "activation_checkpointing": self.checkpointing,
         }  # fmt: skip
 
 
@@ -96,14 +101,14 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
     backends = ("flash3", "flash2", "varlen", "flex", "sdpa", "eager") if on_gpu else ("sdpa", "eager")
     options: dict[str, list[Any]] = {
         "attention": [name for name in backends if name != now.attention],
-        "activation_checkpointing": [not config.activation_checkpointing],
+        "activation_checkpointing": [way for way in (False, 2, True) if way != now.checkpointing],
         "micro_batch": [
             size
             for size in (2 * now.micro_batch, now.micro_batch // 2)
             if size and now.rows_per_step % size == 0 and size <= now.rows_per_step
         ],
         "fused_loss": [not now.has_fused_loss],
-        "compile": [not config.compile],
+        "compile": [not now.compiled],
         "precision": [name for name in ("bf16", "fp16", "fp32") if name != now.precision] if on_gpu else [],
         "quantization": ["none" if config.quantization == "nf4" else "nf4"],
         "lora_targets": ["attention" if config.lora_targets == "all" else "all"],

@@ -34,7 +34,7 @@ from train.loop.callbacks import RankSpeed, accuracy_of
 from train.loop.feed import why_unbalanced
 from train.machine import devices
 from train.measures import PHASES, Advice, advise, si
-from train.model import qlora, states
+from train.model import checkpointing, qlora, states
 from train.model.qlora import left_out
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         "attention": f"{choices.attention}; {run.isolation or 'no row has two conversations to keep apart'}",
         **({"conversations": apart} if apart else {}),
         "optimizer": f"{config.optimizer}, learning rate {config.rate:g}, {config.schedule}",
-        "checkpointing": "on" if model.is_gradient_checkpointing else "off",
+        "checkpointing": checkpointing.described(choices.checkpointing or False),
         "rows": f"{feed.described}{f'; validation {len(feed.validation):,}' if feed.validation is not None else ''}",
         "a step": f"{' × '.join(factors)} = {si(run.tokens_per_step)} tokens, {si(trained)} trained on",
         "steps": f"{steps.total:,}, {steps.per_epoch:,} per epoch",
@@ -258,7 +258,7 @@ def advice_of(result: dict[str, Any], speeds: Sequence[RankSpeed], config: Train
         memory = result["memory_share"]
         found |= {"gpu": result["gpu_share"], "memory_high": memory}
         # A measured micro-batch leaves memory free if larger ones are not faster.
-        if config.activation_checkpointing:
+        if config.activation_checkpointing not in (False, "auto"):
             found["checkpointed"] = memory
         elif config.micro_batch != "auto":
             found["small_batch"] = memory

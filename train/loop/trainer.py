@@ -55,8 +55,7 @@ def arguments(
         "optim": config.optimizer,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",  # with loss scaling
-        "activation_checkpointing": config.activation_checkpointing,
-        "activation_checkpointing_kwargs": {"use_reentrant": False},
+        "activation_checkpointing": False,  # train.model.checkpointing has turned it on; it is the default of TRL
         "logging_steps": 1,
         # The filter would show the mean of earlier losses instead of NaN.
         "logging_nan_inf_filter": False,
@@ -224,14 +223,14 @@ class Measured(Trainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         self.model.eval()
         sums = torch.zeros(5, dtype=torch.float64, device=self.args.device)
-        with torch.no_grad(), count_predicted(self.model) as predicted:
+        with torch.no_grad():
             for batch, counts in self._batches_of_rank(dataset):
                 tokens, weights = (batch["labels"][:, 1:] != -100).sum(), batch.get(LOSS_WEIGHT)
                 weight = torch.zeros((), device=tokens.device) if weights is None else weights[:, 1:].double().sum()
                 # In a run that lacks only its record, the model was not prepared and lacks its own autocast.
                 with self.compute_loss_context_manager(), autocast(self.args.device, dtype_of(self.args)):
                     outputs = self.model(**batch)
-                    right = predicted(outputs, batch["labels"])
+                    right = count_predicted(outputs, batch["labels"])
                 loss = outputs["loss"].double()
                 mean = loss if weights is None else outputs["token_loss"].double()
                 found = (mean * tokens, tokens.double(), right.double(), loss * weight, weight.double())

@@ -22,7 +22,7 @@ from transformers.quantizers.auto import AutoHfQuantizer
 
 from train.merge.find_run import Base, Run
 from train.merge.tensors import PRECISIONS
-from train.model.qlora import nf4_of
+from train.model.quantization import nf4_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Dequantized:
     """Weights that a run had in NF4, by their names in the model."""
 
     model: Any  # without weights, its layers replaced by those of bitsandbytes
-    layers: dict[str, Any]
+    layers: dict[str, Any]  # their modules: linear layers, or stacks of experts
     quantizer: Any
     dtype: torch.dtype  # of the computations of the run
 
@@ -39,7 +39,8 @@ class Dequantized:
         operation = self.quantizer.get_quantize_ops()
         [packed] = operation.convert({name: [weight.to("cpu", self.dtype)]}, model=self.model).values()
         found = dequantize_4bit(packed.data, packed.quant_state)
-        return found.T.contiguous() if issubclass(self.layers[name].source_cls, Conv1D) else found
+        is_turned = issubclass(getattr(self.layers[name], "source_cls", torch.nn.Module), Conv1D)
+        return found.T.contiguous() if is_turned else found
 
     @torch.no_grad()
     def apply(self, model: Any) -> None:
@@ -54,9 +55,17 @@ def dequantized_of(run: Run, base: Base, model: Any) -> Dequantized | None:
     if run.record["config"].get("quantization") != "nf4":
         return None
     dtype = PRECISIONS[run.record["choices"]["precision"]]
-    quantizer = AutoHfQuantizer.from_config(nf4_of(base.folder, dtype), pre_quantized=False)
+    # Runs of earlier versions do not name the layers in 16 bits. They had `dt_proj` of Mamba there, and all experts.
+    is_earlier = "in_16_bits" not in run.record
+    skipped = ["dt_proj"] * (model.config.model_type == "mamba") if is_earlier else run.record["in_16_bits"]
+    quantizer = AutoHfQuantizer.from_config(nf4_of(dtype, skipped), pre_quantized=False)
     replaced = deepcopy(model)
     quantizer.preprocess_model(model=replaced, device_map={"": "cpu"})
-    modules = replaced.named_modules(remove_duplicate=False)
-    layers = {f"{name}.weight": module for name, module in modules if isinstance(module, Linear4bit)}
+    layers = {
+        f"{name}.{weights}".lstrip("."): module
+        for name, module in replaced.named_modules(remove_duplicate=False)
+        for weights in module._parameters
+        if quantizer.param_needs_quantization(replaced, f"{name}.{weights}".lstrip("."))
+        and (isinstance(module, Linear4bit) or not is_earlier)
+    }
     return Dequantized(replaced, layers, quantizer, dtype)

@@ -47,6 +47,7 @@ from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_shard
 from train.config import TrainingConfig
 from train.model import checkpoint
+from train.model.quantization import check_stored
 
 PARAMETERS = 23_000_000
 # Two wide layers are a quarter faster on a CPU than four (attention is cheaper), and learn more in the same steps.
@@ -152,11 +153,13 @@ def commit_of(base: Path | str) -> str | None:
 
 
 def read_config(base: Path | str) -> Any:
-    """Read the config of a model."""
+    """Read the config of a model that can be trained."""
     try:
-        return AutoConfig.from_pretrained(base, trust_remote_code=False)
+        found = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise unreadable(base, error) from None
+    check_stored(base, found)
+    return found
 
 
 def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -363,8 +363,9 @@ def try_backend(model: Any, dataset: Any, count: int, backend: str, *, seed: int
 
 # -- backends that may crash -------------------------------------------------------------------------------------------
 
-LIMIT = 900.0  # seconds for checking, compiling, and timing, after the model is loaded
+LIMIT = 900.0  # seconds for checking, compiling, and timing one backend
 LOADED = "loaded"  # name of the file that signals that the model is loaded
+TRIALS = "trials.jsonl"  # name of the file with a line for each backend that was tried
 COMMAND = (sys.executable, "-P", "-m", "train.model.isolation")
 
 
@@ -373,55 +374,70 @@ def try_apart(
 ) -> list[Trial]:
     """Try every backend whose kernel may end its process or make the GPU unusable.
 
-    Each is tried in a process of its own, which loads its own copy of the model, so the caller must not have loaded the
+    They are tried in a separate process, which loads its own copy of the model, so the caller must not have loaded the
     model yet. Backends that the machine or the model lacks are not tried. See `fastest`.
     """
     if config.sharding == "full":  # a separate process would need the whole model
         return [Trial(backend, 0.0, "not tried with sharding: full") for backend in APART]
-    numbers = [*range(count), *choose_rows(dataset, ROWS)]
-    rows = [{name: column.tolist() for name, column in dataset[n % len(dataset)].items()} for n in numbers]
-    request = {
-        "base": str(base), "is_folder": isinstance(base, Path), "config": config.model_dump(), "device": str(device),
-        "dtype": str(dtype).removeprefix("torch."), "rows": rows, "count": count,
-    }  # fmt: skip
     lacking = missing_backends(read_config(base))
     backends = [name for name in APART if name not in lacking and not unavailable_reason(name, device, dtype)]
-    return [in_process(request | {"backend": backend}) for backend in backends]
+    if not backends:
+        return []
+    numbers = [*range(count), *choose_rows(dataset, ROWS)]
+    rows = [{name: column.tolist() for name, column in dataset[n % len(dataset)].items()} for n in numbers]
+    return in_processes({
+        "base": str(base), "is_folder": isinstance(base, Path), "config": config.model_dump(), "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."), "rows": rows, "count": count, "backends": backends,
+    })  # fmt: skip
 
 
-def in_process(request: dict[str, Any], command: Sequence[str] = COMMAND, limit: float = LIMIT) -> Trial:
-    """Run one trial in a separate process; if it crashes, the trial has the reason."""
-    backend = request["backend"]
+def in_processes(request: dict[str, Any], command: Sequence[str] = COMMAND, limit: float = LIMIT) -> list[Trial]:
+    """Try the backends one after another in a process, and after a crash in another."""
+    found: list[Trial] = []
+    while remaining := request["backends"][len(found) :]:
+        trials, is_loaded, reason = _in_process(request | {"backends": remaining}, command, limit)
+        found += trials
+        if reason or not trials:
+            # Without a model, no other backend could be tried either.
+            blamed = remaining[len(trials) :][: 1 if is_loaded else None]
+            found += [Trial(backend, 0.0, reason or "its process failed (no message)") for backend in blamed]
+    return found
+
+
+def _in_process(request: dict[str, Any], command: Sequence[str], limit: float) -> tuple[list[Trial], bool, str]:
+    """Return the trials of a process, whether it had a model, and why it failed."""
     of_ranks = re.compile("TORCHELASTIC_.*|MASTER_.*|RANK|LOCAL_RANK|WORLD_SIZE")  # it is not a rank
     env = {name: text for name, text in os.environ.items() if not of_ranks.fullmatch(name)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "request.json").write_bytes(orjson.dumps(request))
+        (folder / TRIALS).touch()
         with (folder / "stderr").open("wb") as errors:
             process = subprocess.Popen(  # noqa: S603 - this Python, and a path
                 [*command, name], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
             )
-            until = math.inf
-            while (code := process.poll()) is None:
-                if until == math.inf and (folder / LOADED).exists():
-                    until = time.monotonic() + limit
+            steps, until, reason, code = 0, math.inf, "", None
+            while not reason and (code := process.poll()) is None:
+                done = (folder / LOADED).exists() + (folder / TRIALS).read_bytes().count(b"\n")
+                if done > steps:  # the next backend begins
+                    steps, until = done, time.monotonic() + limit
                 if time.monotonic() > until:
                     process.kill()
                     process.wait()
-                    return Trial(backend, 0.0, f"took longer than {limit:.0f} s")
+                    reason = f"took longer than {limit:.0f} s"
                 time.sleep(0.05)
-        if code == 0 and (folder / "result.json").exists():
-            return Trial(**orjson.loads((folder / "result.json").read_bytes()))
-        lines = (folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    if code < 0:
-        return Trial(backend, 0.0, f"its process was killed by {signal.Signals(-code).name}")
-    last = (lines or ["no message"])[-1]
-    return Trial(backend, 0.0, f"its process failed ({last[:160]})")
+        lines = [line for line in (folder / TRIALS).read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        trials, is_loaded = [Trial(**orjson.loads(line)) for line in lines], (folder / LOADED).exists()
+        errors_of = (folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if code and len(trials) < len(request["backends"]):
+        reason = reason or f"its process failed ({(errors_of or ['no message'])[-1][:160]})"
+        reason = f"its process was killed by {signal.Signals(-code).name}" if code < 0 else reason
+    return trials, is_loaded, reason
 
 
-def run(request: dict[str, Any], folder: Path) -> Trial:
-    """Load the model as for training, and try the backend."""
-    backend, config = request["backend"], TrainingConfig(**request["config"])
+def run(request: dict[str, Any], folder: Path) -> Iterator[Trial]:
+    """Load the model as for training, and try the backends until the GPU fails."""
+    backends, config = request["backends"], TrainingConfig(**request["config"])
     base = Path(request["base"]) if request["is_folder"] else request["base"]
     device, dtype = torch.device(request["device"]), getattr(torch, request["dtype"])
     kinds = {"input_ids": torch.int32, "labels": torch.int64, "position_ids": torch.int32}
@@ -431,15 +447,29 @@ def run(request: dict[str, Any], folder: Path) -> Trial:
         if device.index is not None:  # one of several GPUs; torch refuses "cuda" here
             torch.cuda.set_device(device)  # Triton kernels run on the current device
         model = load_model(base, config, device, dtype, loaded_with)
-        (folder / LOADED).touch()
-        with autocast(device, dtype):
-            return try_backend(model, rows, request["count"], backend, seed=config.seed, passes=3)
-    except PackError as error:
-        return Trial(backend, 0.0, str(error))
-    except RuntimeError as error:
-        if not may_be_shortage(error):
-            raise
-        return Trial(backend, 0.0, str(error).splitlines()[0][:160])
+    except (PackError, RuntimeError) as error:
+        yield from (Trial(backend, 0.0, _reason(error)) for backend in backends)
+        return
+    (folder / LOADED).touch()
+    for backend in backends:
+        try:
+            with autocast(device, dtype):
+                yield try_backend(model, rows, request["count"], backend, seed=config.seed, passes=3)
+        except (PackError, RuntimeError) as error:
+            yield Trial(backend, 0.0, _reason(error))
+        try:
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.synchronize(device)
+        except RuntimeError:  # after an illegal access, the other backends need a new process
+            return
+
+
+def _reason(error: PackError | RuntimeError) -> str:
+    """Return why a backend is excluded; raises errors of other kinds."""
+    if not isinstance(error, PackError) and not may_be_shortage(error):
+        raise error
+    return str(error) if isinstance(error, PackError) else str(error).splitlines()[0][:160]
 
 
 def _end_with(parent: int) -> None:
@@ -450,12 +480,13 @@ def _end_with(parent: int) -> None:
 
 
 def main(folder: Path) -> None:
-    """Run the trial that request.json in a folder describes, and write result.json."""
+    """Run the trials that request.json in a folder describes, and write their results."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     silence_libraries()
-    result = run(orjson.loads((folder / "request.json").read_bytes()), folder)
-    (folder / "result.json").write_bytes(orjson.dumps(asdict(result)))
+    with (folder / TRIALS).open("ab", buffering=0) as file:
+        for trial in run(orjson.loads((folder / "request.json").read_bytes()), folder):
+            file.write(orjson.dumps(asdict(trial)) + b"\n")
 
 
 if __name__ == "__main__":

@@ -28,13 +28,13 @@ states = st.builds(
     sequence_length=st.sampled_from((128, 1024, 4096)),
     packed=st.booleans(),
     has_fused_loss=st.booleans(),
+    compiled=st.booleans(),
+    checkpointing=st.sampled_from((False, True, 2, 3, "offload")),
 )
 configs = st.builds(
     TrainingConfig,
     quantization=st.sampled_from(("nf4", "none")),
     lora_r=st.integers(1, 64),
-    activation_checkpointing=st.booleans(),
-    compile=st.booleans(),
 )
 
 
@@ -46,7 +46,8 @@ def test_each_trial_changes_one_factor_to_a_valid_value_that_is_not_in_effect(
     assert len({trial.name for trial in trials}) == len(trials)
     current = config.model_dump() | {
         "attention": now.attention, "precision": now.precision, "micro_batch": now.micro_batch,
-        "fused_loss": now.has_fused_loss, "sequence_length": now.sequence_length, "packing": now.packed,
+        "fused_loss": now.has_fused_loss, "compile": now.compiled, "activation_checkpointing": now.checkpointing,
+        "sequence_length": now.sequence_length, "packing": now.packed,
     }  # fmt: skip
     for trial in trials:
         assert trial.factor in FACTORS

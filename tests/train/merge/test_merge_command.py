@@ -17,7 +17,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.architectures import build
 from transformers import AutoModelForCausalLM
 
-from train.model.qlora import nf4_of
+from train.model.quantization import nf4_of
 
 PYTHON = sys.executable
 
@@ -48,7 +48,7 @@ def test_a_run_in_nf4_is_merged(tmp_path: Path) -> None:
     assert len(values["base_digest"]) == len(values["adapter_sha256"]) == 64
     ids = torch.arange(3, 60)[None]
     base = values["base_model"]
-    in_nf4 = {"quantization_config": nf4_of(Path(base), torch.float32), "dtype": torch.float32}
+    in_nf4 = {"quantization_config": nf4_of(torch.float32), "dtype": torch.float32}
     with torch.inference_mode():
         expected, alone, found = (
             model.eval()(input_ids=ids).logits
