@@ -85,9 +85,9 @@ class _Start:
 
     @property
     def known(self) -> Choices | None:
-        """Return the choices of an earlier start at the same place."""
+        """Return the choices of an earlier start on such a device, on any number of ranks."""
         found = self.before
-        return found if found and (found.device, found.precision, found.ranks) == self.place else None
+        return found if found and (found.device, found.precision) == self.place[:2] else None
 
     def wants(self, option: str, config: TrainingConfig) -> bool:
         """Return whether to turn an option on, as at the first start of the run."""
@@ -197,11 +197,23 @@ def prepare(
         warnings=[
             *loaded[1],
             *folder.warnings(),
-            *(f"{name} is {new}, but was {old} when this run started: its losses will differ slightly"
-            for name in ("ranks", "device", "precision")
-            if checkpoint and before and (new := getattr(choices, name)) != (old := getattr(before, name))),
+            *(_changes(before, choices, model) if checkpoint and before else ()),
         ],
     )  # fmt: skip
+
+
+def _changes(before: Choices, now: Choices, model: Any) -> list[str]:
+    """Return warnings about a run that continues with other losses than uninterrupted."""
+    names = dict.fromkeys(("device", "precision"), "its losses will differ slightly")
+    # Steps have the same rows on any number of ranks and with any micro-batch.
+    if any(rate for _, _, rate in options.dropouts_of(model)):
+        random = "steps have the same rows, but other random numbers of dropout"
+        names |= dict.fromkeys(("ranks", "micro_batch"), random)
+    return [
+        f"{name} is {new}, but was {old} when this run started: {text}"
+        for name, text in names.items()
+        if (new := getattr(now, name)) != (old := getattr(before, name))
+    ]
 
 
 def _choose(
@@ -213,7 +225,8 @@ def _choose(
     tried: list[isolation.Trial],
     dtype: torch.dtype,
 ) -> Choices:
-    # The choices of an earlier start with the same device, precision, and number of ranks are reused.
+    # The choices of an earlier start with the same device and precision are reused, so that results differ only by the
+    # order of sums. Only the micro-batch depends on the number of ranks.
     known, table = start.known, list[str]()
     backend = known.attention if known else backend
     with autocast(model.device, dtype):
@@ -251,7 +264,7 @@ def _choose(
         if compiled.used and not known:
             speed = batch["input_ids"].numel() / compiled.seconds
     kept = known.options if known and known.options is not None else {"fused_loss": False, "compile": False} | used
-    table = known.table if known else [*table, *measured]
+    table = [*table, *measured] or (known.table if known else [])
     reduced = start.before.reduced if start.before else []
     rows = start.rows_of_step(feed, config)
     return Choices(*start.place, backend, size, accumulation, speed, table, notes, kept, reduced, rows, how)
@@ -263,7 +276,7 @@ def _choose_size(
     """Return rows per pass, passes per step, tokens/s, measurements, checkpointing."""
     known, (_, _, ranks) = start.known, start.place
     rows, wanted = math.ceil(start.rows_of_step(feed, config) / ranks), start.checkpointing(config)
-    if known and rows == known.micro_batch * known.accumulation:
+    if known and known.ranks == ranks and rows == known.micro_batch * known.accumulation:
         size = known.micro_batch if config.micro_batch == "auto" else largest_divisor(rows, config.micro_batch)
         if size == known.micro_batch or (known.reduced and size > known.micro_batch):
             way, why = usable(model, wanted)

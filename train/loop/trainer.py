@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import ConcatDataset
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, get_scheduler
 
 from tasks.core import process
 from tasks.core.errors import DataError
@@ -79,6 +79,7 @@ class Measured(Trainer):
     """Trainer with measured steps and an exact validation loss."""
 
     control: Any
+    lr_scheduler: Any
 
     def measure(self, share: float, flops: float, peak: float | None) -> None:
         """Begin to measure; `share` is the share of tokens that are not padding."""
@@ -99,6 +100,19 @@ class Measured(Trainer):
         loader = super().get_train_dataloader()
         loader.device = None  # _prepare_inputs copies batches instead, where the copy can be measured
         return loader
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Create the learning-rate schedule, of which no step has a rate of 0."""
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        if warmup and self.lr_scheduler is None:
+            # The schedules of transformers rise from 0, with which the first step would learn nothing, and fall to 0
+            # after the last one. They are therefore shifted by a step.
+            self.lr_scheduler = get_scheduler(
+                self.args.lr_scheduler_type, optimizer or self.optimizer, warmup, num_training_steps + 1
+            )
+            self.lr_scheduler.step()
+            self._created_lr_scheduler = True
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         if self._started is None:

@@ -375,7 +375,7 @@ def free_on_gpu() -> int:
 def inputs(rows: Sequence[Sequence[int]], config: Any) -> torch.Tensor:
     """Return token IDs [rows, tokens] of the corpus, or random IDs without `rows`."""
     config = config.get_text_config()
-    length = min([TOKENS, *map(len, rows), getattr(config, "max_position_embeddings", None) or TOKENS])
+    length = min([TOKENS, *map(len, rows), base_model.positions(config) or TOKENS])
     if rows:
         return torch.tensor([row[:length] for row in rows])
     return torch.randint(config.vocab_size, (ROWS, length), generator=torch.Generator().manual_seed(0))

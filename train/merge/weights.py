@@ -43,6 +43,7 @@ from train.merge.tensors import (
     write_shards,
 )
 from train.model.checkpoint import auto_class
+from train.model.quantization import how_to_load
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 NAME = "default"
@@ -412,7 +413,7 @@ def load_merged(base: Path, tensors: Tensors, merging: Merging) -> Any:
     config = AutoConfig.from_pretrained(base, trust_remote_code=False)
     merging.ties.apply(config)
     model = auto_class(base, config).from_pretrained(
-        base, config=config, dtype="auto", use_safetensors=True, trust_remote_code=False
+        base, **how_to_load(base, None), config=config, dtype="auto", use_safetensors=True, trust_remote_code=False
     )
     main = model.dtype
     for name, source in merging.ties.copies.items():
