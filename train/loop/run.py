@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import warnings
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
