@@ -52,6 +52,7 @@ from train.model.quantization import (
     require_repackable,
     shape_of,
     unpack_on_use,
+    unpacked_on_use,
     use_quantized_experts,
     watch,
 )
@@ -516,6 +517,9 @@ def shard(model: Any, device: torch.device | str) -> None:
         # bitsandbytes reads the state of the layer once its weight has been gathered. The counts of weights read the
         # state of the weight.
         layer.quant_state = layer.weight.quant_state = state
+    for steps in unpacked_on_use(model):
+        steps[0].quant_state.to(device)
+        steps.original.quant_state = steps[0].quant_state
     model.hf_device_map = model.get_base_model().hf_device_map = {"": device}
     model.shards_frozen_weights = True
 
