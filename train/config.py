@@ -122,8 +122,8 @@ class TrainingConfig(BaseModel):
     )
     fused_loss: Literal["auto"] | bool = Field(
         "auto",
-        description="Compute the loss without all logits in memory, if one step with it gives the same loss; "
-        "auto: on a GPU.",
+        description="Compute logits only for trained tokens, in chunks, if one step with it gives the same loss; "
+        "auto: true, except in runs of an earlier version.",
     )
     optimizer: Literal["adamw_torch_fused", "paged_adamw_8bit"] = Field(
         "adamw_torch_fused", description="The 8-bit optimizer uses less memory."
@@ -195,7 +195,7 @@ class TrainingConfig(BaseModel):
         """Return every setting that can change the adapter, except defaults in LATER."""
         later = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
         values = self.model_dump(exclude=WITHOUT_EFFECT | later) | EARLIER
-        # The default of earlier versions. `auto` is off on a CPU, and on a GPU its results differ only by rounding.
+        # The default of earlier versions. The results of `auto` differ only by rounding.
         return values | ({"fused_loss": False} if self.fused_loss == "auto" else {})
 
     def check_evaluation(self, corpus: str, validation_rows: int) -> None:

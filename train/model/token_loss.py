@@ -229,8 +229,8 @@ def _add_up(
     and for `trained_weights`. If these are None, there are no gradients; otherwise predictions are not counted.
     """
     sums = torch.zeros(3, device=hidden.device)
-    learns = trained_weights is not None
-    gradients = [torch.zeros_like(tensor) for tensor in (hidden, *trained_weights)] if learns else []
+    learns, leaves = trained_weights is not None, [*(trained_weights or ())]
+    gradients = [torch.zeros_like(tensor) for tensor in (hidden, *leaves)] if learns else []
 
     def add(part: slice) -> None:
         states = hidden[part].detach().requires_grad_(learns)
@@ -251,7 +251,7 @@ def _add_up(
             slope *= weights[part, None]
         with torch.autocast(hidden.device.type, enabled=False):
             of_states, *of_weights = torch.autograd.grad(
-                logits, (states, *trained_weights), slope.to(logits.dtype), allow_unused=True
+                logits, (states, *leaves), slope.to(logits.dtype), allow_unused=True
             )
         gradients[0][part] = of_states
         for total, gradient in zip(gradients[1:], of_weights, strict=True):
