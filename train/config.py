@@ -48,6 +48,12 @@ LATER = ("lora_variant", "modules_to_save", "adapter", "keep", "early_stopping",
 # Values in the key of every run, because earlier versions included them.
 EARLIER = {"micro_batch": "auto"}
 
+# Values in the key of a run for `auto`: the defaults before there was `auto`. Its results differ only by rounding.
+BEFORE_AUTO = {"fused_loss": False, "compile": False, "activation_checkpointing": True}
+
+# Defaults of earlier versions that are in the key of a run and have changed.
+FORMER = {"attention": "sdpa", "lora_dropout": 0.05}
+
 # Options of removed settings lead to the error that says what to use.
 REMOVED_OPTIONS = [name for name in REMOVED if ":" not in name]
 
@@ -91,7 +97,8 @@ class TrainingConfig(BaseModel):
         "auto", description="auto: bf16 on a GPU, or fp16 with loss scaling if it has no bf16; fp32 on a CPU."
     )
     attention: Attention = Field(
-        "sdpa", description="Attention backend; auto: the fastest that keeps conversations apart."
+        "auto",
+        description="Attention backend; auto: the fastest that keeps conversations apart, or sdpa on a CPU.",
     )
     quantization: Literal["nf4", "none"] = Field("nf4", description="Quantization of the frozen weights.")
     sharding: Literal["none", "full"] = Field(
@@ -99,7 +106,7 @@ class TrainingConfig(BaseModel):
     )
     lora_r: int = Field(16, ge=1, le=1024, description="Rank of the adapter.")
     lora_alpha: float = Field(32, gt=0, description="The adapter is scaled by lora_alpha / lora_r.")
-    lora_dropout: float = Field(0.05, ge=0, lt=1, description="Dropout of the adapter.")
+    lora_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the adapter.")
     lora_targets: Literal["all", "attention"] | Names = Field(
         "all",
         description="all: every linear layer of the decoder, and its experts; attention: q, k, v, and o; or a list of "
@@ -116,9 +123,14 @@ class TrainingConfig(BaseModel):
     adapter: Text | None = Field(
         None, description="Folder of an adapter to start from. Its rank, alpha, variant, and targets are used."
     )
-    activation_checkpointing: bool = Field(True, description="Use less memory for a third more compute.")
-    compile: bool = Field(
-        False, description="Use torch.compile, if one step with it gives the same loss and passes are faster."
+    activation_checkpointing: Literal["auto", "offload"] | bool | Annotated[int, Field(ge=1)] = Field(
+        "auto",
+        description="Use less memory for up to a third more compute: true, a number N for every N-th layer, or "
+        "offload to main memory. auto: measured, as little as the memory allows.",
+    )
+    compile: Literal["auto"] | bool = Field(
+        "auto",
+        description="Use torch.compile, if steps with it give the same loss and passes are faster; auto: on a GPU.",
     )
     fused_loss: Literal["auto"] | bool = Field(
         "auto",
@@ -195,8 +207,12 @@ class TrainingConfig(BaseModel):
         """Return every setting that can change the adapter, except defaults in LATER."""
         later = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
         values = self.model_dump(exclude=WITHOUT_EFFECT | later) | EARLIER
-        # The default of earlier versions. The results of `auto` differ only by rounding.
-        return values | ({"fused_loss": False} if self.fused_loss == "auto" else {})
+        return values | {name: value for name, value in BEFORE_AUTO.items() if values[name] == "auto"}
+
+    def as_before(self) -> TrainingConfig:
+        """Return the settings with defaults of an earlier version instead of today's."""
+        fields = type(self).model_fields
+        return self.model_copy(update={n: old for n, old in FORMER.items() if getattr(self, n) == fields[n].default})
 
     def check_evaluation(self, corpus: str, validation_rows: int) -> None:
         """Check that settings have the validation split and `eval_every` that they need."""

@@ -1,6 +1,6 @@
 """Choose the number of rows per pass by measuring.
 
-The largest number that fits in memory is often not the fastest.
+The largest number that fits in memory is often not the fastest. `activation_checkpointing: auto` is measured with it.
 
     rows of an optimizer step ─sizes─▶ 1, 2, 4, 8 … ─find_micro_batch─▶ a pass of each, timed ─▶ Choice
                                                      until memory is short, tokens/s fall, or time is up
@@ -13,18 +13,19 @@ so the result of training depends on the machine only through rounding and the r
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from accelerate.utils import convert_to_fp32
 
-from tasks.core.errors import PartMissing
+from tasks.core.errors import PackError, PartMissing
 from tasks.core.printable import counted
 from tasks.core.process import peak_memory
 from train.config import TrainingConfig
@@ -33,12 +34,16 @@ from train.machine import devices
 from train.machine.process import is_shortage
 from train.machine.ranks import largest, together
 from train.model.attention import batch_of, run_pass
+from train.model.checkpointing import BY_SPEED, Checkpointing, described, usable, use_checkpointing
 from train.model.isolation import NEAR
 from train.model.qlora import is_sharded, keep_random
 
 BUDGET = {"cpu": 30.0, "cuda": 120.0}  # seconds
 # Share of the free memory to use. A GPU loses some to fragmentation, and a CPU needs some for other processes.
 SHARE = {"cpu": 0.8, "cuda": 0.95}
+
+# Part of a row from whose memory that of a whole row is estimated.
+PIECES = 8
 
 # Function that returns the maximum of each figure over all ranks.
 Agree = Callable[[list[float]], list[float]]
@@ -74,6 +79,12 @@ class Choice:
     accumulation: int
     trials: tuple[Trial, ...]
     reason: str
+    limit: float = math.inf  # bytes of memory
+    is_short: bool = False  # whether more rows might be faster, but memory is short
+
+    @property
+    def chosen(self) -> Trial:
+        return next(trial for trial in self.trials if trial.rows == self.micro_batch)
 
     def lines(self) -> list[str]:
         """Return the measurements as lines of a table."""
@@ -126,10 +137,13 @@ def find_micro_batch(
     limit = -agree([-memory.limit])[0]
     trials: list[Trial] = []
     candidates = sizes(rows_per_step)
-    reason = f"a step has {counted(candidates[-1], 'row')}"
+    reason, is_short = f"a step has {counted(candidates[-1], 'row')}", False
     for size in candidates:
-        if trials and (stop := _reason_to_stop(trials, size, limit if memory.cautious else None, spent, budget)):
+        if trials and (stop := _reason_to_stop(trials, size, spent, budget)):
             reason = stop
+            break
+        if trials and (need := trials[-1].memory * size / trials[-1].rows) > limit and memory.cautious:
+            reason, is_short = f"{size} rows would need {need / 1e9:.1f} of {limit / 1e9:.1f} GB", True
             break
         times, fits = _time(step, size, budget - spent, clock, memory)
         seconds, used, short, timed = agree([statistics.median(times), memory.peak(), float(not fits), sum(times)])
@@ -137,13 +151,13 @@ def find_micro_batch(
         if short and not trials:
             raise _too_long(sequence_length)
         if short or (trials and used > limit):
-            reason = f"{size} rows need more memory than available"
+            reason, is_short = f"{size} rows need more memory than available", True
             break
         trials.append(Trial(size, seconds, used, size * sequence_length / seconds))
     # The smallest size within 3 % of the highest tokens/s.
     best = max(trial.tokens_per_second for trial in trials)
     size = min(trial.rows for trial in trials if trial.tokens_per_second >= (1 - NEAR) * best)
-    return Choice(size, rows_per_step // size, tuple(trials), reason)
+    return Choice(size, rows_per_step // size, tuple(trials), reason, limit, is_short and size == trials[-1].rows)
 
 
 def _too_long(sequence_length: int) -> PartMissing:
@@ -154,14 +168,12 @@ def _too_long(sequence_length: int) -> PartMissing:
     )
 
 
-def _reason_to_stop(trials: Sequence[Trial], size: int, limit: float | None, spent: float, budget: float) -> str | None:
+def _reason_to_stop(trials: Sequence[Trial], size: int, spent: float, budget: float) -> str | None:
     # Costs are assumed to grow at most linearly.
     last, best = trials[-1], max(trial.tokens_per_second for trial in trials)
     if last.tokens_per_second < (1 - NEAR) * best:
         return f"tokens/s fall at {last.rows} rows"
     growth = size / last.rows
-    if limit is not None and last.memory * growth > limit:
-        return f"{size} rows would need {last.memory * growth / 1e9:.1f} of {limit / 1e9:.1f} GB"
     if spent + 3 * last.seconds * growth > budget:
         return f"{size} rows would exceed the {budget:.0f} s allowed for measuring"
     return None
@@ -189,10 +201,21 @@ def _time(
 
 
 def micro_batch(
-    model: Any, dataset: Any, collator: Any, config: TrainingConfig, rows_per_step: int, ranks: int, dtype: torch.dtype
+    model: Any,
+    dataset: Any,
+    collator: Any,
+    config: TrainingConfig,
+    rows_per_step: int,
+    ranks: int,
+    dtype: torch.dtype,
+    *,
+    checked: bool = False,
 ) -> Choice:
-    """Choose the micro-batch of a model with an adapter."""
-    # Measured on the first rows, unless the config sets it. `rows_per_step` is for one rank. Training is not affected.
+    """Choose the micro-batch of a model with an adapter, as it is.
+
+    It is measured on the first rows, unless the config sets it. `rows_per_step` is for one rank. Training is not
+    affected. With `checked`, a pass that may need more memory than there is raises PartMissing before it runs.
+    """
     length = len(dataset[0]["input_ids"])
     device = model.device
     # As in training, accelerate converts all outputs of mixed precision, which takes memory for the logits.
@@ -205,6 +228,13 @@ def micro_batch(
     model.train()
     try:
         with keep_random(device):
+            if checked and memory.cautious:
+                piece = [{name: column[: math.ceil(length / PIECES)] for name, column in dataset[0].items()}]
+                run_pass(model, batch_of(piece, range(1), collator, device), dtype, converted)
+                # The scores of eager attention grow with the square of the length.
+                times = PIECES ** (2 if getattr(collator, "backend", "") == "eager" else 1)
+                if largest([times * memory.peak() - memory.limit], device)[0] > 0:
+                    raise _too_long(length)
             # Ranks that gather a model's weights must run the same passes, but the clocks of two ranks differ.
             if config.micro_batch != "auto" or config.sharding == "full":
                 with together(waiting=is_sharded(model)):
@@ -215,6 +245,41 @@ def micro_batch(
     finally:
         model.zero_grad()
         memory.reset()
+
+
+def with_checkpointing(
+    model: Any, wanted: Checkpointing | Literal["auto"], measure: Callable[[bool], Choice]
+) -> tuple[Checkpointing, Choice, list[str]]:
+    """Choose the activation checkpointing and the micro-batch together; adds notes.
+
+    `measure(checked)` chooses the micro-batch; see `micro_batch`. The way with the least recomputation is used if its
+    passes are not limited by memory, or else the fastest.
+    """
+    ways: Sequence[Checkpointing] = BY_SPEED if wanted == "auto" else (wanted,)
+    found = [usable(model, way) for way in ways]
+    notes = [f"activation_checkpointing: {described(way)}, because {why}" for way, why in dict.fromkeys(found) if why]
+    ways = list(dict.fromkeys(way for way, _ in found))
+    tried: dict[Checkpointing, Choice] = {}
+    for way in ways:
+        use_checkpointing(model, way)
+        is_last = way == ways[-1]
+        try:
+            choice = measure(not is_last)
+        except PackError as error:
+            if (is_last and not tried) or error.reason != "out_of_memory":
+                raise
+            continue
+        if is_last or choice.chosen.memory <= choice.limit:
+            tried[way] = choice
+            if not choice.is_short:
+                break
+    most = max(choice.chosen.tokens_per_second for choice in tried.values())
+    best = next(way for way, choice in tried.items() if choice.chosen.tokens_per_second >= (1 - NEAR) * most)
+    use_checkpointing(model, best)
+    if wanted == "auto" and len(ways) > 1:
+        speeds = (f"{described(way)}: {choice.chosen.tokens_per_second:,.0f} tokens/s" for way, choice in tried.items())
+        notes.append(f"activation_checkpointing: {described(best)} ({', '.join(speeds)})")
+    return best, tried[best], notes
 
 
 def _fixed_size(
@@ -236,7 +301,7 @@ def _fixed_size(
     reason = f"set by micro_batch: {wanted}"
     if config.micro_batch == "auto":
         reason = "with sharding: full, micro_batch: auto is 1; a larger micro_batch may be faster"
-    return Choice(size, rows_per_step // size, (trial,), reason)
+    return Choice(size, rows_per_step // size, (trial,), reason, memory.limit)
 
 
 class _GpuMemory:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-import warnings
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,9 +39,10 @@ from train.loop.trainer import arguments
 from train.machine import devices, process, ranks
 from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_rank, or_stop_all
 from train.machine.ranks import fail_alike, gather, together
-from train.model import attention, base_model, isolation, options, qlora, token_loss
+from train.model import attention, base_model, first_pass, isolation, options, qlora, quantization, token_loss
 from train.model.attention import autocast, batch_of
 from train.model.checkpoint import require_causal_text
+from train.model.checkpointing import Checkpointing, described, usable, use_checkpointing
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Run:
     checkpoint: Path | None  # None at the first start
     flops_per_token: float
     notes: list[str]
-    warnings: list[str]  # about a run that is resumed on another machine
+    warnings: list[str]  # about the base model, or a run that is resumed on another machine
 
     @property
     def steps_done(self) -> int:
@@ -84,9 +84,9 @@ class _Start:
 
     @property
     def known(self) -> Choices | None:
-        """Return the choices of an earlier start at the same place."""
+        """Return the choices of an earlier start on such a device, on any number of ranks."""
         found = self.before
-        return found if found and (found.device, found.precision, found.ranks) == self.place else None
+        return found if found and (found.device, found.precision) == self.place[:2] else None
 
     def wants(self, option: str, config: TrainingConfig) -> bool:
         """Return whether to turn an option on, as at the first start of the run."""
@@ -98,6 +98,16 @@ class _Start:
             has = option == "fused_loss" or self.place[0] == "cuda"
             return has and not (self.before and self.before.options is None)
         return bool(setting)
+
+    def checkpointing(self, config: TrainingConfig) -> Any:
+        """Return the activation checkpointing; `auto` if it is not measured yet."""
+        setting, known = config.activation_checkpointing, self.known
+        if setting != "auto":
+            return setting
+        if known:  # in runs of an earlier version, all layers had it
+            return True if known.checkpointing is None else known.checkpointing
+        # With divided weights, a rank that has no memory would leave the others waiting.
+        return True if config.sharding == "full" else "auto"
 
     def rows_of_step(self, feed: Feed, config: TrainingConfig) -> int:
         """Return the rows of a step over all ranks, which never change in a run."""
@@ -144,11 +154,15 @@ def prepare(
     start, tried = _Start((state.device.type, device.precision, state.num_processes), before), []
     with together():
         backend, note = attention.backend_to_load(base_model.read_config(base), config.attention)
-        if config.attention == "auto" and feed.isolated and not start.known:
+        # On a CPU, and without conversations to keep apart, no backend is worth a trial.
+        tries = config.attention == "auto" and device.kind != "cpu" and feed.isolated
+        if tries and not start.known:
             tried = isolation.try_apart(base, config, state.device, device.dtype, feed.train, 2)
         # transformers would report a missing package while it loads the model.
         attention.require_available(backend, state.device, device.dtype)
         model = qlora.load_model(base, config, state.device, device.dtype, backend)
+    loaded = quantization.described(base, model, config)
+    notes += loaded[0]
     if state.num_processes > 1:
         commit = None if isinstance(base, Path) else f"{base} {base_model.commit_of(base)}"
         ranks.require_same("the base model", commit or folder.base_digest(Path(base))[:16])
@@ -157,7 +171,6 @@ def prepare(
             qlora.shard(model, state.device)
     if note:
         notes.append(note)
-        config = config.model_copy(update={"attention": backend})
     if corpus.weighted:
         token_loss.weigh_loss(model)
         batch = batch_of([options.comparable(feed.longest[0])], range(1), feed.collator(backend), state.device)
@@ -168,7 +181,7 @@ def prepare(
     with together(waiting=qlora.is_sharded(model)), autocast(state.device, device.dtype):
         require_causal_text(base, model, attention.Collator(backend))
     checkpoint = newest_of_all(folder.path, corpus.key, disk)
-    choices = _choose(model, feed, config, start, tried, device.dtype)
+    choices = _choose(model, feed, config, start, "auto" if tries else backend, tried, device.dtype)
     proof = None
     if feed.isolated:
         collator = feed.collator(choices.attention)
@@ -181,21 +194,42 @@ def prepare(
         base=base, model=model, choices=choices, isolation=proof, checkpoint=checkpoint,
         flops_per_token=measures.flops_per_token(model, feed.positions()), notes=[*notes, *choices.notes],
         warnings=[
-            f"{name} is {new}, but was {old} when this run started: its losses will differ slightly"
-            for name in ("ranks", "device", "precision")
-            if checkpoint and before and (new := getattr(choices, name)) != (old := getattr(before, name))
+            *loaded[1],
+            *folder.warnings(),
+            *(_changes(before, choices, model) if checkpoint and before else ()),
         ],
     )  # fmt: skip
 
 
+def _changes(before: Choices, now: Choices, model: Any) -> list[str]:
+    """Return warnings about a run that continues with other losses than uninterrupted."""
+    names = dict.fromkeys(("device", "precision"), "its losses will differ slightly")
+    # Steps have the same rows on any number of ranks and with any micro-batch.
+    if any(rate for _, _, rate in options.dropouts_of(model)):
+        random = "steps have the same rows, but other random numbers of dropout"
+        names |= dict.fromkeys(("ranks", "micro_batch"), random)
+    return [
+        f"{name} is {new}, but was {old} when this run started: {text}"
+        for name, text in names.items()
+        if (new := getattr(now, name)) != (old := getattr(before, name))
+    ]
+
+
 def _choose(
-    model: Any, feed: Feed, config: TrainingConfig, start: _Start, tried: list[isolation.Trial], dtype: torch.dtype
+    model: Any,
+    feed: Feed,
+    config: TrainingConfig,
+    start: _Start,
+    backend: str,
+    tried: list[isolation.Trial],
+    dtype: torch.dtype,
 ) -> Choices:
-    # The choices of an earlier start with the same device, precision, and number of ranks are reused.
+    # The choices of an earlier start with the same device and precision are reused, so that results differ only by the
+    # order of sums. Only the micro-batch depends on the number of ranks.
     known, table = start.known, list[str]()
-    backend = known.attention if known else config.attention
+    backend = known.attention if known else backend
     with autocast(model.device, dtype):
-        if feed.isolated and backend == "auto":
+        if backend == "auto":
             backend, trials = isolation.fastest(model, feed.train, 2, seed=config.seed, tried=tried)
             table = [f"{t.attention:>8} {t.reason or f'{t.tokens_per_second:,.0f} tokens/s'}" for t in trials]
         elif feed.isolated:
@@ -204,20 +238,21 @@ def _choose(
                     isolation.try_backend(model, feed.train, 1, backend, seed=config.seed)
                 except torch.OutOfMemoryError as error:  # micro_batch reports it
                     fail_alike(model, error)
-        elif backend == "auto":
-            backend = "sdpa"
         else:
             attention.use_attention(model, backend)
     collator = feed.collator(backend)
-    used, notes = {}, []
+    batch = batch_of([options.comparable(feed.longest[0])], range(1), collator, model.device)
+    with together(waiting=qlora.is_sharded(model)):
+        notes = first_pass.learn(model, batch, dtype, config.seed, backend)
+    notes += first_pass.drop_unused(model)
+    used = {}
     if start.wants("fused_loss", config) and feed.own_loss:
-        batch = batch_of([options.comparable(feed.longest[0])], range(1), collator, model.device)
         fused = options.try_fused_loss(model, batch, dtype, config.seed)
         used["fused_loss"] = fused.used
         notes.append(fused.note)
     elif config.fused_loss is True and not feed.own_loss:
         notes.append("fused_loss: not used: TRL computes the loss of format 2.0 itself")
-    size, accumulation, speed, measured = _choose_size(model, feed, config, start, collator, dtype)
+    size, accumulation, speed, measured, how = _choose_size(model, feed, config, start, collator, dtype, notes)
     if not feed.equal and config.compile:
         notes.append("compile: not used: rows without padding have different lengths")
     elif start.wants("compile", config):
@@ -228,34 +263,39 @@ def _choose(
         if compiled.used and not known:
             speed = batch["input_ids"].numel() / compiled.seconds
     kept = known.options if known and known.options is not None else {"fused_loss": False, "compile": False} | used
-    table = known.table if known else [*table, *measured]
+    table = [*table, *measured] or (known.table if known else [])
     reduced = start.before.reduced if start.before else []
     rows = start.rows_of_step(feed, config)
-    return Choices(*start.place, backend, size, accumulation, speed, table, notes, kept, reduced, rows)
+    return Choices(*start.place, backend, size, accumulation, speed, table, notes, kept, reduced, rows, how)
 
 
 def _choose_size(
-    model: Any, feed: Feed, config: TrainingConfig, start: _Start, collator: Any, dtype: torch.dtype
-) -> tuple[int, int, float, list[str]]:
-    """Return rows per pass, passes per step, tokens/s, and the measurements."""
+    model: Any, feed: Feed, config: TrainingConfig, start: _Start, collator: Any, dtype: torch.dtype, notes: list[str]
+) -> tuple[int, int, float, list[str], Checkpointing]:
+    """Return rows per pass, passes per step, tokens/s, measurements, checkpointing."""
     known, (_, _, ranks) = start.known, start.place
-    rows = math.ceil(start.rows_of_step(feed, config) / ranks)
-    if known and rows == known.micro_batch * known.accumulation:
-        wanted = known.micro_batch if config.micro_batch == "auto" else largest_divisor(rows, config.micro_batch)
-        if wanted == known.micro_batch or (known.reduced and wanted > known.micro_batch):
-            return known.micro_batch, known.accumulation, known.tokens_per_second, []
-    measured = micro_batch.micro_batch(model, feed.longest, collator, config, rows, ranks, dtype)
-    size = measured.micro_batch
-    speed = max(trial.tokens_per_second for trial in measured.trials if trial.rows == size)
-    return size, measured.accumulation, speed, measured.lines()
+    rows, wanted = math.ceil(start.rows_of_step(feed, config) / ranks), start.checkpointing(config)
+    if known and known.ranks == ranks and rows == known.micro_batch * known.accumulation:
+        size = known.micro_batch if config.micro_batch == "auto" else largest_divisor(rows, config.micro_batch)
+        if size == known.micro_batch or (known.reduced and size > known.micro_batch):
+            way, why = usable(model, wanted)
+            use_checkpointing(model, way)
+            notes += [f"activation_checkpointing: {described(way)}, because {why}"] * bool(why)
+            return known.micro_batch, known.accumulation, known.tokens_per_second, [], way
+
+    def measure(checked: bool) -> micro_batch.Choice:
+        return micro_batch.micro_batch(model, feed.longest, collator, config, rows, ranks, dtype, checked=checked)
+
+    way, measured, lines = micro_batch.with_checkpointing(model, wanted, measure)
+    notes += lines
+    speed = measured.chosen.tokens_per_second
+    return measured.micro_batch, measured.accumulation, speed, measured.lines(), way
 
 
 def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, guard: SignalGuard) -> None:
     """Train, and write everything to `folder`."""
     interruption = Interruption(guard)
     base_model.silence_libraries()
-    # An existing adapter may have a rank for experts. PEFT applies it, but warns because no layer matches it.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
     with or_stop_all():
         device = devices.resolve(config)
     if is_one_of_several():
@@ -336,7 +376,16 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
 def reduce_micro_batch(run: Run, step: int, error: RuntimeError) -> NoReturn:
     """Write a smaller micro-batch to run.json, and raise Restart."""
     choices, happened = run.choices, process.described(error)
-    smaller = choices.halved(f"step {step} {happened} with {counted(choices.micro_batch, 'row')} per pass")
+    why = f"step {step} {happened} with {counted(choices.micro_batch, 'row')} per pass"
+    smaller = choices.halved(why)
+    # A step needs more memory than the passes that were measured.
+    if (
+        smaller is None
+        and run.config.activation_checkpointing == "auto"
+        and usable(run.model, True)[0] != (choices.checkpointing)
+    ):
+        way = described(choices.checkpointing or False)
+        smaller = replace(choices, checkpointing=True, reduced=[*choices.reduced, f"{why}, checkpointing {way}"])
     if smaller is None:
         length = run.feed.padded_tokens / run.feed.rows
         raise PartMissing(
@@ -357,6 +406,7 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
         run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.precision
     )
     given["save_on_each_node"] = not run.disk.shared
+    given["ddp_find_unused_parameters"] = first_pass.has_listed_experts(run.model)
     trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention), choices.rows_per_step)
     peak = measures.peak_flops(device.name, device.dtype)
     trainer.measure(run.feed.tokens / run.feed.padded_tokens, run.flops_per_token, peak and peak * choices.ranks)
@@ -410,6 +460,7 @@ def _record(run: Run) -> dict[str, Any]:
         "base_model": str(run.base.resolve() if isinstance(run.base, Path) else run.base),
         "base_digest": run.folder.base_digest(run.base) if isinstance(run.base, Path) else None,
         "base_commit": base_model.commit_of(run.base),
+        "in_16_bits": run.model.get_base_model().in_16_bits,
         "config": run.config.model_dump(),
         "choices": asdict(run.choices),
         "isolation": asdict(run.isolation) if run.isolation else None,

@@ -17,14 +17,14 @@ import hashlib
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
 from tasks.core.errors import Busy, DataError, UsageError
 from tasks.core.printable import printable
 from tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
-from train.config import EARLIER, TrainingConfig, adapter_digest, folder_digest
+from train.config import EARLIER, FORMER, TrainingConfig, adapter_digest, folder_digest
 from train.data.corpus import Corpus
 
 # Settings that may differ between ranks: they name files on a machine, or do not change the joint work of the ranks.
@@ -53,6 +53,9 @@ class Choices:
     options: dict[str, bool] | None = None  # whether each option is used; None if an earlier version wrote this
     reduced: list[str] = field(default_factory=list)  # each reduction of the micro-batch, in words
     step: int | None = None  # rows of one optimizer step, over all ranks; None: all passes of all ranks are full
+    checkpointing: bool | int | Literal["offload"] | None = (
+        None  # see train.model.checkpointing; None: an earlier version wrote this
+    )
 
     @property
     def rows_per_step(self) -> int:
@@ -87,6 +90,8 @@ class RunFolder:
         self.key = _key(self.identity)
         default = root / "data" / "adapters" / f"{corpus.name}-{self.key[:12]}"
         self.path = Path(config.output) if config.output else default
+        former = self.identity | {"settings": config.as_before().settings()}
+        self._former = root / "data" / "adapters" / f"{corpus.name}-{_key(former)[:12]}"
         corpus_digest = corpus.manifest.digest if corpus.manifest else corpus.key
         # Facts that all ranks of a run must share. Paths may differ. The base model is compared after it is loaded.
         self.facts = {"corpus": f"{corpus.name} {corpus.key[:12]}", "manifest digest": corpus_digest[:16]} | {
@@ -140,6 +145,16 @@ class RunFolder:
                 "run_folder_taken",
                 f"{self.path}: was trained with other settings ({changes}); set another `output`, or delete the folder",
             )
+
+    def warnings(self) -> list[str]:
+        """Return a warning if an earlier version started the same command elsewhere."""
+        if self._former == self.path or self._run.exists() or not (self._former / self._run.name).exists():
+            return []
+        old = ", ".join(f"{name}: {value}" for name, value in FORMER.items())
+        return [
+            f"{self._former}: an earlier version, with the defaults {old}, started this command there; this is another "
+            "run. To resume that one, set these values"
+        ]
 
     def claim(self) -> None:
         """Lock the folder until this process ends; raises Busy if it is locked."""

@@ -96,6 +96,18 @@ def without_head(base: Path | str, model: Any) -> DataError | None:
     return not_causal(base, f"it was saved as {written_by}, without the head of {type(model).__name__}")
 
 
+def use_inner_head(base: Path | str, model: Any) -> None:
+    """Make a model that wraps a causal language model return the head of that one.
+
+    Raises DataError if the model has no embeddings or no head for tokens.
+    """
+    inner = model.get_decoder()
+    if model.get_output_embeddings() is None and inner is not model:
+        model.get_output_embeddings = inner.get_output_embeddings
+    if not all(hasattr(part, "weight") for part in (model.get_input_embeddings(), model.get_output_embeddings())):
+        raise not_causal(base, f"{type(model).__name__} reads or writes more than the tokens of a text")
+
+
 # -- after an error ----------------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -59,13 +59,14 @@ from train.model.attention import (
     use_attention,
 )
 from train.model.base_model import read_config, silence_libraries
-from train.model.qlora import keep_random, load_model, set_random
+from train.model.qlora import infinite_weights, keep_random, load_model, set_random
 
 OF_LOSS = ("labels", LOSS_WEIGHT)  # columns of a batch that do not affect logits
 # Number of logits compared at a time: 2 × 256 MiB in fp32.
 LOGITS = 1 << 26
 # Number of rows to check. By chance, a single row may show less than others.
 ROWS = 4
+LOOKED_AT = 2000  # number of rows among which these are chosen
 # Replaced tokens go to other experts, so sums over the tokens of an expert round differently. Logits may move this far,
 # relative to the logits of the replaced conversations. In fp32, rounding moved logits by up to 7e-7, and the weakest
 # observed leak moved them by 0.23.
@@ -102,9 +103,13 @@ class Isolation:
         return self.moved <= self.allowed and self.sees and self.own_moved < math.inf
 
     @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, (self.moved, self.own_moved, self.noise)))
+
+    @property
     def leaks(self) -> bool:
         """Return True only if a leak was seen, and False if nothing is proven."""
-        return self.sees and math.isfinite(self.moved) and math.isfinite(self.own_moved) and not self.passed
+        return self.sees and self.finite and not self.passed
 
     def __str__(self) -> str:
         return (
@@ -135,9 +140,15 @@ def number_conversations(rows: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 
 def choose_rows(dataset: Any, count: int) -> list[int]:
-    """Return the first `count` rows with at least two conversations, repeated."""
-    several = (number for number in range(len(dataset)) if count_conversations(dataset[number]) >= 2)
-    return list(islice(cycle(islice(several, count)), count))
+    """Return the `count` rows with the most conversations, perhaps repeated."""
+    several: list[tuple[int, int]] = []
+    for number in range(len(dataset)):
+        if (conversations := count_conversations(dataset[number])) >= 2:
+            several.append((-conversations, number))
+        # Rows are in random order, so the first ones are like all others.
+        if number >= LOOKED_AT and len(several) >= count:
+            break
+    return list(islice(cycle(number for _, number in sorted(several)[:count]), count))
 
 
 def has_experts(model: Any) -> bool:
@@ -187,16 +198,23 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
 
 
 def _hidden(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
-    """Return the hidden states that the decoder passes to the head, [B, L, hidden]."""
+    """Return the hidden states that the head reads, [B, L, hidden]."""
     seen: list[torch.Tensor] = []
-    hook = decoder_of(model).register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
+
+    def keep(_head: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        seen.append(inputs[0])
+        return (inputs[0][:, -1:],)  # `logits_to_keep` would also cut the hidden states of some decoders
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(keep)
     set_random(model.device, seed)
     try:
-        model(**batch, logits_to_keep=1)
+        model(**batch)
     finally:
         hook.remove()
-    (hidden,) = seen
-    return hidden
+    if len(seen) != 1 or seen[0].shape[:2] != batch["input_ids"].shape:
+        shapes = ", ".join(str(tuple(hidden.shape)) for hidden in seen)
+        raise NotImplementedError(f"its head does not read the hidden states of each token once (shapes: {shapes})")
+    return seen[0]
 
 
 def _moved(model: Any, one: torch.Tensor, other: torch.Tensor, where: torch.Tensor) -> float:
@@ -245,10 +263,25 @@ def require_isolation(
         if result.passed:
             return result
         reason = states.LEAKS[way]
-        failure = DataError("leak", _leak(model, result, attention))
+        failure = DataError("leak", _leak(model, result, attention)) if result.finite else not_finite(model, attention)
         if not result.leaks:
             break
     raise failure
+
+
+def not_finite(model: Any, attention: str) -> DataError:
+    """Describe why the logits of a model are not finite."""
+    fault = f"the logits of this {model.config.model_type} model are not finite with attention `{attention}`"
+    if damaged := infinite_weights(model):
+        fix = (
+            f"The base model has NaN or infinity in {counted(len(damaged), 'weight')}, such as {damaged[0]}: copy the "
+            "model again, or use another model"
+        )
+    elif precision_of(model) == torch.float16:  # models that were made in bf16 may exceed its largest number, 65504
+        fix = "Set precision: fp32"
+    else:
+        fix = f"All weights are finite, so its code or the backend fails: {_fix(attention)}, or use another model"
+    return DataError("unfit_model", f"{fault}; training was not started. {fix}")
 
 
 def _leak(model: Any, result: Isolation, attention: str) -> str:
@@ -259,16 +292,11 @@ def _leak(model: Any, result: Isolation, attention: str) -> str:
             f"The code of {model.config.model_type} models mixes tokens of different conversations, even if each "
             "conversation has its own row; use another model"
         )
-    # Models that were made in bf16 may exceed the largest number of fp16, 65504.
-    if precision_of(model) == torch.float16 and not math.isfinite(result.own_moved + result.moved):
-        fix = "Set precision: fp32"
     fault = (
         f"conversations see each other with attention `{attention}` (logits moved by {result.moved:.3g} after other "
         f"conversations were replaced; rounding explains at most {result.allowed:.3g})"
     )
-    if not all(map(math.isfinite, (result.moved, result.own_moved, result.noise))):
-        fault = f"the model's logits are not finite with attention `{attention}`, so isolation cannot be checked"
-    elif not result.sees:
+    if not result.sees:
         fault = (
             f"isolation cannot be checked with attention `{attention}`: replacing a conversation moved its own logits "
             f"by only {result.own_moved:.3g}, while two equal passes differ by {result.noise:.3g}"
@@ -363,8 +391,9 @@ def try_backend(model: Any, dataset: Any, count: int, backend: str, *, seed: int
 
 # -- backends that may crash -------------------------------------------------------------------------------------------
 
-LIMIT = 900.0  # seconds for checking, compiling, and timing, after the model is loaded
+LIMIT = 900.0  # seconds for checking, compiling, and timing one backend
 LOADED = "loaded"  # name of the file that signals that the model is loaded
+TRIALS = "trials.jsonl"  # name of the file with a line for each backend that was tried
 COMMAND = (sys.executable, "-P", "-m", "train.model.isolation")
 
 
@@ -373,55 +402,70 @@ def try_apart(
 ) -> list[Trial]:
     """Try every backend whose kernel may end its process or make the GPU unusable.
 
-    Each is tried in a process of its own, which loads its own copy of the model, so the caller must not have loaded the
+    They are tried in a separate process, which loads its own copy of the model, so the caller must not have loaded the
     model yet. Backends that the machine or the model lacks are not tried. See `fastest`.
     """
     if config.sharding == "full":  # a separate process would need the whole model
         return [Trial(backend, 0.0, "not tried with sharding: full") for backend in APART]
-    numbers = [*range(count), *choose_rows(dataset, ROWS)]
-    rows = [{name: column.tolist() for name, column in dataset[n % len(dataset)].items()} for n in numbers]
-    request = {
-        "base": str(base), "is_folder": isinstance(base, Path), "config": config.model_dump(), "device": str(device),
-        "dtype": str(dtype).removeprefix("torch."), "rows": rows, "count": count,
-    }  # fmt: skip
     lacking = missing_backends(read_config(base))
     backends = [name for name in APART if name not in lacking and not unavailable_reason(name, device, dtype)]
-    return [in_process(request | {"backend": backend}) for backend in backends]
+    if not backends:
+        return []
+    numbers = [*range(count), *choose_rows(dataset, ROWS)]
+    rows = [{name: column.tolist() for name, column in dataset[n % len(dataset)].items()} for n in numbers]
+    return in_processes({
+        "base": str(base), "is_folder": isinstance(base, Path), "config": config.model_dump(), "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."), "rows": rows, "count": count, "backends": backends,
+    })  # fmt: skip
 
 
-def in_process(request: dict[str, Any], command: Sequence[str] = COMMAND, limit: float = LIMIT) -> Trial:
-    """Run one trial in a separate process; if it crashes, the trial has the reason."""
-    backend = request["backend"]
+def in_processes(request: dict[str, Any], command: Sequence[str] = COMMAND, limit: float = LIMIT) -> list[Trial]:
+    """Try the backends one after another in a process, and after a crash in another."""
+    found: list[Trial] = []
+    while remaining := request["backends"][len(found) :]:
+        trials, is_loaded, reason = _in_process(request | {"backends": remaining}, command, limit)
+        found += trials
+        if reason or not trials:
+            # Without a model, no other backend could be tried either.
+            blamed = remaining[len(trials) :][: 1 if is_loaded else None]
+            found += [Trial(backend, 0.0, reason or "its process failed (no message)") for backend in blamed]
+    return found
+
+
+def _in_process(request: dict[str, Any], command: Sequence[str], limit: float) -> tuple[list[Trial], bool, str]:
+    """Return the trials of a process, whether it had a model, and why it failed."""
     of_ranks = re.compile("TORCHELASTIC_.*|MASTER_.*|RANK|LOCAL_RANK|WORLD_SIZE")  # it is not a rank
     env = {name: text for name, text in os.environ.items() if not of_ranks.fullmatch(name)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "request.json").write_bytes(orjson.dumps(request))
+        (folder / TRIALS).touch()
         with (folder / "stderr").open("wb") as errors:
             process = subprocess.Popen(  # noqa: S603 - this Python, and a path
                 [*command, name], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
             )
-            until = math.inf
-            while (code := process.poll()) is None:
-                if until == math.inf and (folder / LOADED).exists():
-                    until = time.monotonic() + limit
+            steps, until, reason, code = 0, math.inf, "", None
+            while not reason and (code := process.poll()) is None:
+                done = (folder / LOADED).exists() + (folder / TRIALS).read_bytes().count(b"\n")
+                if done > steps:  # the next backend begins
+                    steps, until = done, time.monotonic() + limit
                 if time.monotonic() > until:
                     process.kill()
                     process.wait()
-                    return Trial(backend, 0.0, f"took longer than {limit:.0f} s")
+                    reason = f"took longer than {limit:.0f} s"
                 time.sleep(0.05)
-        if code == 0 and (folder / "result.json").exists():
-            return Trial(**orjson.loads((folder / "result.json").read_bytes()))
-        lines = (folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    if code < 0:
-        return Trial(backend, 0.0, f"its process was killed by {signal.Signals(-code).name}")
-    last = (lines or ["no message"])[-1]
-    return Trial(backend, 0.0, f"its process failed ({last[:160]})")
+        lines = [line for line in (folder / TRIALS).read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        trials, is_loaded = [Trial(**orjson.loads(line)) for line in lines], (folder / LOADED).exists()
+        errors_of = (folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if code and len(trials) < len(request["backends"]):
+        reason = reason or f"its process failed ({(errors_of or ['no message'])[-1][:160]})"
+        reason = f"its process was killed by {signal.Signals(-code).name}" if code < 0 else reason
+    return trials, is_loaded, reason
 
 
-def run(request: dict[str, Any], folder: Path) -> Trial:
-    """Load the model as for training, and try the backend."""
-    backend, config = request["backend"], TrainingConfig(**request["config"])
+def run(request: dict[str, Any], folder: Path) -> Iterator[Trial]:
+    """Load the model as for training, and try the backends until the GPU fails."""
+    backends, config = request["backends"], TrainingConfig(**request["config"])
     base = Path(request["base"]) if request["is_folder"] else request["base"]
     device, dtype = torch.device(request["device"]), getattr(torch, request["dtype"])
     kinds = {"input_ids": torch.int32, "labels": torch.int64, "position_ids": torch.int32}
@@ -431,15 +475,29 @@ def run(request: dict[str, Any], folder: Path) -> Trial:
         if device.index is not None:  # one of several GPUs; torch refuses "cuda" here
             torch.cuda.set_device(device)  # Triton kernels run on the current device
         model = load_model(base, config, device, dtype, loaded_with)
-        (folder / LOADED).touch()
-        with autocast(device, dtype):
-            return try_backend(model, rows, request["count"], backend, seed=config.seed, passes=3)
-    except PackError as error:
-        return Trial(backend, 0.0, str(error))
-    except RuntimeError as error:
-        if not may_be_shortage(error):
-            raise
-        return Trial(backend, 0.0, str(error).splitlines()[0][:160])
+    except (PackError, RuntimeError) as error:
+        yield from (Trial(backend, 0.0, _reason(error)) for backend in backends)
+        return
+    (folder / LOADED).touch()
+    for backend in backends:
+        try:
+            with autocast(device, dtype):
+                yield try_backend(model, rows, request["count"], backend, seed=config.seed, passes=3)
+        except (PackError, RuntimeError) as error:
+            yield Trial(backend, 0.0, _reason(error))
+        try:
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.synchronize(device)
+        except RuntimeError:  # after an illegal access, the other backends need a new process
+            return
+
+
+def _reason(error: PackError | RuntimeError) -> str:
+    """Return why a backend is excluded; raises errors of other kinds."""
+    if not isinstance(error, PackError) and not may_be_shortage(error):
+        raise error
+    return str(error) if isinstance(error, PackError) else str(error).splitlines()[0][:160]
 
 
 def _end_with(parent: int) -> None:
@@ -450,12 +508,13 @@ def _end_with(parent: int) -> None:
 
 
 def main(folder: Path) -> None:
-    """Run the trial that request.json in a folder describes, and write result.json."""
+    """Run the trials that request.json in a folder describes, and write their results."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     silence_libraries()
-    result = run(orjson.loads((folder / "request.json").read_bytes()), folder)
-    (folder / "result.json").write_bytes(orjson.dumps(asdict(result)))
+    with (folder / TRIALS).open("ab", buffering=0) as file:
+        for trial in run(orjson.loads((folder / "request.json").read_bytes()), folder):
+            file.write(orjson.dumps(asdict(trial)) + b"\n")
 
 
 if __name__ == "__main__":

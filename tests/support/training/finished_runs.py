@@ -30,7 +30,7 @@ from train.model.qlora import add_adapter
 
 CORPUS = {"name": "mine", "key": "c" * 64, "sequence_length": 256}
 RESULT = {"steps": 4, "loss_steps": 1, "first_loss": 3.5, "last_loss": 1.25, "validation_loss": None}
-CHOICES = {"micro_batch": 2, "accumulation": 3, "ranks": 1}
+CHOICES = {"precision": "fp32", "micro_batch": 2, "accumulation": 3, "ranks": 1}
 
 
 def finished_run(
@@ -87,14 +87,16 @@ def randomize(model: Any, scale: float = 0.02) -> None:
                 weights.add_(torch.randn_like(weights), alpha=5 * scale)
 
 
-def merged(run: Path, output: Path, dtype: str | None = None, root: Path | None = None) -> Path:
+def merged(
+    run: Path, output: Path, dtype: str | None = None, root: Path | None = None, base_weights: Any = None
+) -> Path:
     """Merge a run in this process.
 
     No garbage is collected before each model is loaded: these models are tiny, and that takes an eighth of the time.
     """
     found = find_run(str(run), output.parent)
     with mock.patch.object(merge_run, "gc"):
-        return merge(found, find_base(found), dtype, output, root or output.parent)
+        return merge(found, find_base(found), dtype, output, root or output.parent, base_weights)
 
 
 def write_record(run: Path, base: Path, config: TrainingConfig, corpus: dict[str, Any]) -> None:

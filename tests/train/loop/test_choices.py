@@ -34,7 +34,7 @@ def chosen(
     measured = []
 
     def measure(
-        model: Any, rows: Any, collator: Any, config: TrainingConfig, step: int, ranks: int, dtype: Any
+        model: Any, rows: Any, collator: Any, config: TrainingConfig, step: int, ranks: int, dtype: Any, **_: Any
     ) -> Choice:
         measured.append(step)
         size = 1 if config.micro_batch == "auto" else micro_batch.largest_divisor(step, config.micro_batch)
@@ -43,7 +43,8 @@ def chosen(
     monkeypatch.setattr(micro_batch, "micro_batch", measure)
     feed = SimpleNamespace(train=range(100), rows=100, longest=None, padded_tokens=100 * LENGTH)
     start = run._Start(("cpu", "fp32" if known else "other", ranks), before)
-    size, passes, _, _ = run._choose_size(None, feed, config, start, None, torch.float32)
+    model = SimpleNamespace(config=SimpleNamespace(model_type="x"), supports_gradient_checkpointing=False)
+    size, passes, *_ = run._choose_size(model, feed, config, start, None, torch.float32, [])
     return size, passes, bool(measured)
 
 

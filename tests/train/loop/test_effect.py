@@ -53,11 +53,13 @@ def test_the_rank_whose_batches_are_late_is_named_and_not_one_that_waits_for_it(
 @pytest.mark.parametrize(
     ("settings", "actions"),
     [
-        ({}, ["set activation_checkpointing: false"]),
-        ({"micro_batch": 2}, ["set activation_checkpointing: false"]),
+        ({"activation_checkpointing": True}, ["set activation_checkpointing: false"]),
+        ({"micro_batch": 2, "activation_checkpointing": "offload"}, ["set activation_checkpointing: false"]),
+        ({"micro_batch": 2}, ["raise micro_batch"]),
         ({"micro_batch": 2, "activation_checkpointing": False}, ["raise micro_batch"]),
         # Larger passes were measured, and are not faster.
         ({"activation_checkpointing": False}, []),
+        ({}, []),
     ],
 )
 def test_free_memory_of_a_gpu_is_a_reason_for_what_makes_steps_faster(
@@ -69,11 +71,12 @@ def test_free_memory_of_a_gpu_is_a_reason_for_what_makes_steps_faster(
 
 
 def test_what_experts_cannot_have_is_a_warning(manifest: Path) -> None:
-    config = TrainingConfig(quantization="none")
+    config = TrainingConfig(quantization="none", lora_dropout=0.05)
     experts = add_adapter(build("qwen3_moe", **EXPERTS | HEAD), config)
-    assert "lora_dropout is 0, not 0.05: adapters of experts cannot have dropout" in warned(manifest, experts)
+    said = "lora_dropout is 0, not 0.05: adapters of experts cannot have dropout"
+    assert said in warned(manifest, experts, lora_dropout=0.05)
     plain = add_adapter(tiny_model(adapter=False), config)
-    assert "lora_dropout" not in warned(manifest, plain)
+    assert "lora_dropout" not in warned(manifest, plain, lora_dropout=0.05)
 
 
 def test_layers_that_peft_takes_for_experts_are_a_warning(manifest: Path) -> None:
@@ -110,7 +113,7 @@ def test_a_slow_way_to_keep_conversations_apart_is_a_warning_with_its_reason(man
 def test_modules_that_are_trained_as_a_whole_are_named_with_their_memory(manifest: Path) -> None:
     config = TrainingConfig(modules_to_save=["embed_tokens", "lm_head"], lora_targets=["q_proj"])
     model = add_adapter(tiny_model(adapter=False, vocab_size=200_000), config)
-    assert _adapter(model) == "LoRA of rank 16, dropout 0.05, on q_proj; as a whole, embed_tokens, lm_head"
+    assert _adapter(model) == "LoRA of rank 16, dropout 0, on q_proj; as a whole, embed_tokens, lm_head"
     assert "modules_to_save: embed_tokens and lm_head need 0.4 GB with" in warned(manifest, model)
     tied = add_adapter(tiny_model(adapter=False, vocab_size=200_000, tie_word_embeddings=True), config)
     assert "modules_to_save: embed_tokens need 0.2 GB with" in warned(manifest, tied)
@@ -121,4 +124,4 @@ def test_modules_that_are_trained_as_a_whole_are_named_with_their_memory(manifes
 def test_the_adapter_is_described_as_it_is(variant: str, name: str) -> None:
     config = TrainingConfig(lora_variant=variant, lora_r=4, lora_targets=["q_proj", "v_proj"])
     model = add_adapter(tiny_model(adapter=False), config)
-    assert _adapter(model) == f"{name} of rank 4, dropout 0.05, on q_proj, v_proj"
+    assert _adapter(model) == f"{name} of rank 4, dropout 0, on q_proj, v_proj"

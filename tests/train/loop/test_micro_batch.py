@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,6 +208,94 @@ def test_the_first_pass_only_warms_up() -> None:
     times = iter([9.0, 1.0, 3.0])
     (trial,) = Device(lambda _: next(times)).find(1).trials
     assert trial.seconds == 2.0
+
+
+# -- with activation checkpointing -------------------------------------------------------------------------------------
+
+
+def chosen(
+    monkeypatch: pytest.MonkeyPatch, ways: dict[Any, Device], wanted: Any = "auto", supported: bool = True
+) -> tuple[Any, int, list[Any], list[str]]:
+    """Return the way, its micro-batch of 8 rows, the ways that were tried, and notes."""
+    model = SimpleNamespace(config=SimpleNamespace(model_type="x"), supports_gradient_checkpointing=supported)
+    used: list[Any] = []
+    monkeypatch.setattr(micro_batch_module, "use_checkpointing", lambda _, way: used.append(way))
+    monkeypatch.setattr(micro_batch_module, "usable", lambda _, way: (way, "") if supported else (False, "no"))
+    best, choice, notes = micro_batch_module.with_checkpointing(model, wanted, lambda _: ways[used[-1]].find(8))
+    assert used[-1] is best
+    return best, choice.micro_batch, used[:-1], notes
+
+
+def gpu(seconds: float, memory: float, limit: float = 80.0) -> Device:
+    """Each pass takes a second in addition to those of its rows."""
+    return Device(lambda n: 1 + seconds * n, lambda n: memory * n, limit)
+
+
+def test_nothing_is_recomputed_if_the_rows_of_a_step_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, size, tried, notes = chosen(monkeypatch, {False: gpu(1.0, 10.0)})
+    assert (best, size, tried) == (False, 8, [False])
+    assert notes == ["activation_checkpointing: off (off: 910 tokens/s)"]
+
+
+def test_the_fastest_is_chosen_if_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = {False: gpu(1.0, 40.0), 2: gpu(1.15, 22.0), True: gpu(1.6, 5.0)}
+    best, size, tried, _ = chosen(monkeypatch, ways)
+    assert (best, size, tried) == (False, 2, [False, 2, True]), "683, 621, and 594 tokens/s"
+    ways |= {False: gpu(1.0, 70.0), True: gpu(1.3, 5.0)}
+    best, size, _, notes = chosen(monkeypatch, ways)
+    assert (best, size) == (True, 8)
+    assert notes == ["activation_checkpointing: on (off: 512 tokens/s, every 2 layers: 621 tokens/s, on: 719 tokens/s)"]
+    ways[2] = gpu(1.15, 8.0)
+    assert chosen(monkeypatch, ways)[:3] == (2, 8, [False, 2]), "all layers cannot be faster"
+
+
+def test_a_row_that_fits_only_with_recomputation(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = {False: gpu(1.0, 200.0), 2: gpu(1.15, 110.0), True: gpu(1.3, 50.0)}
+    assert chosen(monkeypatch, ways)[:3] == (True, 1, [False, 2, True])
+    with pytest.raises(PartMissing, match="one row of 1024 tokens does not fit"):
+        chosen(monkeypatch, dict.fromkeys(ways, ways[False]))
+    # A pass that fits leaves no memory for the states of the optimizer.
+    full = Device(float, lambda n: 90.0, 100.0)
+    full.find = lambda *_: Choice(1, 8, (micro_batch_module.Trial(1, 1.0, 90.0, 9e9),), "", 80.0)  # type: ignore[method-assign]
+    assert chosen(monkeypatch, ways | {False: full})[0] is True
+
+
+def test_a_set_way_is_only_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(monkeypatch, {2: gpu(1.0, 40.0)}, wanted=2) == (2, 2, [2], [])
+    best, _, tried, notes = chosen(monkeypatch, {False: gpu(1.0, 1.0)}, wanted=True, supported=False)
+    assert (best, tried, notes) == (False, [False], ["activation_checkpointing: off, because no"])
+    assert chosen(monkeypatch, {False: gpu(1.0, 1.0)}, supported=False)[2:] == (
+        [False],
+        ["activation_checkpointing: off, because no"],
+    )
+
+
+@pytest.mark.parametrize(("free", "expected"), [(1 << 50, False), (1 << 20, True)])
+def test_on_a_cpu_a_row_is_not_tried_if_a_piece_shows_that_it_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, free: int, expected: bool
+) -> None:
+    model, rows, tried = tiny_model(), packed_rows()[:4], []
+    layers, memory = model.get_decoder().layers, micro_batch_module._CpuMemory
+    monkeypatch.setattr(micro_batch_module.devices, "free_memory", lambda: free)
+    monkeypatch.setattr(memory, "peak", lambda _: 1e9 * (not layers[1].gradient_checkpointing))
+    real = micro_batch_module.run_pass
+
+    def run(model: Any, batch: Any, *others: Any) -> float:
+        tried.append((sum(layer.gradient_checkpointing for layer in layers), batch["input_ids"].shape[1]))
+        return real(model, batch, *others)
+
+    monkeypatch.setattr(micro_batch_module, "run_pass", run)
+    best, _, _ = micro_batch_module.with_checkpointing(
+        model,
+        "auto",
+        lambda checked: micro_batch(
+            model, rows, Collator("sdpa"), TrainingConfig(), 4, 1, torch.float32, checked=checked
+        ),
+    )
+    assert best is expected
+    whole = {count for count, length in tried if length == LENGTH}
+    assert whole == ({2} if expected else {0})
+    assert {count for count, length in tried if length == LENGTH // 8} == ({0, 1} if expected else {0})
 
 
 # -- on a model --------------------------------------------------------------------------------------------------------

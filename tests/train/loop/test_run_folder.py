@@ -29,7 +29,7 @@ CHOICES = Choices("cpu", "fp32", 1, "sdpa", 4, 2, 99.5, ["a line"], ["a note"])
 
 CHANGED = {
     "base_model": "some/model", "tokenizer": "t.model", "allow_unisolated": True, "device": "cpu", "precision": "fp32",
-    "attention": "eager", "quantization": "none", "lora_r": 8, "lora_alpha": 8.0, "lora_dropout": 0.0,
+    "attention": "eager", "quantization": "none", "lora_r": 8, "lora_alpha": 8.0, "lora_dropout": 0.1,
     "lora_targets": "attention", "lora_variant": "dora", "activation_checkpointing": False, "compile": True,
     "fused_loss": True, "optimizer": "paged_adamw_8bit", "learning_rate": 1e-5, "schedule": "linear", "warmup": 0.1,
     "weight_decay": 0.1, "max_grad_norm": 0.5, "epochs": 2.0, "max_steps": 7, "tokens_per_step": 99, "eval_every": 5,
@@ -95,8 +95,32 @@ def test_settings_without_effect_keep_the_folder(tmp_path: Path, setting: str) -
     ],
 )
 def test_runs_of_earlier_versions_keep_their_keys(settings: dict[str, Any], key: str) -> None:
-    # They had `fused_loss: false` by default, and micro_batch among the settings of a run.
-    assert RunFolder(Path(), TrainingConfig(**settings), CORPUS).key == key
+    # They had other defaults, and micro_batch among the settings of a run.
+    defaults: dict[str, Any] = {"attention": "sdpa", "lora_dropout": 0.05}
+    assert RunFolder(Path(), TrainingConfig(**defaults, **settings), CORPUS).key == key
+    before = {"compile": False, "activation_checkpointing": True}
+    assert RunFolder(Path(), TrainingConfig(**defaults, **before, **settings), CORPUS).key == key
+
+
+def test_a_run_of_an_earlier_version_with_its_defaults_is_named(tmp_path: Path) -> None:
+    """The same command is another run today, which nobody might expect."""
+    config = TrainingConfig(lora_r=8)
+    former = RunFolder(tmp_path, config.model_copy(update={"attention": "sdpa", "lora_dropout": 0.05}), CORPUS)
+    assert RunFolder(tmp_path, config, CORPUS).warnings() == []
+    former.write(CHOICES)
+    today = RunFolder(tmp_path, config, CORPUS)
+    assert today.path != former.path
+    (said,) = today.warnings()
+    assert said.startswith(
+        f"{former.path}: an earlier version, with the defaults attention: sdpa, lora_dropout: 0.05, "
+    )
+    assert former.warnings() == []
+    set_by_the_user = TrainingConfig(lora_r=8, lora_dropout=0.1, attention="eager")
+    assert RunFolder(tmp_path, set_by_the_user, CORPUS).warnings() == []
+    with pytest.raises(UsageError, match=r"other settings \(attention sdpa → auto, lora_dropout 0\.05 → 0\.0\)"):
+        RunFolder(tmp_path, config.model_copy(update={"output": str(former.path)}), CORPUS).check()
+    today.write(CHOICES)
+    assert today.warnings() == [], "it has been said at the first start"
 
 
 def test_ranks_may_keep_their_rows_in_memory_or_map_them(tmp_path: Path) -> None:

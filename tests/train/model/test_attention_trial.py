@@ -1,6 +1,6 @@
-"""A backend is tried in its own process.
+"""Backends that may crash are tried in another process.
 
-If the process crashes, the backend is not used, and the crash is the reason.
+If it crashes, the backend is not used, the crash is the reason, and a new process goes on with the next backend.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from transformers import LlamaForCausalLM
 from tasks.core.errors import PartMissing
 from train.config import TrainingConfig
 from train.model import attention, isolation
-from train.model.isolation import LOADED, Trial, fastest, in_process, run, try_apart
+from train.model.isolation import LOADED, Trial, fastest, in_processes, run, try_apart
 
 CPU = torch.device("cpu")
 CONFIG = TrainingConfig(quantization="none", lora_r=4, attention="auto")
@@ -36,59 +37,82 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def requests(monkeypatch: pytest.MonkeyPatch, base: Path, *backends: str) -> list[dict[str, Any]]:
-    """Return the requests to the other processes, as if these backends could crash."""
+def request_of(monkeypatch: pytest.MonkeyPatch, base: Path, *backends: str) -> dict[str, Any]:
+    """Return the request to the other process, as if these backends could crash."""
     asked: list[dict[str, Any]] = []
 
-    def ask(request: dict[str, Any]) -> Trial:
+    def ask(request: dict[str, Any]) -> list[Trial]:
         asked.append(orjson.loads(orjson.dumps(request)))
-        return Trial(request["backend"], 1.0)
+        return [Trial(backend, 1.0) for backend in request["backends"]]
 
     monkeypatch.setattr(isolation, "APART", backends)
-    monkeypatch.setattr(isolation, "in_process", ask)
+    monkeypatch.setattr(isolation, "in_processes", ask)
     found = try_apart(base, CONFIG, CPU, torch.float32, packed_rows(), 2)
-    assert [trial.attention for trial in found] == [request["backend"] for request in asked]
-    return asked
+    (request,) = asked
+    assert [trial.attention for trial in found] == request["backends"]
+    return request
 
 
 def test_only_backends_of_the_machine_and_the_model_are_tried(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_apart(base, CONFIG, CPU, torch.float32, packed_rows(), 2) == [], "none of them runs on a CPU"
-    assert [asked["backend"] for asked in requests(monkeypatch, base, "eager", "varlen", "sdpa")] == ["eager", "sdpa"]
+    assert request_of(monkeypatch, base, "eager", "varlen", "sdpa")["backends"] == ["eager", "sdpa"]
     monkeypatch.setattr(LlamaForCausalLM, "_supports_sdpa", False)
-    assert [asked["backend"] for asked in requests(monkeypatch, base, "eager", "varlen", "sdpa")] == ["eager"]
+    assert request_of(monkeypatch, base, "eager", "varlen", "sdpa")["backends"] == ["eager"]
+    full = CONFIG.model_copy(update={"sharding": "full"})
+    assert {trial.reason for trial in try_apart(base, full, CPU, torch.float32, packed_rows(), 2)} == {
+        "not tried with sharding: full"
+    }
 
 
 def test_the_other_process_does_what_this_one_would(
     base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A real process gets the model and the rows, and answers with a speed."""
-    (request,) = requests(monkeypatch, base, "eager")
+    """A real process loads the model once, gets the rows, and answers with speeds."""
+    request = request_of(monkeypatch, base, "eager", "sdpa")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    started = []
 
     def in_fork(words: list[str], env: dict[str, str], **_: Any) -> Any:
         assert not {"RANK", "TORCHELASTIC_RUN_ID"} & set(env)
         assert words[:4] == [sys.executable, "-P", "-m", "train.model.isolation"]
+        started.append(words)
         done = in_fork_with_torch(ROOT, *words[1:])
         assert (Path(words[4]) / LOADED).exists(), done.stderr
         return SimpleNamespace(poll=lambda: done.returncode)
 
     monkeypatch.setattr(isolation, "subprocess", SimpleNamespace(Popen=in_fork, DEVNULL=subprocess.DEVNULL))
-    found = in_process(request)
-    assert (found.attention, found.reason) == ("eager", "")
-    assert found.tokens_per_second > 0
+    found = in_processes(request)
+    assert [(trial.attention, trial.reason) for trial in found] == [("eager", ""), ("sdpa", "")]
+    assert all(trial.tokens_per_second > 0 for trial in found)
+    assert len(started) == 1
 
 
 def test_the_check_fails_there_as_here(base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (request,) = requests(monkeypatch, base, "sdpa")
-    assert run(request, tmp_path).tokens_per_second > 0
+    request = request_of(monkeypatch, base, "sdpa")
+
+    def tried(**changes: Any) -> Trial:
+        (found,) = run(request | changes, tmp_path)
+        return found
+
+    assert tried().tokens_per_second > 0
     leaking = [row | {"position_ids": [*range(len(row["position_ids"]))]} for row in request["rows"]]
-    monkeypatch.setattr(isolation, "number_conversations", lambda rows: torch.arange(256).expand(len(rows), -1) // 64)
-    assert "conversations see each other with attention `sdpa`" in run(request | {"rows": leaking}, tmp_path).reason
-    assert "varlen needs a GPU" in run(request | {"backend": "varlen"}, tmp_path).reason
+    with monkeypatch.context() as other:
+        other.setattr(isolation, "number_conversations", lambda rows: torch.arange(256).expand(len(rows), -1) // 64)
+        assert "conversations see each other with attention `sdpa`" in tried(rows=leaking).reason
+    both = [*run(request | {"backends": ["varlen", "sdpa"]}, tmp_path)]
+    assert "varlen needs a GPU" in both[0].reason
+    assert both[1].tokens_per_second > 0, "the model is still usable"
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore")
     monkeypatch.setattr(isolation, "try_backend", fail_with(full))
-    assert run(request, tmp_path) == Trial("sdpa", 0.0, "CUDA out of memory. Tried to allocate")
+    assert tried() == Trial("sdpa", 0.0, "CUDA out of memory. Tried to allocate")
+    monkeypatch.setattr(isolation, "try_backend", fail_with(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        tried()
+    monkeypatch.setattr(isolation, "load_model", fail_with(full))
+    assert [*run(request | {"backends": ["varlen", "sdpa"]}, tmp_path)] == [
+        Trial(backend, 0.0, "CUDA out of memory. Tried to allocate") for backend in ("varlen", "sdpa")
+    ]
 
 
 @pytest.mark.parametrize(("device", "chosen"), [("cuda", []), ("cuda:1", [torch.device("cuda:1")])])
@@ -96,12 +120,26 @@ def test_one_of_several_gpus_is_made_the_current_one(
     device: str, chosen: list[torch.device], base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A single GPU has no number, and set_device refuses a device without one."""
-    (request,) = requests(monkeypatch, base, "sdpa")
+    request = request_of(monkeypatch, base, "sdpa")
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(isolation, "load_model", fail_with(PartMissing("no_attention", "enough")))
-    assert run(request | {"device": device}, tmp_path).reason == "enough"
+    assert [trial.reason for trial in run(request | {"device": device}, tmp_path)] == ["enough"]
     assert current == chosen
+
+
+def test_a_gpu_that_a_kernel_has_broken_is_not_used_again(
+    base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    request = request_of(monkeypatch, base, "eager", "sdpa")
+    monkeypatch.setattr(isolation, "load_model", lambda *_: tiny_model())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(isolation, "autocast", lambda *_: nullcontext())
+    error = torch.AcceleratorError("CUDA error: an illegal memory access")
+    monkeypatch.setattr(torch.cuda, "synchronize", fail_with(error))
+    monkeypatch.setattr(isolation, "try_backend", fail_with(error))
+    expected = Trial("eager", 0.0, "CUDA error: an illegal memory access")
+    assert [*run(request | {"device": "cuda"}, tmp_path)] == [expected]
 
 
 def fail_with(error: Exception) -> Any:
@@ -109,6 +147,23 @@ def fail_with(error: Exception) -> Any:
         raise error
 
     return fail
+
+
+HELPERS = """
+import json, os, signal, sys, time
+folder = sys.argv[1]
+backends = json.load(open(folder + '/request.json'))['backends']
+def load():
+    open(folder + '/loaded', 'w')
+def finish(name, reason=''):
+    with open(folder + '/trials.jsonl', 'a') as file:
+        trial = {'attention': name, 'tokens_per_second': 0.0 if reason else 1.0, 'reason': reason}
+        file.write(json.dumps(trial) + chr(10))
+"""
+
+
+def stand_in(code: str) -> tuple[str, ...]:
+    return sys.executable, "-S", "-c", HELPERS + code
 
 
 @pytest.mark.parametrize(
@@ -122,14 +177,48 @@ def fail_with(error: Exception) -> Any:
         ),
         ("os._exit(1)", "its process failed (no message)"),
         ("os._exit(0)", "its process failed (no message)"),
-        ("open(sys.argv[1] + '/loaded', 'w'); time.sleep(60)", "took longer than 1 s"),
-        # Loading or downloading a model has no time limit.
-        ("time.sleep(0.8); sys.exit('later')", "its process failed (later)"),
+        ("time.sleep(60)", "took longer than 1 s"),
     ],
 )
-def test_a_kernel_that_ends_its_process_is_a_reason(code: str, reason: str) -> None:
-    stand_in = (sys.executable, "-S", "-c", f"import os, signal, sys, time; {code}")
-    assert in_process({"backend": "flash2"}, stand_in, limit=0.6) == Trial("flash2", 0.0, reason)
+def test_a_kernel_that_ends_its_process_is_a_reason_and_the_others_are_tried(code: str, reason: str) -> None:
+    """The second of three backends fails, and a new process goes on with the third."""
+    work = f"load()\nfor name in backends:\n    if name == 'flash2': {code}\n    finish(name)\n"
+    request = {"backends": ["flash3", "flash2", "varlen"]}
+    assert in_processes(request, stand_in(work), limit=0.6) == [
+        Trial("flash3", 1.0),
+        Trial("flash2", 0.0, reason),
+        Trial("varlen", 1.0),
+    ]
+
+
+@pytest.mark.parametrize("code", ["sys.exit('no model')", "time.sleep(0.8); sys.exit('no model')"])
+def test_without_a_model_no_backend_is_blamed_alone(code: str, tmp_path: Path) -> None:
+    """Loading or downloading a model has no time limit, and is not tried again."""
+    count = tmp_path / "count"
+    work = f"open({str(count)!r}, 'a').write('.')\n{code}"
+    reason = "its process failed (no model)"
+    found = in_processes({"backends": ["flash2", "varlen"]}, stand_in(work), limit=0.6)
+    assert found == [Trial("flash2", 0.0, reason), Trial("varlen", 0.0, reason)]
+    assert count.read_text() == "."
+
+
+def test_each_backend_has_its_own_time() -> None:
+    work = "load()\nfor name in backends:\n    time.sleep(1.2)\n    finish(name)\n"
+    backends = ["flash3", "flash2", "varlen"]
+    assert in_processes({"backends": backends}, stand_in(work), limit=3) == [Trial(name, 1.0) for name in backends]
+
+
+def test_a_process_that_stops_after_a_broken_gpu_is_replaced() -> None:
+    """It ends without an error after it has written the reason, or half a line."""
+    work = "load()\nfinish(backends[0], 'CUDA error' * (backends[0] == 'flash3'))\nos._exit(0)"
+    assert in_processes({"backends": ["flash3", "varlen"]}, stand_in(work)) == [
+        Trial("flash3", 0.0, "CUDA error"),
+        Trial("varlen", 1.0),
+    ]
+    cut = "load()\nopen(folder + '/trials.jsonl', 'a').write('{')\nos._exit(1)"
+    assert in_processes({"backends": ["varlen"]}, stand_in(cut)) == [
+        Trial("varlen", 0.0, "its process failed (no message)")
+    ]
 
 
 def test_the_process_does_not_outlive_the_one_that_started_it(tmp_path: Path) -> None:
