@@ -115,7 +115,7 @@ def _try(
     undo: Undo = lambda: None  # noqa: E731
     off, reason = math.nan, ""
     # The zero weights of a new adapter hide most gradients.
-    with _adapter_with_gradients(model, seed):
+    with _adapter_with_gradients(model, seed), keep_random(model.device):
         try:
             set_random(model.device, seed)  # some routers add noise
             plain = [figure for batch in batches for figure in loss_and_gradient(model, batch, dtype)]

@@ -140,7 +140,7 @@ def test_losses_are_compared_with_those_in_fp32_and_eager(
 ) -> None:
     monkeypatch.setattr(diagnose, "Runner", WithoutFusedLoss)
     given = words(folder, "short", "--only", "quantization,fused_loss", "--steps", "3", "--lora-dropout", "0.5")
-    given += ["--tokens-per-step", "256", "--attention", "auto"]
+    given += ["--tokens-per-step", "256", "--attention", "auto", "--fused-loss", "false"]
     path, found, shown = diagnosed(given, capsys, monkeypatch)
     assert found["settings"]["attention"] == found["choices"]["attention"] in ("sdpa", "eager"), "not auto"
     assert {"attention", "precision"} <= {*found["chosen_by_auto"]}
