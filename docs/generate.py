@@ -338,6 +338,14 @@ def cli_page() -> str:
         train_help("merge"),
         "```",
         "",
+        "## python -m train certify",
+        "",
+        "`packcorpus certify RUN` is the same command. See [Certify](../guides/certify.md).",
+        "",
+        "```text",
+        train_help("certify"),
+        "```",
+        "",
     ]
     return "\n".join(lines)
 

@@ -101,7 +101,7 @@ def _early(subject: Subject, stops: list[int]) -> int | None:
 
 
 def check_weights(subject: Subject) -> Iterator[Finding]:
-    """Check the merged folder: its record, names, shapes, precision, and shared weights."""
+    """Check record, names, shapes, precision, and shared weights of the merge."""
     if subject.merged is None:
         yield Finding("weights", "merged", "skipped", "there is no merged model")
         return
@@ -173,16 +173,20 @@ def _name_of(model: Any, module: Any) -> str:
 def check_logits(subject: Subject) -> Iterator[Finding]:
     """Compare the logits of merged and unmerged, with the base as stored and in NF4."""
     base, run = subject.base, subject.run
+    of: Of = "merged" if subject.merged else "adapter"
+    config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
+    if stored := getattr(config, "quantization_config", None):
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
+        yield Finding("logits", of, "skipped", f"the base model is stored in low precision ({method})")
+        return
     tensors = tensors_of_model(subject.merged or base.folder)
     precision = tensors.precision if tensors.precision in NAMES else torch.bfloat16
-    of: Of = "merged" if subject.merged else "adapter"
     places = places_that_fit(tensors_of_model(base.folder), 0, precision)
     if not places:
         size = in_bytes(free_memory())
         yield Finding("logits", of, "skipped", f"the model does not fit into the {size} of free main memory")
         return
     place = places[0]
-    config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
     ids = inputs(subject.facts.rows(ROWS, TOKENS) if subject.facts else [], config)
     expected, alone = logits_of_base(base.folder, run.folder, ids, place)
     how = f"{counted(len(expected), 'token')}, in {NAMES[place.dtype]} on the {called(place.device)}"

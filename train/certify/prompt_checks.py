@@ -3,8 +3,8 @@
     texts of rows, prompts ─AutoTokenizer of base and merged folder─▶ the same ids
     messages of prompts ─apply_chat_template, vLLM, minijinja─▶ the text and the ids that training had before an answer
 
-Transformers and vLLM render with Jinja2. llama.cpp and other servers have engines of their own, for which minijinja
-stands here: it differs from Jinja2 in the same kinds of values, such as floats.
+Transformers and vLLM render with Jinja2. llama.cpp and other servers have engines of their own, and minijinja is
+one of them: it differs from Jinja2 in the same kinds of values, such as floats.
 """
 
 from __future__ import annotations

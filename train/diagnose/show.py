@@ -149,7 +149,8 @@ def write_results(results: Results, steps: int, path: Path) -> None:
     write_bytes(path.with_suffix(".md"), "\n".join([*lines, "", results.verdict.sentence, ""]).encode())
     tried = [outcome.trial for outcome in results.outcomes if not outcome.reason]
     bars = [(trial.name, speeds[trial.name], trial.same_training) for trial in tried]
-    write_bytes(path.with_suffix(".svg"), picture(bars, f"{record['corpus']['name']}: speed of {len(bars)} trials"))
+    title = f"{record['corpus']['name']}: speed of {counted(len(bars), 'trial')}"
+    write_bytes(path.with_suffix(".svg"), picture(bars, title))
     facts = {
         "corpus": record["corpus"],
         "device": record["in_effect"]["device"],

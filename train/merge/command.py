@@ -6,6 +6,7 @@ The last line of standard output is the path of the folder.
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 from tasks.core.printable import printable
@@ -51,5 +52,8 @@ def main(arguments: list[str]) -> int:
     devices.check_libraries()
     from train.merge.merge_run import merge
 
-    print(printable(str(merge(run, base, options.dtype, options.output, options.root, options.base))))
+    folder = printable(str(merge(run, base, options.dtype, options.output, options.root, options.base)))
+    checked = f"packcorpus certify {printable(str(run.folder))} --merged {folder}"
+    print(f"before you serve it: {checked}", file=sys.stderr, flush=True)
+    print(folder)
     return 0

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from tasks.core.errors import Busy, DataError, StorageError, UsageError
 from tasks.core.printable import counted, in_bytes, printable
@@ -47,6 +47,8 @@ from train.merge.weights import (
     write_weights,
 )
 from train.model import base_model
+from train.model.checkpoint import auto_class
+from train.model.quantization import how_to_load
 
 VERSION = 1
 NAMES = {dtype: name for name, dtype in PRECISIONS.items()}
@@ -124,8 +126,8 @@ def without_weights(base: Base) -> Any:
     try:
         config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+            return auto_class(base.folder, config).from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise base_model.unreadable(base.folder, error) from None
 
 
@@ -141,6 +143,8 @@ def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, ont
     merged_as = str(adapter)
     weights = "dequantized " * bool(merging.nf4) + "weights"
     _say(f"merging {merged_as} into the {weights} of {base.name} ({in_bytes(tensors.bytes)}), in {dtype}")
+    if tensors.packed:
+        _say(f"weights: experts that are stored in MXFP4 are written in {dtype}")
     if apart := str(ties):
         added = sum(tensors.places[source].bytes for source in ties.copies.values())
         _check_disk(folder.parent, tensors, precision, added)
@@ -371,7 +375,7 @@ def free_on_gpu() -> int:
 def inputs(rows: Sequence[Sequence[int]], config: Any) -> torch.Tensor:
     """Return token IDs [rows, tokens] of the corpus, or random IDs without `rows`."""
     config = config.get_text_config()
-    length = min([TOKENS, *map(len, rows), getattr(config, "max_position_embeddings", None) or TOKENS])
+    length = min([TOKENS, *map(len, rows), base_model.positions(config) or TOKENS])
     if rows:
         return torch.tensor([row[:length] for row in rows])
     return torch.randint(config.vocab_size, (ROWS, length), generator=torch.Generator().manual_seed(0))
@@ -410,8 +414,9 @@ def _load(folder: Path, place: Place) -> Any:
         torch.cuda.empty_cache()
         # TF32 would round to 10 bits, and the limit for fp32 is 1e-3. Some containers turn it on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=place.dtype, use_safetensors=True, trust_remote_code=False, **where
+    auto = auto_class(folder, base_model.read_config(folder))
+    model = auto.from_pretrained(
+        folder, **how_to_load(folder, None), dtype=place.dtype, use_safetensors=True, trust_remote_code=False, **where
     )
     return model.eval()
 

@@ -203,6 +203,7 @@ def write_other_files(
     for part in (config, config.get("text_config")):
         if isinstance(part, dict):
             part.update(settings)
+            part.pop("quantization_config", None)  # of weights in MXFP4, which are written unpacked
     write_bytes(folder / "config.json", to_json(_in_precision(config, dtype)))
     return written
 

@@ -24,7 +24,7 @@ import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from torch.nn import Parameter
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from tasks.core.errors import DataError
 from tasks.core.printable import counted
@@ -42,6 +42,8 @@ from train.merge.tensors import (
     rounded,
     write_shards,
 )
+from train.model.checkpoint import auto_class
+from train.model.quantization import how_to_load
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 NAME = "default"
@@ -267,7 +269,7 @@ def find_ties(model: Any, tensors: Tensors, adapter: Adapter) -> Ties:
     config = deepcopy(model.config)
     ties.apply(config)
     with torch.device("meta"):
-        separate = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        separate = type(model)(config)
     weights, tied = separate.state_dict(), separate.all_tied_weights_keys
     # Zamba 2 has a slot for each layer in each block, but uses only the slot of the layer. The other slots are omitted.
     ties.dropped = model.state_dict().keys() - weights.keys()
@@ -410,8 +412,8 @@ def load_merged(base: Path, tensors: Tensors, merging: Merging) -> Any:
     """Load the whole base model, and merge the adapter into it."""
     config = AutoConfig.from_pretrained(base, trust_remote_code=False)
     merging.ties.apply(config)
-    model = AutoModelForCausalLM.from_pretrained(
-        base, config=config, dtype="auto", use_safetensors=True, trust_remote_code=False
+    model = auto_class(base, config).from_pretrained(
+        base, **how_to_load(base, None), config=config, dtype="auto", use_safetensors=True, trust_remote_code=False
     )
     main = model.dtype
     for name, source in merging.ties.copies.items():

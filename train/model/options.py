@@ -106,13 +106,7 @@ def _try(
 def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> tuple[float, float]:
     """Return the mean loss of the trained tokens and the gradient norm of one step."""
     # Dropout is off, because compiled code draws different random numbers.
-    # Some models, such as OPT and BioGPT, call the dropout function with their own rate.
-    dropouts = [
-        (module, name, p)
-        for module in model.modules()
-        for name, p in vars(module).items()
-        if isinstance(p, float) and ("drop" in name or (name == "p" and isinstance(module, torch.nn.Dropout)))
-    ]
+    dropouts = dropouts_of(model)
     for module, name, _ in dropouts:
         setattr(module, name, 0.0)
     # As in training, the loss is scaled in fp16, because small gradients would vanish. If large ones overflow, the
@@ -133,6 +127,17 @@ def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.d
         model.zero_grad()
         for module, name, p in dropouts:
             setattr(module, name, p)
+
+
+def dropouts_of(model: Any) -> list[tuple[Any, str, float]]:
+    """Return the rates of dropout of a model: module, name, and rate."""
+    # Some models, such as OPT and BioGPT, call the dropout function with their own rate.
+    return [
+        (module, name, p)
+        for module in model.modules()
+        for name, p in vars(module).items()
+        if isinstance(p, float) and ("drop" in name or (name == "p" and isinstance(module, torch.nn.Dropout)))
+    ]
 
 
 @contextmanager

@@ -46,7 +46,7 @@ METHODS = {
 # Files that name the method if config.json does not.
 SIDECARS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 # Endings of tensors that only quantized checkpoints have.
-PACKED = re.compile(r"\.(qweight|qzeros|g_idx|weight_packed|weight_scale(_inv)?|scales|SCB|absmax|quant_state\..*)$")
+PACKED = re.compile(r"\.(qweight|qzeros|g_idx|weight_packed|weight_scale(_inv)?|SCB|absmax|quant_state\..*)$")
 # Ends of the names of quantized copies of a model.
 SUFFIX = re.compile(
     r"[-_.](bnb|unsloth|quantized|dynamic|block|torchao|ao|hqq|eetq|quanto|gguf|mlx|aqlm|autoround|auto-round|"
@@ -230,6 +230,7 @@ def packed_stacks(model: Any) -> list[tuple[Any, str, torch.nn.Parameter]]:
         for module in model.modules()
         for name, weights in module._parameters.items()
         if hasattr(weights, "quant_state") and not isinstance(weights, Params4bit)
+        if not isinstance(module, parametrize.ParametrizationList)  # it unpacks itself already
     ]
 
 

@@ -74,11 +74,12 @@ def _replace_forward(model: Any, fused: bool) -> Undo:
 
 
 def _path(causal: Any) -> list[Any]:
-    """Return the modules that lead from a model to its decoder, without the model."""
-    decoder = decoder_of(causal)
+    """Return the modules that lead to the decoder of a model and do not contain the head."""
+    decoder, head = decoder_of(causal), causal.get_output_embeddings()
     name = next(name for name, module in causal.named_modules() if module is decoder)
     parts = name.split(".")
-    return [causal.get_submodule(".".join(parts[: end + 1])) for end in range(len(parts))]
+    modules = [causal.get_submodule(".".join(parts[: end + 1])) for end in range(len(parts))]
+    return [module for module in modules if all(inner is not head for inner in module.modules())]
 
 
 def _forward(

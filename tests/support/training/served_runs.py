@@ -42,8 +42,8 @@ CORPORA = (
     ("hf_legacy", "tokenizer"),
     ("hf_unigram", CHATML),
 )
-# Architectures of all kinds: tied, biased, renamed, stacked, hybrid, with experts. Transformers loads any tokenizer of a
-# qwen2 as Qwen2Tokenizer, which splits digits otherwise, so it is not sound with the tokenizers here.
+# Architectures of all kinds: tied, biased, renamed, stacked, hybrid, with experts. Transformers loads the tokenizer of
+# each qwen2 as Qwen2Tokenizer, which splits digits otherwise, so it is not sound with the tokenizers here.
 SOUND = (
     "llama", "mistral", "arcee", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "olmo2", "granite", "cohere",
     "cohere2", "starcoder2", "smollm3", "gpt2", "gpt_neox", "stablelm", "nemotron", "falcon", "mixtral", "qwen2_moe",
@@ -96,8 +96,8 @@ def records() -> list[dict[str, Any]]:
     return found
 
 
-def make_corpus(home: Path, kind: str = "hf_byte_level", template: str = CHATML) -> dict[str, Any]:
-    """Pack a corpus in `home`, and return its manifest."""
+def make_corpus(home: Path, kind: str = "hf_byte_level", template: str = CHATML, **how: Any) -> dict[str, Any]:
+    """Pack a corpus in `home`, and return its manifest; `how` are settings of it."""
     home.mkdir(parents=True, exist_ok=True)
     shutil.copytree(kind_path(kind), home / "tokenizer")
     if template != "tokenizer":
@@ -108,7 +108,7 @@ def make_corpus(home: Path, kind: str = "hf_byte_level", template: str = CHATML)
     rows = records() if has_tools else conversations(60)
     name = "mine.jinja" if is_source else template
     settings = {"tokenizer": "tokenizer", "template": name, "sequence_length": 256 if has_tools else 128}
-    return dict(json.loads(pack_corpus(make_recipe(home, rows, **settings)).read_bytes()))
+    return dict(json.loads(pack_corpus(make_recipe(home, rows, **settings | how)).read_bytes()))
 
 
 def make_run(home: Path, folder: Path, manifest: dict[str, Any], architecture: str, **how: Any) -> Served:

@@ -1,4 +1,4 @@
-"""Certify raises no alarm on sound runs, merged or not, of several tokenizers and templates.
+"""Certify raises no alarm on sound runs of several tokenizers and templates.
 
 bench/reliability/certify.py has the same for 32 architectures.
 """

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from support.training.architectures import ARCHITECTURES, EXPERTS, HEAD, LATENT, WINDOW, build
 from support.training.finished_runs import randomize
 from support.training.loaded_model import adapter, batch_of
+from support.training.mxfp4 import save_mxfp4
 from support.training.tiny_training import gradients, largest_difference
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -348,3 +349,29 @@ def test_a_base_in_nf4_trains_with_a_warning(tmp_path: Path) -> None:
     assert "is stored in NF4: the adapter can be used with it, but not merged" in warning
     with pytest.raises(DataError, match=r"is stored in NF4, .*; set quantization: nf4"):
         load(tmp_path / "nf4", quantization="none")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mxfp4_is_unpacked_and_trained_as_it_is_or_in_nf4(dtype: torch.dtype, tmp_path: Path) -> None:
+    decoded = save_mxfp4(tmp_path)
+    base_model.read_config(tmp_path)
+    for way in ("none", "nf4"):
+        model = load_model(tmp_path, TrainingConfig(quantization=way), "cpu", dtype, "eager")
+        found = unpacked(model)
+        for name, expected in decoded.items():
+            assert found[name].dtype == dtype
+            if way == "nf4":
+                packed, state = quantize_4bit(
+                    expected.to(dtype).contiguous(), blocksize=64, compress_statistics=True, quant_type="nf4"
+                )
+                expected = dequantize_4bit(packed, state)
+            assert torch.equal(found[name], expected.to(dtype))
+        assert bool(quantized(model)) == (way == "nf4")
+        [note], [] = quantization.described(tmp_path, model, TrainingConfig(quantization=way))
+        now = {"none": "in 16 bits", "nf4": "quantized to NF4"}[way]
+        assert note.endswith(f"is stored in MXFP4; its experts were unpacked, and are {now}")
+        randomize(model, 0.05)
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            _, gradient = gradients(model, **batch_of(0))
+        assert all(values.any() for values in gradient.values())
+        assert gradient.keys() == adapter(model).keys()
