@@ -92,8 +92,10 @@ class Results:
             loss = deviation(outcome.losses, reference.losses)
             gradient = deviation(outcome.gradient_norms, reference.gradient_norms)
             off = [f"{value:.0e}" if value else "0" for value in (loss, gradient)]
+        size = outcome.micro_batch
+        is_other = outcome.trial.factor != "micro_batch" and size != baselines_of(self.runs)[0].micro_batch
         return [
-            outcome.trial.name,
+            f"{outcome.trial.name}, {counted(size, 'row')} per pass" if is_other else outcome.trial.name,
             str(speed.runs if speed else baselines),
             f"{outcome.tokens_per_second * self.trained_share:,.0f}",
             f"{outcome.rows_per_second:,.2f}",

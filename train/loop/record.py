@@ -223,7 +223,9 @@ def _adapter(model: Any) -> str:
     names = [lora.target_modules] if isinstance(lora.target_modules, str) else lora.target_modules or ()
     layers = {name.rpartition(".")[2] for name in names} | {*(lora.target_parameters or ())}
     whole = f"; as a whole, {', '.join(sorted(wholes))}" if (wholes := _whole(model)) else ""
-    return f"{variant} of rank {lora.r}, dropout {lora.lora_dropout:g}, on {', '.join(sorted(layers))}{whole}"
+    others = sorted({*lora.rank_pattern.values()} - {lora.r})
+    ranks = f"{lora.r} ({others[0]} on experts)" if len(others) == 1 and lora.target_parameters else str(lora.r)
+    return f"{variant} of rank {ranks}, dropout {lora.lora_dropout:g}, on {', '.join(sorted(layers))}{whole}"
 
 
 def _whole(model: Any) -> dict[str, int]:

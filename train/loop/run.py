@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import warnings
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,7 +39,7 @@ from train.loop.trainer import arguments
 from train.machine import devices, process, ranks
 from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_rank, or_stop_all
 from train.machine.ranks import fail_alike, gather, together
-from train.model import attention, base_model, isolation, options, qlora, quantization, token_loss
+from train.model import attention, base_model, first_pass, isolation, options, qlora, quantization, token_loss
 from train.model.attention import autocast, batch_of
 from train.model.checkpoint import require_causal_text
 from train.model.checkpointing import Checkpointing, described, usable, use_checkpointing
@@ -242,9 +241,12 @@ def _choose(
         else:
             attention.use_attention(model, backend)
     collator = feed.collator(backend)
-    used, notes = {}, []
+    batch = batch_of([options.comparable(feed.longest[0])], range(1), collator, model.device)
+    with together(waiting=qlora.is_sharded(model)):
+        notes = first_pass.learn(model, batch, dtype, config.seed, backend)
+    notes += first_pass.drop_unused(model)
+    used = {}
     if start.wants("fused_loss", config) and feed.own_loss:
-        batch = batch_of([options.comparable(feed.longest[0])], range(1), collator, model.device)
         fused = options.try_fused_loss(model, batch, dtype, config.seed)
         used["fused_loss"] = fused.used
         notes.append(fused.note)
@@ -294,8 +296,6 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     """Train, and write everything to `folder`."""
     interruption = Interruption(guard)
     base_model.silence_libraries()
-    # An existing adapter may have a rank for experts. PEFT applies it, but warns because no layer matches it.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
     with or_stop_all():
         device = devices.resolve(config)
     if is_one_of_several():
@@ -406,6 +406,7 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
         run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.precision
     )
     given["save_on_each_node"] = not run.disk.shared
+    given["ddp_find_unused_parameters"] = first_pass.has_listed_experts(run.model)
     trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention), choices.rows_per_step)
     peak = measures.peak_flops(device.name, device.dtype)
     trainer.measure(run.feed.tokens / run.feed.padded_tokens, run.flops_per_token, peak and peak * choices.ranks)

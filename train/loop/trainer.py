@@ -72,7 +72,6 @@ def arguments(
         "use_cpu": device == "cpu",
         "seed": config.seed,
         "average_tokens_across_devices": True,
-        "ddp_find_unused_parameters": False,
     }
 
 
@@ -131,7 +130,6 @@ class Measured(Trainer):
         if not (batches and LOSS_WEIGHT in batches[0]):
             return batches, trained
         # The weighted loss of the step is divided by the sum of the weights of its tokens on all ranks.
-        self.model_accepts_loss_kwargs = True  # the loss of `weigh_loss` does, even if the model's own does not
         weight = torch.stack([batch[LOSS_WEIGHT][:, 1:].double().sum() for batch in batches]).sum().to(device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             weight = self.accelerator.gather(weight).sum()

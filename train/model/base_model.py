@@ -62,6 +62,8 @@ def silence_libraries() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it logs every attempt to reach a network
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)
+    # PEFT applies the rank of experts, but warns because no layer matches it.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
 
 
 # -- the small Llama ---------------------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ def positions(config: Any) -> int | None:
     if longest and rope.get("factor"):
         scaled = rope["factor"] * (rope.get("original_max_position_embeddings") or longest)
         return max(int(scaled), longest)
-    return longest or None
+    return longest if longest and longest > 0 else None
 
 
 def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int) -> None:

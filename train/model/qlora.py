@@ -169,6 +169,20 @@ def check(model: Any, config: TrainingConfig) -> None:
         raise DataError("wrong_weights", f"{low[0]} is {trained[low[0]].dtype}; the weights of an adapter must be fp32")
 
 
+def infinite_weights(model: Any) -> list[str]:
+    """Return the names of weights that contain NaN or infinity."""
+
+    def parts(weights: Any) -> list[Any]:
+        state = getattr(weights, "quant_state", None)  # of 4-bit weights
+        return [getattr(weights, "_local_tensor", weights), *([state.absmax, state.offset] if state else [])]
+
+    return [
+        name
+        for name, weights in model.named_parameters()
+        if not all(part.isfinite().all() for part in parts(weights) if part is not None and part.is_floating_point())
+    ]
+
+
 def quantized(model: Any) -> list[Any]:
     """Return the layers whose weights bitsandbytes stores in 4 bits."""
     from bitsandbytes.nn import Linear4bit
@@ -256,7 +270,9 @@ def _not_experts(model: Any, layers: list[str], wanted: str | list[str]) -> list
 def left_out(model: Any) -> list[str]:
     """Return the names of the decoder's linear layers that have no adapter."""
     inside = (".base_layer", ".lora_", ".original_module", ".modules_to_save")
-    return [name for name in _linear_layers(model.get_base_model()) if not any(part in name for part in inside)]
+    unused = model.peft_config["default"].exclude_modules or ()  # see train.model.first_pass
+    names = _linear_layers(model.get_base_model())
+    return [name for name in names if name not in unused and not any(part in name for part in inside)]
 
 
 def _with_adapter(model: Any, lora: LoraConfig, config: TrainingConfig) -> Any:
@@ -423,7 +439,8 @@ def load_weights(model: Any, folder: Path, config: TrainingConfig, targets: list
         raise _unreadable(path, error) from None
     adapted = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
     adapted = {name.removeprefix("base_model.model.") for name in adapted}
-    if config.lora_targets != "all" and adapted != set(targets):
+    unused = model.peft_config["default"].exclude_modules or ()  # see train.model.first_pass
+    if config.lora_targets != "all" and adapted != set(targets) - set(unused):
         theirs = sorted({name.rpartition(".")[2] for name in adapted})
         raise UsageError(
             "other_adapter",

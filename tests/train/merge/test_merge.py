@@ -202,7 +202,7 @@ def test_a_base_in_mxfp4_is_merged_into_its_unpacked_weights(
     model = add_adapter(loaded(base), TrainingConfig(quantization="none", lora_r=4), base)
     randomize(model)
     model.save_pretrained(tmp_path / "run")
-    write_record(tmp_path / "run", base, TrainingConfig(base_model=str(base)), CORPUS)
+    write_record(tmp_path / "run", base, TrainingConfig(base_model=str(base), quantization="none"), CORPUS)
     folder = merged(tmp_path / "run", tmp_path / "out")
     assert "experts that are stored in MXFP4 are written in bf16" in (said := capsys.readouterr().err)
     assert "one layer in memory at a time" in said
