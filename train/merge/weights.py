@@ -413,7 +413,11 @@ def load_merged(base: Path, tensors: Tensors, merging: Merging) -> Any:
     config = AutoConfig.from_pretrained(base, trust_remote_code=False)
     merging.ties.apply(config)
     model = auto_class(base, config).from_pretrained(
-        base, **how_to_load(base, None), config=config, dtype="auto", use_safetensors=True, trust_remote_code=False
+        base,
+        **how_to_load(base, None) | {"config": config},
+        dtype="auto",
+        use_safetensors=True,
+        trust_remote_code=False,
     )
     main = model.dtype
     for name, source in merging.ties.copies.items():
