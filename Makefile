@@ -41,7 +41,7 @@ help:  ## list the targets
 locked: .venv/.created
 	@echo 'installing requirements.lock'; $(PIP) --require-hashes --no-deps --ignore-requires-python --requirement requirements.lock
 	@$(PIP) --no-build-isolation --editable '.[test]'
-	@touch .venv/.setup .venv/.test
+	@touch .venv/.setup .venv/.test .venv/.train
 
 .venv/.train: .venv/.setup
 	@echo 'installing the requirements of training (some minutes, about 2 GB)'; $(PIP) --editable '.[train]'

@@ -75,8 +75,8 @@ TRAINING = (
 # process. Then other long tests.
 FIRST = (
     "test_options.py",
-    "test_training.py", "test_train_adapter.py", "test_several_machines.py", "test_diagnosis.py", "test_sharding.py",
-    "test_weighted_loss.py", "test_interruption.py", "test_reduction.py", "test_ranks.py",
+    "test_training.py", "test_elastic.py", "test_train_adapter.py", "test_several_machines.py", "test_diagnosis.py",
+    "test_sharding.py", "test_weighted_loss.py", "test_interruption.py", "test_reduction.py", "test_ranks.py",
     "test_ring.py", "test_gradients.py", "test_slow_ranks.py", "test_mixed_training.py", "test_balanced_rows.py",
     "test_rank_speed.py", "test_attention_trial.py", "test_checkpoints.py", "test_merge_command.py", "test_docs.py",
     "test_imports.py", "test_whole_modules.py",

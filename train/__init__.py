@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from train.data.dataset import PackedDataset
     from train.model.attention import Collator, segments
     from train.model.isolation import check_isolation, require_isolation
-    from train.model.options import weigh_loss
+    from train.model.token_loss import weigh_loss
 
 __all__ = [
     "SFT_SETTINGS",
@@ -46,7 +46,7 @@ _MODULES = {
     "train.data.dataset": ("PackedDataset",),
     "train.model.attention": ("Collator", "segments"),
     "train.model.isolation": ("check_isolation", "require_isolation"),
-    "train.model.options": ("weigh_loss",),
+    "train.model.token_loss": ("weigh_loss",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -16,7 +16,7 @@ interruptions. Samples change neither the model nor the random state.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,7 +40,6 @@ from train.model.attention import BACKENDS, autocast, backend_to_load, decoder_o
 from train.model.base_model import positions
 from train.model.qlora import keep_random
 
-CHUNK = 512  # tokens whose logits are in memory at a time
 NAME = "samples.jsonl"
 LIMIT = 128  # maximum tokens of an answer
 PRINTED = 3  # samples at the end of a run
@@ -142,34 +141,11 @@ class Decisions(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
-@contextmanager
-def count_predicted(model: Any) -> Iterator[Callable[[Any, torch.Tensor], torch.Tensor]]:
-    """Yield a function that counts the predicted tokens of a model's latest pass.
-
-    It takes the outputs of the pass and its labels, and returns the number of labeled tokens that the preceding token
-    predicts, int64[]. With `fused_loss`, the logits of a batch may not fit into memory, so they are computed from the
-    hidden states in chunks. A head that scales or caps its logits does not change which logit is the highest.
-    """
-    latest: list[torch.Tensor] = []
-
-    def keep(_decoder: Any, _given: Any, out: Any) -> None:
-        latest[:] = [out[0]]
-
-    def count(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
-        targets, logits = labels[:, 1:], outputs.get("logits")
-        if logits is not None:
-            return (logits[:, :-1].argmax(-1) == targets).sum()  # never equal to -100
-        head, is_trained = model.get_output_embeddings(), targets != -100
-        hidden = latest[0][:, :-1][is_trained].to(head.weight.dtype).split(CHUNK)
-        chunks = zip(hidden, targets[is_trained].split(CHUNK), strict=True)
-        return torch.stack([(head(x).argmax(-1) == target).sum() for x, target in chunks]).sum()
-
-    hook = decoder_of(model).register_forward_hook(keep)
-    try:
-        yield count
-    finally:
-        hook.remove()
-        latest.clear()
+def count_predicted(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+    """Count the labeled tokens that the preceding token predicts, int64[]."""
+    if (counted := outputs.get("predicted")) is not None:  # with `fused_loss`
+        return counted
+    return (outputs["logits"][:, :-1].argmax(-1) == labels[:, 1:]).sum()  # never equal to -100
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------

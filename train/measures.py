@@ -133,7 +133,7 @@ RULES = (
     Rule("small_batch", "memory of the GPU", "raise micro_batch, or set it to auto", at_least=0.70),
     Rule("steps", "optimizer steps", "a model learns little in so few steps; raise max_steps or epochs, or "
          "lower tokens_per_step", at_least=100, is_share=False),
-    Rule("share_in_4_bits", "frozen weights in 4 bits", "the other weights, such as experts and embeddings, take "
+    Rule("share_in_4_bits", "frozen weights in 4 bits", "the other weights, such as embeddings, take "
          "four times the memory", at_least=0.80),
     Rule("wsl", "Linux inside Windows (WSL)", "keep corpora in the Linux file system (~), not below "
          "/mnt/c, and give WSL more memory in .wslconfig",
@@ -217,27 +217,29 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     Only the experts that a token is routed to count. Convolutions, scans, and the recomputation by activation
     checkpointing do not count, so the MFU of a model with such layers is a lower bound.
     """
-    from train.model.attention import decoder_of  # loads torch
-
     config = model.config.get_text_config()
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = None if head is None or embeddings.weight is head.weight else embeddings.weight
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    # In some models, the layers differ in the size of their heads.
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * len(kinds)
+    last = layers[-1]
     chosen, experts = (
-        next((getattr(config, name) for name in names if getattr(config, name, None)), None) for names in ROUTING
+        next((getattr(last, name) for name in names if getattr(last, name, None)), None) for names in ROUTING
     )
     # The share of a layer's experts that a token is routed to, if it is known.
     routed = min(1.0, chosen / experts) if chosen and experts else 1.0
     weighted = 0.0
-    # Towers for images and sound do not run.
-    used = {w: name for part in (decoder_of(model), head) if part for name, w in part.named_parameters()}
+    # Towers for images and sound do not run. get_decoder() of a few models returns less than the decoder.
+    parts = (model.get_decoder(), head)
+    used = {weights: name for part in parts if part is not None for name, weights in part.named_parameters()}
+    if embeddings.weight not in used:
+        used = {weights: name for name, weights in model.named_parameters()}
     for weights, name in used.items():
         parts = name.split(".")
         if weights is not looked_up and "original_module" not in parts:  # the copy in modules_to_save is used instead
             share = routed if "experts" in parts else 1.0
             weighted += (6 if weights.requires_grad else 4) * _count(weights) * share
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    # In some models, the layers differ in the size of their heads.
-    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * len(kinds)
     seen = position_ids.double() + 1
     attention = 0.0
     for kind, layer in zip(kinds, layers, strict=True):

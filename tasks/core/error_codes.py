@@ -435,6 +435,13 @@ _ALL = [
          "it was deleted, damaged, or edited", "restore it, or delete the run folder to start over"),
     Code("E649", "other_adapter", USAGE, "A setting contradicts the adapter to start from.",
          "the adapter determines rank, alpha, variant, and targets", "leave the setting out"),
+    Code("E650", "unfit_model", DATA, "The base model cannot be trained on packed rows.",
+         "its weights are damaged, or its loss does not depend on the adapter",
+         "use another model, or follow the message"),
+    Code("E651", "quantized_model", DATA, "The base model is stored in a quantized format that cannot be trained.",
+         "it was quantized to be served, for example to FP8, GPTQ, or AWQ", "use the original checkpoint in 16 bits"),
+    Code("E659", "budget_too_small", USAGE, "The budget of a diagnosis has no time for one run of the settings.",
+         "the model is large, the machine is slow, or a step has many tokens", "raise --budget, or lower --steps"),
 
     Code("E685", "url_not_supported", USAGE, "A URL cannot be used here.",
          "its scheme is unknown, it is incomplete, or the command reads local files only",

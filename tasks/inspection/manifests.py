@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 HERE = Path()
 SHORTEST_KEY = 4  # characters of a key that are enough to name a manifest
 LISTED = 5
+SHORT = 4096  # bytes in which every manifest has its version
 
 
 def manifests_of(root: Path) -> Path:
@@ -181,6 +182,10 @@ def _checked_kind(path: Path, root: Path) -> Path:
     kind = kind_of(path)
     if kind == "manifest":
         return path
+    if kind == "source" and path.suffix == ".json" and not _begins_with_json(path):
+        from tasks.storage.manifest import read_values
+
+        read_values(path)  # its error says what is wrong with the file
     advice = f"run: packcorpus inspect {path}"
     if kind == "config":
         from tasks.config import load_config
@@ -193,6 +198,20 @@ def _checked_kind(path: Path, root: Path) -> Path:
     elif kind == "shard" and (beside := path.parent / "manifest.json").is_file():
         advice = f"its manifest: {beside}"
     raise DataError("bad_manifest", f"{path}: is a {kind}, not a manifest; {advice}")
+
+
+def _begins_with_json(path: Path) -> bool:
+    """Return whether a file is JSON or JSON Lines, or larger than a broken manifest."""
+    import orjson
+
+    if path.stat().st_size > SHORT:
+        return True
+    content = path.read_bytes()
+    for text in (content, content.partition(b"\n")[0]):
+        with suppress(orjson.JSONDecodeError):
+            orjson.loads(text)
+            return True
+    return False
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("train diagnose", "train diagnose --manifest manifests/latest.json"),
         ("train diagnose small --only compile", "train diagnose --manifest manifests/small.json --only compile"),
         ("train merge run --dtype fp16", "train merge run --dtype fp16"),
+        ("certify run --merged x", "train certify run --merged x"),
+        ("certify --help", "train certify --help"),
     ],
 )
 def test_each_command_starts_what_it_stands_for(started: list[str], words: str, expected: str) -> None:

@@ -89,6 +89,24 @@ def test_another_file_is_called_what_it_is(here: Path) -> None:
     assert error.value.code == "E502"
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"x.json:1:1: is not JSON: .*empty document, so it is not a manifest"),
+        ("{\n", r"x.json:2:1: is not JSON: unexpected end of data, so it is not a manifest"),
+        ('{"name": "x", "key":', r"x.json:1:21: is not JSON: unexpected end of data, so it is not a manifest"),
+        ('[\n  {"a": 1}\n]\n', "x.json: is a source, not a manifest"),
+        ('{"a": 1}\n{"a": 2}\n', "x.json: is a source, not a manifest"),
+        ('[{"a": 1},' + '{"a": 1},' * 1000, "x.json: is a source, not a manifest"),
+    ],
+)
+def test_a_broken_manifest_is_not_called_a_source(here: Path, text: str, message: str) -> None:
+    Path("x.json").write_text(text)
+    with pytest.raises(DataError, match=message) as error:
+        find_manifest(Path("x.json"))
+    assert error.value.code == "E502"
+
+
 def test_repair_takes_a_manifest_that_is_gone(here: Path) -> None:
     newest = max(Path("manifests").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert find_damaged(None) == newest

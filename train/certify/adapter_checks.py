@@ -12,6 +12,7 @@ without an error, and serves the base model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,9 @@ def _served(subject: Subject) -> tuple[str, set[str], str]:
         reason = " ".join(str(error).split())[:160]
         return architecture, set(), f"{architecture} cannot be built here: {type(error).__name__}: {reason}"
     # vLLM also knows the names of the checkpoint, which it maps to its own.
-    stored = {name.rpartition(".")[0] for name in tensors_of_model(subject.base.folder).places}
+    stored = set[str]()
+    with suppress(DataError):  # a precision that cannot be merged
+        stored = {name.rpartition(".")[0] for name in tensors_of_model(subject.base.folder).places}
     return architecture, {name for name, _ in model.named_modules()} | stored, ""
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def parser() -> Parser:
     ours = Parser(
-        prog="packcorpus certify",
+        prog="python -m train certify",
         description="Compare what is served with what was trained: token ids, chat template, names of the adapter, "
         "stop tokens, weights, and logits.",
         allow_abbrev=False,

@@ -3,8 +3,8 @@
     texts of rows, prompts ─AutoTokenizer of base and merged folder─▶ the same ids
     messages of prompts ─apply_chat_template, vLLM, minijinja─▶ the text and the ids that training had before an answer
 
-Transformers and vLLM render with Jinja2. llama.cpp and other servers have engines of their own, for which minijinja
-stands here: it differs from Jinja2 in the same kinds of values, such as floats.
+Transformers and vLLM render with Jinja2. llama.cpp and other servers have engines of their own, and minijinja is
+one of them: it differs from Jinja2 in the same kinds of values, such as floats.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _ids(subject: Subject, of: Of, folder: Path) -> Finding:
     text = f"{folder}: {found.difference or found.failure}"
     if found.difference and base_model.is_as_it_is(manifest, corpus):
         return Finding("ids", of, "FAULT", f"{text}; serve with the file of the corpus ({corpus}) as it is")
-    return Finding("ids", of, "FAULT", f"{text}; copy the tokenizer of the corpus ({corpus}) into this folder")
+    return Finding("ids", of, "FAULT", f"{text}; copy the tokenizer of {corpus} into it, or pack with this one")
 
 
 # -- chat templates ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Take prompts from the sources of a corpus, as training rendered and encoded them.
+"""Take prompts from the sources of a corpus, as training rendered them.
 
     sources of the config ─conversations_of─▶ conversations, or examples if the sources are gone
     conversation ─template of the corpus, with today's date─▶ spans ─encoder─▶ Prompt: messages, text, ids

@@ -2,13 +2,11 @@
 
     python -m train diagnose --manifest MANIFEST [--budget 600] [--steps 8] [--only attention,compile] [settings]
 
-    baseline ─▶ reference ─▶ one factor at a time ─▶ repeats: baseline, winners, winners together … ─▶ diagnosis.json
+    baseline ─▶ one factor at a time ⇄ repeats: baseline, winners, winners together … ─▶ reference ─▶ diagnosis.json
 
-If the reference would take too much of the budget, it runs last, if time is left.
-
-Every trial runs the real command in a separate process, so a failure is a row with its reason. Dropout of the adapter
-is off in all trials, because gradients would otherwise differ by chance. The last line of standard output is the path
-of diagnosis.json.
+Every trial runs the real command in another process, so a failure is a row with its reason, and a trial that hangs is
+stopped. Trials that can share the loaded model run in one process. Dropout of the adapter is off in all trials, because
+gradients would otherwise differ by chance. The last line of standard output is the path of diagnosis.json.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from rich.console import Console
 
 from tasks.core.errors import Interrupted, PackError, UsageError
 from tasks.core.messages import format_error
-from tasks.core.printable import duration, printable, suggest
+from tasks.core.printable import counted, duration, printable, suggest
 from train.config import DEFAULT, Parser, TrainingConfig, config_of, overrides, settings_parser
 from train.data.corpus import Corpus, open_corpus
 from train.diagnose.compare import (
@@ -45,11 +43,10 @@ from train.diagnose.compare import (
     runs_to_repeat,
     speedups,
     to_repeat,
-    winners,
 )
 from train.diagnose.factors import BASELINE, FACTORS, REFERENCE, InEffect, Trial, in_order, option, refusal, trials_of
 from train.diagnose.show import Results, print_results, write_results
-from train.diagnose.trials import UNTIMED, Runner, lost, replan, reported
+from train.diagnose.trials import UNTIMED, Runner, lost, reported
 from train.loop.run_folder import RunFolder
 from train.machine.process import NUMBERS
 
@@ -64,10 +61,6 @@ PATIENCE, SHORTEST_LIMIT = 5.0, 120.0
 RECENT = 5
 # Largest share of the budget that is reserved for repeats while there are untried trials.
 SHARE_OF_REPEATS = 0.5
-# Largest share of the time left after the baseline that the reference may take before the trials.
-SHARE_OF_REFERENCE = 0.3
-# A GPU takes about this many times as long for a run in fp32 with eager attention as for a run in 16 bits.
-SLOWER_REFERENCE = 3.0
 
 CURRENT = Trial("current settings", BASELINE)
 REFERENCE_FACTOR = "reference"
@@ -86,6 +79,7 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the diagnosis and return 0."""
+    started = time.monotonic()
     given = parser().parse_args(list(arguments))
     config = config_of(given)
     only = tuple(given.only.split(",")) if given.only else FACTORS
@@ -102,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 160)
     with tempfile.TemporaryDirectory(prefix="packcorpus-diagnose-") as folder:
-        diagnosis = Diagnosis(given, config, corpus, only, Path(folder), console)
+        diagnosis = Diagnosis(given, config, corpus, only, Path(folder), console, started)
         diagnosis.run()
     for number in NUMBERS:  # the files take a second, and some of them without the others would mislead
         signal.signal(number, signal.SIG_IGN)
@@ -123,17 +117,16 @@ class Diagnosis:
     only: tuple[str, ...]
     folder: Path
     console: Console
+    started: float  # time.monotonic()
     runs: list[Outcome] = field(default_factory=list)
     untried: list[Trial] = field(default_factory=list)
     refused: list[Outcome] = field(default_factory=list)  # known to be impossible here, without a run
     reference: Outcome | None = None
     record: dict[str, Any] = field(default_factory=dict)  # training.json of the baseline
     stopped: bool = False  # by a signal
-    _manifests: dict[str, Path] = field(default_factory=dict)
 
     def run(self) -> None:
         """Run all trials that the budget allows."""
-        self._started = time.monotonic()
         settings = {**overrides(self.given), **FIXED, "max_steps": self.given.steps}
         config_file = [] if self.given.config == DEFAULT else ["--config", str(self.given.config)]
         words = ["--root", str(self.given.root), *config_file]
@@ -141,57 +134,80 @@ class Diagnosis:
         self._runner = Runner(words, self.folder)
         for number in NUMBERS:
             signal.signal(number, self._stop)
+        try:
+            self._run_all()
+        finally:
+            self._runner.stop()
+
+    def _run_all(self) -> None:
         first = self._try(CURRENT)
         if first.reason:  # the error of the current settings is the error of the diagnosis
-            error = reported(self._runner.errors)
-            failed = PackError(error.get("reason", "training_failed"), str(error.get("message", first.reason)))
-            failed.exit_code = error.get("exit_code", failed.exit_code)
-            raise failed
+            raise self._error_of(first)
         self.now = InEffect.of(self.record, self.corpus)
         # From here on, the measured choices of the baseline are fixed, so that a trial changes one factor.
         names = ("micro_batch", "attention", "activation_checkpointing", "compile")
-        fixed = [word for name in names for word in option(name, self.now.measured()[name])]
-        self._runner = Runner([*words, *fixed], self.folder)
+        self._runner.words += [word for name in names for word in option(name, self.now.measured()[name])]
         wanted = [trial for trial in trials_of(self.config, self.now) if trial.factor in self.only]
         reasons = {trial.name: refusal(trial, self.record["unavailable"]) for trial in wanted}
         self.refused = [Outcome(one, f"not tried: {reasons[one.name]}") for one in wanted if reasons[one.name]]
-        trials = in_order([trial for trial in wanted if not reasons[trial.name]])
-        self._find_reference(trials, SHARE_OF_REFERENCE * self._left)
-        self._try_each(trials)
-        self._repeat()
-        if self.reference is None:
-            self._find_reference(trials, self._left)
+        self.untried = in_order([trial for trial in wanted if not reasons[trial.name]])
+        count = len(self.untried)
+        while self._try_more(count) or self._repeat(until_clear=False):
+            pass
+        self._repeat(until_clear=True)
+        self._find_reference()
 
-    def _try_each(self, trials: list[Trial]) -> None:
-        """Run each trial once, as long as enough time is left to repeat the winners."""
-        for number, trial in enumerate(trials):
-            tried = [run.trial for run in self.runs]
-            if trial in tried:
-                continue
-            self.untried = [trial for trial in trials[number:] if trial not in tried]
-            repeats = runs_to_repeat(max(1, len(winners(self.runs)))) * self._expected()
-            if self._left < self._expected(trial) + min(repeats, SHARE_OF_REPEATS * self.given.budget):
-                return
-            self._try(trial, f"{number + 1}/{len(trials)}")
-        self.untried = []
+    @property
+    def _chosen(self) -> dict[str, Any]:
+        """Return the values in effect of the settings that are `auto`."""
+        settings = self.config.model_dump()
+        return {name: value for name, value in self.now.measured().items() if settings[name] == "auto"}
 
-    def _repeat(self) -> None:
-        """Repeat the winners in alternation with the baseline."""
+    def _error_of(self, first: Outcome) -> PackError:
+        """Return the error of a diagnosis whose first run failed."""
+        if self._left <= 0:
+            learned = self._runner.learned(self.given.steps, self.corpus.sequence_length)
+            return UsageError(
+                "budget_too_small",
+                f"--budget {self.given.budget:g}: ended before {counted(self.given.steps, 'step')} with the current "
+                f"settings; {learned}; raise --budget, or lower --steps",
+            )
+        error = reported(self._runner.errors)
+        failed = PackError(error.get("reason", "training_failed"), str(error.get("message", first.reason)))
+        failed.exit_code = error.get("exit_code", failed.exit_code)
+        return failed
+
+    def _try_more(self, count: int) -> bool:
+        """Run untried trials while enough time is left to repeat the winners; return whether one ran."""
+        before = len(self.runs)
+        for trial in list(self.untried):
+            repeats = len(to_repeat(self.runs, until_clear=False))
+            reserved = min(runs_to_repeat(repeats) * self._expected(), SHARE_OF_REPEATS * self.given.budget)
+            # Without a winner, only the last run of the baseline remains.
+            if self._left >= self._expected(trial) + (reserved if repeats else self._expected()):
+                self._try(trial, f"{count - len(self.untried) + 1}/{count}")
+                self.untried.remove(trial)
+        return len(self.runs) > before
+
+    def _repeat(self, until_clear: bool) -> bool:
+        """Repeat the winners in alternation with the baseline; return whether one ran."""
         # This ends when there is only time for the last run of the baseline.
 
         def has_time(trial: Trial) -> bool:
             return self._left >= self._expected(trial) + self._expected()
 
-        number = 0
-        while len(self.runs) > 1 and self._left >= self._expected():
-            self._try(CURRENT, f"repeat {number}" if number else "")
-            number += 1
-            trials = [trial for trial in to_repeat(self.runs) if has_time(trial)]
+        before, number = len(self.runs), 0
+        while self._left >= self._expected():
+            if self.runs[-1].trial != CURRENT:
+                self._try(CURRENT, f"repeat {number}" if number else "")
+            trials = [trial for trial in to_repeat(self.runs, until_clear) if has_time(trial)]
             if not trials:
-                return
+                break
+            number += 1
             for trial in trials if number % 2 else reversed(trials):
                 if has_time(trial):
                     self._try(trial, f"repeat {number}")
+        return len(self.runs) > before
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """End the trial and this process, after a table of the finished trials."""
@@ -214,57 +230,57 @@ class Diagnosis:
 
     @property
     def _left(self) -> float:
-        return float(self.given.budget) - (time.monotonic() - self._started)
+        return float(self.given.budget) - (time.monotonic() - self.started)
 
     def _expected(self, trial: Trial = CURRENT) -> float:
         """Return the expected seconds of a trial."""
         # The median of recent runs. Compiling may take longer than all steps together, so it has its own median.
         compiles = bool(trial.settings.get("compile"))
         finished = [run for run in self.runs if not run.reason]
-        alike = [run.seconds for run in finished if bool(run.trial.settings.get("compile")) == compiles]
-        recent = (alike or [run.seconds for run in finished])[-RECENT:]
-        return max(statistics.median(recent), baselines_of(self.runs)[-1].seconds)
+        warm = [run for run in finished if not run.is_cold]
+        known = warm or finished
+        alike = [run.seconds for run in known if bool(run.trial.settings.get("compile")) == compiles]
+        recent = statistics.median((alike or [run.seconds for run in known])[-RECENT:])
+        seconds = max([recent, *(run.seconds for run in baselines_of(known)[-1:])])
+        starting = self.runs[0].seconds - warm[0].seconds if warm and self._runner.is_cold(trial) else 0.0
+        return seconds + max(0.0, starting)
 
-    def _find_reference(self, trials: list[Trial], most: float) -> None:
+    def _find_reference(self) -> None:
         """Find or run the reference, unless time is short.
 
-        If the baseline has the settings of the reference, it is the reference. Otherwise, a trial with these settings
-        is run, or else a separate run. If it is slower than other trials, it may take up to `most` seconds.
+        If the baseline or a trial has the settings of the reference, it is the reference.
         """
         current = self.now.measured()
         differs = {name: value for name, value in REFERENCE.items() if current[name] != value}
-        if not differs:
-            self.reference = self.runs[0]
-            return
-        same = next((trial for trial in trials if dict(trial.settings) == differs), None)
-        known = next((run for run in self.runs if run.trial == same), None)
-        slower = SLOWER_REFERENCE if "precision" in differs else 1
-        if known:
-            self.reference = known
-        elif same and slower == 1:  # a trial like the others
-            if self._left >= 2 * self._expected():
-                self.reference = self._try(same)
-        elif self._expected() * slower <= most:
-            self.reference = self._try(same or Trial("reference: fp32, eager", REFERENCE_FACTOR, REFERENCE), limit=most)
+        for run in self.runs:
+            changes = {name: value for name, value in run.trial.changes.items() if name != "micro_batch"}
+            if changes == differs and (not run.reason or self.reference is None):
+                self.reference = run
+        if self.reference is None and self._left >= self._expected():
+            size = {"micro_batch": "auto"} if self.config.micro_batch == "auto" else {}
+            self.reference = self._try(Trial("reference: fp32, eager", REFERENCE_FACTOR, differs | size))
 
-    def _try(self, trial: Trial, place: str = "", limit: float | None = None) -> Outcome:
+    def _try(self, trial: Trial, place: str = "") -> Outcome:
         """Run a trial, print its result, and keep it unless it is the reference."""
-        if self.runs and limit is None:
-            limit = max(SHORTEST_LIMIT, PATIENCE * self._expected(trial))
+        limit = self._left
+        if self.runs and trial.factor != REFERENCE_FACTOR:
+            limit = min(limit, max(SHORTEST_LIMIT, PATIENCE * self._expected(trial)))
         manifest = self.given.manifest
-        started = time.monotonic() - self._started
+        started = time.monotonic()
         try:
             if trial.corpus:
-                changed = "-".join(f"{name}-{value}" for name, value in trial.corpus.items())
-                if changed not in self._manifests:  # each corpus is packed only once
-                    self._manifests[changed] = replan(self.corpus, trial.corpus, self.given.root, self.folder / changed)
-                manifest = self._manifests[changed]
+                manifest = self._runner.replan(manifest, self.given.root, trial.corpus, limit)
                 if fewer := lost(self.corpus, manifest):
                     trial = replace(trial, name=f"{trial.name} ({fewer})", loses=True)
-            outcome, record = self._runner.run(trial, manifest, limit)
+            outcome, record = self._runner.run(trial, manifest, limit - (time.monotonic() - started))
         except PackError as error:
             outcome, record = Outcome(trial, " ".join(str(error).split())), {}
-        outcome = replace(outcome, at=started + outcome.seconds / 2)
+        outcome = replace(outcome, at=started - self.started + outcome.seconds / 2)
+        if trial.settings.get("micro_batch") == "auto" and not outcome.reason:  # measured once, and repeated with it
+            size = {"micro_batch": outcome.micro_batch}
+            is_same = not trial.corpus and outcome.micro_batch == self.now.micro_batch
+            others = {name: value for name, value in trial.settings.items() if name != "micro_batch"}
+            outcome = replace(outcome, trial=replace(trial, settings=others | ({} if is_same else size)))
         if trial.factor != REFERENCE_FACTOR:
             self.runs.append(outcome)
         self.record = self.record or record
@@ -280,7 +296,6 @@ class Diagnosis:
 
     def results(self) -> Results:
         """Return the results of the runs so far, with at least one run of the baseline."""
-        settings = self.config.model_dump()
         return Results(
             config=self.config,
             record=self.record,
@@ -288,8 +303,8 @@ class Diagnosis:
             outcomes=[*(mean_of(of_trial) for of_trial in by_trial(self.runs).values()), *self.refused],
             untried=[trial.name for trial in self.untried],
             reference=self.reference,
-            chosen={name: value for name, value in self.now.measured().items() if settings[name] == "auto"},
+            chosen=self._chosen,
             speeds=speedups(self.runs),
-            verdict=conclude(self.runs, bool(self.untried)),
+            verdict=conclude(self.runs, len(self.untried)),
             stopped=self.stopped,
         )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tasks.core.printable import counted
 from train.diagnose.factors import BASELINE, COMBINED, Trial, as_word, combined, option
 
 # A difference below this is not worth a setting, no matter how exactly it was measured.
@@ -47,8 +48,10 @@ class Outcome:
     losses: tuple[float, ...] = ()  # of each step
     gradient_norms: tuple[float, ...] = ()
     rows_per_step: int = 0
-    seconds: float = 0.0  # of the whole process
-    at: float = 0.0  # seconds from the start of the diagnosis to the middle of the process
+    micro_batch: int = 0
+    seconds: float = 0.0  # of the whole run
+    is_cold: bool = False  # whether its process was started for it, so it loaded the libraries and the model
+    at: float = 0.0  # seconds from the start of the diagnosis to the middle of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,26 +228,27 @@ class Conclusion:
     corpus: str = ""  # settings of the corpus, to pack it again
 
 
-def conclude(runs: Sequence[Outcome], has_untried: bool = True) -> Conclusion:
+def conclude(runs: Sequence[Outcome], untried: int = 0) -> Conclusion:
     """Recommend the fastest settings that train the same.
 
     The sentence also names the fastest trial that trains something else. If there was time for repeats, only repeated
-    trials are recommended. Fewer changed settings are preferred, unless more settings are clearly faster. `has_untried`
-    is whether the budget ended before all trials were tried.
+    trials are recommended. Fewer changed settings are preferred, unless more settings are clearly faster. `untried` is
+    the number of trials for which the budget had no time.
     """
     trials = {one.trial.name: one.trial for one in runs}
-    if not by_trial(runs):
+    tried = len({name for name in by_trial(runs) if trials[name].factor != COMBINED})
+    if not tried:
         why = "one run of the current settings takes too much of the budget"
-        return Conclusion(f"Nothing was tried: {why if has_untried else 'no trial of these factors can run here'}.")
+        return Conclusion(f"Nothing was tried: {why if untried else 'no trial of these factors can run here'}.")
+    also = f" Only {tried} of {counted(tried + untried, 'trial')} were tried; raise --budget." if untried else ""
     faster = {name: found for name, found in speedups(runs).items() if found.is_faster}
     same = {name: found for name, found in faster.items() if trials[name].same_training}
     other = {name: found for name, found in faster.items() if name not in same}
     if len(by_trial(runs)) < len(runs) - len(baselines_of(runs)):  # some were repeated, so winners are among them
         same = {name: found for name, found in same.items() if found.is_repeated or trials[name].factor == COMBINED}
-    also = ""
     if other:
         name = max(other, key=lambda name: other[name].ratio)
-        also = f" {name} would be {other[name]}, but changes the training."
+        also = f" {name} would be {other[name]}, but changes the training.{also}"
     if not same:
         return Conclusion(f"No trial that keeps the training the same is faster than the current settings.{also}")
     best = max(same.values(), key=lambda found: found.ratio)
@@ -268,8 +272,10 @@ def runs_to_repeat(count: int) -> int:
     return FEWEST * (count + 1) + (count > 1) + 1
 
 
-def to_repeat(runs: Sequence[Outcome]) -> list[Trial]:
+def to_repeat(runs: Sequence[Outcome], until_clear: bool = True) -> list[Trial]:
     """Return the trials of the next round: unclear winners, and their combination.
+
+    Without `until_clear`, each is repeated only as often as is necessary to recommend it.
 
     A round runs the baseline once, and then each of these trials once. The next round runs them in reverse. Each trial
     is therefore measured in alternation with the baseline, even if the speed of the machine changes.
@@ -282,7 +288,7 @@ def to_repeat(runs: Sequence[Outcome]) -> list[Trial]:
         if trial.name not in speeds or repeats >= MOST:
             continue
         speed = speeds[trial.name]
-        if repeats < FEWEST or WORTHWHILE < speed.ratio - 1 < CLEAR * speed.error:
+        if repeats < FEWEST or (until_clear and WORTHWHILE < speed.ratio - 1 < CLEAR * speed.error):
             found.append(trial)
     if together := combination(runs):
         repeats = len(counted_runs(of_trial.get(together.name, [])))

@@ -18,10 +18,16 @@ from train.data.corpus import Corpus
 # Factors that change the training itself. They are never part of the recommended options.
 LEARNS_OTHERWISE = ("precision", "quantization", "optimizer", "lora_r", "lora_targets")
 
-# In the order of the trials. `sequence_length` and `packing` change the corpus.
+# In the order of the trials. `sequence_length` and `packing` change the corpus. The last two load the model again.
 FACTORS = (
     "sequence_length", "attention", "activation_checkpointing", "micro_batch", "fused_loss", "packing", "compile",
-    "precision", "quantization", "lora_targets", "optimizer", "lora_r", "loader_workers",
+    "lora_targets", "optimizer", "lora_r", "loader_workers", "quantization", "precision",
+)  # fmt: skip
+
+# Factors that change the memory of a pass, so the best number of rows per pass is another one.
+CHANGES_MEMORY = (
+    "attention", "activation_checkpointing", "fused_loss", "compile", "lora_targets", "optimizer", "lora_r",
+    "quantization", "precision",
 )  # fmt: skip
 
 # The factors of trials that change none of these factors, or several of them.
@@ -66,13 +72,14 @@ class InEffect:
     sequence_length: int
     packed: bool
     has_fused_loss: bool
-    compiled: bool = False
-    checkpointing: bool | int | str = True
+    compiled: bool
+    checkpointing: bool | int | str
 
     @classmethod
     def of(cls, record: dict[str, Any], corpus: Corpus) -> InEffect:
         """Return the settings in effect in a finished run, by its training.json."""
         choices = record["choices"]
+        options = choices["options"] or {}
         return cls(
             device=choices["device"],
             precision=choices["precision"],
@@ -81,8 +88,8 @@ class InEffect:
             rows_per_step=choices["micro_batch"] * choices["accumulation"],
             sequence_length=corpus.sequence_length,
             packed=corpus.packed,
-            has_fused_loss=bool((choices["options"] or {}).get("fused_loss")),
-            compiled=bool((choices["options"] or {}).get("compile")),
+            has_fused_loss=bool(options.get("fused_loss")),
+            compiled=bool(options.get("compile")),
             checkpointing=choices["checkpointing"],
         )
 
@@ -118,11 +125,13 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
     }
     # Some other backends do not compute in fp32.
     also = {} if now.attention in ("sdpa", "eager") else {"attention": "sdpa"}
-    trials = [
-        Trial(f"{factor}: {as_word(value)}", factor, {factor: value} | (also if value == "fp32" else {}))
-        for factor, values in options.items()
-        for value in values
-    ]
+    trials = []
+    for factor, values in options.items():
+        # A number of rows per pass that the user has set is kept.
+        measured = {"micro_batch": "auto"} if factor in CHANGES_MEMORY and config.micro_batch == "auto" else {}
+        for value in values:
+            settings = {factor: value} | measured | (also if value == "fp32" else {})
+            trials.append(Trial(f"{factor}: {as_word(value)}", factor, settings))
     if not now.packed:
         return trials
     for length in (now.sequence_length // 2, 2 * now.sequence_length, now.sequence_length // 4):
@@ -134,9 +143,10 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
 
 def in_order(trials: list[Trial]) -> list[Trial]:
     """Return the first trial of each factor, then the second ones, and so on."""
-    # FACTORS has the most promising first.
+    # FACTORS has the most promising first. Eager attention is never faster, but the others are compared with it.
     of_factor = {factor: [trial for trial in trials if trial.factor == factor] for factor in FACTORS}
-    return [trial for turn in zip_longest(*of_factor.values()) for trial in turn if trial]
+    turns = [trial for turn in zip_longest(*of_factor.values()) for trial in turn if trial]
+    return sorted(turns, key=lambda trial: trial.settings.get("attention") == "eager")
 
 
 def refusal(trial: Trial, unavailable: Mapping[str, Mapping[str, str]]) -> str:

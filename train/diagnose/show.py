@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tasks.core.printable import counted
 from tasks.storage.files import to_json, write_bytes
 from train.config import TrainingConfig
 from train.diagnose.compare import (
@@ -91,8 +92,10 @@ class Results:
             loss = deviation(outcome.losses, reference.losses)
             gradient = deviation(outcome.gradient_norms, reference.gradient_norms)
             off = [f"{value:.0e}" if value else "0" for value in (loss, gradient)]
+        size = outcome.micro_batch
+        is_other = outcome.trial.factor != "micro_batch" and size != baselines_of(self.runs)[0].micro_batch
         return [
-            outcome.trial.name,
+            f"{outcome.trial.name}, {counted(size, 'row')} per pass" if is_other else outcome.trial.name,
             str(speed.runs if speed else baselines),
             f"{outcome.tokens_per_second * self.trained_share:,.0f}",
             f"{outcome.rows_per_second:,.2f}",
@@ -146,7 +149,8 @@ def write_results(results: Results, steps: int, path: Path) -> None:
     write_bytes(path.with_suffix(".md"), "\n".join([*lines, "", results.verdict.sentence, ""]).encode())
     tried = [outcome.trial for outcome in results.outcomes if not outcome.reason]
     bars = [(trial.name, speeds[trial.name], trial.same_training) for trial in tried]
-    write_bytes(path.with_suffix(".svg"), picture(bars, f"{record['corpus']['name']}: speed of {len(bars)} trials"))
+    title = f"{record['corpus']['name']}: speed of {counted(len(bars), 'trial')}"
+    write_bytes(path.with_suffix(".svg"), picture(bars, title))
     facts = {
         "corpus": record["corpus"],
         "device": record["in_effect"]["device"],

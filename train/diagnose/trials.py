@@ -1,34 +1,37 @@
-"""Run one trial: the real command in a separate process, for a few steps.
+"""Run one trial: the real command in another process, for a few steps.
 
-words of the command ─Runner.run─▶ python -P -m train … ─training.json─▶ Outcome, or the reason of its failure
+words of the command ─Runner.run─▶ worker.py ─training.json─▶ Outcome, or the reason of its failure
 """
 
 from __future__ import annotations
 
 import math
 import os
+import select
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 import orjson
 
 from tasks.config import Config
-from tasks.core.errors import UsageError
+from tasks.core.errors import PackError, UsageError
 from tasks.core.messages import JSON
+from tasks.core.printable import counted, duration
 from tasks.recipe import recipe_of
 from tasks.storage.manifest import load_manifest
 from tasks.verification.rebuild import config_for, revisions_of
 from tasks.work import Publish, run_all
 from train.data.corpus import Corpus
 from train.diagnose.compare import Outcome, spread_of
-from train.diagnose.factors import Trial, option
+from train.diagnose.factors import BASELINE, Trial, option
 from train.loop.run_folder import WITHOUT_VALIDATION
 from train.measures import PHASES
 
@@ -36,50 +39,132 @@ from train.measures import PHASES
 UNTIMED = 1
 
 
+# Trials that change one of these run in a process of their own, because they load the model in another way.
+LOADING = {"quantization", "precision", "device", "gpus", "sharding"}
+# Output of a process that is searched for its error.
+READ = 1 << 16
+
+
 class Runner:
-    """Runner for the trials of a diagnosis; `stop` ends the current trial at once."""
+    """Runner for the trials of a diagnosis; `stop` ends the current trial at once.
+
+    One process runs all trials that can share the loaded model. A new one replaces it after a trial that failed, and
+    before one that loads the model in another way. `words` are those of the command, for all trials.
+    """
+
+    command: tuple[str, ...] = (sys.executable, "-P", "-m", "train.diagnose.worker")
 
     def __init__(self, words: list[str], folder: Path):
-        self._words, self._folder = words, folder
-        self._process: Popen[str] | None = None
+        self.words, self._folder = words, folder
+        self._process: Popen[bytes] | None = None
         self.errors = ""  # standard error of the latest command
 
     def stop(self) -> None:
-        if self._process:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        process, self._process = self._process, None
+        if process:
+            # The ranks of a trial lead process groups of their own.
+            for pid in [*descendants(process.pid), process.pid]:
+                for kill in (os.killpg, os.kill):
+                    with suppress(ProcessLookupError, PermissionError):
+                        kill(pid, signal.SIGKILL)
+            process.wait()
 
-    def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
+    def run(self, trial: Trial, manifest: Path, limit: float) -> tuple[Outcome, dict[str, Any]]:
         """Run a trial for at most `limit` seconds; return its outcome and record."""
         output = self._folder / "run"
-        words = [sys.executable, "-P", "-m", "train", "--manifest", str(manifest), *self._words]
+        words = ["--manifest", str(manifest), *self.words]
         words += [word for name, value in trial.settings.items() for word in option(name, value)]  # override the others
         shutil.rmtree(output, ignore_errors=True)
-        started = time.monotonic()
-        self._process = Popen(  # noqa: S603 - this Python, and words that no shell sees
-            [*words, "--output", str(output)],
-            stdout=DEVNULL,
-            stderr=PIPE,
-            text=True,
-            errors="replace",
-            env=os.environ | {JSON: "1", WITHOUT_VALIDATION: "1"},
-            start_new_session=True,  # so that all of its ranks can be stopped
-        )
-        try:
-            _, self.errors = self._process.communicate(timeout=limit)
-            reason = failure(self._process.returncode, self.errors)
-        except TimeoutExpired:
+        started, is_cold = time.monotonic(), self.is_cold(trial)
+        is_alone = bool(LOADING & trial.settings.keys())
+        if is_alone:
             self.stop()
-            self._process.communicate()
-            reason = f"took longer than {limit:.0f} s"
+        reason = self._ask({"train": [*words, "--output", str(output)]}, limit)
+        if is_alone:
+            self.stop()
         seconds = time.monotonic() - started
         if reason:
-            return Outcome(trial, reason, seconds=seconds), {}
+            return Outcome(trial, reason, seconds=seconds, is_cold=is_cold), {}
         record = orjson.loads((output / "training.json").read_bytes())
         reduced = record["choices"]["reduced"]
-        if trial.factor != "baseline" and (unused := unused_option(trial, record["choices"]) or "; ".join(reduced)):
-            return Outcome(trial, unused, seconds=seconds), record
-        return outcome_of(trial, record, seconds), record
+        if trial.factor != BASELINE and (unused := unused_option(trial, record["choices"]) or "; ".join(reduced)):
+            return Outcome(trial, unused, seconds=seconds, is_cold=is_cold), record
+        return replace(outcome_of(trial, record), seconds=seconds, is_cold=is_cold), record
+
+    def replan(self, manifest: Path, root: Path, changes: Mapping[str, Any], limit: float) -> Path:
+        """Return the manifest of a corpus that is packed again, in a process of its own."""
+        folder = self._folder / "-".join(f"{name}-{value}" for name, value in changes.items())
+        if not folder.exists():  # each corpus is packed only once
+            packer = Runner([], self._folder)
+            given = {"manifest": str(manifest), "root": str(root), "changes": dict(changes), "folder": str(folder)}
+            try:
+                if reason := packer._ask({"replan": given}, limit):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise PackError("training_failed", f"packing the corpus again: {reason}")
+            finally:
+                packer.stop()
+        return next((folder / "manifests").glob("*.json"))
+
+    def is_cold(self, trial: Trial) -> bool:
+        """Return whether a trial will start a process, which loads the libraries and the model."""
+        return self._process is None or bool(LOADING & trial.settings.keys())
+
+    def learned(self, steps: int, length: int) -> str:
+        """Return what a run that was stopped had found out."""
+        found = self._folder / "run" / "run.json"
+        if not found.exists():
+            return "it was still loading the model and measuring"
+        choices = orjson.loads(found.read_bytes())["choices"]
+        rows, speed = choices["micro_batch"], choices["tokens_per_second"]
+        seconds = steps * rows * choices["accumulation"] * length / speed
+        return f"with {counted(rows, 'row')} per pass and {speed:,.0f} tokens/s, these take about {duration(seconds)}"
+
+    def _ask(self, job: dict[str, Any], limit: float) -> str:
+        """Give a job to the process: why it failed; "" if it succeeded."""
+        until, log = time.monotonic() + limit, self._folder / "errors"
+        process = self._process
+        if process is None:
+            with log.open("wb") as errors:
+                process = self._process = Popen(  # noqa: S603 - this Python, and words that no shell sees
+                    self.command,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=errors,
+                    bufsize=0,
+                    env=os.environ | {JSON: "1", WITHOUT_VALIDATION: "1"},
+                    start_new_session=True,  # so that all of its processes can be stopped
+                )
+        assert process.stdin
+        assert process.stdout
+        start = log.stat().st_size
+        with suppress(BrokenPipeError):
+            process.stdin.write(orjson.dumps(job) + b"\n")
+        answered, _, _ = select.select([process.stdout], [], [], limit)
+        code: int | None = None
+        if answered:
+            answer = process.stdout.readline()
+            # Without an answer, it was killed, or it replaced itself by a run with a smaller micro-batch.
+            with suppress(TimeoutExpired):
+                code = int(answer) if answer else process.wait(max(0.0, until - time.monotonic()))
+            if code or not answer:
+                self.stop()
+        with log.open("rb") as errors:
+            errors.seek(max(start, log.stat().st_size - READ))
+            self.errors = errors.read().decode(errors="replace")
+        if code is None:
+            self.stop()
+            return f"took longer than {limit:.0f} s"
+        return failure(code, self.errors)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, directly or not, on Linux."""
+    found = []
+    for path in Path("/proc").glob(f"{pid}/task/*/children"):
+        with suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                found += [*descendants(child), child]
+    return found
 
 
 def unused_option(trial: Trial, choices: dict[str, Any]) -> str:
@@ -111,7 +196,7 @@ def reported(errors: str) -> dict[str, Any]:
     return error
 
 
-def outcome_of(trial: Trial, record: dict[str, Any], seconds: float) -> Outcome:
+def outcome_of(trial: Trial, record: dict[str, Any]) -> Outcome:
     """Return the figures of a finished run."""
     steps = [entry for entry in record["log"] if "step_seconds" in entry]
     timed = steps[UNTIMED:] or steps
@@ -133,7 +218,7 @@ def outcome_of(trial: Trial, record: dict[str, Any], seconds: float) -> Outcome:
         # A step that fp16 skips has no gradient norm.
         gradient_norms=tuple(math.nan if entry["grad_norm"] is None else entry["grad_norm"] for entry in steps),
         rows_per_step=rows,
-        seconds=seconds,
+        micro_batch=choices["micro_batch"],
     )
 
 

@@ -19,7 +19,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -309,11 +308,7 @@ class PackedFeed:
         """Build the Trainer; without `rows_per_step`, all passes of a step are full."""
         shares = Shares.of(given, rows_per_step)
         rows = StepRows(self.order(shares.rows_per_step), shares, empty_row, spread=self.spread)
-        trainer = packed_trainer(model, given, collator, rows, self.validation)
-        if not (trainer.model_accepts_loss_kwargs or self.train.corpus.weighted):
-            # The model computes the mean loss of each pass, which would be NaN without a trained token.
-            rows.filler = itemgetter(0)
-        return trainer
+        return packed_trainer(model, given, collator, rows, self.validation)
 
     def positions(self) -> torch.Tensor:
         """Return the position_ids of typical rows, one after another, int[1, tokens]."""

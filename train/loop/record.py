@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 # Colors of the phases in the picture: two for data, two for the model, and one for the optimizer.
 COLORS = ("#b8500f", "#e8a871", "#1f5fa8", "#8fb4dc", "#7a7a7a")
+# Steps whose losses are averaged, at least. A picture of fewer steps has only the single losses.
+SMOOTHED = 5
 LIBRARIES = ("packcorpus", "torch", "transformers", "peft", "bitsandbytes", "accelerate", "datasets", "trl", "numpy")
 
 
@@ -106,6 +108,12 @@ def write_results(
     write_bytes(folder / "training.json", to_json(record))
 
 
+def smooth(losses: Sequence[float], wide: int) -> list[float]:
+    """Return the mean of the `wide` losses around each loss, of fewer at both ends."""
+    half = wide // 2
+    return [fmean(losses[max(0, at - half) : at + wide - half]) for at in range(len(losses))]
+
+
 def picture(log: list[dict[str, Any]], title: str, kept_step: int) -> bytes:
     """Return an SVG plot of loss, tokens/s, and phases, with the kept step."""
     import matplotlib as mpl
@@ -117,15 +125,17 @@ def picture(log: list[dict[str, Any]], title: str, kept_step: int) -> bytes:
     evaluations = [entry for entry in log if "eval_loss" in entry]
     with mpl.rc_context({"svg.hashsalt": title, "svg.fonttype": "path"}):
         figure, (above, below, last) = plt.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
-        at = [entry["step"] for entry in steps]
-        above.plot(at, [entry["loss"] for entry in steps], color="#1f5fa8", label="training")
+        at, losses = [entry["step"] for entry in steps], [entry["loss"] for entry in steps]
+        above.plot(at, losses, color="#8fb4dc", linewidth=0.8, label="each step")
+        if len(losses) > SMOOTHED:
+            wide = max(SMOOTHED, len(losses) // 20)
+            above.plot(at, smooth(losses, wide), color="#1f5fa8", linewidth=2, label=f"mean of {wide} steps")
         if evaluations:
             points = [entry["step"] for entry in evaluations], [entry["eval_loss"] for entry in evaluations]
-            above.plot(*points, "o--", color="#b8500f", label="validation")
+            above.plot(*points, "o--", color="#b8500f", label="validation", zorder=3)
             if kept_step < at[-1]:
                 above.axvline(kept_step, color="#b8500f", linestyle=":", label=f"kept: step {kept_step}")
         above.set_ylabel("loss")
-        above.legend(frameon=False)
         for name, label, style in (
             ("tokens_per_second", "all", "-"),
             ("non_pad_tokens_per_second", "without padding", "--"),
@@ -135,23 +145,23 @@ def picture(log: list[dict[str, Any]], title: str, kept_step: int) -> bytes:
                 below.plot(at, [entry[name] for entry in steps], style, color="#333333", label=label)
         below.set_ylim(bottom=0)
         below.set_ylabel("tokens/s")
-        below.legend(frameon=False)
         spent = [[entry.get(f"{phase}_seconds", 0.0) for entry in steps] for phase in PHASES]
         last.stackplot(at, spent, labels=PHASES, colors=COLORS)
         last.set_ylabel("seconds per step")
         last.set_xlabel("optimizer step")
-        last.legend(frameon=False, ncols=len(PHASES), loc="lower right")
         shares = [(entry["step"], 100 * entry["gpu_share"]) for entry in steps if "gpu_share" in entry]
         if shares:
             share = last.twinx()
             share.plot(*zip(*shares, strict=True), ":", color="#000000")
             share.set_ylim(0, 105)
-            share.set_ylabel("% of the time on the GPU (dotted)")
+            share.set_ylabel("% of time on GPU (dotted)")
             share.spines["top"].set_visible(False)
         for axes in (above, below, last):
+            # Above the panel, where it hides no data and no color of the data hides it.
+            axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(PHASES), borderaxespad=0)
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25)
-        above.set_title(title)
+        figure.suptitle(title)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
         plt.close(figure)
@@ -213,7 +223,9 @@ def _adapter(model: Any) -> str:
     names = [lora.target_modules] if isinstance(lora.target_modules, str) else lora.target_modules or ()
     layers = {name.rpartition(".")[2] for name in names} | {*(lora.target_parameters or ())}
     whole = f"; as a whole, {', '.join(sorted(wholes))}" if (wholes := _whole(model)) else ""
-    return f"{variant} of rank {lora.r}, dropout {lora.lora_dropout:g}, on {', '.join(sorted(layers))}{whole}"
+    others = sorted({*lora.rank_pattern.values()} - {lora.r})
+    ranks = f"{lora.r} ({others[0]} on experts)" if len(others) == 1 and lora.target_parameters else str(lora.r)
+    return f"{variant} of rank {ranks}, dropout {lora.lora_dropout:g}, on {', '.join(sorted(layers))}{whole}"
 
 
 def _whole(model: Any) -> dict[str, int]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import warnings
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,7 +39,7 @@ from train.loop.trainer import arguments
 from train.machine import devices, process, ranks
 from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_rank, or_stop_all
 from train.machine.ranks import fail_alike, gather, together
-from train.model import attention, base_model, isolation, options, qlora
+from train.model import attention, base_model, first_pass, isolation, options, qlora, quantization, token_loss
 from train.model.attention import autocast, batch_of
 from train.model.checkpoint import require_causal_text
 from train.model.checkpointing import Checkpointing, described, usable, use_checkpointing
@@ -64,7 +63,7 @@ class Run:
     checkpoint: Path | None  # None at the first start
     flops_per_token: float
     notes: list[str]
-    warnings: list[str]  # about a run that is resumed on another machine
+    warnings: list[str]  # about the base model, or a run that is resumed on another machine
 
     @property
     def steps_done(self) -> int:
@@ -85,9 +84,9 @@ class _Start:
 
     @property
     def known(self) -> Choices | None:
-        """Return the choices of an earlier start at the same place."""
+        """Return the choices of an earlier start on such a device, on any number of ranks."""
         found = self.before
-        return found if found and (found.device, found.precision, found.ranks) == self.place else None
+        return found if found and (found.device, found.precision) == self.place[:2] else None
 
     def wants(self, option: str, config: TrainingConfig) -> bool:
         """Return whether to turn an option on, as at the first start of the run."""
@@ -96,8 +95,9 @@ class _Start:
             return known.options.get(option, False)
         if setting == "auto":
             # A run of an earlier version started without the option.
-            sharded = config.sharding == "full" and option != "fused_loss"  # never tried
-            return self.place[0] == "cuda" and not sharded and not (self.before and self.before.options is None)
+            on_gpu = self.place[0] == "cuda" and config.sharding != "full"  # never tried with shards
+            has = option == "fused_loss" or on_gpu
+            return has and not (self.before and self.before.options is None)
         return bool(setting)
 
     def checkpointing(self, config: TrainingConfig) -> Any:
@@ -162,6 +162,8 @@ def prepare(
         # transformers would report a missing package while it loads the model.
         attention.require_available(backend, state.device, device.dtype)
         model = qlora.load_model(base, config, state.device, device.dtype, backend)
+    loaded = quantization.described(base, model, config)
+    notes += loaded[0]
     if state.num_processes > 1:
         commit = None if isinstance(base, Path) else f"{base} {base_model.commit_of(base)}"
         ranks.require_same("the base model", commit or folder.base_digest(Path(base))[:16])
@@ -171,7 +173,7 @@ def prepare(
     if note:
         notes.append(note)
     if corpus.weighted:
-        options.weigh_loss(model)
+        token_loss.weigh_loss(model)
         batch = batch_of([options.comparable(feed.longest[0])], range(1), feed.collator(backend), state.device)
         with together(waiting=qlora.is_sharded(model)):
             options.require_same_loss(model, batch, device.dtype)
@@ -193,12 +195,25 @@ def prepare(
         base=base, model=model, choices=choices, isolation=proof, checkpoint=checkpoint,
         flops_per_token=measures.flops_per_token(model, feed.positions()), notes=[*notes, *choices.notes],
         warnings=[
+            *loaded[1],
             *folder.warnings(),
-            *(f"{name} is {new}, but was {old} when this run started: its losses will differ slightly"
-            for name in ("ranks", "device", "precision")
-            if checkpoint and before and (new := getattr(choices, name)) != (old := getattr(before, name))),
+            *(_changes(before, choices, model) if checkpoint and before else ()),
         ],
     )  # fmt: skip
+
+
+def _changes(before: Choices, now: Choices, model: Any) -> list[str]:
+    """Return warnings about a run that continues with other losses than uninterrupted."""
+    names = dict.fromkeys(("device", "precision"), "its losses will differ slightly")
+    # Steps have the same rows on any number of ranks and with any micro-batch.
+    if any(rate for _, _, rate in options.dropouts_of(model)):
+        random = "steps have the same rows, but other random numbers of dropout"
+        names |= dict.fromkeys(("ranks", "micro_batch"), random)
+    return [
+        f"{name} is {new}, but was {old} when this run started: {text}"
+        for name, text in names.items()
+        if (new := getattr(now, name)) != (old := getattr(before, name))
+    ]
 
 
 def _choose(
@@ -210,7 +225,8 @@ def _choose(
     tried: list[isolation.Trial],
     dtype: torch.dtype,
 ) -> Choices:
-    # The choices of an earlier start with the same device, precision, and number of ranks are reused.
+    # The choices of an earlier start with the same device and precision are reused, so that results differ only by the
+    # order of sums. Only the micro-batch depends on the number of ranks.
     known, table = start.known, list[str]()
     backend = known.attention if known else backend
     with autocast(model.device, dtype):
@@ -226,9 +242,12 @@ def _choose(
         else:
             attention.use_attention(model, backend)
     collator = feed.collator(backend)
-    used, notes = {}, []
+    batch = batch_of([options.comparable(feed.longest[0])], range(1), collator, model.device)
+    with together(waiting=qlora.is_sharded(model)):
+        notes = first_pass.learn(model, batch, dtype, config.seed, backend)
+    notes += first_pass.drop_unused(model)
+    used = {}
     if start.wants("fused_loss", config) and feed.own_loss:
-        batch = batch_of([options.comparable(feed.longest[0])], range(1), collator, model.device)
         fused = options.try_fused_loss(model, batch, dtype, config.seed)
         used["fused_loss"] = fused.used
         notes.append(fused.note)
@@ -238,7 +257,7 @@ def _choose(
     speed = _use_faster(model, feed, config, start, collator, dtype, size, used, notes) or speed
     kept = known.options if known else None
     kept = dict.fromkeys(("fused_loss", "compile", "liger"), False) | used if kept is None else kept
-    table = known.table if known else [*table, *measured]
+    table = [*table, *measured] or (known.table if known else [])
     reduced = start.before.reduced if start.before else []
     rows = start.rows_of_step(feed, config)
     return Choices(*start.place, backend, size, accumulation, speed, table, notes, kept, reduced, rows, how)
@@ -277,7 +296,7 @@ def _choose_size(
     """Return rows per pass, passes per step, tokens/s, measurements, checkpointing."""
     known, (_, _, ranks) = start.known, start.place
     rows, wanted = math.ceil(start.rows_of_step(feed, config) / ranks), start.checkpointing(config)
-    if known and rows == known.micro_batch * known.accumulation:
+    if known and known.ranks == ranks and rows == known.micro_batch * known.accumulation:
         size = known.micro_batch if config.micro_batch == "auto" else largest_divisor(rows, config.micro_batch)
         if size == known.micro_batch or (known.reduced and size > known.micro_batch):
             way, why = usable(model, wanted)
@@ -298,8 +317,6 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     """Train, and write everything to `folder`."""
     interruption = Interruption(guard)
     base_model.silence_libraries()
-    # An existing adapter may have a rank for experts. PEFT applies it, but warns because no layer matches it.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
     with or_stop_all():
         device = devices.resolve(config)
     if is_one_of_several():
@@ -410,6 +427,7 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
         run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.precision
     )
     given["save_on_each_node"] = not run.disk.shared
+    given["ddp_find_unused_parameters"] = first_pass.has_listed_experts(run.model)
     trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention), choices.rows_per_step)
     peak = measures.peak_flops(device.name, device.dtype)
     trainer.measure(run.feed.tokens / run.feed.padded_tokens, run.flops_per_token, peak and peak * choices.ranks)
@@ -442,11 +460,7 @@ def _take_steps(trainer: Any, run: Run, steps: record.Steps) -> None:
 def unavailable(device: devices.Device) -> dict[str, dict[str, str]]:
     """Return the values of settings that cannot be used on this machine, with reasons."""
     # `diagnose` reads them from training.json, because it does not load torch itself. A value is written as in YAML.
-    fused_loss = options.no_fused_loss_reason()
-    return {
-        "attention": attention.unavailable_backends(torch.device(device.kind), device.dtype),
-        "fused_loss": {"true": fused_loss} if fused_loss else {},
-    }
+    return {"attention": attention.unavailable_backends(torch.device(device.kind), device.dtype)}
 
 
 def _record(run: Run) -> dict[str, Any]:
@@ -467,6 +481,7 @@ def _record(run: Run) -> dict[str, Any]:
         "base_model": str(run.base.resolve() if isinstance(run.base, Path) else run.base),
         "base_digest": run.folder.base_digest(run.base) if isinstance(run.base, Path) else None,
         "base_commit": base_model.commit_of(run.base),
+        "in_16_bits": run.model.get_base_model().in_16_bits,
         "config": run.config.model_dump(),
         "choices": asdict(run.choices),
         "isolation": asdict(run.isolation) if run.isolation else None,

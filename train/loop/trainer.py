@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import ConcatDataset
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, get_scheduler
 
 from tasks.core import process
 from tasks.core.errors import DataError
@@ -72,7 +72,6 @@ def arguments(
         "use_cpu": device == "cpu",
         "seed": config.seed,
         "average_tokens_across_devices": True,
-        "ddp_find_unused_parameters": False,
     }
 
 
@@ -80,6 +79,7 @@ class Measured(Trainer):
     """Trainer with measured steps and an exact validation loss."""
 
     control: Any
+    lr_scheduler: Any
 
     def measure(self, share: float, flops: float, peak: float | None) -> None:
         """Begin to measure; `share` is the share of tokens that are not padding."""
@@ -101,6 +101,19 @@ class Measured(Trainer):
         loader.device = None  # _prepare_inputs copies batches instead, where the copy can be measured
         return loader
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Create the learning-rate schedule, of which no step has a rate of 0."""
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        if warmup and self.lr_scheduler is None:
+            # The schedules of transformers rise from 0, with which the first step would learn nothing, and fall to 0
+            # after the last one. They are therefore shifted by a step.
+            self.lr_scheduler = get_scheduler(
+                self.args.lr_scheduler_type, optimizer or self.optimizer, warmup, num_training_steps + 1
+            )
+            self.lr_scheduler.step()
+            self._created_lr_scheduler = True
+        return super().create_scheduler(num_training_steps, optimizer)
+
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         if self._started is None:
             self._started = time.perf_counter()
@@ -117,7 +130,6 @@ class Measured(Trainer):
         if not (batches and LOSS_WEIGHT in batches[0]):
             return batches, trained
         # The weighted loss of the step is divided by the sum of the weights of its tokens on all ranks.
-        self.model_accepts_loss_kwargs = True  # the loss of `weigh_loss` does, even if the model's own does not
         weight = torch.stack([batch[LOSS_WEIGHT][:, 1:].double().sum() for batch in batches]).sum().to(device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             weight = self.accelerator.gather(weight).sum()
@@ -209,14 +221,14 @@ class Measured(Trainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         self.model.eval()
         sums = torch.zeros(5, dtype=torch.float64, device=self.args.device)
-        with torch.no_grad(), count_predicted(self.model) as predicted:
+        with torch.no_grad():
             for batch, counts in self._batches_of_rank(dataset):
                 tokens, weights = (batch["labels"][:, 1:] != -100).sum(), batch.get(LOSS_WEIGHT)
                 weight = torch.zeros((), device=tokens.device) if weights is None else weights[:, 1:].double().sum()
                 # In a run that lacks only its record, the model was not prepared and lacks its own autocast.
                 with self.compute_loss_context_manager(), autocast(self.args.device, dtype_of(self.args)):
                     outputs = self.model(**batch)
-                    right = predicted(outputs, batch["labels"])
+                    right = count_predicted(outputs, batch["labels"])
                 loss = outputs["loss"].double()
                 mean = loss if weights is None else outputs["token_loss"].double()
                 found = (mean * tokens, tokens.double(), right.double(), loss * weight, weight.double())

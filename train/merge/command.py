@@ -6,6 +6,7 @@ The last line of standard output is the path of the folder.
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 from tasks.core.printable import printable
@@ -27,6 +28,12 @@ def parser() -> Parser:
         help="precision of the merged weights (default: that of the base model)",
     )
     ours.add_argument(
+        "--base",
+        choices=("original", "dequantized"),
+        help="weights of the base model to add the adapter to (default: dequantized for a run with NF4, whose loss the "
+        "merged model then has)",
+    )
+    ours.add_argument(
         "--output", type=Path, metavar="FOLDER", help="folder to write (default: data/merged/<name of the run>-<dtype>)"
     )
     ours.add_argument(
@@ -45,5 +52,8 @@ def main(arguments: list[str]) -> int:
     devices.check_libraries()
     from train.merge.merge_run import merge
 
-    print(printable(str(merge(run, base, options.dtype, options.output, options.root))))
+    folder = printable(str(merge(run, base, options.dtype, options.output, options.root, options.base)))
+    checked = f"packcorpus certify {printable(str(run.folder))} --merged {folder}"
+    print(f"before you serve it: {checked}", file=sys.stderr, flush=True)
+    print(folder)
     return 0

@@ -113,12 +113,14 @@ def find_base(run: Run) -> Base:
     """Return the base model of a run that an adapter can be merged into."""
     base = base_of(run)
     config = read_json(base.folder / "config.json") if (base.folder / "config.json").is_file() else {}
-    if quantized := config.get("quantization_config"):
+    quantized = config.get("quantization_config") or {}
+    if quantized.get("quant_method") != "mxfp4" and quantized:  # MXFP4 can be unpacked
         method = quantized.get("quant_method", "low precision")
         raise DataError(
-            "bad_model",
-            f"base_model: {base.folder}: is stored in {method}, and an adapter is merged into weights in full "
-            "precision; train on a copy of the model in bf16, then merge",
+            "cannot_merge",
+            f"base_model: {base.folder}: is stored in {method}, and an adapter is merged into weights of 16 bits; "
+            "load base and adapter with AutoPeftModelForCausalLM.from_pretrained, or train on the original model, then "
+            "merge",
         )
     return base
 

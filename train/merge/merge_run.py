@@ -1,11 +1,12 @@
 """Merge a run, from its base model and adapter to the finished folder.
 
-    run, base ─▶ adapter checked ─▶ weights, each layer compared ─▶ config, card ─▶ logits compared ─▶ renamed
+    run, base ─▶ adapter checked ─▶ weights, each layer compared ─▶ config ─▶ logits, losses compared ─▶ card ─▶ renamed
 
     .NAME.merging/   locked while the model is written and checked; the next merge of the same run clears it
     NAME/            renamed from it at the end; merge.json names the run, and every file with its size and SHA-256
 
-Comparisons are printed to standard error. They are not written, because they may depend on the machine.
+Comparisons are printed to standard error. Of these, the card has the losses, to four decimals. All others may depend on
+the machine.
 """
 
 from __future__ import annotations
@@ -16,24 +17,38 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from tasks.core.errors import Busy, DataError, StorageError, UsageError
 from tasks.core.printable import counted, in_bytes, printable
 from tasks.storage.files import acquire_lock, make_folder, read_json, sha256_of, sync_folder, to_json, write_bytes
 from train.machine import devices, process
 from train.machine.devices import called, free_disk, free_memory
+from train.merge.dequantized import Dequantized, dequantized_of
 from train.merge.find_run import Base, Run
-from train.merge.other_files import CARD, Facts, find_facts, model_card, write_other_files
+from train.merge.losses import Losses, Pieces, mean_loss, pieces_of
+from train.merge.other_files import CARD, Facts, Onto, find_facts, model_card, write_other_files
 from train.merge.tensors import PRECISIONS, Tensors, tensors_of_model
-from train.merge.weights import FILE, FIX, NAME, Adapter, find_ties, read_config, write_weights
+from train.merge.weights import (
+    FILE,
+    FIX,
+    NAME,
+    Adapter,
+    Merging,
+    find_ties,
+    load_merged,
+    read_config,
+    write_weights,
+)
 from train.model import base_model
+from train.model.checkpoint import auto_class
+from train.model.quantization import how_to_load
 
 VERSION = 1
 NAMES = {dtype: name for name, dtype in PRECISIONS.items()}
@@ -46,8 +61,13 @@ def _say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
 
 
-def merge(run: Run, base: Base, wanted: str | None, output: Path | None, root: Path) -> Path:
-    """Merge a run into `output` unless this is already done, and return the folder."""
+def merge(
+    run: Run, base: Base, wanted: str | None, output: Path | None, root: Path, base_weights: Onto | None = None
+) -> Path:
+    """Merge a run into `output` unless this is already done, and return the folder.
+
+    `base_weights` are those that the adapter is added to: by default those that the run computed with.
+    """
     base_model.silence_libraries()
     tensors = tensors_of_model(base.folder)
     if not wanted and tensors.precision not in NAMES:
@@ -60,13 +80,20 @@ def merge(run: Run, base: Base, wanted: str | None, output: Path | None, root: P
     if run.record.get("adapter_sha256") not in (None, digest):
         text = f"{path}: differs from the file that the run wrote (SHA-256 {digest[:12]}); {FIX}"
         raise DataError("damaged_adapter", text)
-    folder = output or root / "data" / "merged" / f"{run.folder.resolve().name}-{dtype}"
+    usual: Onto = "dequantized" if run.record["config"].get("quantization") == "nf4" else "original"
+    onto = base_weights or usual
+    if onto == "dequantized" != usual:
+        text = f"--base dequantized: {run.folder} was trained with quantization: none; use --base original"
+        raise UsageError("bad_command_line", text)
+    name = f"{run.folder.resolve().name}-{dtype}" + f"-{onto}" * (onto != usual)
+    folder = output or root / "data" / "merged" / name
     identity = {
         "version": VERSION,
         "run": run.key,
         "adapter": digest,
         "base": base.digest or f"{base.name}@{base.commit}",
         "dtype": dtype,
+        "base_weights": onto,
     }
     if is_merged(folder, identity):
         _say("already merged, nothing to do")
@@ -74,7 +101,7 @@ def merge(run: Run, base: Base, wanted: str | None, output: Path | None, root: P
     _check_disk(folder, tensors, PRECISIONS[dtype])
     try:
         with being_written(folder) as temporary:
-            _write(temporary, run, base, tensors, dtype, root)
+            _write(temporary, run, base, tensors, dtype, onto, root)
             write_record(temporary, identity)
     except OSError as error:  # a library cannot write, for example to a full disk
         raise StorageError("cannot_write", f"{folder}: cannot be written: {error.strerror or error}") from error
@@ -99,29 +126,34 @@ def without_weights(base: Base) -> Any:
     try:
         config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+            return auto_class(base.folder, config).from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise base_model.unreadable(base.folder, error) from None
 
 
-def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, root: Path) -> None:
+def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, onto: Onto, root: Path) -> None:
     """Write and check everything in `folder`."""
     precision = PRECISIONS[dtype]
     model = without_weights(base)
     adapter = Adapter(run.folder, model)
     zero = adapter.is_zero()
     ties = find_ties(model, tensors, adapter)
+    nf4 = dequantized_of(run, base, model)
+    merging = Merging(adapter, ties, precision, nf4 if onto == "dequantized" else None)
     merged_as = str(adapter)
-    _say(f"merging {merged_as} into {base.name} ({in_bytes(tensors.bytes)}), in {dtype}")
+    weights = "dequantized " * bool(merging.nf4) + "weights"
+    _say(f"merging {merged_as} into the {weights} of {base.name} ({in_bytes(tensors.bytes)}), in {dtype}")
+    if tensors.packed:
+        _say(f"weights: experts that are stored in MXFP4 are written in {dtype}")
     if apart := str(ties):
         added = sum(tensors.places[source].bytes for source in ties.copies.values())
         _check_disk(folder.parent, tensors, precision, added)
         _say(f"weights: {apart}, because the adapter changes them differently")
         merged_as += f"; {apart}"
-    written = write_weights(folder, base.folder, model, tensors, adapter, ties, precision)
-    how = f"the whole model in memory, because {written.whole}" if written.whole else "one layer in memory at a time"
+    write_weights(folder, base.folder, model, tensors, merging)
+    how = f"the whole model in memory, because {merging.whole}" if merging.whole else "one layer in memory at a time"
     _say(f"weights: written with {how}")
-    _say(f"layers: each compared with the unmerged adapter; the largest difference is {written.largest:.1e}")
+    _say(f"layers: each compared with the unmerged adapter; the largest difference is {merging.largest:.1e}")
     facts, note = find_facts(run.record, root)
     if note:
         _say(f"note: {note}; the check uses random tokens, and the card has less information")
@@ -130,24 +162,38 @@ def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, roo
     _say(f"chat template: {others.template}")
     if facts and facts.corpus and base_model.has_tokenizer(folder):
         _say(base_model.described(base_model.compare_rows(facts.manifest, facts.corpus.folder, folder)))
-    write_bytes(folder / CARD, model_card(run, base, facts, others, dtype, merged_as, bool(written.whole), zero))
-    _compare(folder, run, base, facts, model.config, adapter, dtype, zero)
+    losses = _compare(folder, run, base, tensors, facts, merging, nf4, zero)
+    card = model_card(run, base, facts, others, dtype, merged_as, bool(merging.whole), zero, onto, losses)
+    write_bytes(folder / CARD, card)
 
 
 def _compare(
-    folder: Path, run: Run, base: Base, facts: Facts | None, config: Any, adapter: Adapter, dtype: str, zero: bool
-) -> None:
-    """Compare the logits and print the result."""
-    precision = PRECISIONS[dtype]
+    folder: Path,
+    run: Run,
+    base: Base,
+    tensors: Tensors,
+    facts: Facts | None,
+    merging: Merging,
+    nf4: Dequantized | None,
+    zero: bool,
+) -> Losses | None:
+    """Compare the logits and the losses, print the result, and return the losses."""
+    adapter, dtype = merging.adapter, NAMES[merging.dtype]
+    config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
     rows = facts.rows(ROWS, TOKENS) if facts else []
     ids = inputs(rows, config)
-    places = places_that_fit(tensors_of_model(folder), adapter.whole_size(), precision)
+    weights = sum(place.bytes // place.dtype.itemsize for place in tensors.places.values())
+    pieces = pieces_of(facts.corpus, weights) if facts and facts.corpus else None
+    places = places_that_fit(tensors_of_model(folder), adapter.whole_size(), merging.dtype)
+    pieces = pieces if pieces and pieces.trained else None
+    losses: Losses | None = None
     # An error may leave the GPU unusable, so it is used only if it is the first place.
     for place in [*places[:1], *(other for other in places[1:] if other.device == "cpu")]:
         kind, in_precision = called(place.device), NAMES[place.dtype]
         try:
-            expected, alone = logits_of_base(base.folder, run.folder, ids, place)
+            expected, alone = logits_of_base(base.folder, run.folder, ids, place, merging.nf4)
             found = logits_of(folder, ids, place)
+            losses = _losses(folder, run, base, tensors, merging, nf4, pieces, place) if pieces else None
         except RuntimeError as error:
             if place.device == "cpu":
                 raise
@@ -156,18 +202,47 @@ def _compare(
             break
     else:
         _say(f"logits: not compared: the model does not fit into the {in_bytes(free_memory())} of free main memory")
-        return
-    result = compare(expected, alone, found, precision)
+        return None
+    result = compare(expected, alone, found, merging.dtype)
     _say(
         f"logits: {counted(result.tokens, 'token')} {'of the corpus' if rows else 'drawn at random'}, computed in "
         f"{in_precision} on the {kind}: the largest relative difference to base plus adapter is {result.largest:.1e} "
         f"(allowed: {result.limit:g}); the most likely token is the same for {result.agreement:.1%}"
     )
     if zero:
-        _say("adapter: every B is zero, so the merged model is the base model")
+        _say(f"adapter: every B is zero, so the merged model is the {'dequantized ' * bool(merging.nf4)}base model")
     else:
         _say(f"adapter: changes the logits by {result.effect:.1e}; rounding hides {result.lost:.1%} of that")
+    _say(f"loss: {losses}" if losses else "loss: not measured, because the rows of the corpus are missing")
+    if losses and losses.is_other_lower():
+        _say("note: the loss is lower with the original weights of the base model: merge with --base original")
     require_same(result, has_experts(config), dtype)
+    return losses
+
+
+def _losses(
+    folder: Path,
+    run: Run,
+    base: Base,
+    tensors: Tensors,
+    merging: Merging,
+    nf4: Dequantized | None,
+    pieces: Pieces,
+    place: Place,
+) -> Losses:
+    """Return the losses of the training, of the merged model, and of the other merge."""
+    # One model is in memory at a time.
+    model = _load(base.folder, place)
+    if nf4:
+        nf4.apply(model)
+    training = mean_loss(_with_adapter(model, run.folder, place), pieces)
+    del model
+    written, other = mean_loss(_load(folder, place), pieces), None
+    if nf4:
+        others = replace(merging, nf4=None if merging.nf4 else nf4)
+        gc.collect()
+        other = mean_loss(load_merged(base.folder, tensors, others).to(place.device, place.dtype).eval(), pieces)
+    return Losses(pieces.trained, pieces.kind, training, written, other, bool(merging.nf4))
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
@@ -182,6 +257,9 @@ def is_merged(folder: Path, identity: dict[str, Any]) -> bool:
     except StorageError:
         found = None
     fault = ""
+    earlier = {"base_weights": "original"}  # of a version that had no other
+    if isinstance(found, dict):
+        found = earlier | found
     if not isinstance(found, dict) or not isinstance(found.get("files"), dict):
         fault = f"{folder}: exists and is not a merged model; choose another --output, or delete it"
     elif changed := [name for name, value in identity.items() if found.get(name) != value]:
@@ -297,22 +375,29 @@ def free_on_gpu() -> int:
 def inputs(rows: Sequence[Sequence[int]], config: Any) -> torch.Tensor:
     """Return token IDs [rows, tokens] of the corpus, or random IDs without `rows`."""
     config = config.get_text_config()
-    length = min([TOKENS, *map(len, rows), getattr(config, "max_position_embeddings", None) or TOKENS])
+    length = min([TOKENS, *map(len, rows), base_model.positions(config) or TOKENS])
     if rows:
         return torch.tensor([row[:length] for row in rows])
     return torch.randint(config.vocab_size, (ROWS, length), generator=torch.Generator().manual_seed(0))
 
 
 @torch.inference_mode()
-def logits_of_base(base: Path, adapter: Path, ids: torch.Tensor, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
+def logits_of_base(
+    base: Path, adapter: Path, ids: torch.Tensor, place: Place, nf4: Dequantized | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of the base model with the unmerged adapter, and without it."""
     model = _load(base, place)
+    if nf4:
+        nf4.apply(model)
     alone = _logits(model, ids)  # before PEFT, which replaces some tied weights of the base model
+    return _logits(_with_adapter(model, adapter, place), ids), alone
+
+
+def _with_adapter(model: Any, adapter: Path, place: Place) -> Any:
     # Without torch_device, PEFT reads an adapter to the GPU if there is one.
-    model = PeftModel.from_pretrained(
+    return PeftModel.from_pretrained(
         model, str(adapter), adapter_name=NAME, config=read_config(adapter), torch_device=place.device
-    )
-    return _logits(model.eval(), ids), alone
+    ).eval()
 
 
 @torch.inference_mode()
@@ -329,8 +414,9 @@ def _load(folder: Path, place: Place) -> Any:
         torch.cuda.empty_cache()
         # TF32 would round to 10 bits, and the limit for fp32 is 1e-3. Some containers turn it on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=place.dtype, use_safetensors=True, trust_remote_code=False, **where
+    auto = auto_class(folder, base_model.read_config(folder))
+    model = auto.from_pretrained(
+        folder, **how_to_load(folder, None), dtype=place.dtype, use_safetensors=True, trust_remote_code=False, **where
     )
     return model.eval()
 

@@ -22,7 +22,7 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from jinja2 import Template
@@ -50,6 +50,7 @@ from tasks.templates.spans import Template as ChatTemplate
 from train.data.conversations import open_template
 from train.data.corpus import Corpus, open_corpus
 from train.merge.find_run import Base, Run
+from train.merge.losses import Losses
 from train.model.base_model import has_tokenizer
 
 # Files of a tokenizer that are not in TOKENIZER_FILES.
@@ -62,6 +63,9 @@ OTHERS = (
 TEMPLATE = "chat_template.jinja"
 CARD = "README.md"
 TEMPLATE_OF_CARD = Path(__file__).with_name("card.md.jinja")
+
+# Weights of the base model that an adapter is added to: its own, or their values in NF4.
+Onto = Literal["original", "dequantized"]
 
 SETTINGS = (
     "quantization", "lora_variant", "lora_r", "lora_alpha", "lora_dropout", "lora_targets", "optimizer",
@@ -199,6 +203,7 @@ def write_other_files(
     for part in (config, config.get("text_config")):
         if isinstance(part, dict):
             part.update(settings)
+            part.pop("quantization_config", None)  # of weights in MXFP4, which are written unpacked
     write_bytes(folder / "config.json", to_json(_in_precision(config, dtype)))
     return written
 
@@ -273,7 +278,16 @@ def _in_precision(config: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def model_card(
-    run: Run, base: Base, facts: Facts | None, others: OtherFiles, dtype: str, adapter: str, whole: bool, zero: bool
+    run: Run,
+    base: Base,
+    facts: Facts | None,
+    others: OtherFiles,
+    dtype: str,
+    adapter: str,
+    whole: bool,
+    zero: bool,
+    onto: Onto,
+    losses: Losses | None,
 ) -> bytes:
     """Return the README.md of a merged model; names from files are escaped."""
     record = run.record
@@ -300,6 +314,7 @@ def model_card(
         "trained on": f"{rows:,} rows in {counted(result['steps'], 'optimizer step')}, counted as often as they were "
         f"seen; run `{run.key}`",
         "loss": loss,
+        **({"loss of this model": str(losses)} if losses else {}),
         "base model": _code(base.name) + (f" at commit `{base.commit}`" if base.commit else ""),
         "adapter": adapter + (" (all zero)" if zero else ""),
         "precision": f"{dtype}; base plus adapter computed in fp32, rounded once",
@@ -309,9 +324,13 @@ def model_card(
         "license of the corpus": ", ".join(map(_code, licenses or ())) or "not specified",
     }
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    beside = "the base model"
+    beside = "the base model. Here, it is merged into the base model's own weights in full precision"
     if config.get("quantization") == "nf4":
-        beside = "a copy of the base model in NF4 (4 bits), which this model differs from by the error of NF4"
+        beside = "a copy of the base model in NF4 (4 bits). Here, it is merged into "
+        beside += {
+            "dequantized": "the values of these weights, so that this model is the one that was trained",
+            "original": "the base model's own weights in full precision, which differ from it by the error of NF4",
+        }[onto]
     license_ = license_of(base.folder)
     facts_of_hub = {
         "library_name": "transformers",

@@ -32,6 +32,7 @@ from transformers.core_model_loading import (
     rename_source_key,
     revert_weight_conversion,
 )
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tasks.core.errors import DataError
 from tasks.storage.files import atomic_file, read_json, to_json, write_bytes
@@ -83,15 +84,31 @@ class Tensors:
                 if dtype not in DTYPES:
                     raise self._damaged(file, f"{name} is stored as {dtype}, which cannot be merged")
                 self.places[name] = Place(name, DTYPES[dtype], shape, file)
+        self._unpack()
+
+    def _unpack(self) -> None:
+        """Replace blocks and scales of MXFP4 by the weights in bf16 that they hold."""
+        self.packed: dict[str, tuple[Place, Place]] = {}
+        for blocks in [name for name in self.places if name.endswith("_blocks")]:
+            name = blocks.removesuffix("_blocks")
+            if (scales := f"{name}_scales") in self.places:
+                self.packed[name] = self.places.pop(blocks), self.places.pop(scales)
+                (*stack, rows, groups, size), file = self.packed[name][0].shape, self.packed[name][0].file
+                self.places[name] = Place(name, torch.bfloat16, (*stack, groups * size * 2, rows), file)
 
     def read(self, name: str) -> torch.Tensor:
         """Read one tensor."""
-        file = self.places[name].file
+        if name in self.packed:
+            blocks, scales = (self._read(place) for place in self.packed[name])
+            return convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
+        return self._read(self.places[name])
+
+    def _read(self, place: Place) -> torch.Tensor:
         try:
-            with safe_open(file, framework="pt") as opened:
-                return opened.get_tensor(name)
+            with safe_open(place.file, framework="pt") as opened:
+                return opened.get_tensor(place.name)
         except (OSError, SafetensorError) as error:
-            raise self._damaged(file, " ".join(str(error).split())) from None
+            raise self._damaged(place.file, " ".join(str(error).split())) from None
 
     @property
     def bytes(self) -> int:
@@ -121,7 +138,8 @@ def tensors_of_model(folder: Path) -> Tensors:
     if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
         raise DataError("bad_model", f"{folder / INDEX}: has no weight_map; {fix}")
     found = Tensors([folder / file for file in sorted(set(named.values()))], "bad_model", fix)
-    if missing := sorted(set(named) - set(found.places)):
+    stored = {*found.places, *(place.name for pair in found.packed.values() for place in pair)}
+    if missing := sorted(set(named) - stored):
         raise DataError("bad_model", f"{folder / named[missing[0]]}: lacks {missing[0]}; {fix}")
     return found
 

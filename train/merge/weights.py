@@ -4,9 +4,9 @@
     ties of the model, changes of the adapter ─find_ties─▶ Ties: settings that separate them, weights to add, to omit
     groups of tensors ─write_weights─▶ load one, add the adapter, round, convert back ─▶ files
 
-Weights are computed in fp32 from the weights in the files of the base model, and rounded once. PEFT computes the merged
-weight and, for comparison, the output of the layer with the unmerged adapter. If the files of the base model cannot be
-written one tensor at a time, transformers loads and saves the whole model.
+Weights are computed in fp32 from the weights in the files of the base model, or from their values in NF4, and rounded
+once. PEFT computes the merged weight and, for comparison, the output of the layer with the unmerged adapter. If the
+files of the base model cannot be written one tensor at a time, transformers loads and saves the whole model.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from torch.nn import Parameter
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from tasks.core.errors import DataError
 from tasks.core.printable import counted
 from tasks.storage.files import give_usual_mode
+from train.merge.dequantized import Dequantized
 from train.merge.tensors import (
     SHARD_BYTES,
     Group,
@@ -41,6 +42,8 @@ from train.merge.tensors import (
     rounded,
     write_shards,
 )
+from train.model.checkpoint import auto_class
+from train.model.quantization import how_to_load
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 NAME = "default"
@@ -266,7 +269,7 @@ def find_ties(model: Any, tensors: Tensors, adapter: Adapter) -> Ties:
     config = deepcopy(model.config)
     ties.apply(config)
     with torch.device("meta"):
-        separate = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        separate = type(model)(config)
     weights, tied = separate.state_dict(), separate.all_tied_weights_keys
     # Zamba 2 has a slot for each layer in each block, but uses only the slot of the layer. The other slots are omitted.
     ties.dropped = model.state_dict().keys() - weights.keys()
@@ -302,16 +305,30 @@ def _settings(model: Any, adapter: Adapter, parted: Sequence[Sequence[str]]) -> 
 
 
 @dataclass
-class Written:
-    """Result of writing the weights, with the largest difference of a layer."""
+class Merging:
+    """Base plus adapter in a precision, and the largest difference of a layer."""
 
+    adapter: Adapter
+    ties: Ties
+    dtype: torch.dtype
+    nf4: Dequantized | None = None  # if set, the base has the values of these weights in NF4
     whole: str = ""  # why the model was loaded as a whole; empty if it was not
     largest: float = 0.0
 
-    def merge(self, adapter: Adapter, name: str, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return a weight with its adapter, or the weight that was trained as a whole."""
+    def changed(self) -> set[str]:
+        """Return the names of the weights that differ from those of the base model."""
+        names = {*self.adapter.layers, *self.adapter.whole, *(self.nf4.layers if self.nf4 else ())}
+        return names - self.ties.same - self.ties.dropped
+
+    def merge(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """Return a changed weight: with its adapter, trained as a whole, or from NF4."""
+        adapter, dtype = self.adapter, self.dtype
         if name in adapter.whole:
             return rounded(adapter.read_whole(name), dtype, name)
+        if self.nf4 and name in self.nf4.layers:
+            weight = self.nf4.value(name, weight)
+        if name not in adapter.layers:
+            return rounded(weight, dtype, name)
         merged, difference = adapter.merge(name, weight, dtype)
         if not difference <= LAYER_LIMITS[dtype]:
             raise DataError(
@@ -338,17 +355,16 @@ def _precision_of(model: Any, tensors: Tensors, wanted: torch.dtype) -> Callable
     return precision
 
 
-def write_weights(
-    folder: Path, base: Path, model: Any, tensors: Tensors, adapter: Adapter, ties: Ties, dtype: torch.dtype
-) -> Written:
+def write_weights(folder: Path, base: Path, model: Any, tensors: Tensors, merging: Merging) -> None:
     """Write the weights of base plus adapter to `folder`."""
+    ties = merging.ties
     try:
-        adapted = {*adapter.layers, *adapter.whole} - ties.same - ties.copies.keys() - ties.dropped
+        changed = merging.changed() - ties.copies.keys()
         groups = [
-            group for group in groups_of(model, tensors.places, adapted) if ties.dropped.isdisjoint(group.weights)
+            group for group in groups_of(model, tensors.places, changed) if ties.dropped.isdisjoint(group.weights)
         ]
         groups += [alone(name, name, source) for name, source in ties.copies.items()]
-        written, precision, places = Written(), _precision_of(model, tensors, dtype), {}
+        precision, places = _precision_of(model, tensors, merging.dtype), {}
         for group in groups:
             for name in group.tensors:
                 read = group.reads or name
@@ -357,23 +373,24 @@ def write_weights(
         # Wide precisions come first (see `write_shards`). All tensors of a group have the same precision.
         groups.sort(key=lambda group: -places[next(iter(group.tensors))].dtype.itemsize)
         ordered = [places[name] for group in groups for name in group.tensors]
-        write_shards(folder, ordered, _stream(groups, places, model, tensors, adapter, written))
-        return written
+        write_shards(folder, ordered, _stream(groups, places, model, tensors, merging))
     except NotInvertible as error:
         for file in folder.glob("*.safetensors*"):
             file.unlink()
-        return _write_whole(folder, base, tensors, adapter, ties, dtype, str(error))
+        merging.whole = str(error)
+        _write_whole(folder, base, tensors, merging)
 
 
 def _stream(
-    groups: Sequence[Group], places: dict[str, Place], model: Any, tensors: Tensors, adapter: Adapter, written: Written
+    groups: Sequence[Group], places: dict[str, Place], model: Any, tensors: Tensors, merging: Merging
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of the merged files, one group after another."""
+    changed = merging.changed()
     for group in groups:
         values = {name: tensors.read(group.reads or name) for name in group.tensors}
         dtype = places[next(iter(values))].dtype
-        adapted = [name for name in group.weights if name in adapter.layers or name in adapter.whole]
-        if not adapted:
+        names = [name for name in group.weights if name in changed]
+        if not names:
             [(name, value)] = values.items()
             yield name, rounded(value, dtype, name)
             continue
@@ -384,37 +401,42 @@ def _stream(
                 raise NotInvertible(f"{group.first} is not converted back to the values that it is made of")
             del back
         del values
-        for name in adapted:
-            weights[name] = written.merge(adapter, name, weights[name], dtype)
+        for name in names:
+            weights[name] = merging.merge(name, weights[name])
         for name, value in group.store(weights, model).items():
             yield name, rounded(value, dtype, name)
 
 
 @torch.no_grad()
-def _write_whole(
-    folder: Path, base: Path, tensors: Tensors, adapter: Adapter, ties: Ties, dtype: torch.dtype, why: str
-) -> Written:
-    """Load the whole model, merge the adapter, and save the model."""
-    written = Written(why)
+def load_merged(base: Path, tensors: Tensors, merging: Merging) -> Any:
+    """Load the whole base model, and merge the adapter into it."""
     config = AutoConfig.from_pretrained(base, trust_remote_code=False)
-    ties.apply(config)
-    model = AutoModelForCausalLM.from_pretrained(
-        base, config=config, dtype="auto", use_safetensors=True, trust_remote_code=False
+    merging.ties.apply(config)
+    model = auto_class(base, config).from_pretrained(
+        base,
+        **how_to_load(base, None) | {"config": config},
+        dtype="auto",
+        use_safetensors=True,
+        trust_remote_code=False,
     )
     main = model.dtype
-    for name, source in ties.copies.items():
+    for name, source in merging.ties.copies.items():
         model.get_parameter(name).data = tensors.read(source)
-    for name in {**adapter.layers, **adapter.whole}:
-        if name not in ties.same and name not in ties.dropped:
-            weight = model.get_parameter(name)
-            weight.data = written.merge(adapter, name, weight.data, dtype)
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
+    for name in sorted(merging.changed()):
+        weight = model.get_parameter(name)
+        weight.data = merging.merge(name, weight.data)
+    for name, value in model.state_dict(keep_vars=True).items():
         if value.dtype == main:  # transformers keeps other weights in fp32
-            value.data = rounded(value.data, dtype, name)
-    model.config.dtype = dtype
+            value.data = rounded(value.data, merging.dtype, name)
+    model.config.dtype = merging.dtype
+    return model
+
+
+def _write_whole(folder: Path, base: Path, tensors: Tensors, merging: Merging) -> None:
+    """Load the whole model, merge the adapter, and save the model."""
+    model = load_merged(base, tensors, merging)
     model.save_pretrained(folder, max_shard_size=SHARD_BYTES)
     for file in folder.glob("*.safetensors"):
         give_usual_mode(file)
     (folder / "config.json").unlink()  # write_other_files writes it
     (folder / "generation_config.json").unlink(missing_ok=True)
-    return written

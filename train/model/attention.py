@@ -270,10 +270,25 @@ AttentionInterface.register("varlen", varlen_forward)
 WITHOUT_POSITIONS = ("afmoe", "gpt_oss", "granitemoehybrid")
 
 
+AXES = ("time", "height", "width")  # of the positions of an image
+
+
 def separate_by_positions(model: Any) -> None:
     """Derive the masks of a model from the positions of each batch."""
-    if model.config.get_text_config().model_type in WITHOUT_POSITIONS:
-        decoder_of(model).register_forward_pre_hook(_add_masks, with_kwargs=True)
+    config, decoder = model.config.get_text_config(), decoder_of(model)
+    if config.model_type in WITHOUT_POSITIONS:
+        decoder.register_forward_pre_hook(_add_masks, with_kwargs=True)
+    if len((getattr(config, "rope_parameters", None) or {}).get("mrope_section") or ()) == len(AXES):
+        decoder.register_forward_pre_hook(_add_axes, with_kwargs=True)
+
+
+def _add_axes(decoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give a decoder the positions on all axes of an image, after those for its mask."""
+    # Given [B, L], most decoders with such axes rotate by them, but build their mask without them.
+    positions, separation = named.get("position_ids"), getattr(decoder, "separation", None)
+    if positions is None or positions.ndim != 2 or (separation and separation.way != "attention"):
+        return args, named
+    return args, named | {"position_ids": positions.expand(1 + len(AXES), *positions.shape)}
 
 
 def _add_masks(decoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -47,6 +47,7 @@ from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_shard
 from train.config import TrainingConfig
 from train.model import checkpoint
+from train.model.quantization import check_stored
 
 PARAMETERS = 23_000_000
 # Two wide layers are a quarter faster on a CPU than four (attention is cheaper), and learn more in the same steps.
@@ -61,6 +62,8 @@ def silence_libraries() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it logs every attempt to reach a network
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)
+    # PEFT applies the rank of experts, but warns because no layer matches it.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
 
 
 # -- the small Llama ---------------------------------------------------------------------------------------------------
@@ -152,11 +155,13 @@ def commit_of(base: Path | str) -> str | None:
 
 
 def read_config(base: Path | str) -> Any:
-    """Read the config of a model."""
+    """Read the config of a model that can be trained."""
     try:
-        return AutoConfig.from_pretrained(base, trust_remote_code=False)
+        found = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise unreadable(base, error) from None
+    check_stored(base, found)
+    return found
 
 
 def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
@@ -177,13 +182,13 @@ def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
 
 def positions(config: Any) -> int | None:
     """Return the length of the longest row that a model accepts; None if unlimited."""
-    # With rope scaling, a config may contain the length before scaling.
-    longest = getattr(config, "max_position_embeddings", None)
+    # With rope scaling, a config may contain the length before scaling. XLNet has -1, because it has no such length.
+    longest = max(0, getattr(config, "max_position_embeddings", None) or 0)
     rope = getattr(config, "rope_parameters", None) or {}
     if longest and rope.get("factor"):
         scaled = rope["factor"] * (rope.get("original_max_position_embeddings") or longest)
         return max(int(scaled), longest)
-    return longest or None
+    return longest if longest and longest > 0 else None
 
 
 def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int) -> None:

@@ -59,21 +59,24 @@ from train.model.attention import (
     use_attention,
 )
 from train.model.base_model import read_config, silence_libraries
-from train.model.qlora import keep_random, load_model, set_random
+from train.model.qlora import infinite_weights, keep_random, load_model, set_random
 
 OF_LOSS = ("labels", LOSS_WEIGHT)  # columns of a batch that do not affect logits
 # Number of logits compared at a time: 2 × 256 MiB in fp32.
 LOGITS = 1 << 26
 # Number of rows to check. By chance, a single row may show less than others.
 ROWS = 4
+LOOKED_AT = 2000  # number of rows among which these are chosen
 # Replaced tokens go to other experts, so sums over the tokens of an expert round differently. Logits may move this far,
 # relative to the logits of the replaced conversations. In fp32, rounding moved logits by up to 7e-7, and the weakest
 # observed leak moved them by 0.23.
 ROUNDING = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
 # Speeds that differ by less are equal; see also train.loop.micro_batch.
 NEAR = 0.03
-# Errors of kernels that do not support a model or a device.
-FAILURES = (ImportError, NotImplementedError, RuntimeError, ValueError)
+# Errors of kernels and of the code of models that do not support a device or packed rows.
+FAILURES = (
+    AssertionError, AttributeError, ImportError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,13 @@ class Isolation:
         return self.moved <= self.allowed and self.sees and self.own_moved < math.inf
 
     @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, (self.moved, self.own_moved, self.noise)))
+
+    @property
     def leaks(self) -> bool:
         """Return True only if a leak was seen, and False if nothing is proven."""
-        return self.sees and math.isfinite(self.moved) and math.isfinite(self.own_moved) and not self.passed
+        return self.sees and self.finite and not self.passed
 
     def __str__(self) -> str:
         return (
@@ -135,9 +142,15 @@ def number_conversations(rows: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 
 def choose_rows(dataset: Any, count: int) -> list[int]:
-    """Return the first `count` rows with at least two conversations, repeated."""
-    several = (number for number in range(len(dataset)) if count_conversations(dataset[number]) >= 2)
-    return list(islice(cycle(islice(several, count)), count))
+    """Return the `count` rows with the most conversations, perhaps repeated."""
+    several: list[tuple[int, int]] = []
+    for number in range(len(dataset)):
+        if (conversations := count_conversations(dataset[number])) >= 2:
+            several.append((-conversations, number))
+        # Rows are in random order, so the first ones are like all others.
+        if number >= LOOKED_AT and len(several) >= count:
+            break
+    return list(islice(cycle(number for _, number in sorted(several)[:count]), count))
 
 
 def has_experts(model: Any) -> bool:
@@ -187,16 +200,23 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
 
 
 def _hidden(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
-    """Return the hidden states that the decoder passes to the head, [B, L, hidden]."""
+    """Return the hidden states that the head reads, [B, L, hidden]."""
     seen: list[torch.Tensor] = []
-    hook = decoder_of(model).register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
+
+    def keep(_head: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        seen.append(inputs[0])
+        return (inputs[0][:, -1:],)  # `logits_to_keep` would also cut the hidden states of some decoders
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(keep)
     set_random(model.device, seed)
     try:
-        model(**batch, logits_to_keep=1)
+        model(**batch)
     finally:
         hook.remove()
-    (hidden,) = seen
-    return hidden
+    if len(seen) != 1 or seen[0].shape[:2] != batch["input_ids"].shape:
+        shapes = ", ".join(str(tuple(hidden.shape)) for hidden in seen)
+        raise NotImplementedError(f"its head does not read the hidden states of each token once (shapes: {shapes})")
+    return seen[0]
 
 
 def _moved(model: Any, one: torch.Tensor, other: torch.Tensor, where: torch.Tensor) -> float:
@@ -245,10 +265,25 @@ def require_isolation(
         if result.passed:
             return result
         reason = states.LEAKS[way]
-        failure = DataError("leak", _leak(model, result, attention))
+        failure = DataError("leak", _leak(model, result, attention)) if result.finite else not_finite(model, attention)
         if not result.leaks:
             break
     raise failure
+
+
+def not_finite(model: Any, attention: str) -> DataError:
+    """Describe why the logits of a model are not finite."""
+    fault = f"the logits of this {model.config.model_type} model are not finite with attention `{attention}`"
+    if damaged := infinite_weights(model):
+        fix = (
+            f"The base model has NaN or infinity in {counted(len(damaged), 'weight')}, such as {damaged[0]}: copy the "
+            "model again, or use another model"
+        )
+    elif precision_of(model) == torch.float16:  # models that were made in bf16 may exceed its largest number, 65504
+        fix = "Set precision: fp32"
+    else:
+        fix = f"All weights are finite, so its code or the backend fails: {_fix(attention)}, or use another model"
+    return DataError("unfit_model", f"{fault}; training was not started. {fix}")
 
 
 def _leak(model: Any, result: Isolation, attention: str) -> str:
@@ -259,16 +294,11 @@ def _leak(model: Any, result: Isolation, attention: str) -> str:
             f"The code of {model.config.model_type} models mixes tokens of different conversations, even if each "
             "conversation has its own row; use another model"
         )
-    # Models that were made in bf16 may exceed the largest number of fp16, 65504.
-    if precision_of(model) == torch.float16 and not math.isfinite(result.own_moved + result.moved):
-        fix = "Set precision: fp32"
     fault = (
         f"conversations see each other with attention `{attention}` (logits moved by {result.moved:.3g} after other "
         f"conversations were replaced; rounding explains at most {result.allowed:.3g})"
     )
-    if not all(map(math.isfinite, (result.moved, result.own_moved, result.noise))):
-        fault = f"the model's logits are not finite with attention `{attention}`, so isolation cannot be checked"
-    elif not result.sees:
+    if not result.sees:
         fault = (
             f"isolation cannot be checked with attention `{attention}`: replacing a conversation moved its own logits "
             f"by only {result.own_moved:.3g}, while two equal passes differ by {result.noise:.3g}"

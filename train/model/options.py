@@ -1,7 +1,6 @@
 """Turn on options that save memory or time, after a trial on real rows.
 
 model + rows ─try_fused_loss─▶ used if loss and gradient stay the same
-            ├weigh_loss──────▶ the loss of rows with `loss_weight`, for a corpus that has them
             ├try_compile─────▶ used if both stay the same, torch really compiled, and passes are faster
             └try_liger───────▶ used if both stay the same, and passes are faster
 """
@@ -13,13 +12,10 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
-from torch.nn.functional import pad
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tasks.core.errors import DataError
 from tasks.core.printable import counted
@@ -28,21 +24,16 @@ from train.machine.ranks import fail_alike, largest
 from train.model import liger
 from train.model.attention import autocast, decoder_of, run_pass
 from train.model.qlora import keep_random, set_random
+from train.model.token_loss import Undo, fuse_loss
 
 # Relative difference of loss and gradient norm up to which two steps count as equal.
 SAME = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 1e-2}
 
-# Number of tokens whose logits are in memory at a time. torch returns their loss in the precision of the weights. The
-# loss of all tokens at once would be rounded to the 8 bits of bf16, and its curve would have steps.
-CHUNK = 512
-
 # Number of tokens of a row on which losses are compared. All logits of a row might fit only with the fused loss.
-COMPARED = 4 * CHUNK
+COMPARED = 2048
 
 # Compiled passes must be faster by this share: less is noise, and compiling takes minutes at every start.
 FASTER = 0.03
-
-Undo = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +45,8 @@ class Tried:
     seconds: float = math.nan
 
 
-def no_fused_loss_reason() -> str:
-    """Return why this torch has no fused loss; "" if it has one."""
-    if hasattr(torch.nn.functional, "linear_cross_entropy"):
-        return ""
-    return f"it needs torch 2.13 or later, not {torch.__version__}"
-
-
 def try_fused_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int) -> Tried:
     """Use the fused loss if a step with it gives the same loss and gradient."""
-    if reason := no_fused_loss_reason():
-        return Tried(False, f"fused_loss: not used: {reason}")
     undo, off, reason = _try(model, fuse_loss, [batch], dtype, seed)
     if reason:
         undo()
@@ -133,10 +115,12 @@ def _try(
     undo: Undo = lambda: None  # noqa: E731
     off, reason = math.nan, ""
     # The zero weights of a new adapter hide most gradients.
-    with _adapter_with_gradients(model, seed):
+    with _adapter_with_gradients(model, seed), keep_random(model.device):
         try:
+            set_random(model.device, seed)  # some routers add noise
             plain = [figure for batch in batches for figure in loss_and_gradient(model, batch, dtype)]
             undo = turn_on(model)
+            set_random(model.device, seed)
             other = [figure for batch in batches for figure in loss_and_gradient(model, batch, dtype)]
             off = float(torch.tensor([abs(b - a) / abs(a) for a, b in zip(plain, other, strict=True)]).max())
             reason = "" if off <= SAME[dtype] else f"loss or gradient differs by {off:.1e} (relative)"
@@ -152,13 +136,7 @@ def _try(
 def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> tuple[float, float]:
     """Return the mean loss of the trained tokens and the gradient norm of one step."""
     # Dropout is off, because compiled code draws different random numbers.
-    # Some models, such as OPT and BioGPT, call the dropout function with their own rate.
-    dropouts = [
-        (module, name, p)
-        for module in model.modules()
-        for name, p in vars(module).items()
-        if isinstance(p, float) and ("drop" in name or (name == "p" and isinstance(module, torch.nn.Dropout)))
-    ]
+    dropouts = dropouts_of(model)
     for module, name, _ in dropouts:
         setattr(module, name, 0.0)
     # As in training, the loss is scaled in fp16, because small gradients would vanish. If large ones overflow, the
@@ -179,6 +157,17 @@ def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.d
         model.zero_grad()
         for module, name, p in dropouts:
             setattr(module, name, p)
+
+
+def dropouts_of(model: Any) -> list[tuple[Any, str, float]]:
+    """Return the rates of dropout of a model: module, name, and rate."""
+    # Some models, such as OPT and BioGPT, call the dropout function with their own rate.
+    return [
+        (module, name, p)
+        for module in model.modules()
+        for name, p in vars(module).items()
+        if isinstance(p, float) and ("drop" in name or (name == "p" and isinstance(module, torch.nn.Dropout)))
+    ]
 
 
 @contextmanager
@@ -272,93 +261,6 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
     first = int(trained[0]) if len(trained) else 0
     start = max(0, min(first - 1, len(row["labels"]) - COMPARED))
     return {name: column[start : start + COMPARED] for name, column in row.items()}
-
-
-@dataclass
-class WeightedOutput(CausalLMOutputWithPast):
-    """Output with `loss_weight`; `token_loss` is the mean loss without weights."""
-
-    token_loss: torch.Tensor | None = None
-
-
-def fuse_loss(model: Any) -> Undo:
-    """Make a causal language model compute its loss without all logits in memory.
-
-    The loss is computed from the hidden states in chunks. A pass with labels then returns the loss but no logits. A
-    pass without labels is unchanged. With `num_items_in_batch`, the loss is the sum over the trained tokens divided by
-    this number, as the Trainer's accumulation requires. `loss_weight` is applied as by `weigh_loss`.
-    """
-    return _replace_forward(model, fused=True)
-
-
-def weigh_loss(model: Any) -> Undo:
-    """Make a causal language model apply the `loss_weight` of a batch.
-
-    `loss_weight` is float32[B, L]. A pass without it or without labels is unchanged. Without this function, models of
-    transformers silently ignore `loss_weight`.
-    """
-    return _replace_forward(model, fused=False)
-
-
-def _replace_forward(model: Any, fused: bool) -> Undo:
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model  # without an adapter around it
-    former = vars(causal).get("forward")
-    causal.forward = partial(_forward, causal, causal.forward, fused)
-
-    def undo() -> None:
-        del causal.forward  # restores the method of its class
-        if former is not None:
-            causal.forward = former
-
-    return undo
-
-
-def _forward(
-    causal: Any,
-    plain: Callable[..., Any],
-    fused: bool,
-    input_ids: torch.Tensor | None = None,
-    labels: torch.Tensor | None = None,
-    loss_weight: torch.Tensor | None = None,
-    **inputs: Any,
-) -> Any:
-    if labels is None or (loss_weight is None and not fused):
-        return plain(input_ids=input_ids, **inputs | ({} if labels is None else {"labels": labels}))
-    items = inputs.pop("num_items_in_batch", None)
-    targets, logits = pad(labels, (0, 1), value=-100)[:, 1:].flatten(), None
-    if fused:
-        hidden = decoder_of(causal)(input_ids=input_ids, **inputs)[0]
-        head = causal.get_output_embeddings()
-        chunks = zip(hidden.flatten(0, 1).to(head.weight.dtype).split(CHUNK), targets.split(CHUNK), strict=True)
-        of_chunks = [
-            torch.nn.functional.linear_cross_entropy(
-                x,
-                head.weight,
-                target,
-                linear_bias=head.bias,
-                reduction="sum" if loss_weight is None else "none",
-                options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK, chunking_method=None),
-            ).float()
-            for x, target in chunks
-        ]
-        if loss_weight is None:
-            items = (targets != -100).sum() if items is None else items
-            return CausalLMOutputWithPast(loss=torch.stack(of_chunks).sum() / items)
-        losses = torch.cat(of_chunks)
-    else:
-        logits = plain(input_ids=input_ids, **inputs).logits
-        values = logits.float().flatten(0, 1)
-        losses = torch.nn.functional.cross_entropy(
-            values, targets.to(values.device), ignore_index=-100, reduction="none"
-        )
-    assert loss_weight is not None
-    # `losses`, [B × L], has the loss of each predicted token in order, starting with the second token of each row, and
-    # 0 if the token is not trained on. The result is Σ w·loss / Σ w, where w is the weight of the predicted token. With
-    # `items`, the sum of the weights of all micro-batches of a step on all ranks, it is Σ w·loss / items.
-    trained = targets != -100
-    weights = pad(loss_weight, (0, 1))[:, 1:].flatten().to(losses.dtype) * trained
-    loss = (losses * weights).sum() / (weights.sum() if items is None else items)
-    return WeightedOutput(loss=loss, logits=logits, token_loss=losses.detach().sum() / trained.sum())
 
 
 def require_same_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> None:

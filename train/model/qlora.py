@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,30 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import BitsAndBytesConfig
 from transformers.pytorch_utils import Conv1D
 
 from tasks.core.errors import DataError, PartMissing, UsageError
 from tasks.core.printable import counted, suggest
 from train.config import TrainingConfig, adapter_files, folder_digest
 from train.machine.process import is_shortage
+from train.measures import ROUTING
 from train.model import states
-from train.model.attention import BACKENDS, decoder_of, separate_by_positions
+from train.model.attention import BACKENDS, autocast, decoder_of, separate_by_positions
 from train.model.base_model import read_config, unreadable
-from train.model.checkpoint import auto_class, without_head
+from train.model.checkpoint import auto_class, mark_as_text, use_inner_head, without_head
 from train.model.checkpointing import usable, use_checkpointing
+from train.model.quantization import (
+    check_experts,
+    check_loaded,
+    how_to_load,
+    nf4_of,
+    require_repackable,
+    shape_of,
+    unpack_on_use,
+    unpacked_on_use,
+    use_quantized_experts,
+    watch,
+)
 
 
 def load_model(
@@ -54,23 +67,40 @@ def load_model(
     The adapter is in fp32, and a new one is initialized from `config.seed`. Raises DataError or InputMissing if the
     model cannot be read or does not fit the settings, PartMissing if quantization is not in effect.
     """
-    settings = read_config(base)
-    auto = auto_class(base, settings)
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-        # Mamba computes with the weights of `dt_proj`, which therefore must not be packed.
-        llm_int8_skip_modules=["lm_head", "dt_proj"] if settings.model_type == "mamba" else None,
-    )
+    model = load_base(base, config, device, dtype, attention)
+    skipped: list[str] = []
+    while packed := watch(model, partial(_pass, model, dtype, attention)):
+        skipped = sorted({*skipped, *packed})
+        require_repackable(base, model, packed)
+        del model  # both do not fit into the memory
+        model = load_base(base, config, device, dtype, attention, skipped)
+    model = add_adapter(model, config, base)
+    separate_by_positions(model)
+    states.use_way(model, states.ways(model, attention)[0])
+    # Until `auto` is measured, trials need as little memory as possible.
+    wanted = config.activation_checkpointing
+    use_checkpointing(model, usable(model, True if wanted == "auto" else wanted)[0])
+    check(model, config)
+    return model.train()
+
+
+def load_base(
+    base: Path | str,
+    config: TrainingConfig,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    attention: str,
+    skipped: Sequence[str] = (),
+) -> Any:
+    """Load the frozen base model, quantized if the config says so, except `skipped`."""
+    auto = auto_class(base, read_config(base))
     try:
         model, loaded = auto.from_pretrained(
             base,
+            **how_to_load(base, nf4_of(dtype, skipped) if config.quantization == "nf4" else None),
             output_loading_info=True,
             dtype=dtype,
             attn_implementation=BACKENDS[attention],
-            quantization_config=quantization if config.quantization == "nf4" else None,
             device_map={"": "cpu" if config.sharding == "full" else device},
             use_safetensors=True,  # never a pickle
             trust_remote_code=False,
@@ -81,12 +111,16 @@ def load_model(
                 "out_of_memory", f"{base}: does not fit into the memory of {device}; use a smaller base_model"
             ) from None
         raise unreadable(base, error) from None
+    check_loaded(base, loaded)
     if missing := sorted(loaded["missing_keys"]):
         # transformers would initialize them randomly.
         raise without_head(base, model) or DataError(
             "bad_model", f"{base}: lacks {counted(len(missing), 'weight')}, such as {missing[0]}; copy the model again"
         )
-    model.config.use_cache = False  # with a cache, conversations see each other
+    use_inner_head(base, model)
+    mark_as_text(model)
+    for part in (model.config, model.config.get_text_config(), decoder_of(model).config):
+        part.use_cache = False  # with a cache, conversations see each other
     for layer in quantized(model):
         # transformers compares the shapes of all weights except these.
         if tuple(layer.weight.quant_state.shape) != (layer.out_features, layer.in_features):
@@ -95,14 +129,16 @@ def load_model(
             )
         # Otherwise the first pass without gradients repacks the weights to compute in bf16.
         layer.support_avx512bf16_for_cpu = False
-    model = add_adapter(model, config, base)
-    separate_by_positions(model)
+        layer.compute_dtype = dtype  # a checkpoint in NF4 names its own
+    model.in_16_bits = sorted(skipped)
+    return model
+
+
+def _pass(model: Any, dtype: torch.dtype, attention: str, ids: torch.Tensor) -> None:
+    """Run a pass as in training."""
     states.use_way(model, states.ways(model, attention)[0])
-    # Until `auto` is measured, trials need as little memory as possible.
-    wanted = config.activation_checkpointing
-    use_checkpointing(model, usable(model, True if wanted == "auto" else wanted)[0])
-    check(model, config)
-    return model.train()
+    with keep_random(model.device), autocast(model.device, dtype):
+        model.train()(input_ids=ids)
 
 
 def check(model: Any, config: TrainingConfig) -> None:
@@ -123,6 +159,7 @@ def check(model: Any, config: TrainingConfig) -> None:
                 f"quantization: nf4 is not in effect: the model has {', '.join(kinds) or 'no 4-bit weights'}; "
                 "use a base model that is not quantized yet, or set quantization: none",
             )
+    check_experts(model)
     trained = {name: weights for name, weights in model.named_parameters() if weights.requires_grad}
     # Whole modules are named by modules_to_save, or by the adapter that the run starts from.
     whole = model.peft_config["default"].modules_to_save or ()
@@ -133,6 +170,20 @@ def check(model: Any, config: TrainingConfig) -> None:
         )
     if low := [name for name, weights in trained.items() if weights.dtype != torch.float32]:
         raise DataError("wrong_weights", f"{low[0]} is {trained[low[0]].dtype}; the weights of an adapter must be fp32")
+
+
+def infinite_weights(model: Any) -> list[str]:
+    """Return the names of weights that contain NaN or infinity."""
+
+    def parts(weights: Any) -> list[Any]:
+        state = getattr(weights, "quant_state", None)  # of 4-bit weights
+        return [getattr(weights, "_local_tensor", weights), *([state.absmax, state.offset] if state else [])]
+
+    return [
+        name
+        for name, weights in model.named_parameters()
+        if not all(part.isfinite().all() for part in parts(weights) if part is not None and part.is_floating_point())
+    ]
 
 
 def quantized(model: Any) -> list[Any]:
@@ -156,9 +207,16 @@ def add_adapter(model: Any, config: TrainingConfig, base: Path | str = "") -> An
     if not config.adapter:
         experts = target_experts(model) if config.lora_targets == "all" else []
         whole = whole_modules(model, config.modules_to_save or [])
+        rank = rank_of_experts(model, config.lora_r)
+        # Servers read only one scale, so that of experts is the same.
+        share = rank / config.lora_r
+        alpha = config.lora_alpha * (share**0.5 if config.lora_variant == "rslora" else share)
+        others = experts if rank != config.lora_r else []
         lora = LoraConfig(
             r=config.lora_r,
             lora_alpha=config.lora_alpha,
+            rank_pattern=dict.fromkeys(others, rank),
+            alpha_pattern=dict.fromkeys(others, alpha),
             # An adapter for the weights of experts is added to these weights, so there are no activations to drop.
             lora_dropout=0.0 if experts else config.lora_dropout,
             use_rslora=config.lora_variant == "rslora",
@@ -177,6 +235,17 @@ def add_adapter(model: Any, config: TrainingConfig, base: Path | str = "") -> An
     model = _with_adapter(model, lora, config)
     load_weights(model, folder, config, layers)
     return model
+
+
+def rank_of_experts(model: Any, rank: int) -> int:
+    """Return the rank of experts: the rank, divided by the experts of a token.
+
+    A token then passes as many weights of adapters in a layer with experts as in one without. With the whole rank, the
+    adapter of Qwen3-30B-A3B would take 10 GB with its gradients and the optimizer.
+    """
+    config = model.config.get_text_config()
+    chosen = next((count for name in ROUTING[0] if (count := getattr(config, name, None))), 1)
+    return max(1, rank // chosen)
 
 
 def _not_experts(model: Any, layers: list[str], wanted: str | list[str]) -> list[str]:
@@ -204,7 +273,9 @@ def _not_experts(model: Any, layers: list[str], wanted: str | list[str]) -> list
 def left_out(model: Any) -> list[str]:
     """Return the names of the decoder's linear layers that have no adapter."""
     inside = (".base_layer", ".lora_", ".original_module", ".modules_to_save")
-    return [name for name in _linear_layers(model.get_base_model()) if not any(part in name for part in inside)]
+    unused = model.peft_config["default"].exclude_modules or ()  # see train.model.first_pass
+    names = _linear_layers(model.get_base_model())
+    return [name for name in names if name not in unused and not any(part in name for part in inside)]
 
 
 def _with_adapter(model: Any, lora: LoraConfig, config: TrainingConfig) -> Any:
@@ -212,7 +283,9 @@ def _with_adapter(model: Any, lora: LoraConfig, config: TrainingConfig) -> Any:
     try:
         with keep_random(model.device):
             set_random(model.device, config.seed)
+            use_quantized_experts(model, lora)
             found = get_peft_model(model, lora)
+            unpack_on_use(found)
     except (ValueError, NotImplementedError, TypeError, AttributeError, KeyError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         what = f"adapter: {config.adapter}" if config.adapter else f"lora_targets: {config.lora_targets}"
@@ -285,7 +358,7 @@ def target_experts(model: Any) -> list[str]:
     """Return the names of parameters that hold all experts of a layer."""
     experts = [module for name, module in decoder_of(model).named_modules() if name.rpartition(".")[2] == "experts"]
     parameters = (pair for module in experts for pair in module.named_parameters(recurse=False))
-    return sorted({f"experts.{name}" for name, values in parameters if values.ndim == 3})
+    return sorted({f"experts.{name}" for name, values in parameters if len(shape_of(values)) == 3})
 
 
 def _linear_layers(model: Any) -> list[str]:
@@ -301,6 +374,7 @@ def _linear_layers(model: Any) -> list[str]:
         in_kernel = name.endswith(("out_proj", "dt_proj")) and hasattr(parent, "conv1d") and hasattr(parent, "D")
         in_kernel |= "_adapter_list." in name
         is_router = "Router" in type(module).__name__  # returns more than a tensor
+        is_router |= hasattr(module, "no_adapter")
         if isinstance(module, torch.nn.Linear | Conv1D) and not (module is head or in_kernel or is_router):
             found.append(f"{prefix}.{name}".lstrip("."))
     return found
@@ -368,7 +442,8 @@ def load_weights(model: Any, folder: Path, config: TrainingConfig, targets: list
         raise _unreadable(path, error) from None
     adapted = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
     adapted = {name.removeprefix("base_model.model.") for name in adapted}
-    if config.lora_targets != "all" and adapted != set(targets):
+    unused = model.peft_config["default"].exclude_modules or ()  # see train.model.first_pass
+    if config.lora_targets != "all" and adapted != set(targets) - set(unused):
         theirs = sorted({name.rpartition(".")[2] for name in adapted})
         raise UsageError(
             "other_adapter",
@@ -442,6 +517,9 @@ def shard(model: Any, device: torch.device | str) -> None:
         # bitsandbytes reads the state of the layer once its weight has been gathered. The counts of weights read the
         # state of the weight.
         layer.quant_state = layer.weight.quant_state = state
+    for steps in unpacked_on_use(model):
+        steps[0].quant_state.to(device)
+        steps.original.quant_state = steps[0].quant_state
     model.hf_device_map = model.get_base_model().hf_device_map = {"": device}
     model.shards_frozen_weights = True
 

@@ -197,11 +197,9 @@ def _run_decoder(state: Separation, _decoder: Any, plain: Any, /, *args: Any, **
     named.pop("attention_mask", None)  # for the whole batch, from train.model.attention
 
     def with_positions(*args: Any, **named: Any) -> Any:
-        if named.get("position_ids") is not None:
-            # The positions of padding continue, so that no mask is needed.
-            tokens = named["position_ids"]
-            named["position_ids"] = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        return plain(*args, **named)
+        # As in use, the model counts positions itself, from 2 in some models. Those of padding continue, so that no
+        # mask is needed.
+        return plain(*args, **named | {"position_ids": None} if "position_ids" in named else named)
 
     return run_apart(state.cuts, with_positions, args, named)
 

@@ -18,7 +18,6 @@ from unittest import mock
 import orjson
 import torch
 from support.training.architectures import ARCHITECTURES, build
-from transformers import AutoModelForCausalLM
 
 from tasks.storage.files import sha256_of, to_json
 from train.config import TrainingConfig
@@ -26,11 +25,13 @@ from train.loop.run_folder import model_digest
 from train.merge import merge_run
 from train.merge.find_run import find_base, find_run
 from train.merge.merge_run import merge
+from train.model.base_model import read_config
+from train.model.checkpoint import auto_class
 from train.model.qlora import add_adapter
 
 CORPUS = {"name": "mine", "key": "c" * 64, "sequence_length": 256}
 RESULT = {"steps": 4, "loss_steps": 1, "first_loss": 3.5, "last_loss": 1.25, "validation_loss": None}
-CHOICES = {"micro_batch": 2, "accumulation": 3, "ranks": 1}
+CHOICES = {"precision": "fp32", "micro_batch": 2, "accumulation": 3, "ranks": 1}
 
 
 def finished_run(
@@ -67,7 +68,8 @@ def _made(name: str, dtype: torch.dtype, scale: float, given: bytes) -> Temporar
 def run_on(run: Path, base: Path, scale: float = 0.02, corpus: dict[str, Any] | None = None, **config: Any) -> Path:
     """Write a run on a base model; its adapter has random weights of scale `scale`."""
     given = TrainingConfig(**{"base_model": str(base), "quantization": "none", "lora_r": 4} | config)
-    model = add_adapter(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), given, base)
+    auto = auto_class(base, read_config(base))
+    model = add_adapter(auto.from_pretrained(base, dtype="auto"), given, base)
     randomize(model, scale)
     model.save_pretrained(run)
     write_record(run, base, given, corpus or CORPUS)
@@ -87,14 +89,16 @@ def randomize(model: Any, scale: float = 0.02) -> None:
                 weights.add_(torch.randn_like(weights), alpha=5 * scale)
 
 
-def merged(run: Path, output: Path, dtype: str | None = None, root: Path | None = None) -> Path:
+def merged(
+    run: Path, output: Path, dtype: str | None = None, root: Path | None = None, base_weights: Any = None
+) -> Path:
     """Merge a run in this process.
 
     No garbage is collected before each model is loaded: these models are tiny, and that takes an eighth of the time.
     """
     found = find_run(str(run), output.parent)
     with mock.patch.object(merge_run, "gc"):
-        return merge(found, find_base(found), dtype, output, root or output.parent)
+        return merge(found, find_base(found), dtype, output, root or output.parent, base_weights)
 
 
 def write_record(run: Path, base: Path, config: TrainingConfig, corpus: dict[str, Any]) -> None:

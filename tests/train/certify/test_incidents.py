@@ -9,83 +9,33 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.small_corpus import conversations, make_recipe, pack_corpus
-from support.tokenizer_kinds import kind_path
 from support.training.finished_runs import finished_run, merged, run_on
-from transformers import AutoConfig, Gemma3ForConditionalGeneration, Qwen3VLForConditionalGeneration
+from support.training.served_runs import CHATML, Served, make_corpus, make_run, update
+from transformers import AutoConfig, AutoTokenizer, Gemma3ForConditionalGeneration, Qwen3VLForConditionalGeneration
 
 from tasks.storage.files import sha256_of
 from train.certify.adapter_checks import check_adapter, check_names
 from train.certify.command import certify
-from train.certify.finding import Finding, Subject, table, verdict
+from train.certify.finding import Finding, table, verdict
 from train.certify.model_checks import check_logits, check_stops, check_weights
 from train.certify.prompt_checks import check_ids, check_template
-from train.merge.find_run import base_of, find_run
-from train.merge.other_files import find_facts
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-Check = Callable[[Subject], Iterator[Finding]]
-
-
-@dataclass(frozen=True)
-class Served:
-    """Files of a run that a test may change; `root` is the project of its corpus."""
-
-    root: Path
-    run: Path
-    merged: Path
-
-    @property
-    def base(self) -> Path:
-        return self.run.parent / "base"
-
-    def subject(self, is_merged: bool = True) -> Subject:
-        run = find_run(str(self.run), self.root)
-        return Subject(
-            run, base_of(run), self.merged if is_merged else None, find_facts(run.record, self.root)[0], self.root
-        )
-
-    def faults(self, check: Check, is_merged: bool = True) -> str:
-        return "\n".join(f"{each.of}: {each.text}" for each in check(self.subject(is_merged)) if each.result == "FAULT")
-
-
-def update(path: Path, **values: Any) -> None:
-    found = json.loads(path.read_bytes()) if path.is_file() else {}
-    path.write_text(json.dumps({name: value for name, value in (found | values).items() if value is not None}))
-
-
-def make(home: Path, architecture: str, **how: Any) -> Served:
-    """Write a corpus with a Jinja template, and a run on it whose merge is sound."""
-    (home / "mine.jinja").write_text(CHATML)
-    shutil.copytree(kind_path("hf_byte_level"), home / "tokenizer")
-    update(home / "tokenizer" / "tokenizer_config.json", chat_template=None)
-    manifest = pack_corpus(make_recipe(home, conversations(60), tokenizer="tokenizer", template="mine.jinja"))
-    facts = json.loads(manifest.read_bytes())
-    corpus = {name: facts[name] for name in ("name", "key", "sequence_length")}
-    run = finished_run(home, architecture, corpus=corpus, vocab_size=facts["tokenizer"]["vocab_size"], **how)
-    for file in (home / "tokenizer").iterdir():
-        shutil.copy(file, home / "base")
-    (home / "base" / "chat_template.jinja").write_text(CHATML)
-    update(home / "base" / "generation_config.json", eos_token_id=facts["tokenizer"]["eos_token_id"])
-    update(run / "training.json", base_digest=None)
-    return Served(home, run, merged(run, home / "out", root=home))
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Served:
     torch.set_num_threads(1)
-    return make(tmp_path_factory.mktemp("llama"), "llama")
+    home = tmp_path_factory.mktemp("llama")
+    return make_run(home, home, make_corpus(home), "llama")
 
 
 @pytest.fixture
@@ -108,6 +58,11 @@ def test_the_unchanged_run_is_sound(made: Served) -> None:
         assert max(map(len, [*table(findings), *lines])) <= 80
 
 
+def manifest_of(served: Served) -> Path:
+    [manifest] = (served.root / "manifests").glob("*.json")
+    return manifest
+
+
 # -- tokenizers --------------------------------------------------------------------------------------------------------
 
 
@@ -118,7 +73,10 @@ def change_tokenizer(folder: Path, change: Callable[[dict[str, Any]], None]) -> 
 
 
 def test_metaspace_replaces_byte_level(served: Served) -> None:
-    """huggingface/transformers/issues/45488: the class LlamaTokenizer replaces the pre-tokenizer; spaces are lost."""
+    """Replay huggingface/transformers/issues/45488.
+
+    The class LlamaTokenizer replaces the pre-tokenizer; spaces are lost.
+    """
 
     def change(spec: dict[str, Any]) -> None:
         spec["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": False}
@@ -130,13 +88,28 @@ def test_metaspace_replaces_byte_level(served: Served) -> None:
 
 
 def test_a_class_with_another_digit_rule(served: Served) -> None:
-    """huggingface/transformers/issues/45920: the class in tokenizer_config.json splits digits otherwise."""
+    """Replay huggingface/transformers/issues/45920.
+
+    The class in tokenizer_config.json splits digits otherwise.
+    """
     update(served.merged / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
     assert 'becomes "' in served.faults(check_ids)
 
 
+def test_a_class_that_follows_from_the_model(made: Served, tmp_path: Path) -> None:
+    """Replay huggingface/transformers/issues/45812.
+
+    The same files, but config.json of another model decides the class.
+    """
+    served = make_run(made.root, tmp_path, json.loads(manifest_of(made).read_bytes()), "qwen2")
+    assert 'becomes "' in served.faults(check_ids)
+
+
 def test_another_regular_expression(served: Served) -> None:
-    """huggingface/transformers/issues/42591: the advice to fix Mistral's expression, for another model."""
+    """Replay huggingface/transformers/issues/42591.
+
+    The advice to fix Mistral's expression, for another model.
+    """
 
     def change(spec: dict[str, Any]) -> None:
         spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = (
@@ -148,7 +121,10 @@ def test_another_regular_expression(served: Served) -> None:
 
 
 def test_added_tokens_with_other_ids(served: Served) -> None:
-    """unslothai/unsloth/issues/188: the saved tokenizer has other special tokens than training."""
+    """Replay unslothai/unsloth/issues/188.
+
+    The saved tokenizer has other special tokens than training.
+    """
 
     def change(spec: dict[str, Any]) -> None:
         tokens = {token["content"]: token for token in spec["added_tokens"]}
@@ -196,7 +172,9 @@ WRAPPERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", WRAPPERS)
 def test_names_of_the_text_model_for_a_wrapper(kind: str, made: Served, tmp_path: Path) -> None:
-    """vllm-project/vllm/issues/34186 (Gemma 3) and 48019 (Qwen 3 VL): vLLM serves the base model, without an error.
+    """Replay vllm-project/vllm/issues/34186 (Gemma 3) and 48019 (Qwen 3 VL).
+
+    VLLM serves the base model, without an error.
 
     The names of an adapter that was trained on the wrapper are right.
     """
@@ -217,7 +195,10 @@ def test_names_of_the_text_model_for_a_wrapper(kind: str, made: Served, tmp_path
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
 def test_stacked_experts(name: str, made: Served, tmp_path: Path) -> None:
-    """vllm-project/vllm/pull/41384 and 52194, sgl-project/sglang/pull/32376: adapters of experts are dropped."""
+    """Replay vllm-project/vllm/pull/41384 and 52194, sgl-project/sglang/pull/32376.
+
+    Adapters of experts are dropped.
+    """
     served = Served(made.root, finished_run(tmp_path, name), tmp_path)
     assert "stacked experts (target_parameters): vLLM and SGLang drop" in served.faults(check_names, is_merged=False)
 
@@ -230,7 +211,7 @@ def test_stacked_experts(name: str, made: Served, tmp_path: Path) -> None:
     ],
 )
 def test_what_vllm_refuses(how: dict[str, Any], text: str, made: Served, tmp_path: Path) -> None:
-    """PEFTHelper of vLLM raises ValueError when the first request with the adapter arrives."""
+    """PEFTHelper of vLLM raises ValueError at the first request with the adapter."""
     served = Served(made.root, finished_run(tmp_path, **how), tmp_path)
     assert f"{text}" in served.faults(check_names, is_merged=False)
 
@@ -251,7 +232,10 @@ def test_a_rank_above_the_default_of_vllm_is_a_note(made: Served, tmp_path: Path
     ],
 )
 def test_names_that_peft_ignores(change: Callable[[str], str], text: str, served: Served) -> None:
-    """huggingface/peft/issues/2699 and NVIDIA-NeMo/Automodel/pull/3672: keys that match nothing, and a warning."""
+    """Replay huggingface/peft/issues/2699 and NVIDIA-NeMo/Automodel/pull/3672.
+
+    Keys that match nothing, and a warning.
+    """
     rename(served.run, change)
     assert text in served.faults(check_adapter)
     findings = certify(served.subject())
@@ -296,20 +280,26 @@ def test_a_template_that_was_lost(served: Served) -> None:
 
 
 def test_two_templates_that_differ(served: Served) -> None:
-    """huggingface/text-generation-inference/issues/3247: some programs read chat_template.jinja, and some the other."""
+    """Replay huggingface/text-generation-inference/issues/3247.
+
+    Some programs read chat_template.jinja, and some the other.
+    """
     update(served.merged / "tokenizer_config.json", chat_template=CHATML.replace("\n{{", "{{"))
     assert "tokenizer_config.json differ, and programs read one or the other" in served.faults(check_template)
 
 
 def test_a_default_system_message(served: Served) -> None:
-    """hiyouga/LlamaFactory/issues/7785: the saved template writes a system message that training did not have."""
+    """Replay hiyouga/LlamaFactory/issues/7785.
+
+    The saved template writes a system message that training did not have.
+    """
     source = "{% if messages[0].role != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}" + CHATML
     (served.merged / "chat_template.jinja").write_text(source)
     assert "apply_chat_template of Transformers differs from training" in served.faults(check_template)
 
 
 def test_a_prompt_that_begins_the_reasoning(served: Served) -> None:
-    """The templates of DeepSeek R1 and of QwQ write <think> in the prompt of an answer."""
+    """Templates of DeepSeek R1 and QwQ write <think> in the prompt of an answer."""
     (served.merged / "chat_template.jinja").write_text(
         CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
     )
@@ -317,7 +307,10 @@ def test_a_prompt_that_begins_the_reasoning(served: Served) -> None:
 
 
 def test_white_space_that_a_template_adds(served: Served) -> None:
-    """vllm-project/vllm/pull/20717: a template in several lines renders their indentation."""
+    """Replay vllm-project/vllm/pull/20717.
+
+    A template in several lines renders their indentation.
+    """
     (served.merged / "chat_template.jinja").write_text(CHATML.replace("<|im_end|>", "\n  <|im_end|>"))
     assert "differs from training" in served.faults(check_template)
 
@@ -334,7 +327,10 @@ def test_a_value_that_minijinja_writes_otherwise(served: Served) -> None:
 
 
 def test_generation_that_does_not_stop(served: Served) -> None:
-    """unslothai/unsloth/issues/5386 and huggingface/open-r1/pull/663: <eos> instead of the token that ends a turn."""
+    """Replay unslothai/unsloth/issues/5386 and huggingface/open-r1/pull/663.
+
+    <eos> instead of the token that ends a turn.
+    """
     update(served.merged / "generation_config.json", eos_token_id=2)
     assert 'an answer ends with "<|im_end|>"' in served.faults(check_stops)
     (served.merged / "generation_config.json").unlink()
@@ -405,12 +401,50 @@ def test_faults_of_the_base_are_to_be_avoided_if_there_is_a_merged_model(served:
     assert "serve the merged model: packcorpus train merge" in " ".join(lines)
 
 
-def test_a_run_in_nf4_is_compared_with_both_bases(served: Served) -> None:
+@pytest.mark.parametrize("weights", ["original", "dequantized"])
+def test_a_run_in_nf4_is_compared_with_both_bases(weights: str, served: Served) -> None:
     run_on(served.root / "nf4", served.base, quantization="nf4")
     nf4 = Served(served.root, served.root / "nf4", served.root / "nf4-out")
-    merged(nf4.run, nf4.merged)
+    merged(nf4.run, nf4.merged, base_weights=weights)
     quantized, plain = check_logits(nf4.subject())
     assert (quantized.result, plain.result) == ("ok", "ok")
     assert "because NF4 alone changes the base by" in quantized.text
     shutil.copy(served.base / "model.safetensors", nf4.merged / "model.safetensors")
     assert "the logits of the merged model differ" in nf4.faults(check_logits)
+
+
+def test_vllm_is_asked_if_it_is_installed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("vllm.tokenizers")
+    module.get_tokenizer = lambda folder, **_: AutoTokenizer.from_pretrained(folder)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
+    monkeypatch.setattr("train.certify.prompt_checks.find_spec", lambda name: name == "vllm")
+    [*_, last] = [each for each in check_template(served.subject()) if each.check == "vLLM"]
+    assert last == Finding("vLLM", "merged", "ok", "vLLM renders 60 prompts as in training")
+    module.get_tokenizer = lambda folder, **_: AutoTokenizer.from_pretrained(served.base)  # type: ignore[attr-defined]
+    (served.base / "chat_template.jinja").write_text(CHATML.replace("user", "human").replace("m.role", "'human'"))
+    assert "merged: vLLM differs from training" in served.faults(check_template)
+
+
+def test_options_of_the_template_are_a_note(tmp_path: Path) -> None:
+    source = CHATML.replace("assistant\n{% endif", "assistant\n{{ opening }}{% endif")
+    source = source.replace("{{ m.role }}\n", "{{ m.role }}\n{% if m.role == 'assistant' %}{{ opening }}{% endif %}")
+    manifest = make_corpus(tmp_path, template=source, template_options={"opening": "!"})
+    served = make_run(tmp_path, tmp_path, manifest, "llama")
+    found = [each for each in check_template(served.subject()) if each.of == "merged"]
+    assert [each.result for each in found if each.check == "template"] == ["ok", "note"]
+    assert found[1].text == 'requests must send chat_template_kwargs: {"opening": "!"}'
+
+
+@pytest.mark.parametrize("settings", [{"packing": False}, {"train_on": "all"}, {"turns": "apart"}])
+def test_other_kinds_of_rows(settings: dict[str, Any], tmp_path: Path) -> None:
+    served = make_run(tmp_path, tmp_path, make_corpus(tmp_path, **settings), "llama")
+    findings = certify(served.subject())
+    assert [each for each in findings if each.result in ("FAULT", "avoid")] == []
+    assert {each.check for each in findings if each.result == "skipped"} <= {"vLLM"}
+
+
+def test_a_base_in_low_precision_is_named(served: Served) -> None:
+    update(served.base / "config.json", quantization_config={"quant_method": "fp8"})
+    [finding] = check_logits(served.subject(is_merged=False))
+    assert (finding.result, finding.text) == ("skipped", "the base model is stored in low precision (fp8)")

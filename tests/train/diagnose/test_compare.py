@@ -204,8 +204,8 @@ def test_without_a_winner_nothing_is_recommended() -> None:
 
 
 def test_a_budget_for_one_run_concludes_nothing() -> None:
-    assert conclude([BASE]).sentence.endswith("takes too much of the budget.")
-    assert conclude([BASE], has_untried=False).sentence.endswith("no trial of these factors can run here.")
+    assert conclude([BASE], untried=3).sentence.endswith("takes too much of the budget.")
+    assert conclude([BASE]).sentence.endswith("no trial of these factors can run here.")
 
 
 def test_rows_that_lose_conversations_are_named_but_not_recommended() -> None:

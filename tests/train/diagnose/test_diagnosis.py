@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from support.commands import NO_PICTURE, ROOT, in_fork_with_torch
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -26,48 +27,21 @@ from tasks.storage.manifest import load_manifest
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.diagnose import command as diagnose
-from train.diagnose import compare, factors, trials
+from train.diagnose import compare, factors
 from train.diagnose.command import Diagnosis
 from train.diagnose.compare import Outcome, speedups
 from train.diagnose.factors import Trial
-from train.diagnose.trials import failure, lost, outcome_of, replan, unused_option
+from train.diagnose.trials import Runner, failure, lost, outcome_of, replan, unused_option
 from train.measures import PHASES
 
 LENGTH = 512
 
 
-class Forked:
-    """A stand-in for Popen that forks a process with torch already loaded.
-
-    The fork starts at once.
-    """
-
-    command: tuple[str, ...] = ("-P", "-m", "train")
-
-    def __init__(self, words: list[str], **named: Any):
-        assert tuple(words[1:4]) == Forked.command
-        json_errors = {"PACKCORPUS_JSON": named["env"]["PACKCORPUS_JSON"]}
-        self._done = in_fork_with_torch(ROOT, *self.command, *words[4:], **json_errors, **NO_PICTURE)
-        self.returncode = self._done.returncode
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        return "", self._done.stderr
-
-    def kill(self) -> None:
-        pass
-
-
-class ForkedWithSlowRows(Forked):
-    """A run in which a pass with a row of more than 256 tokens takes long.
-
-    The time is not computing time, so the result is the same on a loaded machine.
-    """
-
-    command = (
-        "-c",
-        """
+# A worker in which a pass with a row of more than 256 tokens takes long. The time is not computing time, so the result
+# is the same on a loaded machine.
+SLOW_ROWS = """
 import sys, time
-from train.__main__ import main
+from train.diagnose.worker import main
 from transformers import Trainer
 
 plain = Trainer.training_step
@@ -78,9 +52,8 @@ def slow(self, model, inputs, *others):
     return plain(self, model, inputs, *others)
 
 Trainer.training_step = slow
-sys.exit(main(sys.argv[1:]))
-""",
-    )
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +85,8 @@ def diagnosed(
     given: list[str],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    process: type[Forked] = Forked,
 ) -> tuple[Path, dict[str, Any], str]:
     """Return the path of a diagnosis, its content, and the output."""
-    monkeypatch.setattr(trials, "Popen", process)
     monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
     assert diagnose.main(given) == 0
     shown = capsys.readouterr()
@@ -133,7 +104,8 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     monkeypatch.setattr(compare, "STUDENT", (0.0,))
     given = words(folder, "long", "--only", "sequence_length", "--steps", "3", "--attention", "eager")
     given += ["--tokens-per-step", str(LENGTH), "--quantization", "none"]
-    path, found, shown = diagnosed(given, capsys, monkeypatch, ForkedWithSlowRows)
+    monkeypatch.setattr(Runner, "command", (sys.executable, "-P", "-c", SLOW_ROWS))
+    path, found, shown = diagnosed(given, capsys, monkeypatch)
     trials = {one["trial"]["name"]: one for one in found["trials"]}
     assert list(trials) == ["sequence_length: 256", "sequence_length: 1024"]
     assert trials["sequence_length: 1024"]["reason"].startswith("E614"), "more positions than the model has"
@@ -154,10 +126,10 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     assert capsys.readouterr().out.strip() == str(path)
 
 
-class WithoutFusedLoss(trials.Runner):
+class WithoutFusedLoss(Runner):
     """Runner on a machine whose torch has no fused loss."""
 
-    def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
+    def run(self, trial: Trial, manifest: Path, limit: float) -> tuple[Outcome, dict[str, Any]]:
         outcome, record = super().run(trial, manifest, limit)
         assert record["unavailable"]["attention"].keys() == {"flash3", "flash2", "varlen", "flex"}, "on a CPU"
         return outcome, record | {"unavailable": {"fused_loss": {"true": "torch is too old"}}}
@@ -168,7 +140,7 @@ def test_losses_are_compared_with_those_in_fp32_and_eager(
 ) -> None:
     monkeypatch.setattr(diagnose, "Runner", WithoutFusedLoss)
     given = words(folder, "short", "--only", "quantization,fused_loss", "--steps", "3", "--lora-dropout", "0.5")
-    given += ["--tokens-per-step", "256", "--attention", "auto"]
+    given += ["--tokens-per-step", "256", "--attention", "auto", "--fused-loss", "false"]
     path, found, shown = diagnosed(given, capsys, monkeypatch)
     assert found["settings"]["attention"] == found["choices"]["attention"] in ("sdpa", "eager"), "not auto"
     assert {"attention", "precision"} <= {*found["chosen_by_auto"]}
@@ -220,21 +192,30 @@ class Simulated:
     unavailable: dict[str, dict[str, str]] = {}  # noqa: RUF012 - replaced, never changed
 
     def __init__(self, words: list[str], folder: Path):
-        self.errors = ""
+        self.errors, self.words = "", words
 
-    def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
+    def is_cold(self, trial: Trial) -> bool:
+        return False
+
+    def learned(self, steps: int, length: int) -> str:
+        return "it was still loading"
+
+    def stop(self) -> None:
+        pass
+
+    def run(self, trial: Trial, manifest: Path, limit: float) -> tuple[Outcome, dict[str, Any]]:
         seconds = self.seconds + self.compiling * bool(trial.settings.get("compile"))
         if self.precision != "fp32" and trial.settings.get("precision") == "fp32":
             seconds *= self.slower
-        if limit is not None and seconds > limit:
+        if seconds > limit:
             Simulated.now += limit
             return Outcome(trial, f"took longer than {limit:.0f} s", seconds=limit), {}
         Simulated.now += seconds
         rate = 140.0 if trial.settings.get("activation_checkpointing") is False else 100.0
         choices = {"device": self.device, "precision": self.precision}
-        choices |= {"attention": self.attention, "micro_batch": 1, "accumulation": 2}
+        choices |= {"attention": self.attention, "micro_batch": 1, "accumulation": 2, "checkpointing": True}
         record = {"choices": choices | {"options": None}, "unavailable": self.unavailable}
-        return Outcome(trial, tokens_per_second=rate, seconds=seconds), record
+        return Outcome(trial, tokens_per_second=rate, seconds=seconds, micro_batch=1), record
 
 
 ONLY = tuple(set(factors.FACTORS) - {"sequence_length", "packing"})
@@ -250,27 +231,32 @@ def simulated(
     monkeypatch.setattr(Simulated, "now", 0.0)
     given = diagnose.parser().parse_args(["--manifest", "short", "--budget", str(budget)])
     corpus = open_corpus(Path("short"), root=folder)
-    found = Diagnosis(given, TrainingConfig(), corpus, only, tmp_path, Console(quiet=True))
+    found = Diagnosis(given, TrainingConfig(), corpus, only, tmp_path, Console(quiet=True), 0.0)
     found.run()
     return found
 
 
-@pytest.mark.parametrize("budget", [35, 60, 95, 150, 200, 250, 300, 400, 600, 10_000])
+@pytest.mark.parametrize("budget", [35, 60, 95, 150, 200, 240, 300, 400, 600, 10_000])
 def test_a_diagnosis_ends_within_its_budget_and_repeats_the_winner(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
     found = simulated(folder, tmp_path, monkeypatch, budget)
-    assert Simulated.now <= budget
+    assert budget - 2 * Simulated.seconds < Simulated.now <= budget or not found.untried, "no time is left unused"
     names = [one.trial.name for one in found.runs]
     assert names[0] == "current settings"
-    assert names[-1] == "current settings" or budget < 95
+    assert names[-1] == "current settings" or budget < 90
     trials = factors.in_order(factors.trials_of(found.config, found.now))
     planned = [trial.name for trial in trials if trial.factor in ONLY]
     tried = [name for name in dict.fromkeys(names) if name != "current settings"]
     assert [*tried, *(trial.name for trial in found.untried)] == planned
+    assert planned[-1] == "attention: eager"
+    sentence = found.results().verdict.sentence
+    if tried and found.untried:
+        assert f"Only {len(tried)} of {len(planned)} trials were tried; raise --budget." in sentence
+    assert ("Only" in sentence) == bool(tried and found.untried)
     winner = "activation_checkpointing: false"
     if winner in tried:
-        assert names.count(winner) == 1 + (compare.FEWEST if budget >= 300 else 1)
+        assert names.count(winner) >= 1 + (compare.FEWEST if budget >= 300 else budget >= 150)
         assert speedups(found.runs)[winner].ratio == pytest.approx(1.4)
 
 
@@ -279,23 +265,30 @@ def test_a_trial_that_compiles_for_long_does_not_end_the_trials(
 ) -> None:
     monkeypatch.setattr(Simulated, "seconds", 20.0)
     monkeypatch.setattr(Simulated, "compiling", 40.0)
-    found = simulated(folder, tmp_path, monkeypatch, 420)
+    found = simulated(folder, tmp_path, monkeypatch, 500)
     tried = list(dict.fromkeys(one.trial.factor for one in found.runs))
-    later = ["quantization", "lora_targets", "optimizer", "lora_r", "loader_workers"]
-    assert tried[tried.index("compile") :] == ["compile", *later]
+    later = ["lora_targets", "optimizer", "lora_r", "loader_workers", "quantization"]
+    assert tried[tried.index("compile") :] == ["compile", *later, "attention"]
     assert (found._expected(), found._expected(Trial("", "compile", {"compile": True}))) == (20, 60)
-    assert Simulated.now <= 420
+    assert Simulated.now <= 500
     assert found.runs[-1].trial.name == "current settings"
+
+
+def test_a_budget_without_time_for_the_current_settings_says_what_was_learned(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=r"--budget 20: ended before 8 steps .* it was still loading; raise") as caught:
+        simulated(folder, tmp_path, monkeypatch, 20)
+    assert (caught.value.reason, caught.value.exit_code, Simulated.now) == ("budget_too_small", 64, 20)
 
 
 @pytest.mark.parametrize(
     ("budget", "only", "slower", "reference"),
     [
-        (300, ONLY, 3.0, "no time for a run in fp32"),  # a third of the budget, which trials need
-        (400, ONLY, 3.0, "first"),
-        (400, ONLY, 9.0, "reference: fp32, eager: took longer than 111 s"),
+        (300, ONLY, 1.0, "no time for a run in fp32"),  # trials need it
         (300, ("loader_workers",), 3.0, "last"),
-        (150, ("loader_workers",), 3.0, "no time for a run in fp32"),
+        (150, ("loader_workers",), 3.0, "reference: fp32, eager: took longer than 60 s"),
+        (100, ("loader_workers",), 3.0, "no time for a run in fp32"),
     ],
 )
 def test_the_reference_leaves_time_for_the_trials(
@@ -313,20 +306,8 @@ def test_the_reference_leaves_time_for_the_trials(
         assert reference in why
     else:
         assert found.reference
-        assert reference == ("first" if found.reference.at < found.runs[1].at else "last")
-        assert found.reference.trial.settings == factors.REFERENCE
-
-
-def test_a_trial_that_is_the_reference_leaves_time_for_the_others(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"device": "cuda", "precision": "bf16", "attention": "eager"}.items():
-        monkeypatch.setattr(Simulated, name, value)
-    found = simulated(folder, tmp_path, monkeypatch, 300)
-    names = [one.trial.name for one in found.runs]
-    assert len(set(names)) >= 4
-    assert "precision: fp32" not in names[:4]
-    assert Simulated.now <= 300
+        assert found.reference.at > found.runs[-1].at
+        assert found.reference.trial.settings == {"precision": "fp32", "attention": "eager"}
 
 
 class Interrupted(Simulated):
@@ -334,15 +315,12 @@ class Interrupted(Simulated):
 
     diagnosis: Diagnosis
 
-    def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
+    def run(self, trial: Trial, manifest: Path, limit: float) -> tuple[Outcome, dict[str, Any]]:
         if trial.factor == "micro_batch":
             self.diagnosis._stop(2, None)
         outcome, record = super().run(trial, manifest, limit)
         outcome = replace(outcome, phases=dict.fromkeys(PHASES, 0.2))
         return outcome, record | {"corpus": {"trained": 1, "tokens": 2}, "advice": []}
-
-    def stop(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -364,7 +342,7 @@ def test_an_interrupted_diagnosis_shows_its_finished_trials_and_writes_nothing(
     given = diagnose.parser().parse_args(["--manifest", "short", "--budget", "100000"])
     console = Console(file=io.StringIO(), width=160)
     corpus = open_corpus(Path("short"), root=folder)
-    found = Diagnosis(given, TrainingConfig(), corpus, ONLY, tmp_path / "runs", console)
+    found = Diagnosis(given, TrainingConfig(), corpus, ONLY, tmp_path / "runs", console, time.monotonic())
     monkeypatch.setattr(Interrupted, "diagnosis", found, raising=False)
     (tmp_path / "runs" / "trial").mkdir(parents=True)
     with pytest.raises(SystemExit) as caught:
@@ -379,7 +357,6 @@ def test_an_interrupted_diagnosis_shows_its_finished_trials_and_writes_nothing(
 
 
 def test_settings_that_do_not_train_end_the_diagnosis(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "Popen", Forked)
     monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
     with pytest.raises(PackError, match="flash2 needs a GPU") as caught:
         diagnose.main(words(folder, "long", "--attention", "flash2"))
@@ -405,10 +382,10 @@ def test_figures_are_those_of_the_timed_steps() -> None:
         "choices": {"micro_batch": 2, "accumulation": 2, "ranks": 1},
         "result": {"peak_memory_bytes": 1, "mfu": 0.04},
     }
-    found = outcome_of(Trial("compile: true", "compile", {"compile": True}), record, 30.0)
+    found = outcome_of(Trial("compile: true", "compile", {"compile": True}), record)
     assert (found.tokens_per_second, found.rows_per_second, found.mfu) == (100.0, 4.0, pytest.approx(0.3))
     del record["log"][2]["mfu"]
-    assert outcome_of(Trial("a", "compile"), record, 30.0).mfu is None
+    assert outcome_of(Trial("a", "compile"), record).mfu is None
 
 
 def test_an_option_that_the_run_does_not_use_is_a_row_with_the_reason() -> None:

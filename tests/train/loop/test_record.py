@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from train.loop.record import data_wait, picture, summary
+from train.loop import record
+from train.loop.record import data_wait, picture, smooth, summary
 from train.loop.run import unavailable
 from train.machine.devices import Device
 from train.measures import PHASES
@@ -44,13 +46,37 @@ def test_the_step_of_the_kept_adapter_is_marked_unless_it_is_the_last() -> None:
     assert len(first) > len(last) + 300, "a line and its label"
 
 
+def test_no_legend_hides_a_panel_or_is_hidden_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    save, panels = Figure.savefig, []
+
+    def measure(figure: Figure, *given: Any, **named: Any) -> None:
+        save(figure, *given, **named)
+        for axes in figure.axes:
+            if legend := axes.get_legend():
+                panels.append((legend.get_window_extent(), axes.get_window_extent(), figure.bbox))
+
+    monkeypatch.setattr(Figure, "savefig", measure)
+    picture([GPU, {"step": 1, "eval_loss": 3.0}, *(GPU | {"step": step} for step in range(2, 50))], "run", 1)
+    assert len(panels) == 3
+    for legend, panel, page in panels:
+        assert panel.y1 <= legend.y0
+        assert page.x0 < legend.x0
+        assert legend.x1 < page.x1
+
+
+def test_losses_are_smoothed_over_the_steps_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert smooth([1.0, 2.0, 3.0, 4.0, 50.0], 3) == [1.5, 2.0, 3.0, 19.0, 27.0]
+    log = [TIMED | {"step": step + 1} for step in range(20)]
+    shown = picture(log, "run", 20)
+    monkeypatch.setattr(record, "SMOOTHED", 20)
+    assert len(shown) > len(picture(log, "run", 20)) + 1000, "a line and its label"
+
+
 def test_what_a_gpu_cannot_use_is_recorded_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy", raising=False)
     found = unavailable(Device("cuda", "fp16", "T4"))
     assert found["attention"].keys() == {"flash3", "flash2", "varlen"}
     assert found["attention"]["varlen"] == "varlen needs a GPU of compute capability 8.0 (Ampere) or later"
-    assert found["fused_loss"]["true"].startswith("it needs torch 2.13 or later")
 
 
 def test_a_rank_waits_for_its_own_batches_no_longer_than_for_all_or_than_its_gpu_does() -> None:

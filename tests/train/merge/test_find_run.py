@@ -212,10 +212,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "base quantized": (
         lambda run: edited(
-            run.parent / "base" / "config.json", lambda v: v.update(quantization_config={"quant_method": "mxfp4"})
+            run.parent / "base" / "config.json", lambda v: v.update(quantization_config={"quant_method": "fp8"})
         )
         or without_digests(run),
-        "bad_model", "is stored in mxfp4",
+        "cannot_merge", "is stored in fp8, .*; load base and adapter with AutoPeftModelForCausalLM",
     ),
     "base truncated": (
         lambda run: (

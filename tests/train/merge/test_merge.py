@@ -7,6 +7,7 @@ The logits, names, shapes, and ties are the same.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,19 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from support.training.finished_runs import finished_run, merged, run_on
+from support.training.finished_runs import CORPUS, finished_run, merged, randomize, run_on, write_record
+from support.training.mxfp4 import save_mxfp4
 from support.training.tiny_training import VOCABULARY
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import WeightRenaming
 
 from tasks.core.errors import DataError
+from train.config import TrainingConfig
 from train.machine import devices
 from train.merge import merge_run, tensors, weights
 from train.merge.find_run import find_base, find_run
 from train.merge.weights import Adapter
+from train.model.qlora import add_adapter
 
 # One model for each way in which tensors of the files become weights, or in which PEFT adapts them.
 KINDS = {
@@ -188,6 +192,30 @@ def test_a_tensor_that_a_renaming_does_not_mean_keeps_its_name(
     folder = merged(run, tmp_path / "out")
     assert "one layer in memory at a time" in capsys.readouterr().err
     assert off(logits(loaded(folder)), logits(loaded(tmp_path / "base", run))) < 1e-5
+
+
+def test_a_base_in_mxfp4_is_merged_into_its_unpacked_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "base"
+    decoded = save_mxfp4(base)
+    model = add_adapter(loaded(base), TrainingConfig(quantization="none", lora_r=4), base)
+    randomize(model)
+    model.save_pretrained(tmp_path / "run")
+    write_record(tmp_path / "run", base, TrainingConfig(base_model=str(base), quantization="none"), CORPUS)
+    folder = merged(tmp_path / "run", tmp_path / "out")
+    assert "experts that are stored in MXFP4 are written in bf16" in (said := capsys.readouterr().err)
+    assert "one layer in memory at a time" in said
+    found = tensors_in(folder)
+    assert {value.dtype for value in found.values()} == {torch.bfloat16}
+    assert decoded.keys() <= found.keys()
+    assert not any(name.endswith(("_blocks", "_scales")) for name in found)
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    expected = logits(loaded(base, tmp_path / "run"))
+    assert off(logits(loaded(folder)), expected) < 0.05
+    assert off(logits(loaded(base)), expected) > 0.1
+    exact = merged(tmp_path / "run", tmp_path / "exact", "fp32")
+    assert off(logits(loaded(exact)), expected) < 1e-5
 
 
 def test_several_files_are_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,6 +383,7 @@ def test_a_gpu_loads_the_weights_directly_and_exactly(tmp_path: Path, monkeypatc
         given.update(named)
         return torch.nn.Linear(1, 1)
 
+    monkeypatch.setattr(merge_run, "how_to_load", lambda *_: {})
     monkeypatch.setattr(merge_run.AutoModelForCausalLM, "from_pretrained", stand_in)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     merge_run._load(tmp_path, merge_run.Place("cpu", torch.float32))

@@ -17,6 +17,8 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.architectures import build
 from transformers import AutoModelForCausalLM
 
+from train.model.quantization import nf4_of
+
 PYTHON = sys.executable
 
 
@@ -45,19 +47,23 @@ def test_a_run_in_nf4_is_merged(tmp_path: Path) -> None:
     values = json.loads((tmp_path / record).read_text())
     assert len(values["base_digest"]) == len(values["adapter_sha256"]) == 64
     ids = torch.arange(3, 60)[None]
+    base = values["base_model"]
+    in_nf4 = {"quantization_config": nf4_of(torch.float32), "dtype": torch.float32}
     with torch.inference_mode():
         expected, alone, found = (
             model.eval()(input_ids=ids).logits
             for model in (
                 PeftModel.from_pretrained(
-                    AutoModelForCausalLM.from_pretrained(values["base_model"]), tmp_path / record.parent
+                    AutoModelForCausalLM.from_pretrained(base, **in_nf4), tmp_path / record.parent
                 ),
-                AutoModelForCausalLM.from_pretrained(values["base_model"]),
+                AutoModelForCausalLM.from_pretrained(base, **in_nf4),
                 AutoModelForCausalLM.from_pretrained(tmp_path / folder),
             )
         )
     assert (found - expected).norm() < 1e-4 * (alone - expected).norm()
     assert values["config"]["quantization"] == "nf4"
+    other = command(tmp_path, PYTHON, "-m", "train", "merge", "small", "--base", "original")
+    assert other.stdout == f"{folder}-original\n", other.stderr
     again = command(ROOT, PYTHON, "-m", "train", "merge", values["key"][:8], "--root", str(tmp_path))
     assert (again.returncode, again.stdout) == (0, f"{tmp_path / folder}\n"), again.stderr
     assert "already merged, nothing to do" in again.stderr

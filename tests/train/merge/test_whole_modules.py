@@ -57,7 +57,7 @@ def run_by_peft(run: Path, base: Path, **settings: Any) -> Path:
     model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", **settings))
     randomize(model, 0.1)
     model.save_pretrained(run)
-    write_record(run, base, TrainingConfig(base_model=str(base)), CORPUS)
+    write_record(run, base, TrainingConfig(base_model=str(base), quantization="none"), CORPUS)
     return run
 
 
@@ -153,7 +153,7 @@ def test_a_whole_module_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     weights = load_file(run / ADAPTER)
     weights[f"{PREFIX}model.norm.weight"][3] = float("nan")
     save_file(weights, run / ADAPTER)
-    write_record(run, base, TrainingConfig(base_model=str(base)), CORPUS)
+    write_record(run, base, TrainingConfig(base_model=str(base), quantization="none"), CORPUS)
     with pytest.raises(DataError, match=r"norm\.weight is not finite"):
         merged(run, tmp_path / "out")
 
@@ -220,7 +220,7 @@ def test_a_shared_block_that_changes_alike_in_all_layers_stays_shared(name: str,
         if ".layers.2.shared_trans" in key:
             weights[key] = weights[key.replace(".layers.2.", ".layers.1.")].clone()
     save_file(weights, run / ADAPTER)
-    write_record(run, base, TrainingConfig(base_model=str(base)), CORPUS)
+    write_record(run, base, TrainingConfig(base_model=str(base), quantization="none"), CORPUS)
     folder = merged(run, tmp_path / "out")
     require_base_plus_adapter(folder, base, run)
     assert load_file(folder / "model.safetensors").keys() == load_file(base / "model.safetensors").keys()

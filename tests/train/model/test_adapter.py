@@ -85,12 +85,12 @@ def test_every_layer_is_adapted_with_the_rank_or_known_to_be_left_out() -> None:
         model = add_adapter(model, TrainingConfig(quantization="none", lora_r=4))
         adapters = {key: value for key, value in model.named_parameters() if ".lora_B." in key}
         sizes = {value.shape[1] for key, value in adapters.items()}
-        assert sizes == {4, 4 * 8}, "those of experts are stacked"
+        assert sizes == {4, 2 * 8}, "those of 8 experts are stacked, and a token has two"
         missing = left_out(model)
         assert len(missing) == dense
         found = {key.removeprefix("base_model.model.") for key in adapted(model)}
         assert {layer for layer in layers if layer not in found} == {*missing}
-        assert not model.peft_config["default"].rank_pattern
+        assert model.peft_config["default"].rank_pattern == {"experts.gate_up_proj": 2, "experts.down_proj": 2}
         assert {*model.peft_config["default"].target_parameters} == {"experts.gate_up_proj", "experts.down_proj"}
         again = get_peft_model(build(name, **ARCHITECTURES[name][0]), deepcopy(model.peft_config["default"]))
         assert adapted(again) == adapted(model)

@@ -205,9 +205,10 @@ def test_rope_scaling_extends_the_positions(longest: int, rope: dict[str, Any] |
 
 
 def test_a_model_without_a_limit_accepts_any_row() -> None:
-    from transformers import BloomConfig  # it has ALiBi instead of positions
+    from transformers import BloomConfig, XLNetConfig  # the first has ALiBi instead of positions, the second says -1
 
     assert positions(BloomConfig()) is None
+    assert positions(XLNetConfig()) is None
     check_model("it", BloomConfig(vocab_size=500), 499, 1 << 20)
 
 

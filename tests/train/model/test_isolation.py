@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from support.training.tiny_training import (
 )
 
 from tasks.core.errors import DataError, PartMissing
+from train.config import TrainingConfig
 from train.model import isolation
 from train.model.attention import BACKENDS, Collator, unavailable_reason
 from train.model.isolation import (
@@ -34,6 +36,7 @@ from train.model.isolation import (
     number_conversations,
     require_isolation,
 )
+from train.model.qlora import infinite_weights, load_model
 
 Batch = dict[str, Any]
 
@@ -330,8 +333,24 @@ def test_infinite_logits_are_not_a_proof(value: float, everywhere: bool) -> None
     with torch.no_grad():
         weights = model.get_output_embeddings().weight
         (weights if everywhere else weights[17, :1]).fill_(value)
-    with pytest.raises(DataError, match="the model's logits are not finite"):
+    with pytest.raises(DataError, match=r"The base model has NaN or infinity in 1 weight, such as .*lm_head"):
         require(model, packed_rows(), Collator("sdpa"))
+
+
+def test_infinite_logits_of_finite_weights_are_a_fault_of_the_code() -> None:
+    model = tiny_model()
+    model.get_output_embeddings().register_forward_hook(lambda _m, _i, out: out * math.nan)
+    with pytest.raises(DataError, match=r"^the logits of this llama model are not finite .* All weights are finite"):
+        require(model, packed_rows(), Collator("sdpa"))
+
+
+def test_damaged_weights_are_named_in_4_bits(tmp_path: Path) -> None:
+    base = tiny_model(adapter=False)
+    with torch.no_grad():
+        base.model.layers[1].mlp.up_proj.weight[3, 5] = math.nan
+    base.save_pretrained(tmp_path)
+    model = load_model(tmp_path, TrainingConfig(), "cpu", torch.float32)
+    assert [name for name in infinite_weights(model) if "layers.1.mlp.up_proj" in name] == infinite_weights(model) != []
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
@@ -344,7 +363,7 @@ def test_a_model_that_overflows_in_fp16_needs_fp32(precision: torch.dtype) -> No
         if precision == torch.bfloat16:
             require(model, packed_rows(), Collator("sdpa"))
         else:
-            with pytest.raises(DataError, match=r"logits are not finite .* Set precision: fp32$"):
+            with pytest.raises(DataError, match=r"logits of .* are not finite .* Set precision: fp32$"):
                 require(model, packed_rows(), Collator("sdpa"))
 
 
@@ -405,9 +424,13 @@ def rows_of_runs(draw: st.DrawFn) -> tuple[Row, int]:
 @given(st.lists(rows_of_runs(), max_size=8), st.integers(1, 6))
 def test_chosen_rows(made: list[tuple[Row, int]], count: int) -> None:
     assert [count_conversations(row) for row, _ in made] == [conversations for _, conversations in made]
-    fit = [number for number, (_, conversations) in enumerate(made) if conversations >= 2]
+    counts = [conversations for _, conversations in made]
+    fit = [number for number in range(len(made)) if counts[number] >= 2]
     chosen = choose_rows([row for row, _ in made], count)
-    assert chosen == ([fit[i % len(fit[:count])] for i in range(count)] if fit else [])
+    assert len(chosen) == (count if fit else 0)
+    assert len({*chosen}) == min(count, len(fit))
+    assert {*chosen} <= {*fit}
+    assert min((counts[n] for n in chosen), default=9) >= max((counts[n] for n in fit if n not in chosen), default=0)
 
 
 # -- the fastest ------------------------------------------------------------------------------------------------------

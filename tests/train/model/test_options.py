@@ -26,18 +26,18 @@ from transformers.models.llama import modeling_llama
 
 from train.config import TrainingConfig
 from train.machine.devices import compiler
-from train.model import attention, liger, options
+from train.model import attention, liger, options, token_loss
 from train.model.attention import Collator, autocast, use_attention
 from train.model.options import (
     SAME,
     comparable,
-    fuse_loss,
     loss_and_gradient,
     try_compile,
     try_fused_loss,
     try_liger,
 )
 from train.model.qlora import add_adapter
+from train.model.token_loss import fuse_loss
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="torch.compile needs a C++ compiler on a CPU")
 
@@ -135,13 +135,6 @@ def test_the_fused_loss_is_used(base: Path, dtype: torch.dtype) -> None:
     assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.05}
 
 
-def test_without_the_function_of_torch_the_fused_loss_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
-    tried = try_fused_loss(load(base), batch_of(0), torch.float32, 1)
-    assert tried.note == f"fused_loss: not used: it needs torch 2.13 or later, not {torch.__version__}"
-    assert not tried.used
-
-
 def test_losses_are_compared_on_few_trained_tokens(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits of a whole row might not fit without the fused loss."""
     monkeypatch.setattr(options, "COMPARED", 64)
@@ -169,8 +162,13 @@ def test_small_gradients_do_not_vanish_in_fp16(base: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [1.01, float("nan")])
 def test_a_fused_loss_that_differs_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
-    real = torch.nn.functional.linear_cross_entropy
-    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", lambda *a, **b: real(*a, **b) * wrong)
+    real = token_loss._add_up
+
+    def off(*arguments: Any) -> Any:
+        sums, gradients = real(*arguments)
+        return sums * wrong, gradients
+
+    monkeypatch.setattr(token_loss, "_add_up", off)
     model = load(base)
     before = adapter(model)
     tried = try_fused_loss(model, batch_of(0, 1), torch.float32, 1)
@@ -181,13 +179,13 @@ def test_a_fused_loss_that_differs_is_not_used(base: Path, monkeypatch: pytest.M
 
 
 def test_a_wrong_gradient_of_a_correct_loss_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = torch.nn.functional.linear_cross_entropy
+    real = token_loss._add_up
 
-    def off(*arguments: Any, **named: Any) -> torch.Tensor:
-        loss = real(*arguments, **named)
-        return loss.detach() + 1.01 * (loss - loss.detach())
+    def off(*arguments: Any) -> Any:
+        sums, gradients = real(*arguments)
+        return sums, [1.01 * gradient for gradient in gradients]
 
-    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", off)
+    monkeypatch.setattr(token_loss, "_add_up", off)
     assert try_fused_loss(load(base), batch_of(0, 1), torch.float32, 1).note.startswith("fused_loss: not used")
 
 

@@ -1,0 +1,71 @@
+"""Give the weights of a base model the values that a run computed with.
+
+    record of a run, model without weights ─dequantized_of─▶ Dequantized: the weights that were in NF4
+    weight of the files ─in the precision of the run─▶ NF4 ─▶ back
+
+A run with `quantization: nf4` learns what is missing to the rounded weights of its base. transformers chooses the
+weights, and transforms and quantizes them, exactly as when it loads the model for training. bitsandbytes computes on
+the CPU, so that the result depends neither on a GPU nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn import Linear4bit
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.auto import AutoHfQuantizer
+
+from train.merge.find_run import Base, Run
+from train.merge.tensors import PRECISIONS
+from train.model.quantization import nf4_of
+
+
+@dataclass(frozen=True)
+class Dequantized:
+    """Weights that a run had in NF4, by their names in the model."""
+
+    model: Any  # without weights, its layers replaced by those of bitsandbytes
+    layers: dict[str, Any]  # their modules: linear layers, or stacks of experts
+    quantizer: Any
+    dtype: torch.dtype  # of the computations of the run
+
+    def value(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """Return the values of a weight in the run, in the run's precision."""
+        operation = self.quantizer.get_quantize_ops()
+        [packed] = operation.convert({name: [weight.to("cpu", self.dtype)]}, model=self.model).values()
+        found = dequantize_4bit(packed.data, packed.quant_state)
+        is_turned = issubclass(getattr(self.layers[name], "source_cls", torch.nn.Module), Conv1D)
+        return found.T.contiguous() if is_turned else found
+
+    @torch.no_grad()
+    def apply(self, model: Any) -> None:
+        """Replace the weights of a loaded model."""
+        shared = {model.get_parameter(name): name for name in self.layers}  # a block may be in several layers
+        for weight, name in shared.items():
+            weight.data = self.value(name, weight.data).to(weight.device, weight.dtype)
+
+
+def dequantized_of(run: Run, base: Base, model: Any) -> Dequantized | None:
+    """Return the weights that a run had in NF4; None for a run without quantization."""
+    if run.record["config"].get("quantization") != "nf4":
+        return None
+    dtype = PRECISIONS[run.record["choices"]["precision"]]
+    # Runs of earlier versions do not name the layers in 16 bits. They had `dt_proj` of Mamba there, and all experts.
+    is_earlier = "in_16_bits" not in run.record
+    skipped = ["dt_proj"] * (model.config.model_type == "mamba") if is_earlier else run.record["in_16_bits"]
+    quantizer = AutoHfQuantizer.from_config(nf4_of(dtype, skipped), pre_quantized=False)
+    replaced = deepcopy(model)
+    quantizer.preprocess_model(model=replaced, device_map={"": "cpu"})
+    layers = {
+        f"{name}.{weights}".lstrip("."): module
+        for name, module in replaced.named_modules(remove_duplicate=False)
+        for weights in module._parameters
+        if quantizer.param_needs_quantization(replaced, f"{name}.{weights}".lstrip("."))
+        and (isinstance(module, Linear4bit) or not is_earlier)
+    }
+    return Dequantized(replaced, layers, quantizer, dtype)
