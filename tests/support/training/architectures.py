@@ -194,7 +194,7 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
             "mlp_layer_types": ["hash_moe", "moe"], "o_lora_rank": 16, "sliding_window": 24, "hc_mult": 2,
             "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
         },
-        TRAINS,
+        ALONE,
     ),
     "dots1": (LATENT | {"n_shared_experts": 1}, TRAINS),
     "dots3_note_text": (
