@@ -182,7 +182,7 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
     "dbrx": (
         {
             "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": LENGTH,
-            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
             "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
         },
         TRAINS,
@@ -194,7 +194,7 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
             "mlp_layer_types": ["hash_moe", "moe"], "o_lora_rank": 16, "sliding_window": 24, "hc_mult": 2,
             "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
         },
-        TRAINS,
+        ALONE,
     ),
     "dots1": (LATENT | {"n_shared_experts": 1}, TRAINS),
     "dots3_note_text": (
@@ -297,7 +297,7 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "camembert": (IS_DECODER, ALONE),
     "cpmant": ({"dim_head": 16, "dim_ff": 128, "prompt_types": 4, "segment_types": 4, "prompt_length": 4}, NOT_CAUSAL),
-    "ctrl": (OLD | {"dff": 128}, ALONE),
+    "ctrl": (OLD | {"dff": 128}, TRAINS),
     "data2vec-text": (IS_DECODER, ALONE),
     "electra": (IS_DECODER | {"embedding_size": 64}, ALONE),
     "ernie": (IS_DECODER, ALONE),

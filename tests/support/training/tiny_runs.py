@@ -13,7 +13,6 @@ import re
 import socket
 import sys
 import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -22,10 +21,12 @@ from typing import Any
 
 import torch
 import transformers
-from support.commands import NO_PICTURE, ROOT, command, started
+from support.commands import NO_PICTURE, ROOT, command, in_fork_with_torch
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.architectures import ALONE, ARCHITECTURES, STATE, TRAINS, build
 from support.training.tiny_training import Row, rows_of
+
+from train.__main__ import main
 
 LENGTH, STEPS, SEED = 128, 3, 42
 # Transformers computes the loss of single conversations with other shapes, which rounds differently.
@@ -76,31 +77,32 @@ def saved(name: str, folder: Path) -> Path:
 
 def trained(base: Path, output: Path, *options: str, ranks: int = 1) -> tuple[dict[str, Any], str]:
     """Run the command; return training.json, or {} and the text of the error."""
-    words = ["-m", "train", "--manifest", str(corpus()), "--base-model", str(base), "--output", str(output)]
+    words = ["--manifest", str(corpus()), "--base-model", str(base), "--output", str(output)]
     words += ["--device", "cpu", "--precision", "fp32", "--quantization", "none", "--micro-batch", "1"]
     words += ["--tokens-per-step", str(4 * LENGTH), "--max-steps", str(STEPS), "--learning-rate", "5e-3"]
     words += ["--lora-dropout", "0", "--fused-loss", "true", *options]
     if ranks == 1:
-        text = command(ROOT, sys.executable, *words, **NO_PICTURE).stderr
+        text = command(ROOT, sys.executable, "-m", "train", *words, **NO_PICTURE).stderr
     else:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        of_all = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-        with ExitStack() as stack:
-            processes = [
-                stack.enter_context(
-                    started(
-                        ROOT, *words, MASTER_PORT=port, RANK=str(rank), LOCAL_RANK=str(rank), **of_all, **NO_PICTURE
-                    )
-                )
-                for rank in range(ranks)
-            ]
-            text = "".join(process.stderr.read() for process in processes)
-            for process in processes:
-                process.wait()
+        code = "import json, sys; from support.training.tiny_runs import in_ranks; in_ranks(*json.loads(sys.argv[1]))"
+        text = in_fork_with_torch(ROOT, "-c", code, json.dumps([ranks, words]), **NO_PICTURE).stderr
     record = output / "training.json"
     return (json.loads(record.read_bytes()) if record.exists() else {}), text
+
+
+def in_ranks(count: int, words: list[str]) -> None:
+    """Run the command in forks of this process, as ranks of one run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    os.environ |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    ranks = []
+    for rank in range(count):
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            os._exit(main(words))
+    raise SystemExit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks))
 
 
 def losses_of(base: Path, rows_per_step: int, steps: int = 2) -> list[float]:
