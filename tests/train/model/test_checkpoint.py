@@ -24,12 +24,16 @@ SMALL = {
 }  # fmt: skip
 
 
+def start(base: Path) -> None:
+    """Load a folder as a run does."""
+    check_model(base, read_config(base), 499, 128)
+    model = load_model(base, TrainingConfig(quantization="none"), "cpu", torch.float32)
+    require_causal_text(base, model, Collator("sdpa"))
+
+
 def refusal(base: Path) -> str:
-    """Return the error of a run that starts from a folder."""
     with pytest.raises(DataError) as caught:
-        check_model(base, read_config(base), 499, 128)
-        model = load_model(base, TrainingConfig(quantization="none"), "cpu", torch.float32)
-        require_causal_text(base, model, Collator("sdpa"))
+        start(base)
     text = str(caught.value)
     assert str(base) in text
     assert "copy the model again" not in text
