@@ -172,6 +172,8 @@ def prepare(
             qlora.shard(model, state.device)
     if note:
         notes.append(note)
+    with together(waiting=qlora.is_sharded(model)), autocast(state.device, device.dtype):
+        require_causal_text(base, model, attention.Collator(backend))
     if corpus.weighted:
         token_loss.weigh_loss(model)
         batch = batch_of([options.comparable(feed.longest[0])], range(1), feed.collator(backend), state.device)
@@ -179,8 +181,6 @@ def prepare(
             options.require_same_loss(model, batch, device.dtype)
         by = corpus.manifest.config[LOSS_WEIGHT] if corpus.manifest else "a column of the rows"
         notes.append(f"{LOSS_WEIGHT}: {by}; the loss of a step is the weighted mean of its trained tokens")
-    with together(waiting=qlora.is_sharded(model)), autocast(state.device, device.dtype):
-        require_causal_text(base, model, attention.Collator(backend))
     checkpoint = newest_of_all(folder.path, corpus.key, disk)
     choices = _choose(model, feed, config, start, "auto" if tries else backend, tried, device.dtype)
     proof = None

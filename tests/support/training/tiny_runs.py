@@ -24,6 +24,8 @@ import transformers
 from support.commands import NO_PICTURE, ROOT, command, in_fork_with_torch
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.architectures import ALONE, ARCHITECTURES, STATE, TRAINS, build
+from support.training.multimodal import MULTIMODAL
+from support.training.multimodal import build as build_multimodal
 from support.training.tiny_training import Row, rows_of
 
 from train.__main__ import main
@@ -66,7 +68,7 @@ def without_dropout(config: Any) -> None:
 def saved(name: str, folder: Path) -> Path:
     """Write a tiny model with random weights."""
     torch.manual_seed(3)
-    model = build(name, **ARCHITECTURES[name][0])
+    model = build_multimodal(name) if name in MULTIMODAL else build(name, **ARCHITECTURES[name][0])
     without_dropout(model.config)
     with torch.no_grad():  # embeddings of zeros have no finite gradient in Gemma 3n, and are unlike a trained model
         for layer in (module for module in model.modules() if isinstance(module, torch.nn.Embedding)):
@@ -105,10 +107,10 @@ def in_ranks(count: int, words: list[str]) -> None:
     raise SystemExit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks))
 
 
-def losses_of(base: Path, rows_per_step: int, steps: int = 2) -> list[float]:
+def losses_of(base: Path, rows_per_step: int, steps: int = 1) -> list[float]:
     """Return the mean loss of each step, from single conversations.
 
-    The first two steps have the weights of the base model, because the learning rate of the first one is 0.
+    The first step has the weights of the base model.
     """
     config = transformers.AutoConfig.from_pretrained(base)
     model = getattr(transformers, config.architectures[0]).from_pretrained(base, dtype=torch.float32).eval()
