@@ -181,6 +181,9 @@ def prepare(
     with together(waiting=qlora.is_sharded(model)), autocast(state.device, device.dtype):
         require_causal_text(base, model, attention.Collator(backend))
     checkpoint = newest_of_all(folder.path, corpus.key, disk)
+    with together():
+        if checkpoint:
+            qlora.check_same_adapter(model, checkpoint)
     choices = _choose(model, feed, config, start, "auto" if tries else backend, tried, device.dtype)
     proof = None
     if feed.isolated:
