@@ -36,7 +36,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tasks.core.errors import DataError, PartMissing, UsageError
 from tasks.core.printable import counted, suggest
-from train.config import TrainingConfig, adapter_files, folder_digest
+from train.config import ADAPTER_WEIGHTS, TrainingConfig, adapter_files, folder_digest
 from train.machine.process import is_shortage
 from train.measures import ROUTING
 from train.model import states
@@ -462,6 +462,19 @@ def load_weights(model: Any, folder: Path, config: TrainingConfig, targets: list
             "bad_adapter",
             f"{path}: {what} ({counted(len(strange) + len(absent), 'such weight')}); it was trained on another model",
         )
+
+
+def check_same_adapter(model: Any, checkpoint: Path) -> None:
+    """Raise UsageError if an earlier version gave weights of the adapter another rank."""
+    weights = dict(model.named_parameters())
+    for key, value in load_file(checkpoint / ADAPTER_WEIGHTS).items():
+        now = weights.get(f"{key.removesuffix('.weight')}.default.weight")
+        if now is not None and now.shape != value.shape:
+            raise UsageError(
+                "run_folder_taken",
+                f"{checkpoint.parent}: was trained with experts of another rank by an earlier version; set another "
+                "`output`, or finish the run with the version that started it",
+            )
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:

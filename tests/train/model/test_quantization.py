@@ -24,7 +24,7 @@ from support.training.mxfp4 import save_mxfp4
 from support.training.tiny_training import gradients, largest_difference
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from train.config import TrainingConfig
 from train.measures import parameters
 from train.model import base_model, qlora, quantization
@@ -375,3 +375,14 @@ def test_mxfp4_is_unpacked_and_trained_as_it_is_or_in_nf4(dtype: torch.dtype, tm
             _, gradient = gradients(model, **batch_of(0))
         assert all(values.any() for values in gradient.values())
         assert gradient.keys() == adapter(model).keys()
+
+
+def test_a_run_of_an_earlier_version_with_another_rank_of_experts_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, checkpoint = save(tmp_path / "base", "qwen3_moe"), tmp_path / "run" / "checkpoint-2"
+    load(base, lora_r=8).save_pretrained(checkpoint)
+    qlora.check_same_adapter(load(base, lora_r=8), checkpoint)
+    monkeypatch.setattr(qlora, "rank_of_experts", lambda _model, rank: rank)
+    with pytest.raises(UsageError, match="run: was trained with experts of another rank by an earlier version; set"):
+        qlora.check_same_adapter(load(base, lora_r=8), checkpoint)
