@@ -99,8 +99,7 @@ def trl(case: Case) -> Figures:
     liger = device.kind == "cuda" and is_liger_kernel_available()
     loaded = qlora.load_model(Path(case["model"]), config, device.kind, device.dtype, backend)
     data = sft_dataset(corpus)[0]
-    own = {"gradient_checkpointing": case["checkpointing"], "use_liger_kernel": liger}
-    found = sft(case, loaded, data, padding_tokenizer(corpus), device.precision, own)
+    found = sft(case, loaded, data, padding_tokenizer(corpus), device.precision, use_liger_kernel=liger)
     return found | {"setting": f"attention: {backend}{', Liger' * liger}"}
 
 
@@ -120,10 +119,10 @@ def unsloth(case: Case) -> Figures:
     )  # fmt: skip
     data = load_dataset("json", data_files=case["data"], split="train")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(case["model"])
-    return sft(case, model, data, tokenizer, "bf16", {}) | {"setting": "its own kernels"}
+    return sft(case, model, data, tokenizer, "bf16") | {"setting": "its own kernels"}
 
 
-def sft(case: Case, model: Any, data: Any, tokenizer: Any, precision: str, own: dict[str, Any]) -> Figures:
+def sft(case: Case, model: Any, data: Any, tokenizer: Any, precision: str, **own: Any) -> Figures:
     """Measure SFTTrainer; `data` has input_ids and labels."""
     import torch
     from transformers import TrainerCallback
@@ -143,7 +142,7 @@ def sft(case: Case, model: Any, data: Any, tokenizer: Any, precision: str, own: 
         per_device_train_batch_size=case["micro_batch"], max_steps=case["steps"],
         gradient_accumulation_steps=max(1, case["rows"] // case["micro_batch"]), learning_rate=2e-4,
         bf16=precision == "bf16", fp16=precision == "fp16", use_cpu=not on_gpu, save_strategy="no",
-        report_to="none", disable_tqdm=True, **own,
+        report_to="none", disable_tqdm=True, gradient_checkpointing=case["checkpointing"], **own,
     )  # fmt: skip
     trainer = SFTTrainer(model=model, args=args, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()])
     trainer.train()
