@@ -1,4 +1,6 @@
-"""Compare training on a GPU with TRL and Unsloth, on a random model of the shape of Llama 3.1 8B.
+"""Compare training on a GPU with TRL and Unsloth.
+
+The model has random weights and the shape of Llama 3.1 8B.
 
     python bench/training/gpu.py FOLDER --packed MANIFEST … --whole MANIFEST … [--unsloth-python PYTHON]
         [--layers 32 --hidden 4096 --steps 12] [settings of training]
@@ -67,10 +69,12 @@ def packcorpus(manifest: Path, model: Path, steps: int, settings: list[str]) -> 
     words += ["--output", str(output), "--max-steps", str(steps), *settings]
     record = json.loads(Path(run(words, "packcorpus").stdout.splitlines()[-1]).read_text())
     log = [entry for entry in record["log"] if "step_seconds" in entry][1:]  # the first step is slower
-    chosen = record["choices"]
+    chosen, corpus = record["choices"], record["corpus"]
+    rate = statistics.median(entry["non_pad_tokens_per_second"] for entry in log)
     return {
-        "tokens_per_second": statistics.median(entry["non_pad_tokens_per_second"] for entry in log),
-        "trained_tokens_per_second": statistics.median(entry["trained_tokens_per_second"] for entry in log),
+        "tokens_per_second": rate,
+        # As for the others, the share of the corpus counts: rows of a few steps may have another one.
+        "trained_tokens_per_second": rate * corpus["trained"] / corpus["tokens"],
         "memory_bytes": max(entry["memory_bytes"] for entry in log),
         "micro_batch": chosen["micro_batch"],
         "setting": ", ".join(
@@ -99,8 +103,7 @@ def trl(case: Case) -> Figures:
     liger = device.kind == "cuda" and is_liger_kernel_available()
     loaded = qlora.load_model(Path(case["model"]), config, device.kind, device.dtype, backend)
     data = sft_dataset(corpus)[0]
-    own = {"gradient_checkpointing": case["checkpointing"], "use_liger_kernel": liger}
-    found = sft(case, loaded, data, padding_tokenizer(corpus), device.precision, own)
+    found = sft(case, loaded, data, padding_tokenizer(corpus), device.precision, use_liger_kernel=liger)
     return found | {"setting": f"attention: {backend}{', Liger' * liger}"}
 
 
@@ -120,10 +123,10 @@ def unsloth(case: Case) -> Figures:
     )  # fmt: skip
     data = load_dataset("json", data_files=case["data"], split="train")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(case["model"])
-    return sft(case, model, data, tokenizer, "bf16", {}) | {"setting": "its own kernels"}
+    return sft(case, model, data, tokenizer, "bf16") | {"setting": "its own kernels"}
 
 
-def sft(case: Case, model: Any, data: Any, tokenizer: Any, precision: str, own: dict[str, Any]) -> Figures:
+def sft(case: Case, model: Any, data: Any, tokenizer: Any, precision: str, **own: Any) -> Figures:
     """Measure SFTTrainer; `data` has input_ids and labels."""
     import torch
     from transformers import TrainerCallback
@@ -143,7 +146,7 @@ def sft(case: Case, model: Any, data: Any, tokenizer: Any, precision: str, own: 
         per_device_train_batch_size=case["micro_batch"], max_steps=case["steps"],
         gradient_accumulation_steps=max(1, case["rows"] // case["micro_batch"]), learning_rate=2e-4,
         bf16=precision == "bf16", fp16=precision == "fp16", use_cpu=not on_gpu, save_strategy="no",
-        report_to="none", disable_tqdm=True, **own,
+        report_to="none", disable_tqdm=True, gradient_checkpointing=case["checkpointing"], **own,
     )  # fmt: skip
     trainer = SFTTrainer(model=model, args=args, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()])
     trainer.train()
@@ -164,7 +167,7 @@ def process_memory() -> int:
 
 
 def run_or_exit(trainer: Callable[[Case], Figures], case: Case) -> Figures:
-    """Run a trainer in this process; if it runs out of memory, end with the code SHORTAGE."""
+    """Run a trainer here; if it runs out of memory, exit with the code SHORTAGE."""
     try:
         return trainer(case)
     except Exception as error:
@@ -198,7 +201,7 @@ def trial(python: str, name: str, case: Case) -> Figures | None:
 
 
 def best(python: str, name: str, case: Case) -> Figures:
-    """Return the fastest trial: with and without checkpointing, at the best micro-batch.
+    """Return the fastest trial, with or without activation checkpointing.
 
     From `case["micro_batch"]`, the size is halved until it fits, and then doubled while it fits and is faster. It never
     exceeds the rows of a step. Exits if nothing fits.
@@ -235,7 +238,7 @@ def best(python: str, name: str, case: Case) -> Figures:
 
 
 def for_unsloth(model: Path, corpus: Path, folder: Path) -> tuple[Path, Path]:
-    """Write what Unsloth reads: the model with a tokenizer, and the tokens with labels."""
+    """Write what Unsloth reads: a model with a tokenizer, and tokens with labels."""
     from train.data.conversations import padding_tokenizer, sft_dataset
     from train.data.corpus import open_corpus
 

@@ -1,4 +1,4 @@
-"""Compute the loss of a causal language model in chunks, from its trained tokens only.
+"""Compute the loss of a causal language model from its trained tokens only.
 
 batch ─decoder─▶ hidden states ─trained tokens─▶ chunks ─the model's own code─▶ logits ─▶ Σ loss and its gradient
 
@@ -74,7 +74,7 @@ def _replace_forward(model: Any, fused: bool) -> Undo:
 
 
 def _path(causal: Any) -> list[Any]:
-    """Return the modules that lead to the decoder of a model and do not contain the head."""
+    """Return the modules that lead to the decoder and do not contain the head."""
     decoder, head = decoder_of(causal), causal.get_output_embeddings()
     name = next(name for name, module in causal.named_modules() if module is decoder)
     parts = name.split(".")

@@ -1,4 +1,7 @@
-"""bench/training/gpu.py finds the best settings of the other trainers, and runs here with a tiny model."""
+"""bench/training/gpu.py finds the best settings of other trainers.
+
+It runs here with a tiny model.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ CASE = {"micro_batch": 4, "rows": 8}
 
 
 def processes(monkeypatch: pytest.MonkeyPatch, ends: dict[tuple[int, bool], Any]) -> list[tuple[int, bool]]:
-    """Replace the processes of a trainer by their speeds or errors, and return what is tried."""
+    """Replace the processes of a trainer by their speeds, and return what is tried."""
     tried: list[tuple[int, bool]] = []
 
     def run(words: list[str], **_: Any) -> SimpleNamespace:
