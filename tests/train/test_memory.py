@@ -31,7 +31,7 @@ MODELS = {
 
 
 def peak_of(model: Any, batch: dict[str, torch.Tensor]) -> int:
-    """Return the bytes that torch's allocator has at the peak of a pass, by its profiler."""
+    """Return the most bytes of torch's allocator in a pass, by its profiler."""
     run_pass(model, batch, torch.float32)  # gradients exist from here on
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
         run_pass(model, batch, torch.float32)
