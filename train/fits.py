@@ -1,4 +1,4 @@
-"""Report which rows of a model fit on which card, before its weights are downloaded.
+"""Report which rows of a model fit on which card, from its config alone.
 
 config.json, lengths of the corpus ─Estimator─▶ bytes of 1 and of more rows ─▶ most rows per pass on each card
 """

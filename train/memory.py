@@ -1,4 +1,4 @@
-"""Estimate the memory of a training pass from the config of a model, without its weights.
+"""Estimate the memory of a training pass from the config of a model.
 
     config ─skeleton─▶ the model on `meta`, with NF4 weights and an adapter ─┬─static──▶ bytes of weights, gradients, …
                                                                              └─trace───▶ peak of a pass of B × S tokens
@@ -214,7 +214,7 @@ def _parts_of(model: Any, live: Live) -> Iterator[None]:
 def trace(
     model: Any, rows: int, length: int, dtype: torch.dtype, *, fused: bool, trained: float = 1.0
 ) -> dict[str, float]:
-    """Return the bytes of each part at the peak of a pass, in addition to the static ones.
+    """Return the bytes of each part at the peak of a pass, without the static ones.
 
     `trained` is the share of the tokens that is trained on, which matters to the fused loss.
     """
@@ -246,7 +246,7 @@ def trace(
 
 
 def _is_enabled(dtype: torch.dtype) -> Any:
-    """Return torch.is_autocast_enabled for a pass in `dtype`, as PEFT asks, without a device."""
+    """Return torch.is_autocast_enabled as PEFT calls it in a pass in `dtype`."""
     real = torch.is_autocast_enabled
     return lambda *device: real(*device) if device else dtype != torch.float32
 

@@ -178,7 +178,7 @@ class Diagnosis:
         return failed
 
     def _try_more(self, count: int) -> bool:
-        """Run untried trials while enough time is left to repeat the winners; return whether one ran."""
+        """Run untried trials as long as repeats have time; return whether one ran."""
         before = len(self.runs)
         for trial in list(self.untried):
             repeats = len(to_repeat(self.runs, until_clear=False))

@@ -92,7 +92,7 @@ class Runner:
         return replace(outcome_of(trial, record), seconds=seconds, is_cold=is_cold), record
 
     def replan(self, manifest: Path, root: Path, changes: Mapping[str, Any], limit: float) -> Path:
-        """Return the manifest of a corpus that is packed again, in a process of its own."""
+        """Pack a corpus again, in a process of its own, and return its manifest."""
         folder = self._folder / "-".join(f"{name}-{value}" for name, value in changes.items())
         if not folder.exists():  # each corpus is packed only once
             packer = Runner([], self._folder)

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,7 @@ def main() -> None:
 
 
 def _train(words: list[str]) -> int:
-    from train.__main__ import main as command
-
-    return command(words)
+    return int(import_module("train.__main__").main(words))  # a layer above this one
 
 
 def _replan(manifest: str, root: str, changes: dict[str, Any], folder: str) -> int:
@@ -134,7 +133,7 @@ class Kept:
         return model
 
     def restore_code(self) -> None:
-        """Undo the changes of libraries that replace functions and methods of a model's code."""
+        """Restore functions and methods of the model's code that a library replaced."""
         for holder, values in self._code:
             for name, value in values.items():
                 if vars(holder).get(name) is not value:

@@ -1,4 +1,4 @@
-"""Trials that share a process and the loaded model have the results of separate processes."""
+"""Trials that share a process have the results of separate processes."""
 
 from __future__ import annotations
 
