@@ -134,8 +134,8 @@ class TrainingConfig(BaseModel):
     )
     fused_loss: Literal["auto"] | bool = Field(
         "auto",
-        description="Compute the loss without all logits in memory, if one step with it gives the same loss; "
-        "auto: on a GPU.",
+        description="Compute logits only for trained tokens, in chunks, if one step with it gives the same loss; "
+        "auto: true, except in runs of an earlier version.",
     )
     optimizer: Literal["adamw_torch_fused", "paged_adamw_8bit"] = Field(
         "adamw_torch_fused", description="The 8-bit optimizer uses less memory."

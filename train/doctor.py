@@ -9,6 +9,7 @@ settings.
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,8 @@ from tasks.core.errors import PackError, PartMissing, UsageError
 from tasks.core.printable import counted
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import load_manifest
+from train.config import Parser, load_training_config
+from train.data.corpus import open_corpus
 from train.machine import devices
 from train.measures import advise
 
@@ -59,11 +62,37 @@ class Finding:
 
 def main(arguments: Sequence[str] = (), console: Console | None = None) -> int:
     """Print the findings and return 0, or 69 if training cannot run here."""
-    if arguments:
-        raise UsageError("bad_command_line", f"{arguments[0]!r}: doctor takes no options")
+    given = parser().parse_args(list(arguments))
+    console = console or Console(markup=False, emoji=False, highlight=False)
+    if given.base_model:
+        return _show_what_fits(given.base_model, given.corpus, console)
+    if given.corpus:
+        raise UsageError("bad_command_line", f"--corpus {given.corpus}: needs --base-model, whose memory is estimated")
     findings = examine()
-    show(findings, console or Console(markup=False, emoji=False, highlight=False))
+    show(findings, console)
     return PartMissing.exit_code if any(finding.level == "problem" for finding in findings) else 0
+
+
+def parser() -> Parser:
+    """Build the parser of the command."""
+    text = "Report what this machine can train with or, with --base-model, which rows of a model fit on which card."
+    ours = Parser(prog="python -m train doctor", description=text, allow_abbrev=False)
+    text = "a folder with a config.json, or a Hugging Face name, of which only config.json is downloaded"
+    ours.add_argument("--base-model", metavar="MODEL", help=text)
+    text = "corpus whose row lengths and trained tokens are used: a manifest, a name, or a folder"
+    ours.add_argument("--corpus", metavar="CORPUS", help=text)
+    ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
+    return ours
+
+
+def _show_what_fits(base: str, corpus: str | None, console: Console) -> int:
+    opened = open_corpus(corpus) if corpus else None
+    settings = load_training_config(overrides={"base_model": json.dumps(base)})
+    devices.check_libraries()
+    from train import fits
+
+    fits.show(fits.fits_of(base, settings, opened), console)
+    return 0
 
 
 def examine() -> list[Finding]:

@@ -122,7 +122,7 @@ def _unpack_on_use(module: Any, name: str, *_: Any) -> None:
     state = module._parameters[name].quant_state
     parametrize.register_parametrization(module, name, bnb.Bnb4bitParametrization(state), unsafe=True)
     module.register_forward_pre_hook(bnb._enable_parametrization_cache)
-    module.register_forward_hook(bnb._disable_parametrization_cache)
+    module.register_forward_hook(bnb._disable_parametrization_cache, always_call=True)
 
 
 def static(model: Any, optimizer: str) -> dict[str, float]:
@@ -251,9 +251,9 @@ def _is_enabled(dtype: torch.dtype) -> Any:
     return lambda *device: real(*device) if device else dtype != torch.float32
 
 
-def _autocast(device: str, *others: Any, **named: Any) -> Any:
+def _autocast(device_type: str, *others: Any, **named: Any) -> Any:
     """Return torch.autocast, which `meta` lacks."""
-    return nullcontext() if device == META.type else torch.amp.autocast(device, *others, **named)
+    return nullcontext() if device_type == META.type else torch.amp.autocast(device_type, *others, **named)
 
 
 # Functions that compute in 16 bits or in 32 bits under autocast on a GPU (torch/amp), as far as decoders use them.

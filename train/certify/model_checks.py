@@ -30,6 +30,7 @@ from train.merge.merge_run import (
     RECORD,
     ROWS,
     TOKENS,
+    Comparison,
     Place,
     compare,
     has_experts,
@@ -199,22 +200,31 @@ def check_logits(subject: Subject) -> Iterator[Finding]:
         yield Finding("logits", of, "ok" if effect > NO_EFFECT else "FAULT", text)
         return
     found = logits_of(subject.merged, ids, place)
-    compared, problem = compare(expected, alone, found, precision), ""
-    try:
-        require_same(compared, has_experts(config), NAMES[precision])
-    except DataError as error:
-        problem = str(error)
+    compared, is_moe = compare(expected, alone, found, precision), has_experts(config)
+    problem = _problem(compared, is_moe, precision)
     trained, quantized = _in_nf4(subject, ids, place)
     if trained is not None and quantized is not None:
-        off, error_of_nf4 = _off(found, trained), _off(quantized, alone)
-        limit = ALIKE * error_of_nf4 + compared.limit
-        if problem and off <= compared.limit:  # the merge is into the weights of NF4
-            problem = ""
+        if not _problem(compare(trained, quantized, found, precision), is_moe, precision):
+            problem = ""  # the merge is into the dequantized weights
+        off, error = _off(found, trained), _off(quantized, alone)
+        limit = ALIKE * error + compared.limit
         text = f"to base in NF4 plus adapter, as in training: {off:.1e} (allowed: {limit:.1e}, because NF4 alone"
-        text += f" changes the base by {error_of_nf4:.1e})"
+        text += f" changes the base by {error:.1e})"
         yield Finding("logits", of, "ok" if off <= limit else "FAULT", text)
-    text = f"to base plus adapter: {compared.largest:.1e} (allowed: {compared.limit:g}, for rounding); {how}"
+        how = f"for rounding, to this one or to the one in NF4; {how}"
+    else:
+        how = f"for rounding; {how}"
+    text = f"to base plus adapter: {compared.largest:.1e} (allowed: {compared.limit:g}, {how})"
     yield Finding("logits", of, "FAULT" if problem else "ok", problem or text)
+
+
+def _problem(compared: Comparison, is_moe: bool, precision: torch.dtype) -> str:
+    """Return why the merged model is not the unmerged one; "" if it is."""
+    try:
+        require_same(compared, is_moe, NAMES[precision])
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _off(found: torch.Tensor, expected: torch.Tensor) -> float:

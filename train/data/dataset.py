@@ -34,7 +34,7 @@ from train.data.corpus import Corpus, Shard, open_corpus
 from train.machine.devices import cpus, free_memory, is_wsl, processes_here
 
 Columns = dict[str, Any]  # int32[rows, L], or Ragged, by name; loss_weight is float32[rows, L]
-Counts = tuple[int, ...]  # max_id, tokens, trained tokens, conversations
+Counts = tuple[int, ...]  # max_id, tokens of the longest segment, tokens, trained tokens, conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,8 @@ class PackedDataset(torch.utils.data.Dataset):
             self.nbytes = 4 * len(self._kinds) * int(self.lengths.sum())
         facts = np.array([counts for _, counts in loaded])
         self.max_id = int(facts[:, 0].max())
-        self.tokens, self.trained_tokens, conversations = facts[:, 1:].sum(axis=0).tolist()
+        self.longest_segment = int(facts[:, 1].max())
+        self.tokens, self.trained_tokens, conversations = facts[:, 2:].sum(axis=0).tolist()
         self.conversations: int | None = conversations if corpus.isolated else None
 
     def __len__(self) -> int:
@@ -230,7 +231,7 @@ def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.n
 
 
 def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: int, align: int = 1) -> Counts:
-    """Check rows, and return max_id, tokens, trained tokens, and conversations."""
+    """Check rows, and return their Counts."""
     # Shards without a manifest have never been verified. These faults would make training go wrong without an error.
     ids, labels, positions = columns["input_ids"], columns["labels"], columns.get("position_ids")
 
@@ -255,12 +256,12 @@ def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: 
     if (weights := columns.get(LOSS_WEIGHT)) is not None:
         require(np.isfinite(weights), "a loss_weight is not a number")
         require((weights > 0) == trained, "loss_weight must be above 0 for exactly the tokens that are trained on")
-    conversations = 0
+    conversations, longest = 0, ids.shape[1]
     if positions is not None:
         require(positions[:, :1] == 0, "position_ids do not start at 0")
         starts = positions == 0
         continues = positions[:, 1:] == positions[:, :-1] + 1
         require(continues | starts[:, 1:] | (mask[:, 1:] == 0), "position_ids neither increase by 1 nor restart at 0")
         require(~(trained & starts), "the first token of a conversation is trained on")
-        conversations = int(np.count_nonzero(starts & (mask == 1)))
-    return int(ids.max()), int(np.count_nonzero(mask)), int(np.count_nonzero(trained)), conversations
+        conversations, longest = int(np.count_nonzero(starts & (mask == 1))), int(positions.max()) + 1
+    return int(ids.max()), longest, int(np.count_nonzero(mask)), int(np.count_nonzero(trained)), conversations

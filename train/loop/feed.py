@@ -265,7 +265,10 @@ class PackedFeed:
             self.longest = Subset(self.train, np.argsort(-self.train.lengths, kind="stable").tolist())
         self.spread = several  # a step with fewer rows has as many passes as the others
         self._mix: Mix = corpus.layout.mix or "tokens"
-        self.max_id = max(rows.max_id for packing in self._packings for rows in (*packing.values(), *held_out))
+        everything = [rows for packing in self._packings for rows in (*packing.values(), *held_out)]
+        self.max_id = max(rows.max_id for rows in everything)
+        # Kernels compute in blocks of up to 128 tokens.
+        self._longest_segment = -(-max(rows.longest_segment for rows in everything) // 128) * 128
         self.tokens = sum(rows.tokens for rows in opened)
         self.trained = sum(rows.trained_tokens for rows in opened)
         self.padded_tokens = sum(int(rows.lengths.sum()) for rows in opened)
@@ -290,7 +293,7 @@ class PackedFeed:
             self.described += f"; balanced for {self.balance.ranks} ranks"
 
     def collator(self, attention: str) -> Any:
-        return Collator(attention)
+        return Collator(attention, self._longest_segment)
 
     def order(self, rows_per_step: int) -> Order:
         """Return the order of rows for steps of a size."""

@@ -90,12 +90,13 @@ class _Start:
 
     def wants(self, option: str, config: TrainingConfig) -> bool:
         """Return whether to turn an option on, as at the first start of the run."""
-        setting, known = getattr(config, option), self.known
+        setting, known = getattr(config, option, "auto"), self.known
         if setting and known and known.options is not None:
             return known.options.get(option, False)
         if setting == "auto":
             # A run of an earlier version started without the option.
-            has = option == "fused_loss" or self.place[0] == "cuda"
+            on_gpu = self.place[0] == "cuda" and config.sharding != "full"  # never tried with shards
+            has = option == "fused_loss" or on_gpu
             return has and not (self.before and self.before.options is None)
         return bool(setting)
 
@@ -253,20 +254,40 @@ def _choose(
     elif config.fused_loss is True and not feed.own_loss:
         notes.append("fused_loss: not used: TRL computes the loss of format 2.0 itself")
     size, accumulation, speed, measured, how = _choose_size(model, feed, config, start, collator, dtype, notes)
-    if not feed.equal and config.compile:
-        notes.append("compile: not used: rows without padding have different lengths")
-    elif start.wants("compile", config):
-        batch = batch_of(feed.longest, range(size), collator, model.device)
-        compiled = options.try_compile(model, batch, dtype, config.seed, timed=not known)
-        used["compile"] = compiled.used
-        notes.append(compiled.note)
-        if compiled.used and not known:
-            speed = batch["input_ids"].numel() / compiled.seconds
-    kept = known.options if known and known.options is not None else {"fused_loss": False, "compile": False} | used
+    speed = _use_faster(model, feed, config, start, collator, dtype, size, used, notes) or speed
+    kept = known.options if known else None
+    kept = dict.fromkeys(("fused_loss", "compile", "liger"), False) | used if kept is None else kept
     table = [*table, *measured] or (known.table if known else [])
     reduced = start.before.reduced if start.before else []
     rows = start.rows_of_step(feed, config)
     return Choices(*start.place, backend, size, accumulation, speed, table, notes, kept, reduced, rows, how)
+
+
+def _use_faster(
+    model: Any,
+    feed: Feed,
+    config: TrainingConfig,
+    start: _Start,
+    collator: Any,
+    dtype: torch.dtype,
+    size: int,
+    used: dict[str, bool],
+    notes: list[str],
+) -> float:
+    """Compile the layers, or else use Liger's; return tokens/s, or 0; adds notes."""
+    wanted = [name for name in ("compile", "liger") if start.wants(name, config)]
+    if "compile" in wanted and not feed.equal:
+        notes.append("compile: not used: rows without padding have different lengths")
+        wanted.remove("compile")
+    for name in wanted:
+        batches = [batch_of(feed.longest, range(n * size, (n + 1) * size), collator, model.device) for n in range(3)]
+        attempt = {"compile": options.try_compile, "liger": options.try_liger}[name]
+        found = attempt(model, batches, dtype, config.seed, timed=not start.known)
+        used[name] = found.used
+        notes.append(found.note)
+        if found.used:
+            return 0.0 if start.known else batches[0]["input_ids"].numel() / found.seconds
+    return 0.0
 
 
 def _choose_size(

@@ -190,6 +190,7 @@ class Collator:
     """
 
     backend: str
+    longest: int = 0  # tokens of a segment, or more; a constant, so that compiled layers fit every batch
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if len({len(row["input_ids"]) for row in rows}) > 1:
@@ -201,6 +202,7 @@ class Collator:
             # Rows without positions, if allowed, count as one conversation each.
             bounds, longest = segments(batch.get("position_ids", torch.arange(ids.shape[1]).expand(ids.shape)))
             batch |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+            longest = max(longest, self.longest)
             batch |= {"max_length_q": longest, "max_length_k": longest}
         return batch
 

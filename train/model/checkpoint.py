@@ -43,6 +43,8 @@ USE_ANOTHER = "use a model that generates text"
 CAUSAL = re.compile(r"(?:ForCausalLM|LMHeadModel|Model)$")
 # Rounding moves the logits of earlier tokens at most by this share of the effect that a token has on its own.
 ROUNDING = 0.05
+# Models that train only if each token is marked as text or as a part of an image.
+MARKED = ("molmo2",)
 
 
 # -- before a model is loaded ------------------------------------------------------------------------------------------
@@ -106,6 +108,16 @@ def use_inner_head(base: Path | str, model: Any) -> None:
         model.get_output_embeddings = inner.get_output_embeddings
     if not all(hasattr(part, "weight") for part in (model.get_input_embeddings(), model.get_output_embeddings())):
         raise not_causal(base, f"{type(model).__name__} reads or writes more than the tokens of a text")
+
+
+def mark_as_text(model: Any) -> None:
+    """Make a model take all tokens for text if it refuses to train otherwise."""
+
+    def mark(_model: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, named | {"mm_token_type_ids": torch.zeros_like(named["input_ids"])}
+
+    if model.config.model_type in MARKED:
+        model.register_forward_pre_hook(mark, with_kwargs=True)
 
 
 # -- after an error ----------------------------------------------------------------------------------------------------

@@ -1,14 +1,15 @@
 """Turn on options that save memory or time, after a trial on real rows.
 
 model + rows ─try_fused_loss─▶ used if loss and gradient stay the same
-            └try_compile─────▶ used if both stay the same, torch really compiled, and passes are faster
+            ├try_compile─────▶ used if both stay the same, torch really compiled, and passes are faster
+            └try_liger───────▶ used if both stay the same, and passes are faster
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from tasks.core.errors import DataError
 from tasks.core.printable import counted
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.machine.ranks import fail_alike, largest
+from train.model import liger
 from train.model.attention import autocast, decoder_of, run_pass
 from train.model.qlora import keep_random, set_random
 from train.model.token_loss import Undo, fuse_loss
@@ -45,7 +47,7 @@ class Tried:
 
 def try_fused_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int) -> Tried:
     """Use the fused loss if a step with it gives the same loss and gradient."""
-    undo, off, reason = _try(model, fuse_loss, batch, dtype, seed)
+    undo, off, reason = _try(model, fuse_loss, [batch], dtype, seed)
     if reason:
         undo()
         return Tried(False, f"fused_loss: not used: {reason}")
@@ -53,46 +55,74 @@ def try_fused_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtyp
 
 
 def try_compile(
-    model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int, *, timed: bool = True
+    model: Any, batches: Sequence[dict[str, Any]], dtype: torch.dtype, seed: int, *, timed: bool = True
 ) -> Tried:
-    """Compile the layers if loss and gradient stay the same and passes are faster."""
-    # torch compiles for the number of rows in `batch`. Without `timed`, as in a resumed run, the speed does not matter.
-    plain = _seconds(model, batch, dtype) if timed else math.nan
+    """Compile the layers if loss and gradient stay the same and passes are faster.
+
+    torch compiles for the number of rows in a batch. The second of three `batches` shows it what differs between them,
+    and the third shows whether it would compile again for each batch. Without `timed`, as in a resumed run, the speed
+    does not matter.
+    """
     before = _compiled()
-    undo, off, reason = _try(model, compile_layers, batch, dtype, seed)
-    seconds = math.nan
+    return _try_faster(model, "compile", compile_layers, batches, dtype, seed, timed, lambda: _flaws(before))
+
+
+def try_liger(
+    model: Any, batches: Sequence[dict[str, Any]], dtype: torch.dtype, seed: int, *, timed: bool = True
+) -> Tried:
+    """Use Liger's kernels if loss and gradient stay the same and passes are faster."""
+    if reason := liger.missing_reason():
+        return Tried(False, f"liger: not used: {reason}")
+    return _try_faster(model, "liger", liger.use_liger, batches, dtype, seed, timed, lambda: ("", ""))
+
+
+def _try_faster(
+    model: Any,
+    name: str,
+    turn_on: Callable[[Any], Undo],
+    batches: Sequence[dict[str, Any]],
+    dtype: torch.dtype,
+    seed: int,
+    timed: bool,
+    flaws_of: Callable[[], tuple[str, str]],
+) -> Tried:
+    plain, _ = _seconds(model, batches, dtype) if timed else (math.nan, False)
+    undo, off, reason = _try(model, turn_on, batches[:2], dtype, seed)
+    seconds, flaws = math.nan, ""
     if not reason:
+        again = False
         if timed:
-            seconds = _seconds(model, batch, dtype)
+            seconds, again = _seconds(model, batches, dtype)
         plain, seconds = largest([plain, seconds], model.device)
         times = f"a pass takes {seconds:.3g} s with it and {plain:.3g} s without"
-        reason, flaws = _flaws(before)
+        reason, flaws = flaws_of()
+        reason = reason or "torch compiled the layers again for another batch" * again
         if largest([float(bool(reason))], model.device)[0]:
             reason = reason or "another rank could not"
         elif timed and seconds > (1 - FASTER) * plain:
             reason = f"{times}{flaws}"
     if reason:
         undo()
-        return Tried(False, f"compile: not used: {reason}")
+        return Tried(False, f"{name}: not used: {reason}")
     detail = times if timed else "as at the first start"
-    return Tried(True, f"compile: used: {detail} (a step differs by {off:.1e}){flaws}", seconds)
+    return Tried(True, f"{name}: used: {detail} (a step differs by {off:.1e}){flaws}", seconds)
 
 
 def _try(
-    model: Any, turn_on: Callable[[Any], Undo], batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int
+    model: Any, turn_on: Callable[[Any], Undo], batches: Sequence[dict[str, Any]], dtype: torch.dtype, seed: int
 ) -> tuple[Undo, float, str]:
     """Turn on an option: how to undo it, its difference, why not to use it."""
     undo: Undo = lambda: None  # noqa: E731
     off, reason = math.nan, ""
     # The zero weights of a new adapter hide most gradients.
-    with _adapter_with_gradients(model, seed):
+    with _adapter_with_gradients(model, seed), keep_random(model.device):
         try:
             set_random(model.device, seed)  # some routers add noise
-            plain = loss_and_gradient(model, batch, dtype)
+            plain = [figure for batch in batches for figure in loss_and_gradient(model, batch, dtype)]
             undo = turn_on(model)
             set_random(model.device, seed)
-            other = loss_and_gradient(model, batch, dtype)
-            off = max(abs(b - a) / abs(a) for a, b in zip(plain, other, strict=True))
+            other = [figure for batch in batches for figure in loss_and_gradient(model, batch, dtype)]
+            off = float(torch.tensor([abs(b - a) / abs(a) for a, b in zip(plain, other, strict=True)]).max())
             reason = "" if off <= SAME[dtype] else f"loss or gradient differs by {off:.1e} (relative)"
         except Exception as error:  # a missing compiler and an untraceable model raise different classes
             fail_alike(model, error)
@@ -174,14 +204,19 @@ def compile_layers(model: Any) -> Undo:
     return undo
 
 
-def _seconds(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> float:
-    """Return the median seconds of a forward and backward pass; infinity if it fails."""
+def _seconds(model: Any, batches: Sequence[dict[str, Any]], dtype: torch.dtype) -> tuple[float, bool]:
+    """Return the median seconds of a pass, and whether torch compiled in timed passes."""
+    # Infinity if a pass fails. The last batch is new to compiled layers, and is timed.
     try:
         with keep_random(model.device):
-            return statistics.median([run_pass(model, batch, dtype) for _ in range(4)][1:])
+            for batch in batches[:-1] or batches:
+                run_pass(model, batch, dtype)
+            graphs, *_ = _compiled()
+            seconds = [run_pass(model, batch, dtype) for batch in ([*batches] * 3)[-3:]]
+            return statistics.median(seconds), _compiled()[0] > graphs
     except RuntimeError as error:
         fail_alike(model, error)
-        return math.inf
+        return math.inf, False
     finally:
         model.zero_grad()
 

@@ -42,7 +42,7 @@ from train.measures import ROUTING
 from train.model import states
 from train.model.attention import BACKENDS, autocast, decoder_of, separate_by_positions
 from train.model.base_model import read_config, unreadable
-from train.model.checkpoint import auto_class, use_inner_head, without_head
+from train.model.checkpoint import auto_class, mark_as_text, use_inner_head, without_head
 from train.model.checkpointing import usable, use_checkpointing
 from train.model.quantization import (
     check_experts,
@@ -52,6 +52,7 @@ from train.model.quantization import (
     require_repackable,
     shape_of,
     unpack_on_use,
+    unpacked_on_use,
     use_quantized_experts,
     watch,
 )
@@ -117,7 +118,9 @@ def load_base(
             "bad_model", f"{base}: lacks {counted(len(missing), 'weight')}, such as {missing[0]}; copy the model again"
         )
     use_inner_head(base, model)
-    model.config.use_cache = False  # with a cache, conversations see each other
+    mark_as_text(model)
+    for part in (model.config, model.config.get_text_config(), decoder_of(model).config):
+        part.use_cache = False  # with a cache, conversations see each other
     for layer in quantized(model):
         # transformers compares the shapes of all weights except these.
         if tuple(layer.weight.quant_state.shape) != (layer.out_features, layer.in_features):
@@ -514,6 +517,9 @@ def shard(model: Any, device: torch.device | str) -> None:
         # bitsandbytes reads the state of the layer once its weight has been gathered. The counts of weights read the
         # state of the weight.
         layer.quant_state = layer.weight.quant_state = state
+    for steps in unpacked_on_use(model):
+        steps[0].quant_state.to(device)
+        steps.original.quant_state = steps[0].quant_state
     model.hf_device_map = model.get_base_model().hf_device_map = {"": device}
     model.shards_frozen_weights = True
 

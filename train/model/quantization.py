@@ -247,6 +247,14 @@ def unpack_on_use(model: Any) -> None:
         weights.quant_state = module.parametrizations[name][0].quant_state
 
 
+def unpacked_on_use(model: Any) -> list[Any]:
+    """Return the parametrizations of experts; the first step of each has the state."""
+    from bitsandbytes.nn.parametrize import Bnb4bitParametrization
+
+    lists = [module for module in model.modules() if isinstance(module, parametrize.ParametrizationList)]
+    return [steps for steps in lists if isinstance(steps[0], Bnb4bitParametrization)]
+
+
 class QuantizedExperts(ParamWrapper):
     """Adapter of PEFT on the experts of a layer, whose weights are in 4 bits.
 
@@ -257,8 +265,12 @@ class QuantizedExperts(ParamWrapper):
     def get_param(self) -> torch.Tensor:
         """Return a tensor with the shape, precision, and device of the unpacked weights."""
         module, name = self.get_base_layer(), self.parameter_name
-        packed = module._parameters[name] if name in module._parameters else module.parametrizations[name].original
-        state = packed.quant_state
+        if parametrize.is_parametrized(module, name):
+            steps = module.parametrizations[name]
+            packed, state = steps.original, steps[0].quant_state
+        else:
+            packed = module._parameters[name]
+            state = packed.quant_state
         return torch.empty((), dtype=state.dtype, device=packed.device).expand(state.shape)
 
     @contextmanager

@@ -16,6 +16,9 @@ STATE = "trains, layer by layer"
 # The whole decoder runs on each conversation: its masks, positions, or states do not follow from position_ids.
 ALONE = "trains, conversation by conversation"
 
+# Errors: tokens see later tokens, and a decoder that fails on conversations.
+NOT_CAUSAL, NOT_RUN = "E612", "E631"
+
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, "initializer_range": 0.2,
@@ -236,8 +239,8 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
     "hy_v3": (EXPERTS | HEAD, TRAINS),
     "hy_v4": (LATENT | INDEXED | {"hc_mult": 2, "indexer_types": ["full", "shared"]}, TRAINS),
     "hyperclovax": (HEAD, TRAINS),
-    "inkling_text": (EXPERTS | HEAD | INKLING | {"mlp_layer_types": ["dense", "sparse"]}, TRAINS),
-    "inkling2_text": (EXPERTS | HEAD | INKLING | {"unpadded_vocab_size": VOCABULARY}, TRAINS),
+    "inkling_text": (EXPERTS | HEAD | INKLING | {"mlp_layer_types": ["dense", "sparse"]}, STATE),
+    "inkling2_text": (EXPERTS | HEAD | INKLING | {"unpadded_vocab_size": VOCABULARY}, ALONE),
     "internlm3": (HEAD, TRAINS),
     "iquestcoder": (HEAD, TRAINS),
     "jais2": (HEAD, TRAINS),
@@ -262,7 +265,7 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
             "index_head_dim": 16, "index_block_size": 16, "index_topk_blocks": 2,
             "layer_types": ["full_attention", "minimax_m3_sparse"], "mlp_layer_types": ["dense", "sparse"],
         },
-        TRAINS,
+        ALONE,
     ),
     "ministral": (HEAD | WINDOW, TRAINS),
     "ministral3": (HEAD, TRAINS),
@@ -293,7 +296,7 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
         ALONE,
     ),
     "camembert": (IS_DECODER, ALONE),
-    "cpmant": ({"dim_head": 16, "dim_ff": 128, "prompt_types": 4, "segment_types": 4, "prompt_length": 4}, ALONE),
+    "cpmant": ({"dim_head": 16, "dim_ff": 128, "prompt_types": 4, "segment_types": 4, "prompt_length": 4}, NOT_CAUSAL),
     "ctrl": (OLD | {"dff": 128}, ALONE),
     "data2vec-text": (IS_DECODER, ALONE),
     "electra": (IS_DECODER | {"embedding_size": 64}, ALONE),
@@ -310,14 +313,14 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
             "num_hidden_layers": None, "num_decoder_layers": 2, "num_encoder_layers": 2, "decoder_ffn_dim": 128,
             "num_decoder_attention_heads": 4, "num_encoder_attention_heads": 4, "encoder_ffn_dim": 128,
         },
-        ALONE,
+        NOT_RUN,
     ),
     "reformer": (
         IS_DECODER | {
             "attention_head_size": 16, "attn_layers": ["local", "local"], "axial_pos_embds_dim": [32, 32],
             "axial_pos_shape": [16, 16], "local_attn_chunk_length": 16, "feed_forward_size": 128,
         },
-        ALONE,
+        NOT_RUN,
     ),
     "rembert": (IS_DECODER | {"input_embedding_size": 64, "output_embedding_size": 64}, ALONE),
     "roberta": (IS_DECODER, ALONE),
@@ -331,12 +334,12 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "roformer": (IS_DECODER, ALONE),
     "trocr": (DECODER, ALONE),
-    "whisper": (DECODER | {"max_target_positions": LENGTH, "max_source_positions": 16}, ALONE),
+    "whisper": (DECODER | {"max_target_positions": LENGTH, "max_source_positions": 16}, TRAINS),
     "xglm": (DECODER | {"num_layers": 2, "attention_heads": 4, "ffn_dim": 128}, ALONE),
     "xlm": ({"emb_dim": 64, "n_layers": 2, "n_heads": 4, "causal": True}, ALONE),
     "xlm-roberta": (IS_DECODER, ALONE),
     "xlm-roberta-xl": (IS_DECODER, ALONE),
-    "xlnet": ({"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128, "max_position_embeddings": None}, ALONE),
+    "xlnet": ({"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128, "max_position_embeddings": None}, NOT_CAUSAL),
     "xmod": (IS_DECODER | {"languages": ["en_XX"], "default_language": "en_XX"}, ALONE),
 }  # fmt: skip
 

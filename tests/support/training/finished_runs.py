@@ -18,7 +18,6 @@ from unittest import mock
 import orjson
 import torch
 from support.training.architectures import ARCHITECTURES, build
-from transformers import AutoModelForCausalLM
 
 from tasks.storage.files import sha256_of, to_json
 from train.config import TrainingConfig
@@ -26,6 +25,8 @@ from train.loop.run_folder import model_digest
 from train.merge import merge_run
 from train.merge.find_run import find_base, find_run
 from train.merge.merge_run import merge
+from train.model.base_model import read_config
+from train.model.checkpoint import auto_class
 from train.model.qlora import add_adapter
 
 CORPUS = {"name": "mine", "key": "c" * 64, "sequence_length": 256}
@@ -67,7 +68,8 @@ def _made(name: str, dtype: torch.dtype, scale: float, given: bytes) -> Temporar
 def run_on(run: Path, base: Path, scale: float = 0.02, corpus: dict[str, Any] | None = None, **config: Any) -> Path:
     """Write a run on a base model; its adapter has random weights of scale `scale`."""
     given = TrainingConfig(**{"base_model": str(base), "quantization": "none", "lora_r": 4} | config)
-    model = add_adapter(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), given, base)
+    auto = auto_class(base, read_config(base))
+    model = add_adapter(auto.from_pretrained(base, dtype="auto"), given, base)
     randomize(model, scale)
     model.save_pretrained(run)
     write_record(run, base, given, corpus or CORPUS)

@@ -401,10 +401,11 @@ def test_faults_of_the_base_are_to_be_avoided_if_there_is_a_merged_model(served:
     assert "serve the merged model: packcorpus train merge" in " ".join(lines)
 
 
-def test_a_run_in_nf4_is_compared_with_both_bases(served: Served) -> None:
+@pytest.mark.parametrize("weights", ["original", "dequantized"])
+def test_a_run_in_nf4_is_compared_with_both_bases(weights: str, served: Served) -> None:
     run_on(served.root / "nf4", served.base, quantization="nf4")
     nf4 = Served(served.root, served.root / "nf4", served.root / "nf4-out")
-    merged(nf4.run, nf4.merged)
+    merged(nf4.run, nf4.merged, base_weights=weights)
     quantized, plain = check_logits(nf4.subject())
     assert (quantized.result, plain.result) == ("ok", "ok")
     assert "because NF4 alone changes the base by" in quantized.text

@@ -140,7 +140,7 @@ def test_losses_are_compared_with_those_in_fp32_and_eager(
 ) -> None:
     monkeypatch.setattr(diagnose, "Runner", WithoutFusedLoss)
     given = words(folder, "short", "--only", "quantization,fused_loss", "--steps", "3", "--lora-dropout", "0.5")
-    given += ["--tokens-per-step", "256", "--attention", "auto"]
+    given += ["--tokens-per-step", "256", "--attention", "auto", "--fused-loss", "false"]
     path, found, shown = diagnosed(given, capsys, monkeypatch)
     assert found["settings"]["attention"] == found["choices"]["attention"] in ("sdpa", "eager"), "not auto"
     assert {"attention", "precision"} <= {*found["chosen_by_auto"]}
@@ -213,7 +213,7 @@ class Simulated:
         Simulated.now += seconds
         rate = 140.0 if trial.settings.get("activation_checkpointing") is False else 100.0
         choices = {"device": self.device, "precision": self.precision}
-        choices |= {"attention": self.attention, "micro_batch": 1, "accumulation": 2}
+        choices |= {"attention": self.attention, "micro_batch": 1, "accumulation": 2, "checkpointing": True}
         record = {"choices": choices | {"options": None}, "unavailable": self.unavailable}
         return Outcome(trial, tokens_per_second=rate, seconds=seconds, micro_batch=1), record
 
@@ -256,17 +256,8 @@ def test_a_diagnosis_ends_within_its_budget_and_repeats_the_winner(
     assert ("Only" in sentence) == bool(tried and found.untried)
     winner = "activation_checkpointing: false"
     if winner in tried:
-        assert names.count(winner) >= 1 + (compare.FEWEST if budget >= 240 else budget >= 150)
+        assert names.count(winner) >= 1 + (compare.FEWEST if budget >= 300 else budget >= 150)
         assert speedups(found.runs)[winner].ratio == pytest.approx(1.4)
-
-
-def test_trials_go_on_after_the_winners_were_repeated(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = simulated(folder, tmp_path, monkeypatch, 420)
-    names = [one.trial.name for one in found.runs]
-    last = len(names) - 1 - names[::-1].index("activation_checkpointing: false")
-    assert len({*names[last:]}) > 3
 
 
 def test_a_trial_that_compiles_for_long_does_not_end_the_trials(

@@ -14,12 +14,12 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.tiny_training import LENGTH, tiny_model
 from support.training.validation import evaluated
 
-from train import evaluation
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.loop.feed import PackedFeed
 from train.loop.trainer import arguments
-from train.model.options import fuse_loss
+from train.model import token_loss
+from train.model.token_loss import fuse_loss
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def predicting(feed: PackedFeed) -> Any:
 def test_an_evaluation_has_the_mean_of_all_trained_tokens(
     feed: PackedFeed, predicting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool, rows_per_pass: int
 ) -> None:
-    monkeypatch.setattr(evaluation, "CHUNK", 7)
+    monkeypatch.setattr(token_loss, "CHUNK", 7)
     expected = evaluated(predicting.eval(), feed.validation)
     assert 0.05 < expected[1] < 0.9, "otherwise a wrong count may look right"
     if fused:

@@ -83,7 +83,7 @@ def test_the_rows_of_a_step_are_kept_on_another_machine(monkeypatch: pytest.Monk
     [
         # The first start.
         ("fused_loss", "auto", GPU, None, True),
-        ("fused_loss", "auto", CPU, None, False),
+        ("fused_loss", "auto", CPU, None, True),
         ("fused_loss", True, CPU, None, True),
         ("fused_loss", False, GPU, None, False),
         ("compile", True, CPU, None, True),

@@ -22,8 +22,9 @@ from tasks.core.errors import DataError, UsageError
 from train.config import TrainingConfig, adapter_digest
 from train.measures import flops_per_token
 from train.model.attention import Collator
-from train.model.options import fuse_loss, loss_and_gradient
+from train.model.options import loss_and_gradient
 from train.model.qlora import add_adapter, load_model
+from train.model.token_loss import fuse_loss
 
 
 def base_of(folder: Path, name: str = "llama", **settings: Any) -> Path:

@@ -5,33 +5,39 @@ A tiny model is loaded by the real code on the CPU; options are tried on real ro
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from pathlib import Path
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.training.architectures import ARCHITECTURES, build
 from support.training.loaded_model import adapter, batch_of, load, save_base
-from support.training.tiny_training import gradients, largest_difference, tiny_model
+from support.training.tiny_training import gradients, largest_difference, packed_rows, plain_kernels, tiny_model
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor import cpu_vec_isa
 from torch.nn.parallel import DistributedDataParallel
+from transformers.integrations import liger as liger_of_transformers
+from transformers.models.llama import modeling_llama
 
 from train.config import TrainingConfig
 from train.machine.devices import compiler
-from train.model import options
-from train.model.attention import autocast
+from train.model import liger, options, token_loss
+from train.model.attention import Collator, autocast, use_attention
 from train.model.options import (
     SAME,
     comparable,
-    fuse_loss,
     loss_and_gradient,
     try_compile,
     try_fused_loss,
+    try_liger,
 )
 from train.model.qlora import add_adapter
+from train.model.token_loss import fuse_loss
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="torch.compile needs a C++ compiler on a CPU")
 
@@ -117,7 +123,7 @@ def same_as_before(model: Any, before: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("dtype", SAME)
 def test_the_fused_loss_is_used(base: Path, dtype: torch.dtype) -> None:
-    model = load(base, dtype)
+    model = load(base, dtype, lora_dropout=0.05)
     before, random = adapter(model), torch.get_rng_state()
     tried = try_fused_loss(model, batch_of(0, 1), dtype, 1)
     assert tried.used
@@ -127,13 +133,6 @@ def test_the_fused_loss_is_used(base: Path, dtype: torch.dtype) -> None:
     with autocast(model.device, dtype):
         assert model(**batch_of(0)).logits is None
     assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.05}
-
-
-def test_without_the_function_of_torch_the_fused_loss_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
-    tried = try_fused_loss(load(base), batch_of(0), torch.float32, 1)
-    assert tried.note == f"fused_loss: not used: it needs torch 2.13 or later, not {torch.__version__}"
-    assert not tried.used
 
 
 def test_losses_are_compared_on_few_trained_tokens(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +162,13 @@ def test_small_gradients_do_not_vanish_in_fp16(base: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [1.01, float("nan")])
 def test_a_fused_loss_that_differs_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
-    real = torch.nn.functional.linear_cross_entropy
-    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", lambda *a, **b: real(*a, **b) * wrong)
+    real = token_loss._add_up
+
+    def off(*arguments: Any) -> Any:
+        sums, gradients = real(*arguments)
+        return sums * wrong, gradients
+
+    monkeypatch.setattr(token_loss, "_add_up", off)
     model = load(base)
     before = adapter(model)
     tried = try_fused_loss(model, batch_of(0, 1), torch.float32, 1)
@@ -175,36 +179,39 @@ def test_a_fused_loss_that_differs_is_not_used(base: Path, monkeypatch: pytest.M
 
 
 def test_a_wrong_gradient_of_a_correct_loss_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = torch.nn.functional.linear_cross_entropy
+    real = token_loss._add_up
 
-    def off(*arguments: Any, **named: Any) -> torch.Tensor:
-        loss = real(*arguments, **named)
-        return loss.detach() + 1.01 * (loss - loss.detach())
+    def off(*arguments: Any) -> Any:
+        sums, gradients = real(*arguments)
+        return sums, [1.01 * gradient for gradient in gradients]
 
-    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", off)
+    monkeypatch.setattr(token_loss, "_add_up", off)
     assert try_fused_loss(load(base), batch_of(0, 1), torch.float32, 1).note.startswith("fused_loss: not used")
 
 
 # -- compile -----------------------------------------------------------------------------------------------------------
 
 
-def compile_with(monkeypatch: pytest.MonkeyPatch, backend: Any) -> None:
+def compile_with(monkeypatch: pytest.MonkeyPatch, backend: Any, **settings: Any) -> None:
     """Compile layers with this backend; torch's own takes a minute."""
     torch._dynamo.reset()
     counters.clear()
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda *args, **named: real(*args, **named | {"backend": backend}))
+    monkeypatch.setattr(torch, "compile", lambda *args, **named: real(*args, **named | {"backend": backend} | settings))
 
 
 def time_as(monkeypatch: pytest.MonkeyPatch, plain: float, compiled: float) -> None:
     """Run the passes, but pretend that they take these times."""
     real, times = options._seconds, iter((plain, compiled))
 
-    def seconds(*args: Any) -> float:
-        real(*args)
-        return next(times)
+    def seconds(*args: Any) -> tuple[float, bool]:
+        return next(times), real(*args)[1]
 
     monkeypatch.setattr(options, "_seconds", seconds)
+
+
+def three() -> list[dict[str, torch.Tensor]]:
+    return [batch_of(row) for row in range(3)]
 
 
 def is_compiled(model: Any) -> bool:
@@ -223,7 +230,7 @@ def test_a_compiler_that_fails_is_not_used(base: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
     model = load(base)
     before = adapter(model)
-    tried = try_compile(model, batch_of(0), torch.float32, 1)
+    tried = try_compile(model, three(), torch.float32, 1)
     assert tried.note == "compile: not used: RuntimeError: No working C++ compiler found."
     assert not tried.used
     assert same_as_before(model, before)
@@ -242,7 +249,7 @@ def test_compiled_layers_give_the_same_loss(base: Path, monkeypatch: pytest.Monk
     expected = gradients(model, **batch)
     torch._dynamo.reset()
     counters.clear()
-    tried = try_compile(model, batch, torch.float32, 1, timed=False)
+    tried = try_compile(model, [batch], torch.float32, 1, timed=False)
     assert tried.used
     assert tried.note.startswith("compile: used: as at the first start (a step differs by ")
     assert counters["stats"]["unique_graphs"] == 1, "not one graph for all layers"
@@ -261,7 +268,7 @@ def test_compiled_layers_are_used_only_if_they_are_faster(
     time_as(monkeypatch, plain, compiled)
     model = load(base, **QUICK)
     before = adapter(model)
-    tried = try_compile(model, batch_of(0), torch.float32, 1)
+    tried = try_compile(model, three(), torch.float32, 1)
     assert (tried.used, is_compiled(model)) == (used, used)
     assert f"a pass takes {compiled:.3g} s with it and {plain:.3g} s without" in tried.note
     assert same_as_before(model, before)
@@ -280,7 +287,7 @@ def test_layers_that_torch_silently_did_not_compile_are_detected(
     model = load(base, **QUICK)
     hides = torch._dynamo.config.patch(suppress_errors=True)
     with torch.compiler.set_stance("force_eager") if how == "stance" else hides:
-        tried = try_compile(model, batch_of(0), torch.float32, 1)
+        tried = try_compile(model, three(), torch.float32, 1)
     cause = " (torch._dynamo.config.suppress_errors hides the error)" if how == "hidden error" else ""
     assert tried.note == f"compile: not used: torch compiled nothing and ran the layers as they are{cause}"
     assert not is_compiled(model)
@@ -291,7 +298,7 @@ def test_the_recompile_limit_is_detected(base: Path, monkeypatch: pytest.MonkeyP
     time_as(monkeypatch, 2.0, 1.0)
     model = load(base, **QUICK | {"lora_dropout": 0.1})  # compared without dropout, timed with it
     with torch._dynamo.config.patch(recompile_limit=1):
-        tried = try_compile(model, batch_of(0), torch.float32, 1)
+        tried = try_compile(model, three(), torch.float32, 1)
     assert tried.note == "compile: not used: torch compiled a layer 1 times, its limit, and then ran it as it is"
     assert not is_compiled(model)
     assert options.gave_up()
@@ -304,7 +311,120 @@ def test_graph_breaks_are_counted(base: Path, monkeypatch: pytest.MonkeyPatch) -
     real = model.get_decoder().layers[0].mlp.forward
     for layer in model.get_decoder().layers:
         layer.mlp.forward = lambda x: torch._dynamo.graph_break() or real(x)
-    tried = try_compile(model, batch_of(0), torch.float32, 1)
+    tried = try_compile(model, three(), torch.float32, 1)
     assert tried.used
     assert re.search(r"; \d+ graph breaks?$", tried.note)
     assert not options.gave_up()
+
+
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_layers_that_torch_compiles_for_each_batch_are_not_used(
+    base: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool | None
+) -> None:
+    """The kernels of a GPU get bounds of different lengths."""
+    compile_with(monkeypatch, "eager", dynamic=dynamic)
+    time_as(monkeypatch, 2.0, 1.0)
+    plain_kernels(monkeypatch)
+    model = load(base, **QUICK)
+    use_attention(model, "varlen")
+    batches = [Collator("varlen", 64)([packed_rows()[row]]) for row in (0, 1, 3)]
+    assert len({len(batch["cu_seq_lens_q"]) for batch in batches}) == 3
+    tried = try_compile(model, batches, torch.float32, 1)
+    if dynamic is None:
+        assert tried.used, tried.note
+    else:
+        assert tried.note == "compile: not used: torch compiled the layers again for another batch"
+        assert not is_compiled(model)
+
+
+# -- Liger -------------------------------------------------------------------------------------------------------------
+
+
+def fake_liger(monkeypatch: pytest.MonkeyPatch, off: float = 0.0, fails: bool = False) -> list[dict[str, Any]]:
+    """Install a package that replaces what Liger does, and is `off`; return the calls."""
+    calls: list[dict[str, Any]] = []
+
+    def apply(model: Any, **settings: Any) -> None:
+        calls.append(settings)
+        plain = modeling_llama.apply_rotary_pos_emb
+        if model.config.model_type != "llama":
+            return
+        modeling_llama.apply_rotary_pos_emb = lambda *args, **named: plain(*args, **named)
+        for part in model.modules():
+            if isinstance(part, modeling_llama.LlamaRMSNorm):
+                part.offset = 0.0
+                part.forward = MethodType(lambda self, x: type(self).forward(self, x) * (1 + off), part)
+        for layer in model.get_decoder().layers:  # as for Nemotron
+            layer.mlp.act_fn = torch.nn.SiLU()
+        if fails:
+            raise AttributeError("no q_norm")
+
+    package = SimpleNamespace(_apply_liger_kernel_to_instance=apply)
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", package)
+    for place in (liger, liger_of_transformers):
+        monkeypatch.setattr(place, "is_liger_kernel_available", lambda: True)
+    return calls
+
+
+def state_of(model: Any) -> list[dict[str, Any]]:
+    return [liger._state(place) for place in (*model.modules(), modeling_llama)]
+
+
+@pytest.mark.parametrize("dtype", SAME)
+def test_liger_is_used_if_it_is_equal_and_faster(
+    base: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    calls, model = fake_liger(monkeypatch), load(base, dtype)
+    time_as(monkeypatch, 2.0, 1.0)
+    expected, before = gradients(model, **batch_of(0)), adapter(model)
+    tried = try_liger(model, three(), dtype, 1)
+    assert tried.used, tried.note
+    assert tried.note.startswith("liger: used: a pass takes 1 s with it and 2 s without (a step differs by ")
+    assert calls == [{"cross_entropy": False, "fused_linear_cross_entropy": False}], "the loss stays ours"
+    assert same_as_before(model, before)
+    assert "forward" in vars(model.get_decoder().norm)
+    if dtype == torch.float32:
+        found = gradients(model, **batch_of(0))
+        assert found[0] == pytest.approx(expected[0], rel=1e-6)
+        assert largest_difference(expected[1], found[1]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "times", "reason"),
+    [
+        ({"off": 0.01}, (2.0, 1.0), "loss or gradient differs by"),
+        ({"off": math.nan}, (2.0, 1.0), "loss or gradient differs by nan"),
+        ({}, (1.0, 0.99), "a pass takes 0.99 s with it and 1 s without"),
+        ({"fails": True}, (2.0, 1.0), "AttributeError: no q_norm"),
+    ],
+)
+def test_a_model_is_as_before_if_liger_is_not_used(
+    base: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, times: tuple[float, float], reason: str
+) -> None:
+    calls, model = fake_liger(monkeypatch, **settings), load(base)
+    time_as(monkeypatch, *times)
+    expected, before, state = gradients(model, **batch_of(0)), adapter(model), state_of(model)
+    tried = try_liger(model, three(), torch.float32, 1)
+    assert not tried.used
+    assert tried.note.startswith(f"liger: not used: {reason}")
+    assert calls
+    assert same_as_before(model, before)
+    model.zero_grad()
+    now = state_of(model)
+    assert len(now) == len(state)
+    assert all(liger._same(*pair) for pair in zip(now, state, strict=True))
+    found = gradients(model, **batch_of(0))
+    assert found[0] == expected[0]
+    assert largest_difference(expected[1], found[1]) == 0
+
+
+def test_without_liger_or_without_its_kernels_the_note_says_so(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(base)
+    monkeypatch.setattr(liger, "is_liger_kernel_available", lambda: False)
+    said = "liger: not used: it may be faster; run: pip install liger-kernel"
+    assert try_liger(model, three(), torch.float32, 1).note == said
+    fake_liger(monkeypatch)
+    other = add_adapter(build("olmo", **ARCHITECTURES["olmo"][0]), TrainingConfig(quantization="none")).train()
+    other.config.use_cache = False
+    tried = try_liger(other, three(), torch.float32, 1)
+    assert tried.note == "liger: not used: ValueError: it has none for olmo models"

@@ -38,7 +38,8 @@ from train.machine.ranks import leave
 from train.model import base_model
 from train.model.attention import Collator
 from train.model.isolation import check_isolation
-from train.model.options import fuse_loss, require_same_loss, try_fused_loss, weigh_loss
+from train.model.options import require_same_loss, try_fused_loss
+from train.model.token_loss import fuse_loss, weigh_loss
 
 ROWS = 4  # of one optimizer step
 
