@@ -3,7 +3,7 @@
 PYTHON ?= python3
 CONFIG ?= data/sample/corpus.yaml
 WORKERS ?= 2
-# The sample is small: with fewer tokens per step it has 42 steps, enough to see the loss fall.
+# The sample is small: with fewer tokens per step it has 44 steps, enough to see the loss fall.
 SAMPLE_OPTIONS := $(if $(filter data/sample/corpus.yaml,$(CONFIG)),--tokens-per-step 2048)
 OPTIONS ?=
 BIN := .venv/bin

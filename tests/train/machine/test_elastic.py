@@ -125,7 +125,7 @@ def test_only_dropout_makes_a_continued_run_differ(made: Any, tmp_path: Path) ->
 def test_a_run_with_divided_weights_continues_on_more_ranks(made: Any, tmp_path: Path) -> None:
     words, whole, folder = words_of(made, "epochs", "--sharding", "full"), tmp_path / "whole", tmp_path / "run"
     words += ["--lora-dropout", "0"]
-    run(words, whole, 3, 1)
+    run(words, whole, 2, 2)
     run(words, folder, 2, 2, signal.SIGKILL)
     run(words, folder, 3, 1)
     for name in ("loss", "eval_loss"):
