@@ -1,4 +1,4 @@
-"""Tell what a checkpoint is, what loads it, and why it cannot be trained.
+"""Report what a checkpoint is, what loads it, and why it cannot be trained.
 
     config ─auto_class─▶ AutoModelForCausalLM, or AutoModelForMultimodalLM: the one that has the checkpoint's own class
     folder, error of a library ─obstacle─▶ the reason behind the error, and what to do instead

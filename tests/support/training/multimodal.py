@@ -44,7 +44,7 @@ MULTIMODAL: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
         for name in (
             "aria", "aya_vision", "cohere2_vision", "cosmos3_omni", "deepseek_vl", "deepseek_vl_hybrid",
             "exaone4_5", "fuyu", "gemma3", "gemma4", "gemma4_unified", "glmasr", "got_ocr2", "granite_docling",
-            "hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "kimi_k25", "lighton_ocr", "llama4", "llava",
+            "hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "lighton_ocr", "llama4", "llava",
             "llava_next", "llava_next_video", "llava_onevision", "minimax_m3_vl", "mistral3", "mllama",
             "moss_transcribe_diarize", "muse_glimmer", "ovis2", "pp_chart2table", "qianfan_ocr", "qwen2_audio",
             "qwen3_asr", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "step3p7", "unlimited_ocr",
@@ -60,7 +60,7 @@ MULTIMODAL: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
     ),
     **{
         name: ({}, STATE)
-        for name in ("lfm2_vl", "lfm3_vl", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5", "qwen3_5_moe")
+        for name in ("lfm3_vl", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5", "qwen3_5_moe")
     },
     "chameleon": ({"": {"hidden_size": 64, "vocabulary_map": {"<image>": 5}}, "vq_config": CODES}, TRAINS),
     "cohere_compass": (
@@ -119,6 +119,8 @@ MULTIMODAL: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
         ALONE,
     ),
     "inkling2": ({"vision_config": {"text_hidden_size": 64}}, ALONE),
+    "kimi_k25": ({"text_config": LATENT | {"head_dim": 8}}, TRAINS),
+    "lfm2_vl": ({"text_config": {"layer_types": ["conv", "full_attention"]}}, STATE),
     "mistral4": ({"": LATENT}, TRAINS),
     "mistral_large4": (
         {"text_config": INDEXED | ROPE | {"kv_source_layers": [0, 1], "head_dim": 8, "no_rope_layers": [1, 0]}}, TRAINS,
