@@ -36,7 +36,7 @@ from tasks.storage.files import write_bytes
 from tasks.storage.schemas import IGNORED
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
-from train.model.attention import BACKENDS, autocast, backend_to_load, decoder_of, dtype_of, use_attention
+from train.model.attention import BACKENDS, autocast, backend_to_load, dtype_of, use_attention
 from train.model.base_model import positions
 from train.model.qlora import keep_random
 
@@ -271,18 +271,20 @@ def greedy(model: Any, prompt: Sequence[int], limit: int, stops: Collection[int]
     """Return at most `limit` tokens that follow a prompt, up to a stop token.
 
     Call this within `generating`. `generate` of transformers is not used, because it follows the generation_config of a
-    model: temperature, penalties, minimum length. The decoder and the head are called directly, because the logits of a
-    long prompt may not fit into memory. A head that scales or caps its logits does not change which logit is the
-    highest.
+    model: temperature, penalties, minimum length. The head reads only the last token, because the logits of a long
+    prompt may not fit into memory.
     """
-    decoder, head = decoder_of(model), model.get_output_embeddings()
     ids, cache, found = torch.tensor([list(prompt)], device=model.device), None, list[int]()
-    while len(found) < limit:
-        outputs = decoder(input_ids=ids, past_key_values=cache, use_cache=True)
-        cache = outputs.past_key_values
-        token = int(head(outputs[0][:, -1].to(head.weight.dtype)).argmax())
-        found.append(token)
-        if token in stops:
-            break
-        ids = torch.tensor([[token]], device=model.device)
+    head = model.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, -1:], *inputs[1:]))
+    try:
+        while len(found) < limit:
+            outputs = model(input_ids=ids, past_key_values=cache, use_cache=True)
+            cache = outputs.past_key_values
+            found.append(int(outputs.logits[0, -1].argmax()))
+            if found[-1] in stops:
+                break
+            ids = torch.tensor([found[-1:]], device=model.device)
+    finally:
+        hook.remove()
     return found

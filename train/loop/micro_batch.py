@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -32,7 +33,7 @@ from train.config import TrainingConfig
 from train.loop.run_folder import largest_divisor
 from train.machine import devices
 from train.machine.process import is_shortage
-from train.machine.ranks import largest, together
+from train.machine.ranks import largest
 from train.model.attention import batch_of, run_pass
 from train.model.checkpointing import BY_SPEED, Checkpointing, described, usable, use_checkpointing
 from train.model.isolation import NEAR
@@ -235,13 +236,12 @@ def micro_batch(
                 times = PIECES ** (2 if getattr(collator, "backend", "") == "eager" else 1)
                 if largest([times * memory.peak() - memory.limit], device)[0] > 0:
                     raise _too_long(length)
-            # Ranks that gather a model's weights must run the same passes, but the clocks of two ranks differ.
+            # Ranks that gather a model's weights must run the same passes, but the clocks of two ranks differ. If one
+            # of them fails, the others wait in the pass.
+            agree: Agree = list if is_sharded(model) else partial(largest, device=device)
             if config.micro_batch != "auto" or config.sharding == "full":
-                with together(waiting=is_sharded(model)):
-                    return _fixed_size(config, step, rows_per_step, length, memory)
-            return find_micro_batch(
-                step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=lambda x: largest(x, device)
-            )
+                return _fixed_size(config, step, rows_per_step, length, memory, agree)
+            return find_micro_batch(step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=agree)
     finally:
         model.zero_grad()
         memory.reset()
@@ -257,8 +257,9 @@ def with_checkpointing(
     """
     ways: Sequence[Checkpointing] = BY_SPEED if wanted == "auto" else (wanted,)
     found = [usable(model, way) for way in ways]
-    notes = [f"activation_checkpointing: {described(way)}, because {why}" for way, why in dict.fromkeys(found) if why]
-    ways = list(dict.fromkeys(way for way, _ in found))
+    ways, why, notes = list(dict.fromkeys(way for way, _ in found)), found[-1][1], []
+    if why and len(ways) == 1:
+        notes.append(f"activation_checkpointing: {described(ways[0])}, because {why}")
     tried: dict[Checkpointing, Choice] = {}
     for way in ways:
         use_checkpointing(model, way)
@@ -283,12 +284,18 @@ def with_checkpointing(
 
 
 def _fixed_size(
-    config: TrainingConfig, step: Callable[[int], None], rows_per_step: int, sequence_length: int, memory: Memory
+    config: TrainingConfig,
+    step: Callable[[int], None],
+    rows_per_step: int,
+    sequence_length: int,
+    memory: Memory,
+    agree: Agree,
 ) -> Choice:
     wanted = 1 if config.micro_batch == "auto" else config.micro_batch
     size = largest_divisor(rows_per_step, wanted)
     times, fits = _time(step, size, 0.0, time.perf_counter, memory)
-    if not fits:
+    seconds, used, short, limit = agree([statistics.median(times), memory.peak(), float(not fits), -memory.limit])
+    if short:
         if size == 1:
             raise _too_long(sequence_length)
         fix = "lower it" if config.sharding == "full" else "lower it, or set it to auto"
@@ -297,11 +304,11 @@ def _fixed_size(
             f"micro_batch: {wanted}: a pass of {size} rows of {sequence_length} tokens does not fit into the memory of "
             f"the device; {fix}",
         )
-    trial = Trial(size, times[0], memory.peak(), size * sequence_length / times[0])
+    trial = Trial(size, seconds, used, size * sequence_length / seconds)
     reason = f"set by micro_batch: {wanted}"
     if config.micro_batch == "auto":
         reason = "with sharding: full, micro_batch: auto is 1; a larger micro_batch may be faster"
-    return Choice(size, rows_per_step // size, (trial,), reason, memory.limit)
+    return Choice(size, rows_per_step // size, (trial,), reason, -limit)
 
 
 class _GpuMemory:

@@ -39,7 +39,7 @@ from train.loop.trainer import arguments
 from train.machine import devices, process, ranks
 from train.machine.process import LAUNCHED, SignalGuard, is_one_of_several, is_rank, or_stop_all
 from train.machine.ranks import fail_alike, gather, together
-from train.model import attention, base_model, first_pass, isolation, options, qlora, quantization, token_loss
+from train.model import attention, base_model, first_pass, isolation, options, qlora, quantization
 from train.model.attention import autocast, batch_of
 from train.model.checkpoint import require_causal_text
 from train.model.checkpointing import Checkpointing, described, usable, use_checkpointing
@@ -175,10 +175,6 @@ def prepare(
     with together(waiting=qlora.is_sharded(model)), autocast(state.device, device.dtype):
         require_causal_text(base, model, attention.Collator(backend))
     if corpus.weighted:
-        token_loss.weigh_loss(model)
-        batch = batch_of([options.comparable(feed.longest[0])], range(1), feed.collator(backend), state.device)
-        with together(waiting=qlora.is_sharded(model)):
-            options.require_same_loss(model, batch, device.dtype)
         by = corpus.manifest.config[LOSS_WEIGHT] if corpus.manifest else "a column of the rows"
         notes.append(f"{LOSS_WEIGHT}: {by}; the loss of a step is the weighted mean of its trained tokens")
     checkpoint = newest_of_all(folder.path, corpus.key, disk)

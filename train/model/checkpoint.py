@@ -1,4 +1,4 @@
-"""Report what a checkpoint is, what loads it, and why it cannot be trained.
+"""Find out what a checkpoint is, what loads it, and why it cannot be trained.
 
     config ─auto_class─▶ AutoModelForCausalLM, or AutoModelForMultimodalLM: the one that has the checkpoint's own class
     folder, error of a library ─obstacle─▶ the reason behind the error, and what to do instead
@@ -87,7 +87,7 @@ def auto_class(base: Path | str, config: Any) -> Any:
 
 
 def not_causal(base: Path | str, why: str) -> DataError:
-    return DataError("bad_model", f"base_model: {base}: is not a causal language model: {why}; {USE_ANOTHER}")
+    return DataError("unfit_model", f"base_model: {base}: is not a causal language model: {why}; {USE_ANOTHER}")
 
 
 def without_head(base: Path | str, model: Any) -> DataError | None:
@@ -190,7 +190,7 @@ def require_causal_text(base: Path | str, model: Any, collate: Callable[..., dic
     except Exception as error:  # each model has its own way to miss its images
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise DataError(
-            "bad_model",
+            "unfit_model",
             f"base_model: {base}: a {model.config.model_type} model cannot read text alone ({reason}); {USE_ANOTHER}",
         ) from None
     finally:

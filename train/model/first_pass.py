@@ -1,7 +1,7 @@
 """Learn from passes over a real row what no attribute of a model shows.
 
-    row ─settle_loss─▶ the loss is the mean of the trained tokens of a step: the model's own, or ours
-       └─drop_unused─▶ adapters that get no gradient are removed
+    row ─learn─▶ the loss is the mean of the trained tokens of a step: the model's own, or ours
+           └──drop_unused─▶ adapters that get no gradient are removed
 
 Every rank runs the same row and decides alike, also in a resumed run.
 """
@@ -9,13 +9,11 @@ Every rank runs the same row and decides alike, also in a resumed run.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from transformers.loss.loss_utils import ForCausalLMLoss
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tasks.core.errors import DataError
 from tasks.core.printable import counted
@@ -24,6 +22,7 @@ from train.machine.ranks import gather
 from train.model import isolation
 from train.model.attention import autocast, run_pass
 from train.model.qlora import keep_random, set_random
+from train.model.token_loss import weigh_loss
 
 # Relative difference up to which two losses of the same logits are equal.
 SAME = 1e-5
@@ -32,30 +31,19 @@ SAME = 1e-5
 def learn(model: Any, batch: dict[str, Any], dtype: torch.dtype, seed: int, attention: str) -> list[str]:
     """Settle the loss of a model with one row, and leave a gradient.
 
-    The gradient is for `drop_unused`. Returns notes. Raises DataError if the logits are not finite.
+    The loss becomes the mean of the trained tokens, weighted if the batch has `loss_weight`. With `num_items_in_batch`,
+    it becomes their sum divided by this number, as the accumulation of the Trainer requires. The gradient is for
+    `drop_unused`. Returns a note if the loss was another. Raises DataError if the logits are not finite.
     """
-    batch = {name: values for name, values in batch.items() if name != LOSS_WEIGHT}
+    plain = {name: values for name, values in batch.items() if name != LOSS_WEIGHT}
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     with keep_random(model.device), autocast(model.device, dtype):
         with torch.no_grad():
-            notes = settle_loss(model, batch, seed, attention)
-        run_pass(model, batch, torch.float32)  # in the precision of the autocast above
-    return notes
-
-
-# -- the loss ----------------------------------------------------------------------------------------------------------
-
-
-def settle_loss(model: Any, batch: dict[str, Any], seed: int, attention: str) -> list[str]:
-    """Make the loss of a model the mean of its trained tokens.
-
-    Returns a note if it was not. With `num_items_in_batch`, the loss becomes the sum over the trained tokens divided by
-    this number, as the accumulation of the Trainer requires.
-    """
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-    reason = _why_not_own(model, batch, seed, attention)
-    if reason:
-        causal.forward = partial(_with_loss, causal.forward)
-    causal.accepts_loss_kwargs = True  # the Trainer reads it; the classes of some models deny it without a reason
+            reason = _why_not_own(model, plain, seed, attention)
+        if reason or LOSS_WEIGHT in batch:
+            weigh_loss(model)
+        causal.accepts_loss_kwargs = True  # the Trainer reads it; the classes of some models deny it without a reason
+        run_pass(model, plain, torch.float32)  # in the precision of the autocast above
     return [f"loss: computed here, because {reason}"] if reason else []
 
 
@@ -70,31 +58,14 @@ def _why_not_own(model: Any, batch: dict[str, Any], seed: int, attention: str) -
             loss = outputs["loss"]
         except (TypeError, KeyError):
             return f"a {model.config.model_type} model takes no count of the tokens of a step"
-        wanted = _loss(outputs["logits"], labels, items)
+        logits = outputs["logits"]
+        wanted = ForCausalLMLoss(logits, labels, logits.shape[-1], num_items_in_batch=items)
         if not wanted.isfinite():
             raise isolation.not_finite(model, attention)
         if loss is None or not abs(float(loss) - float(wanted)) <= SAME * abs(float(wanted)):
             what = "the mean of the trained tokens" if items is None else "divided by the tokens of a step"
             return f"the loss of a {model.config.model_type} model is not {what}"
     return ""
-
-
-def _loss(logits: torch.Tensor, labels: torch.Tensor, items: Any) -> torch.Tensor:
-    loss: torch.Tensor = ForCausalLMLoss(logits, labels, logits.shape[-1], num_items_in_batch=items)
-    return loss
-
-
-def _with_loss(
-    plain: Callable[..., Any],
-    input_ids: torch.Tensor | None = None,
-    labels: torch.Tensor | None = None,
-    num_items_in_batch: Any = None,
-    **inputs: Any,
-) -> Any:
-    if labels is None:
-        return plain(input_ids=input_ids, **inputs)
-    logits = plain(input_ids=input_ids, **inputs)["logits"]
-    return CausalLMOutputWithPast(loss=_loss(logits, labels, num_items_in_batch), logits=logits)
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------

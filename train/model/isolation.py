@@ -255,7 +255,7 @@ def require_isolation(
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             fail_alike(model, error)
-            reason = states.cause(error)
+            reason = states.cause(model, error)
             failure = PartMissing("no_attention", _failure(model, attention, error))
             continue
         figures = torch.tensor([(part.moved, -part.own_moved, part.noise) for part in parts], dtype=torch.float64)
@@ -313,7 +313,7 @@ def _failure(model: Any, attention: str, error: Exception) -> str:
     if attention in states.ALONE and states.layers_with_state(model):
         # Its scans have kernels of their own, which all backends use.
         fix = f"if this names a package with kernels, update or uninstall it, or else {fix}"
-    return f"attention `{attention}` does not run here: {states.cause(error)}; {fix}"
+    return f"attention `{attention}` does not run here: {states.cause(model, error)}; {fix}"
 
 
 def _fix(attention: str) -> str:

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from tasks.core.errors import DataError
 from tasks.core.printable import counted
-from tasks.storage.schemas import LOSS_WEIGHT
 from train.machine.ranks import fail_alike, largest
 from train.model import liger
 from train.model.attention import autocast, decoder_of, run_pass
@@ -261,18 +259,3 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
     first = int(trained[0]) if len(trained) else 0
     start = max(0, min(first - 1, len(row["labels"]) - COMPARED))
     return {name: column[start : start + COMPARED] for name, column in row.items()}
-
-
-def require_same_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
-    """Raise DataError unless weights of 1 leave the loss of a model unchanged."""
-    # A model may add other terms to the loss of its tokens.
-    plain = {name: values for name, values in batch.items() if name != LOSS_WEIGHT}
-    ones = plain | {LOSS_WEIGHT: torch.ones_like(batch[LOSS_WEIGHT])}
-    with torch.no_grad(), autocast(model.device, dtype):
-        own, ours = (float(model(**each)["loss"]) for each in (plain, ones))
-    if not abs(ours - own) <= SAME[dtype] * abs(own):
-        raise DataError(
-            "not_trainable",
-            f"the corpus has a loss_weight for each token, and the loss of this model is not the mean of its tokens "
-            f"({own:g}, which would be {ours:g}); pack the corpus with loss_weight: none, or use another model",
-        )

@@ -515,7 +515,7 @@ def shard(model: Any, device: torch.device | str) -> None:
     device, decoder = torch.device(device), decoder_of(model)
     layers = next((child for child in decoder.children() if isinstance(child, torch.nn.ModuleList)), None)
     if not layers:
-        raise DataError("bad_model", f"sharding: full: a {model.config.model_type} model has no list of layers")
+        raise DataError("unfit_model", f"sharding: full: a {model.config.model_type} model has no list of layers")
     trained = {weights for weights in model.parameters() if weights.requires_grad}
     whole = trained | (set(model.parameters()) - set(layers.parameters()))
     states = {layer: layer.weight.quant_state for layer in quantized(model)}

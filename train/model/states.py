@@ -18,9 +18,11 @@ tokens, so the padding has no effect. It repeats the last token, which has finit
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -132,9 +134,17 @@ def missing(model: Any) -> str:
     return "" if model.device.type == "cuda" or not layers_with_state(model) else "kernels need a GPU"
 
 
-def cause(error: Exception) -> str:
+def cause(model: Any, error: Exception) -> str:
     """Return the first line of an error, which may name a package to install."""
-    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+    text = next(iter(str(error).splitlines()), "").rstrip(".")
+    if text and isinstance(error, ImportError | RuntimeError | ValueError):
+        return text
+    # Such errors are not written for users, so say whose they are, and where.
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    frames = [(Path(frame.filename).name, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    file, line = next((frame for frame in reversed(frames) if frame[0].startswith("modeling_")), frames[-1])
+    detail = f"{type(error).__name__}{f': {text}' if text else ''}"
+    return f"{type(base).__name__} fails in {file}, line {line} ({detail})"
 
 
 def use_way(model: Any, way: str, reason: str = "") -> None:

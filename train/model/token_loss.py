@@ -51,10 +51,10 @@ def fuse_loss(model: Any) -> Undo:
 
 
 def weigh_loss(model: Any) -> Undo:
-    """Make a causal language model apply the `loss_weight` of a batch.
+    """Make a causal language model compute its loss from logits and `loss_weight`.
 
-    `loss_weight` is float32[B, L]. A pass without it or without labels is unchanged. Without this function, models of
-    transformers silently ignore `loss_weight`.
+    `loss_weight` is float32[B, L]; without it, each trained token counts alike. A pass without labels is unchanged.
+    Without this function, models of transformers silently ignore `loss_weight`.
     """
     return _replace_forward(model, fused=False)
 
@@ -90,8 +90,8 @@ def _forward(
     loss_weight: torch.Tensor | None = None,
     **inputs: Any,
 ) -> Any:
-    if labels is None or (loss_weight is None and path is None):
-        return plain(input_ids=input_ids, **inputs | ({} if labels is None else {"labels": labels}))
+    if labels is None:
+        return plain(input_ids=input_ids, **inputs)
     items = inputs.pop("num_items_in_batch", None)
     call = partial(plain, input_ids=input_ids, **inputs)
     targets = pad(labels, (0, 1), value=-100)[:, 1:].flatten()
@@ -102,9 +102,8 @@ def _forward(
         values = logits.float().flatten(0, 1)
         targets = targets.to(values.device)
         losses = torch.nn.functional.cross_entropy(values, targets, ignore_index=-100, reduction="none")
-        assert weights is not None
-        weights = weights * (targets != -100)
-        weighted, total = (losses * weights).sum(), losses.detach().sum()
+        weights = None if weights is None else weights.to(values.device) * (targets != -100)
+        weighted, total = (losses if weights is None else losses * weights).sum(), losses.detach().sum()
     else:
         hidden, head, trained_weights = _decode(call, path)
         trained = (targets.to(hidden.device) != -100).nonzero().flatten()

@@ -34,8 +34,9 @@ def generated(model: Any, limit: int = LIMIT, stops: Any = ()) -> list[int]:
         return greedy(model, PROMPT, limit, stops)
 
 
-# Scaled and capped logits, windows, masks that are built here, experts, latent attention, learned positions.
-MODELS = ("granite", "cohere", "gemma2", "exaone4", "gpt_oss", "deepseek_v3", "gpt_neo")
+# Scaled and capped logits, windows, masks that are built here, experts, latent attention, learned positions, a layer
+# between the decoder and the head.
+MODELS = ("granite", "cohere", "gemma2", "exaone4", "gpt_oss", "deepseek_v3", "gpt_neo", "modernbert-decoder")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -41,9 +41,10 @@ def test_an_own_loss_that_is_right_is_kept_even_if_its_class_denies_it() -> None
     assert "forward" not in vars(causal)
 
 
+@pytest.mark.parametrize("weighted", [{}, {"loss_weight": 2.0}])
 @pytest.mark.parametrize("fault", ["another term", "a mean of each pass", "not shifted", "no count"])
 def test_another_loss_is_replaced_by_the_mean_of_the_trained_tokens(
-    fault: str, monkeypatch: pytest.MonkeyPatch
+    fault: str, weighted: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model()
     expected, causal = losses(model), model.get_base_model()
@@ -62,9 +63,13 @@ def test_another_loss_is_replaced_by_the_mean_of_the_trained_tokens(
         return outputs
 
     monkeypatch.setattr(causal, "forward", forward)
-    (note,) = learned(model)
+    weight = (batch_of(0)["labels"] >= 0).float()
+    (note,) = learn(model, batch_of(0) | {name: n * weight for name, n in weighted.items()}, torch.float32, 1, "sdpa")
     assert note.startswith("loss: computed here, because")
     assert losses(model) == pytest.approx(expected, rel=1e-6)
+    with torch.no_grad():
+        ones, twos = (model(**batch_of(0), loss_weight=n * weight, num_items_in_batch=100)["loss"] for n in (1, 2))
+    assert float(twos) == pytest.approx(2 * float(ones), rel=1e-6)
 
 
 def test_logits_that_are_not_finite_are_an_error() -> None:

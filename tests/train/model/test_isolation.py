@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -376,6 +377,20 @@ def test_a_backend_that_does_not_run_is_reported(kind: type[Exception]) -> None:
         require(tiny_model(), packed_rows(), broken, "flash2")
     assert str(error.value) == (
         "attention `flash2` does not run here: head size 96 is not supported; try `attention: sdpa`"
+    )
+
+
+@pytest.mark.parametrize("kind", [IndexError, KeyError, TypeError, AttributeError, AssertionError])
+def test_an_error_of_the_code_of_a_model_names_its_class_and_place(kind: type[Exception]) -> None:
+    def broken(_: list[Row]) -> Batch:
+        raise kind("tuple index out of range")
+
+    with pytest.raises(PartMissing) as error:
+        require(tiny_model(), packed_rows(), broken)
+    text = re.sub(r"line \d+", "line 9", str(error.value)).replace("'", "")
+    assert text == (
+        "attention `sdpa` does not run here: LlamaForCausalLM fails in test_isolation.py, line 9 "
+        f"({kind.__name__}: tuple index out of range); try `attention: eager`"
     )
 
 

@@ -38,7 +38,7 @@ from train.machine.ranks import leave
 from train.model import base_model
 from train.model.attention import Collator
 from train.model.isolation import check_isolation
-from train.model.options import require_same_loss, try_fused_loss
+from train.model.options import try_fused_loss
 from train.model.token_loss import fuse_loss, weigh_loss
 
 ROWS = 4  # of one optimizer step
@@ -191,16 +191,6 @@ def test_the_loss_is_undone_and_fused_in_any_order() -> None:
     undo_weights()
     assert model(**batch).loss.item() == plain
     assert try_fused_loss(model, {n: x for n, x in batch.items() if n != "loss_weight"}, torch.float32, 1).used
-
-
-def test_a_model_with_another_loss_is_refused() -> None:
-    model, batch = tiny_model(), Collator("sdpa")(packed("data")[:1])
-    plain = model.get_base_model().loss_function
-    weigh_loss(model)
-    require_same_loss(model, batch, torch.float32)
-    model.get_base_model().loss_function = lambda *given, **named: plain(*given, **named) + 0.5
-    with pytest.raises(DataError, match="pack the corpus with loss_weight: none"):
-        require_same_loss(model, batch, torch.float32)
 
 
 def test_the_check_of_isolation_is_without_weights() -> None:
