@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from train.merge.find_run import Base, Run
 from train.merge.tensors import PRECISIONS
+from train.model.attention import decoder_of
 from train.model.quantization import nf4_of
 
 
@@ -61,11 +63,23 @@ def dequantized_of(run: Run, base: Base, model: Any) -> Dequantized | None:
     quantizer = AutoHfQuantizer.from_config(nf4_of(dtype, skipped), pre_quantized=False)
     replaced = deepcopy(model)
     quantizer.preprocess_model(model=replaced, device_map={"": "cpu"})
+    used = of_text(replaced)
     layers = {
         f"{name}.{weights}".lstrip("."): module
         for name, module in replaced.named_modules(remove_duplicate=False)
+        if module in used
         for weights in module._parameters
         if quantizer.param_needs_quantization(replaced, f"{name}.{weights}".lstrip("."))
         and (isinstance(module, Linear4bit) or not is_earlier)
     }
     return Dequantized(replaced, layers, quantizer, dtype)
+
+
+def of_text(model: Any) -> set[Any]:
+    """Return the modules of the text decoder, which may contain towers for images and sound.
+
+    The run had the towers in NF4 as well, but did not use them.
+    """
+    decoder = decoder_of(model)
+    parts = [child for child in decoder.children() if not any(isinstance(m, PreTrainedModel) for m in child.modules())]
+    return {decoder}.union(*(part.modules() for part in parts))

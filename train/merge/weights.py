@@ -25,6 +25,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from torch.nn import Parameter
 from transformers import AutoConfig
+from transformers.integrations.mxfp4 import Mxfp4Dequantize
 
 from tasks.core.errors import DataError
 from tasks.core.printable import counted
@@ -435,6 +436,12 @@ def load_merged(base: Path, tensors: Tensors, merging: Merging) -> Any:
 def _write_whole(folder: Path, base: Path, tensors: Tensors, merging: Merging) -> None:
     """Load the whole model, merge the adapter, and save the model."""
     model = load_merged(base, tensors, merging)
+    # Otherwise transformers gives unpacked experts the names of MXFP4.
+    model._weight_conversions = [
+        one
+        for one in model._weight_conversions
+        if not any(isinstance(step, Mxfp4Dequantize) for step in getattr(one, "operations", ()))
+    ]
     model.save_pretrained(folder, max_shard_size=SHARD_BYTES)
     for file in folder.glob("*.safetensors"):
         give_usual_mode(file)

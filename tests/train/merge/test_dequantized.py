@@ -16,18 +16,20 @@ import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit
+from safetensors.torch import load_file
 from support.commands import NO_PICTURE, ROOT, command
 from support.small_corpus import conversations, make_recipe, pack_corpus
-from support.training.finished_runs import finished_run, merged
+from support.training import multimodal
+from support.training.finished_runs import finished_run, merged, run_on
 from support.training.tiny_training import tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from tasks.core.errors import UsageError
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.merge import merge_run
-from train.merge.dequantized import dequantized_of
+from train.merge.dequantized import dequantized_of, of_text
 from train.merge.find_run import find_base, find_run
 from train.merge.losses import FEWEST, pieces_of
 from train.merge.merge_run import without_weights
@@ -93,6 +95,28 @@ def test_the_merged_weights_are_those_values_plus_the_adapter(kind: str, tmp_pat
     assert expected.keys() <= after.keys()
     original = loaded(merged(run, tmp_path / "original", base_weights="original")).state_dict()
     assert all(torch.equal(value, before[name]) for name, value in original.items())
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "llama4"])
+def test_towers_keep_their_bytes(name: str, tmp_path: Path) -> None:
+    """The run had them in 4 bits too, but did not use them."""
+    base = tmp_path / "base"
+    multimodal.build(name).to(torch.bfloat16).save_pretrained(base)
+    folder = merged(run_on(tmp_path / "run", base, quantization="nf4", lora_targets=["q_proj"]), tmp_path / "out")
+    before, after = (load_file(path / "model.safetensors") for path in (base, folder))
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert before.keys() == after.keys()
+    assert all("language_model" in key for key in changed)
+    assert any(key.endswith("v_proj.weight") for key in changed), "not adapted, but rounded"
+
+
+def test_towers_inside_the_decoder_are_no_part_of_the_text() -> None:
+    config = AutoConfig.for_model("phi4_multimodal", num_hidden_layers=1, vocab_size=64, pad_token_id=0)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    names = {name for name, module in model.named_modules() if module in of_text(model)}
+    assert "model.layers.0.self_attn.qkv_proj" in names
+    assert not any("embed_tokens_extend" in name for name in names)
 
 
 def test_a_merge_has_the_same_bytes_again(tmp_path: Path) -> None:

@@ -194,9 +194,16 @@ def test_a_tensor_that_a_renaming_does_not_mean_keeps_its_name(
     assert off(logits(loaded(folder)), logits(loaded(tmp_path / "base", run))) < 1e-5
 
 
+@pytest.mark.parametrize("whole", [False, True])
 def test_a_base_in_mxfp4_is_merged_into_its_unpacked_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if whole:
+
+        def fails(*_: Any) -> Any:
+            raise tensors.NotInvertible("this is a test")
+
+        monkeypatch.setattr(weights, "groups_of", fails)
     base = tmp_path / "base"
     decoded = save_mxfp4(base)
     model = add_adapter(loaded(base), TrainingConfig(quantization="none", lora_r=4), base)
@@ -205,7 +212,7 @@ def test_a_base_in_mxfp4_is_merged_into_its_unpacked_weights(
     write_record(tmp_path / "run", base, TrainingConfig(base_model=str(base), quantization="none"), CORPUS)
     folder = merged(tmp_path / "run", tmp_path / "out")
     assert "experts that are stored in MXFP4 are written in bf16" in (said := capsys.readouterr().err)
-    assert "one layer in memory at a time" in said
+    assert ("the whole model in memory" if whole else "one layer in memory at a time") in said
     found = tensors_in(folder)
     assert {value.dtype for value in found.values()} == {torch.bfloat16}
     assert decoded.keys() <= found.keys()
