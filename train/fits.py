@@ -77,7 +77,10 @@ def fits_of(name: str, settings: TrainingConfig, corpus: Corpus | None) -> Fits:
     config = base_model.read_config(base)
     own = tuple(reversed(corpus.lengths)) if corpus else (USUAL,)
     longest = base_model.positions(config.get_text_config())
+    if corpus:
+        base_model.check_model(base, config, 0, corpus.sequence_length)
     lengths = tuple(length for length in dict.fromkeys((*own, *LENGTHS)) if length <= (longest or length))
+    lengths = lengths or ((longest,) if longest else own)
     trained = 1.0
     if corpus and corpus.manifest:
         ledger = corpus.manifest.ledger
@@ -111,9 +114,7 @@ def show(found: Fits, console: Console) -> None:
         table.add_row(f"{card} GB", *(" | ".join(str(rows) if rows else "–" for rows in cell) for cell in cells))
     console.print(table)
     length = found.lengths[0]
-    console.print(
-        f"\nMemory in GB for rows of {length:,} tokens, with the settings that are probably faster:", soft_wrap=True
-    )
+    console.print(f"\nGB for rows of {length:,} tokens, with the settings that are probably faster:", soft_wrap=True)
     table = _table("card", "rows", "checkpointing", "weights", "adapter", "activations", "loss", "total")
     missing = []
     for card in CARDS:
@@ -126,7 +127,7 @@ def show(found: Fits, console: Console) -> None:
         table.add_row(f"{card} GB", str(sizes[how]), str(how).lower(), *(f"{size / 1e9:.1f}" for size in parts))
     console.print(table)
     for line in missing:
-        console.print(line, soft_wrap=True)
+        console.print(line)
 
 
 def _head(found: Fits, static: dict[str, float]) -> Iterator[str]:
@@ -134,8 +135,8 @@ def _head(found: Fits, static: dict[str, float]) -> Iterator[str]:
     yield f"{found.name}: frozen weights {weights}; estimated from config.json alone"
     loss = "fused loss" if found.settings.fused_loss is not False else "the loss from all logits"
     yield f"bf16, attention: {found.settings.attention}, {loss}, optimizer: {found.settings.optimizer}"
-    yield "Most rows per pass (micro_batch) by length, with activation_checkpointing: true | false"
-    yield f"and at most {counted(found.settings.tokens_per_step, 'token')} per step:\n"
+    yield f"Most rows per pass by length, at most {counted(found.settings.tokens_per_step, 'token')} per step,"
+    yield "with activation_checkpointing: true | false\n"
 
 
 def _groups(estimate: Estimate) -> list[float]:

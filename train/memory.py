@@ -221,6 +221,9 @@ def trace(
     ids = torch.zeros(rows, length, dtype=torch.long, device=META)
     batch = {"input_ids": ids, "labels": ids, "position_ids": ids}
     undo = token_loss.fuse_loss(model) if fused else lambda: None
+    for weights in model.parameters():
+        if weights.requires_grad:  # gradients are part of `static`, and a pass adds to them
+            weights.grad = torch.empty_like(weights)
     live = Live()
     try:
         with ExitStack() as contexts:

@@ -98,6 +98,12 @@ def test_the_estimate_is_the_peak_that_was_recorded_on_gpus(
     assert found.total / 1e9 == pytest.approx(RECORDED[case], rel=0.03)
 
 
+def test_rows_beyond_the_positions_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    LlamaConfig(**SIZES | {"max_position_embeddings": 512}).save_pretrained(tmp_path)
+    assert doctor.main(["--base-model", str(tmp_path)]) == 0
+    assert "GB for rows of 512 tokens" in capsys.readouterr().out
+
+
 def test_doctor_shows_what_fits_at_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     MODELS["llama"].save_pretrained(tmp_path)
     console = Console(width=80, markup=False, emoji=False, highlight=False)

@@ -37,11 +37,11 @@ from train.merge.merge_run import (
     inputs,
     logits_of,
     logits_of_base,
+    logits_of_model,
     places_that_fit,
     require_same,
     without_weights,
 )
-from train.merge.merge_run import _logits as logits_of_model
 from train.merge.tensors import PRECISIONS, tensors_of_model
 from train.merge.weights import FILE
 from train.model.qlora import load_model

@@ -389,8 +389,8 @@ def logits_of_base(
     model = _load(base, place)
     if nf4:
         nf4.apply(model)
-    alone = _logits(model, ids)  # before PEFT, which replaces some tied weights of the base model
-    return _logits(_with_adapter(model, adapter, place), ids), alone
+    alone = logits_of_model(model, ids)  # before PEFT, which replaces some tied weights of the base model
+    return logits_of_model(_with_adapter(model, adapter, place), ids), alone
 
 
 def _with_adapter(model: Any, adapter: Path, place: Place) -> Any:
@@ -403,7 +403,7 @@ def _with_adapter(model: Any, adapter: Path, place: Place) -> Any:
 @torch.inference_mode()
 def logits_of(folder: Path, ids: torch.Tensor, place: Place) -> torch.Tensor:
     """Return the logits of a model."""
-    return _logits(_load(folder, place), ids)
+    return logits_of_model(_load(folder, place), ids)
 
 
 def _load(folder: Path, place: Place) -> Any:
@@ -421,7 +421,7 @@ def _load(folder: Path, place: Place) -> Any:
     return model.eval()
 
 
-def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def logits_of_model(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the logits [tokens, vocabulary] in fp32, minus the mean of each token."""
     # softmax ignores the mean. The logits are on the CPU.
     rows = ids.to(model.device)
