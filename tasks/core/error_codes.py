@@ -365,7 +365,7 @@ _ALL = [
     Code("E611", "model_missing", MISSING, "The base model does not exist.",
          "the path is mistyped, or the hub cannot be reached", "name a folder, or a model on the hub"),
     Code("E612", "bad_model", DATA, "The base model cannot be loaded.",
-         "files are missing or damaged", "copy the model again"),
+         "it cannot be trained, or files are missing or damaged", "follow the message"),
     Code("E613", "ids_beyond_model", DATA, "The corpus has ids that the model has no embeddings for.",
          "it was packed with another tokenizer", "pack it with the model's tokenizer"),
     Code("E614", "rows_beyond_model", DATA, "The rows are longer than the model's context.",

@@ -25,6 +25,7 @@ from tasks.storage.files import read_json
 # How a file starts that Git LFS has not downloaded.
 POINTER = b"version https://git-lfs"
 SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
+SHARDS = ("model-*-of-*.safetensors",)
 PICKLES = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt")
 OTHER_WEIGHTS = {
     PICKLES: "pickles, which can run code when they are opened",
@@ -131,7 +132,12 @@ def obstacle(base: Path | str, error: Exception) -> tuple[str, str] | None:
             return f"{pointer.name} is a Git LFS pointer, not the file itself", f"run `git lfs pull` in {base}"
         if _has_remote_code(base):
             return REMOTE_CODE
-        if not any(_files(base, SAFETENSORS)):
+        found = _files(base, SAFETENSORS)
+        if found and not any(path.name.startswith("model.safetensors") for path in found):
+            if any(_files(base, SHARDS)):
+                return "lacks model.safetensors.index.json", "copy it as well"
+            return f"has weights only as {found[0].name}, in the layout of another library", CONVERT
+        if not found:
             for patterns, what in OTHER_WEIGHTS.items():
                 if any(_files(base, patterns)):
                     return f"has weights only as {what}", CONVERT
@@ -143,6 +149,8 @@ def obstacle(base: Path | str, error: Exception) -> tuple[str, str] | None:
     if kind := re.search(r"model type `(.+?)` but Transformers does not recognize", text):
         version = f"transformers {transformers.__version__}"
         return f"is a {kind[1]} model, which {version} does not know", "install a version that does"
+    if "ignore_mismatched_sizes" in text:
+        return "the shapes of its weights do not match its config.json", "copy both from the same model"
     if "does not appear to have a file named model.safetensors" in text:
         return "has no weights as safetensors files", CONVERT
     return None

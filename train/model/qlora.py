@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers.pytorch_utils import Conv1D
 
-from tasks.core.errors import DataError, PartMissing, UsageError
+from tasks.core.errors import DataError, PackError, PartMissing, UsageError
 from tasks.core.printable import counted, suggest
 from train.config import ADAPTER_WEIGHTS, TrainingConfig, adapter_files, folder_digest
 from train.machine.process import is_shortage
@@ -105,7 +105,9 @@ def load_base(
             use_safetensors=True,  # never a pickle
             trust_remote_code=False,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except PackError:
+        raise
+    except Exception as error:  # the code of each model checks its config in its own way
         if is_shortage(error):
             raise PartMissing(
                 "out_of_memory", f"{base}: does not fit into the memory of {device}; use a smaller base_model"
@@ -131,6 +133,7 @@ def load_base(
         layer.support_avx512bf16_for_cpu = False
         layer.compute_dtype = dtype  # a checkpoint in NF4 names its own
     model.in_16_bits = sorted(skipped)
+    model.unused_weights = sorted(loaded["unexpected_keys"])
     return model
 
 

@@ -334,6 +334,12 @@ def described(base: Path | str, model: Any, config: TrainingConfig) -> tuple[lis
             f"{base} is stored in NF4: the adapter can be used with it, but not merged into it; to merge, train on the "
             "original checkpoint in 16 bits"
         )
+    if unused := model.get_base_model().unused_weights:
+        kind = type(model.get_base_model()).__name__
+        warnings.append(
+            f"{base}: {kind} does not use {counted(len(unused), 'weight')} of the checkpoint, such as {unused[0]}; if "
+            "its config.json was edited, copy the original"
+        )
     if names := model.get_base_model().in_16_bits:
         kinds = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
         notes.append(

@@ -77,6 +77,26 @@ def test_weights_that_are_only_pickles(tmp_path: Path) -> None:
     assert "has no weights" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("consolidated.safetensors", "has weights only as consolidated.safetensors, in the layout of another library"),
+        ("model-00001-of-00002.safetensors", "lacks model.safetensors.index.json; copy it as well"),
+    ],
+)
+def test_weights_with_another_name(name: str, reason: str, tmp_path: Path) -> None:
+    save_base(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / name)
+    assert reason in refusal(tmp_path)
+
+
+def test_weights_of_another_size(tmp_path: Path) -> None:
+    save_base(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 72}))
+    assert "the shapes of its weights do not match its config.json" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
 def test_a_pointer_of_git_lfs(file: str, tmp_path: Path) -> None:
     save_base(tmp_path)
@@ -90,6 +110,22 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "needs code from its repository, which is never run" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", "two"), ("vocab_size", None), ("num_attention_heads", 0),
+        ("num_key_value_heads", 0), ("hidden_act", "no_such"), ("rope_parameters", {"rope_type": "no_such"}),
+        ("max_position_embeddings", "long"), ("dtype", "no_such"), ("quantization_config", []),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_config_that_is_not_valid(name: str, value: Any, tmp_path: Path) -> None:
+    save_base(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {name: value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"base_model: .*cannot be read \("):
+        start(tmp_path)
 
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:

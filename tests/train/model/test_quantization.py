@@ -328,6 +328,14 @@ def test_the_original_is_named_if_it_can_be_derived(name: str, original: str) ->
     assert (f"in 16 bits, such as {original}, which" in text) if original else ("in 16 bits, which" in text)
 
 
+def test_weights_that_the_class_of_a_model_does_not_have(tmp_path: Path) -> None:
+    save(tmp_path, "qwen3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
+    _, [warning] = quantization.described(tmp_path, load(tmp_path), TrainingConfig())
+    assert "LlamaForCausalLM does not use 4 weights of the checkpoint, such as model.layers.0.self_attn.k" in warning
+
+
 def test_a_name_on_the_hub_is_refused_before_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     config = AutoConfig.for_model("llama", quantization_config={"quant_method": "fp8"})
     monkeypatch.setattr(base_model.AutoConfig, "from_pretrained", lambda *_, **__: config)
