@@ -100,7 +100,8 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
     "olmoe": (EXPERTS, TRAINS),
     "flex_olmo": (EXPERTS, TRAINS),
     "granitemoe": (EXPERTS, TRAINS),
-    "phimoe": (EXPERTS, TRAINS),
+    # With noise, its router draws experts at random in training.
+    "phimoe": (EXPERTS | {"router_jitter_noise": 0.0}, TRAINS),
     "deepseek_v2": (LATENT, TRAINS),
     "deepseek_v3": (LATENT, TRAINS),
     "glm4_moe": (LATENT | HEAD, TRAINS),
