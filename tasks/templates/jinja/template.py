@@ -126,7 +126,7 @@ class JinjaTemplate(Template):
         return self._checks_for(conversation).forms.knows_developer
 
     def expected_messages(self, conversation: Conversation) -> list[dict[str, Any]]:
-        """Return the messages of a conversation in OpenAI's form, as the template reads them."""
+        """Return messages in OpenAI's form, as the template reads them."""
         forms = self._checks_for(conversation).forms
         messages = [forms.expected(message) for message in conversation.messages]
         return [in_parts(m) if forms.reads_parts or isinstance(m["content"], list) else m for m in messages]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -61,7 +60,8 @@ def test_trials_in_one_process_have_the_losses_of_trials_in_their_own(folder: Pa
     for number in (2, 3):  # the others show by themselves that nothing of these is left
         assert losses(own, SETTINGS[number]) == found[number]
         own.stop()
-    assert found[0] == found[4] == pytest.approx(found[1], rel=1e-5)
+    assert found[0] == found[4]
+    assert sum(found[0], ()) == pytest.approx(sum(found[1], ()), rel=1e-5)
     assert found[2] != found[0], "another rank"
 
 
@@ -117,4 +117,3 @@ def test_a_copy_shares_the_weights_and_nothing_else(folder: Path) -> None:
     LlamaForCausalLM.forward = None
     kept.restore_code()
     assert LlamaForCausalLM.forward is plain
-    assert json.dumps(str(plain))
