@@ -43,6 +43,7 @@ from train.model import attention, base_model, first_pass, isolation, options, q
 from train.model.attention import autocast, batch_of
 from train.model.checkpoint import require_causal_text
 from train.model.checkpointing import Checkpointing, described, usable, use_checkpointing
+from train.model.refusal import named
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def prepare(
             qlora.shard(model, state.device)
     if note:
         notes.append(note)
-    with together(waiting=qlora.is_sharded(model)), autocast(state.device, device.dtype):
+    with together(waiting=qlora.is_sharded(model)), named(model), autocast(state.device, device.dtype):
         require_causal_text(base, model, attention.Collator(backend))
     if corpus.weighted:
         by = corpus.manifest.config[LOSS_WEIGHT] if corpus.manifest else "a column of the rows"
@@ -185,7 +186,7 @@ def prepare(
     proof = None
     if feed.isolated:
         collator = feed.collator(choices.attention)
-        with together(waiting=qlora.is_sharded(model)), autocast(state.device, device.dtype):
+        with together(waiting=qlora.is_sharded(model)), named(model), autocast(state.device, device.dtype):
             proof = isolation.require_isolation(
                 model, feed.train, collator, choices.micro_batch, attention=choices.attention, seed=config.seed
             )
@@ -233,7 +234,7 @@ def _choose(
             backend, trials = isolation.fastest(model, feed.train, 2, seed=config.seed, tried=tried)
             table = [f"{t.attention:>8} {t.reason or f'{t.tokens_per_second:,.0f} tokens/s'}" for t in trials]
         elif feed.isolated:
-            with together(waiting=qlora.is_sharded(model)):
+            with together(waiting=qlora.is_sharded(model)), named(model):
                 try:
                     isolation.try_backend(model, feed.train, 1, backend, seed=config.seed)
                 except torch.OutOfMemoryError as error:  # micro_batch reports it
@@ -242,7 +243,7 @@ def _choose(
             attention.use_attention(model, backend)
     collator = feed.collator(backend)
     batch = batch_of([options.comparable(feed.longest[0])], range(1), collator, model.device)
-    with together(waiting=qlora.is_sharded(model)):
+    with together(waiting=qlora.is_sharded(model)), named(model):
         notes = first_pass.learn(model, batch, dtype, config.seed, backend)
     notes += first_pass.drop_unused(model)
     used = {}

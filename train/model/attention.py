@@ -29,7 +29,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from tasks.core.errors import PartMissing
-from train.model.checkpoint import classes_of
+from train.model.checkpoint import classes_of, towers_of
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -111,9 +111,11 @@ def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
 
 def missing_backends(config: Any) -> list[str]:
     """Return the backends that the code of a model lacks, by the model's config."""
-    # transformers asks every part of a model.
     kinds = classes_of(config).values()
-    return [name for name, flag in FLAGS.items() if not all(getattr(kind, flag, True) for kind in kinds)]
+    missing = [name for name, flag in FLAGS.items() if not all(getattr(kind, flag, True) for kind in kinds)]
+    if "sdpa" not in missing and any(not kind._supports_sdpa for kind in towers_of(config)):
+        missing.append("sdpa")  # transformers asks every part of a model
+    return missing
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> Any:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from tasks.core.errors import DataError, PackError, StorageError
 from tasks.storage.files import read_json
@@ -61,6 +62,15 @@ def classes_of(config: Any) -> dict[Any, Any]:
         if kinds is not None:
             loaded[auto] = kinds
     return loaded
+
+
+def towers_of(config: Any) -> list[Any]:
+    """Return the classes of the parts of a model that have a config of their own."""
+    kinds = []
+    for name in config.sub_configs:
+        with suppress(ValueError):  # transformers names some classes that it does not have
+            kinds.append(AutoModel._model_mapping.get(type(getattr(config, name, None)), None))
+    return [kind for kind in kinds if isinstance(kind, type)]
 
 
 def auto_class(base: Path | str, config: Any) -> Any:
@@ -151,6 +161,8 @@ def obstacle(base: Path | str, error: Exception) -> tuple[str, str] | None:
         return f"is a {kind[1]} model, which {version} does not know", "install a version that does"
     if "ignore_mismatched_sizes" in text:
         return "the shapes of its weights do not match its config.json", "copy both from the same model"
+    if "Unrecognized configuration class" in text:  # two model types have the same config
+        return f"cannot be loaded by the auto classes of transformers {transformers.__version__}", USE_ANOTHER
     if "does not appear to have a file named model.safetensors" in text:
         return "has no weights as safetensors files", CONVERT
     return None

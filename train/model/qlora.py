@@ -56,6 +56,7 @@ from train.model.quantization import (
     use_quantized_experts,
     watch,
 )
+from train.model.refusal import named
 
 
 def load_model(
@@ -74,13 +75,14 @@ def load_model(
         require_repackable(base, model, packed)
         del model  # both do not fit into the memory
         model = load_base(base, config, device, dtype, attention, skipped)
-    model = add_adapter(model, config, base)
-    separate_by_positions(model)
-    states.use_way(model, states.ways(model, attention)[0])
-    # Until `auto` is measured, trials need as little memory as possible.
-    wanted = config.activation_checkpointing
-    use_checkpointing(model, usable(model, True if wanted == "auto" else wanted)[0])
-    check(model, config)
+    with named(model, "adding an adapter"):
+        model = add_adapter(model, config, base)
+        separate_by_positions(model)
+        states.use_way(model, states.ways(model, attention)[0])
+        # Until `auto` is measured, trials need as little memory as possible.
+        wanted = config.activation_checkpointing
+        use_checkpointing(model, usable(model, True if wanted == "auto" else wanted)[0])
+        check(model, config)
     return model.train()
 
 
@@ -140,7 +142,7 @@ def load_base(
 def _pass(model: Any, dtype: torch.dtype, attention: str, ids: torch.Tensor) -> None:
     """Run a pass as in training."""
     states.use_way(model, states.ways(model, attention)[0])
-    with keep_random(model.device), autocast(model.device, dtype):
+    with named(model), keep_random(model.device), autocast(model.device, dtype):
         model.train()(input_ids=ids)
 
 

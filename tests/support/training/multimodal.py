@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from support.training.architectures import ALONE, EXPERTS, LATENT, SIZES, STATE, TRAINS
 from support.training.tiny_training import LENGTH, VOCABULARY
 from transformers import CONFIG_MAPPING, AutoModelForMultimodalLM
@@ -35,6 +36,9 @@ ROPE = {"rope_parameters": DEFAULT}
 AXES = {"text_config": {"rope_parameters": DEFAULT | {"mrope_section": [4, 2, 2]}}}
 INDEXED = LATENT | {"head_dim": 16, "index_topk": 16, "index_head_dim": 16, "index_n_heads": 16}
 CODES = {"base_channels": 32, "embed_dim": 4, "latent_channels": 4}
+SPEECH = {"hidden_dim": 32, "dim_head": 16, "input_dim": 16, "context_size": 16, "max_pos_emb": 16}
+QUERIES = {"encoder_hidden_size": 32}
+KOSMOS = {"embed_dim": 64, "layers": 2, "attention_heads": 4, "ffn_dim": 128}
 NOT_CAUSAL = "is not a causal language model"
 NO_TEXT = "cannot read text alone"
 
@@ -155,7 +159,123 @@ MULTIMODAL: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
         },
         STATE,
     ),
+    "dots3_note": (
+        {
+            "text_config": LATENT | INDEXED | {
+                "layer_types": ["indexed_attention", "sliding_attention"], "shared_experts_intermediate_size": 32,
+                "mlp_layer_types": ["dense", "sparse"], "per_layer_config": {},
+            },
+            "vision_config": {
+                "adapter_in_dim": 32, "adapter_out_dim": 64, "moe_intermediate_size": 32, "num_local_experts": 4,
+            },
+            "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 64, "downsample_hidden_size": 16},
+        },
+        TRAINS,
+    ),
+    "evolla": (
+        {
+            "": {
+                "hidden_size": 64, "resampler_depth": 1, "resampler_dim_head": 16, "resampler_heads": 2,
+                "resampler_num_latents": 4, "aligner_num_add_layers": 1,
+            }
+        },
+        "cannot be loaded by the auto classes",
+    ),
+    "granite_speech": ({"encoder_config": SPEECH, "projector_config": QUERIES}, TRAINS),
+    "granite_speech_plus": ({"encoder_config": SPEECH, "projector_config": QUERIES}, TRAINS),
+    "idefics": ({"": {"hidden_size": 64}}, NO_TEXT),
+    "inkling_mm_model": (
+        {
+            "text_config": {
+                "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "d_rel": 8,
+                "sliding_window_size": 24, "rel_extent": 32, "layer_types": ["hybrid_sliding", "hybrid"],
+                "mlp_layer_types": ["dense", "sparse"],
+            },
+            "vision_config": {"text_hidden_size": 64, "num_hidden_layers": 4, "patch_size": 2},
+            "audio_config": {"text_hidden_size": 64},
+        },
+        STATE,
+    ),
+    "instructblip": ({}, NO_TEXT),
+    "instructblipvideo": ({}, NO_TEXT),
+    "janus": (
+        {
+            "vision_config": {"projection_dim": 64},
+            "vq_config": CODES | {"num_embeddings": 16, "projection_dim": 64, "image_token_embed_dim": 64},
+        },
+        TRAINS,
+    ),
+    "kosmos-2": ({"": {"latent_query_num": 4}, "text_config": KOSMOS}, NO_TEXT),
+    "kosmos-2.5": (
+        {
+            "": {"latent_query_num": 4}, "text_config": KOSMOS,
+            "vision_config": {"patch_embed_hidden_size": 32, "max_num_patches": 16},
+        },
+        ALONE,
+    ),
+    "nemo_speechlm": (
+        {
+            "text_config": {
+                "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "ssm_state_size": 16,
+                "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 1, "chunk_size": 32, "num_hidden_layers": 4,
+                "moe_shared_expert_intermediate_size": 32,
+            },
+            "audio_config.diarization_config.head_config": {"audio_hidden_size": 32},
+        },
+        STATE,
+    ),
+    "phi4_multimodal": (
+        {
+            "": {"hidden_size": 64, "original_max_position_embeddings": LENGTH},
+            "audio_config": {
+                "num_blocks": 2, "ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32,
+                "nemo_conv_channels": 32,
+            },
+        },
+        TRAINS,
+    ),
+    "vibevoice_asr": (
+        {
+            f"{kind}_tokenizer_encoder_config": {"num_filters": 2, "depths": [1] * 7}
+            for kind in ("acoustic", "semantic")
+        },
+        TRAINS,
+    ),
     # Refused.
+    "git": ({"": {"hidden_size": 64}}, NO_TEXT),
+    "florence2": (
+        {
+            "vision_config": {
+                name: [size] * 4 for name, size in
+                {"patch_size": 3, "embed_dim": 16, "num_heads": 2, "num_groups": 2, "depths": 1}.items()
+            },
+            "text_config": {"d_model": 64, "decoder_layers": 1, "decoder_ffn_dim": 64},
+        },
+        NOT_CAUSAL,
+    ),
+    "pp_formulanet": (
+        {"text_config": {"d_model": 64, "decoder_layers": 1, "decoder_ffn_dim": 64, "encoder_layers": 1}}, NOT_CAUSAL,
+    ),
+    "pi0": ({}, NOT_CAUSAL),
+    "qwen2_5_omni": (
+        {
+            "talker_config": {"hidden_size": 32, "embedding_size": 32},
+            "token2wav_config.bigvgan_config": {"upsample_initial_channel": 64},
+        },
+        NOT_CAUSAL,
+    ),
+    "qwen3_omni_moe": (
+        {
+            "talker_config": {"spatial_merge_size": 2},
+            "talker_config.text_config": {"shared_expert_intermediate_size": 32},
+        },
+        NOT_CAUSAL,
+    ),
+    "shieldgemma2": ({}, NOT_CAUSAL),
+    "udop": (
+        {"": {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4}},
+        NOT_CAUSAL,
+    ),
     "blip": ({}, NO_TEXT),
     "blip-2": ({}, NO_TEXT),
     "diffusion_gemma": ({}, NOT_CAUSAL),
@@ -171,9 +291,16 @@ MULTIMODAL: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
 }  # fmt: skip
 
 
+# Classes of published checkpoints that the auto class does not build.
+CLASSES = {"evolla": "EvollaForProteinText2Text", "shieldgemma2": "ShieldGemma2ForImageClassification"}
+
+
 def build(name: str) -> Any:
     torch.manual_seed(3)
-    return AutoModelForMultimodalLM.from_config(config_of(name))
+    config = config_of(name)
+    if name in CLASSES:
+        return getattr(transformers, CLASSES[name])._from_config(config)
+    return AutoModelForMultimodalLM.from_config(config)
 
 
 def config_of(name: str) -> Any:

@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from support.training.architectures import ALONE, STATE, TRAINS
 from support.training.finished_runs import merged, run_on
-from support.training.multimodal import MULTIMODAL, build
+from support.training.multimodal import CLASSES, MULTIMODAL, build, config_of
 from support.training.tiny_training import LENGTH, Row, packed_rows
 from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -91,6 +91,17 @@ def test_a_multimodal_model_trains_as_the_table_says(name: str, tmp_path: Path) 
     assert loss == pytest.approx(loss_of_each_alone(tmp_path), rel=1e-5)
     assert norm > 0
     assert WAYS[states.separation(model).way] == expected
+
+
+def test_the_backend_is_one_that_every_tower_has() -> None:
+    assert [backend_to_load(config_of(name), "sdpa")[0] for name in ("vibevoice_asr", "qwen3_vl")] == ["eager", "sdpa"]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_checkpoints_of_other_classes_are_refused_with_the_reason(name: str, tmp_path: Path) -> None:
+    build(name).save_pretrained(tmp_path)
+    with pytest.raises(PackError, match=MULTIMODAL[name][1]):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("name", KINDS)
