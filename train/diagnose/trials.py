@@ -106,7 +106,7 @@ class Runner:
         return next((folder / "manifests").glob("*.json"))
 
     def is_cold(self, trial: Trial) -> bool:
-        """Return whether a trial will start a process, which loads the libraries and the model."""
+        """Return whether a trial will start a process, which loads libraries and a model."""
         return self._process is None or bool(LOADING & trial.settings.keys())
 
     def learned(self, steps: int, length: int) -> str:

@@ -80,7 +80,7 @@ def update(path: Path, **values: Any) -> None:
 
 
 def records() -> list[dict[str, Any]]:
-    """Return conversations; some have a system message, a call of a tool, or reasoning."""
+    """Return conversations; some have a system message, a tool call, or reasoning."""
     found = conversations(60)
     for number, record in enumerate(found[:20]):
         if number % 2:
@@ -112,7 +112,7 @@ def make_corpus(home: Path, kind: str = "hf_byte_level", template: str = CHATML,
 
 
 def make_run(home: Path, folder: Path, manifest: dict[str, Any], architecture: str, **how: Any) -> Served:
-    """Write a run on a corpus whose base has its tokenizer and stop token, and merge it."""
+    """Write a run on a corpus whose base has its tokenizer and stop token; merge it."""
     corpus = {name: manifest[name] for name in ("name", "key", "sequence_length")}
     tokenizer = manifest["tokenizer"]
     run = finished_run(folder, architecture, corpus=corpus, vocab_size=tokenizer["vocab_size"], **how)

@@ -1,4 +1,4 @@
-"""Checkpoints with towers for images and sound train on text, with their own class.
+"""Checkpoints with towers for images or sound train on text with their own class.
 
 tiny model ─save─▶ checkpoint ─load_model─▶ adapter on its decoder ─▶ loss == loss of each conversation alone
                                                  └─save, merge─▶ loaded with the checkpoint's own class
