@@ -238,8 +238,6 @@ class PackedFeed:
     rows, because passes of shorter rows have the same number of tokens.
     """
 
-    own_loss = True  # the model computes the loss, not the trainer
-
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         several = len(corpus.lengths) > 1
 
@@ -323,7 +321,6 @@ class ConversationFeed:
     balance = None
     isolated = False  # nothing to isolate: a row is one conversation
     packings = 1
-    own_loss = False
     in_memory = True
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):

@@ -247,12 +247,10 @@ def _choose(
         notes = first_pass.learn(model, batch, dtype, config.seed, backend)
     notes += first_pass.drop_unused(model)
     used = {}
-    if start.wants("fused_loss", config) and feed.own_loss:
+    if start.wants("fused_loss", config):
         fused = options.try_fused_loss(model, batch, dtype, config.seed)
         used["fused_loss"] = fused.used
         notes.append(fused.note)
-    elif config.fused_loss is True and not feed.own_loss:
-        notes.append("fused_loss: not used: TRL computes the loss of format 2.0 itself")
     size, accumulation, speed, measured, how = _choose_size(model, feed, config, start, collator, dtype, notes)
     speed = _use_faster(model, feed, config, start, collator, dtype, size, used, notes) or speed
     kept = known.options if known else None

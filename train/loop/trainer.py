@@ -153,7 +153,8 @@ class Measured(Trainer):
 
     def compute_loss(self, *inputs: Any, **named: Any) -> Any:
         self._phases.enter("forward")
-        loss = super().compute_loss(*inputs, **named)
+        # That of TRL calls the decoder and the head, and would skip what some models compute in between.
+        loss = Trainer.compute_loss(self, *inputs, **named)
         self._phases.enter("backward")
         return loss
 

@@ -20,11 +20,16 @@ from support.commands import ROOT
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, control_strings, everywhere, hostile, kind_path, records
+from support.training.architectures import build
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tasks.core.errors import DataError, InputMissing, PackError
+from train.config import TrainingConfig
 from train.data.conversations import SFT_SETTINGS, Counts, padding_tokenizer, sft_dataset
 from train.data.corpus import Corpus, open_corpus
+from train.loop.feed import ConversationFeed
+from train.loop.trainer import arguments
+from train.model.qlora import add_adapter
 
 IGNORED = -100
 
@@ -366,6 +371,22 @@ def test_sft_trainer_trains_on_these_tokens(tmp_path: Path) -> None:
     assert losses[1] < losses[0] - 0.01
     trainer.save_model(str(tmp_path / "saved"))
     assert (tmp_path / "saved" / "tiny.model").read_bytes() == kind_path("sp_bpe_chatml").read_bytes()
+
+
+def test_the_loss_is_that_of_the_model_if_it_has_a_layer_before_the_head(tmp_path: Path) -> None:
+    from trl import SFTTrainer
+
+    corpus = pack(tmp_path, conversations(40), packing=False)
+    feed = ConversationFeed(corpus, TrainingConfig())
+    model = add_adapter(build("modernbert-decoder"), TrainingConfig(quantization="none")).eval()
+    given = arguments(TrainingConfig(max_steps=1), str(tmp_path / "run"), 4, 1, "cpu", "fp32")
+    batch = feed.collator("sdpa")([feed.train[number] for number in range(4)])
+    with torch.no_grad():
+        expected = float(model(**batch).loss)
+        trainer = feed.trainer(model, given, feed.collator("sdpa"))
+        trainer.measure(1.0, 1.0, None)
+        assert float(trainer.compute_loss(model, batch)) == pytest.approx(expected, rel=1e-6)
+        assert float(SFTTrainer.compute_loss(trainer, model, batch)) != pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     monkeypatch.setattr(compare, "MOST", 1)
     monkeypatch.setattr(compare, "STUDENT", (0.0,))
     given = words(folder, "long", "--only", "sequence_length", "--steps", "3", "--attention", "eager")
-    given += ["--tokens-per-step", str(LENGTH), "--quantization", "none"]
+    given += ["--tokens-per-step", str(LENGTH), "--quantization", "none", "--fused-loss", "false"]
     monkeypatch.setattr(Runner, "command", (sys.executable, "-P", "-c", SLOW_ROWS))
     path, found, shown = diagnosed(given, capsys, monkeypatch)
     trials = {one["trial"]["name"]: one for one in found["trials"]}
