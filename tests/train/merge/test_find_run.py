@@ -239,7 +239,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "base of an unknown kind": (
         lambda run: edited(run.parent / "base" / "config.json", lambda v: v.update(model_type="nope"))
         or without_digests(run),
-        "bad_model", "cannot be read",
+        "bad_model", "is a nope model, which transformers .* does not know",
     ),
 }  # fmt: skip
 
