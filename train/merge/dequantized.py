@@ -76,7 +76,7 @@ def dequantized_of(run: Run, base: Base, model: Any) -> Dequantized | None:
 
 
 def of_text(model: Any) -> set[Any]:
-    """Return the modules of the text decoder, which may contain towers for images and sound.
+    """Return the modules of the text decoder without the towers that it may contain.
 
     The run had the towers in NF4 as well, but did not use them.
     """

@@ -113,7 +113,8 @@ def find_base(run: Run) -> Base:
     """Return the base model of a run that an adapter can be merged into."""
     base = base_of(run)
     config = read_json(base.folder / "config.json") if (base.folder / "config.json").is_file() else {}
-    quantized = config.get("quantization_config") or {}
+    parts = (config, config.get("text_config") or {})  # a multimodal model may name it for its text only
+    quantized = next((part["quantization_config"] for part in parts if part.get("quantization_config")), {})
     if quantized.get("quant_method") != "mxfp4" and quantized:  # MXFP4 can be unpacked
         method = quantized.get("quant_method", "low precision")
         raise DataError(

@@ -59,7 +59,8 @@ from train.model.attention import (
     use_attention,
 )
 from train.model.base_model import read_config, silence_libraries
-from train.model.qlora import infinite_weights, keep_random, load_model, set_random
+from train.model.qlora import infinite_weights, is_sharded, keep_random, load_model, quantized, set_random
+from train.model.quantization import unpacked_layers
 
 OF_LOSS = ("labels", LOSS_WEIGHT)  # columns of a batch that do not affect logits
 # Number of logits compared at a time: 2 × 256 MiB in fp32.
@@ -256,7 +257,8 @@ def require_isolation(
                 raise
             fail_alike(model, error)
             reason = states.cause(model, error)
-            failure = PartMissing("no_attention", _failure(model, attention, error))
+            only_in_4_bits = _fails_only_in_4_bits(model, collator, batches[0], seed)
+            failure = PartMissing("no_attention", _failure(model, attention, error, only_in_4_bits))
             continue
         figures = torch.tensor([(part.moved, -part.own_moved, part.noise) for part in parts], dtype=torch.float64)
         moved, own_moved, noise = figures.amax(0).tolist()  # the worst of each; keeps a NaN
@@ -306,13 +308,27 @@ def _leak(model: Any, result: Isolation, attention: str) -> str:
     return f"{fault}; training was not started. {fix}"
 
 
-def _failure(model: Any, attention: str, error: Exception) -> str:
+def _fails_only_in_4_bits(model: Any, collator: Any, rows: Sequence[dict[str, Any]], seed: int) -> bool:
+    """Return whether a pass that failed runs with the same weights in 16 bits."""
+    if not quantized(model) or is_sharded(model):
+        return False
+    try:
+        with unpacked_layers(model):
+            check_isolation(model, collator(rows), rows, seed=seed)
+    except FAILURES:
+        return False
+    return True
+
+
+def _failure(model: Any, attention: str, error: Exception, only_in_4_bits: bool = False) -> str:
     fix = _fix(attention)
     if attention == "eager" and not getattr(decoder_of(model), "_supports_sdpa", True):  # it has no other backend
         fix = "use another model"
     if attention in states.ALONE and states.layers_with_state(model):
         # Its scans have kernels of their own, which all backends use.
         fix = f"if this names a package with kernels, update or uninstall it, or else {fix}"
+    if only_in_4_bits:
+        fix = "set `quantization: none`, because the same pass runs if no layer is in 4 bits"
     return f"attention `{attention}` does not run here: {states.cause(model, error)}; {fix}"
 
 

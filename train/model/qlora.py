@@ -149,7 +149,9 @@ def _pass(model: Any, dtype: torch.dtype, attention: str, ids: torch.Tensor) -> 
 def check(model: Any, config: TrainingConfig) -> None:
     """Raise PartMissing or DataError if the model does not match the config."""
     if config.quantization == "nf4":
-        kinds = {layer.weight.quant_state.quant_type for layer in quantized(model) if layer.weight.quant_state}
+        # Towers in NF4 show nothing about the decoder.
+        weights = [layer.weight for layer in quantized(decoder_of(model))]
+        kinds = {weight.quant_state.quant_type for weight in weights if weight.quant_state}
         linear = [type(layer) for layer in decoder_of(model).modules() if isinstance(layer, torch.nn.Linear)]
         # Some models define linear layers of their own, such as FalconLinear.
         if not kinds and (own := [kind.__name__ for kind in linear if kind.__module__.startswith("transformers.")]):

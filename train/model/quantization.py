@@ -410,6 +410,28 @@ def watch(model: Any, run: Callable[[torch.Tensor], Any]) -> list[str]:
     return sorted(layers[layer] for layer in alike(read) if hasattr(layer.weight, "quant_state"))
 
 
+@contextmanager
+def unpacked_layers(model: Any) -> Iterator[None]:
+    """Make linear layers in 4 bits plain ones of the same values in this context."""
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit
+
+    def weight(layer: Any) -> torch.Tensor:
+        packed = layer._parameters["weight"]
+        state = getattr(packed, "quant_state", None)
+        return packed if state is None else dequantize_4bit(packed.data, state)
+
+    plain = type("Unpacked", (torch.nn.Linear,), {"weight": property(weight)})
+    kinds = {layer: type(layer) for layer in model.modules() if isinstance(layer, Linear4bit)}
+    try:
+        for layer in kinds:
+            layer.__class__ = plain
+        yield
+    finally:
+        for layer, kind in kinds.items():
+            layer.__class__ = kind
+
+
 def _place(model: Any, name: str) -> tuple[type, str]:
     parent, _, attribute = name.rpartition(".")
     return type(model.get_submodule(parent)), attribute

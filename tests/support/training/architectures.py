@@ -347,5 +347,5 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
 
 def build(name: str, **settings: Any) -> Any:
     """Build a tiny model; a size that is None in `settings` is left out."""
-    given = {key: value for key, value in (SIZES | settings).items() if value is not None}
+    given = {key: value for key, value in (SIZES | settings).items() if value is not None or key.endswith("_token_id")}
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **given))

@@ -217,6 +217,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         or without_digests(run),
         "cannot_merge", "is stored in fp8, .*; load base and adapter with AutoPeftModelForCausalLM",
     ),
+    "text of the base quantized": (
+        lambda run: edited(
+            run.parent / "base" / "config.json",
+            lambda v: v.update(text_config={"quantization_config": {"quant_method": "compressed-tensors"}}),
+        )
+        or without_digests(run),
+        "cannot_merge", "is stored in compressed-tensors, .*; load base and adapter",
+    ),
     "base truncated": (
         lambda run: (
             without_digests(run),
@@ -231,7 +239,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "base of an unknown kind": (
         lambda run: edited(run.parent / "base" / "config.json", lambda v: v.update(model_type="nope"))
         or without_digests(run),
-        "bad_model", "cannot be read",
+        "bad_model", "is a nope model, which transformers .* does not know",
     ),
 }  # fmt: skip
 

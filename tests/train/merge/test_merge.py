@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -391,7 +392,8 @@ def test_a_gpu_loads_the_weights_directly_and_exactly(tmp_path: Path, monkeypatc
         return torch.nn.Linear(1, 1)
 
     monkeypatch.setattr(merge_run, "how_to_load", lambda *_: {})
-    monkeypatch.setattr(merge_run.AutoModelForCausalLM, "from_pretrained", stand_in)
+    monkeypatch.setattr(merge_run.base_model, "read_config", lambda *_: None)
+    monkeypatch.setattr(merge_run, "auto_class", lambda *_: SimpleNamespace(from_pretrained=stand_in))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     merge_run._load(tmp_path, merge_run.Place("cpu", torch.float32))
     assert "device_map" not in given

@@ -394,6 +394,23 @@ def test_an_error_of_the_code_of_a_model_names_its_class_and_place(kind: type[Ex
     )
 
 
+@pytest.mark.parametrize("needs_16_bits", [True, False])
+def test_a_pass_that_fails_only_in_4_bits_needs_no_quantization(needs_16_bits: bool, tmp_path: Path) -> None:
+    tiny_model(adapter=False).save_pretrained(tmp_path)
+    model = load_model(tmp_path, TrainingConfig(), "cpu", torch.float32)
+    layer = model.get_base_model().model.layers[1].mlp.up_proj.base_layer
+    kind, packed = type(layer), layer.weight
+
+    def read(_mlp: Any, inputs: tuple[torch.Tensor]) -> None:
+        inputs[0] @ (layer.weight if needs_16_bits else packed).T
+
+    model.get_base_model().model.layers[1].mlp.register_forward_pre_hook(read)
+    fix = "set `quantization: none`, because the same pass runs" if needs_16_bits else "try `attention: eager`"
+    with pytest.raises(PartMissing, match=rf"does not run here: .*; {fix}"):
+        require(model, packed_rows(), Collator("sdpa"))
+    assert (type(layer), layer.weight) == (kind, packed), "the model is as before"
+
+
 def test_out_of_memory_is_not_reported_as_a_failing_backend() -> None:
     def greedy(_: list[Row]) -> Batch:
         raise torch.OutOfMemoryError("16 GB")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from support.training.loaded_model import adapter, batch_of, load, save_base
 from support.training.tiny_training import (
     LENGTH,
@@ -195,15 +196,15 @@ def test_a_model_that_does_not_fit_is_not_called_damaged(
     def full(*_: Any, **__: Any) -> None:
         raise kind("CUDA error: out of memory\nmore")
 
-    monkeypatch.setattr(qlora.AutoModelForCausalLM, "from_pretrained", full)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", full)
     rejected(PartMissing, "does not fit into the memory of cpu", lambda: load(base))
 
 
 def test_missing_or_pickled_weights_are_rejected(base: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((base / "config.json").read_bytes())
-    rejected(DataError, "cannot be read", lambda: load(tmp_path))
+    rejected(DataError, "has no weights; copy its", lambda: load(tmp_path))
     torch.save({}, tmp_path / "pytorch_model.bin")
-    rejected(DataError, "cannot be read", lambda: load(tmp_path))
+    rejected(DataError, "has weights only as pickles", lambda: load(tmp_path))
 
 
 def test_truncated_or_misshapen_weights_are_rejected(base: Path, tmp_path: Path) -> None:
