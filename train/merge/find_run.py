@@ -114,7 +114,8 @@ def find_base(run: Run) -> Base:
     base = base_of(run)
     config = read_json(base.folder / "config.json") if (base.folder / "config.json").is_file() else {}
     parts = (config, config.get("text_config") or {})  # a multimodal model may name it for its text only
-    quantized = next((part["quantization_config"] for part in parts if part.get("quantization_config")), {})
+    configs = (part.get("quantization_config") for part in parts)
+    quantized: dict[str, Any] = next(filter(None, configs), {})
     if quantized.get("quant_method") != "mxfp4" and quantized:  # MXFP4 can be unpacked
         method = quantized.get("quant_method", "low precision")
         raise DataError(

@@ -16,12 +16,13 @@ from train.model.attention import Collator
 from train.model.qlora import load_model
 
 
-def save_base(folder: Path) -> Path:
+def save_base(folder: Path, **sizes: Any) -> Path:
     """Write a model that can learn, with tied embeddings.
 
     Its weights have the usual size.
     """
-    tiny_model(adapter=False, initializer_range=0.02, tie_word_embeddings=True, use_cache=True).save_pretrained(folder)
+    learns = {"initializer_range": 0.02, "tie_word_embeddings": True, "use_cache": True}
+    tiny_model(adapter=False, **learns, **sizes).save_pretrained(folder)
     return folder
 
 

@@ -204,7 +204,9 @@ def test_under_another_launcher_the_user_must_run_it_again(tmp_path: Path, monke
 
 def test_one_row_of_a_rank_that_does_not_fit_names_the_cause() -> None:
     feed = SimpleNamespace(padded_tokens=1000, rows=10)
-    given = SimpleNamespace(choices=Choices("cuda", "bf16", 1, "sdpa", 1, 4, 1.0, [], []), feed=feed)
+    settings = TrainingConfig(activation_checkpointing=True)
+    choices = Choices("cuda", "bf16", 1, "sdpa", 1, 4, 1.0, [], [])
+    given = SimpleNamespace(choices=choices, feed=feed, config=settings)
     with pytest.raises(PartMissing, match=r"step 7 failed \(CUDA error: an illegal memory access was encountered\)"):
         run.reduce_micro_batch(given, 7, BROKEN)  # type: ignore[arg-type]
 
