@@ -62,6 +62,9 @@ def dequantized_of(run: Run, base: Base, model: Any) -> Dequantized | None:
     skipped = ["dt_proj"] * (model.config.model_type == "mamba") if is_earlier else run.record["in_16_bits"]
     quantizer = AutoHfQuantizer.from_config(nf4_of(dtype, skipped), pre_quantized=False)
     replaced = deepcopy(model)
+    # The last parameter is not quantized. While a model is loaded, it is often the head, which is not tied yet.
+    if head := replaced.get_output_embeddings():
+        head.weight = torch.nn.Parameter(head.weight.detach(), requires_grad=False)
     quantizer.preprocess_model(model=replaced, device_map={"": "cpu"})
     used = of_text(replaced)
     layers = {

@@ -82,6 +82,14 @@ def test_the_weights_are_those_of_the_training(kind: str, dtype: str, precision:
         assert not torch.equal(found.float(), weights[name].float()), "nothing is rounded, so this shows nothing"
 
 
+def test_a_layer_after_the_decoder_is_in_nf4_also_if_the_head_is_tied(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, "gemma3n_text", scale=0.0, quantization="nf4")
+    record = json.loads((run / "training.json").read_text())
+    skipped = [f"model.layers.{n}.altup.{name}_coefs" for n in range(4) for name in ("correction", "prediction")]
+    (run / "training.json").write_text(json.dumps(record | {"in_16_bits": skipped}))
+    assert of_run(run).layers.keys() == in_training(tmp_path / "base", "fp32").keys()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_merged_weights_are_those_values_plus_the_adapter(kind: str, tmp_path: Path) -> None:
     run = finished_run(
