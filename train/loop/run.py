@@ -179,9 +179,6 @@ def prepare(
         by = corpus.manifest.config[LOSS_WEIGHT] if corpus.manifest else "a column of the rows"
         notes.append(f"{LOSS_WEIGHT}: {by}; the loss of a step is the weighted mean of its trained tokens")
     checkpoint = newest_of_all(folder.path, corpus.key, disk)
-    with together():
-        if checkpoint:
-            qlora.check_same_adapter(model, checkpoint)
     choices = _choose(model, feed, config, start, "auto" if tries else backend, tried, device.dtype)
     proof = None
     if feed.isolated:

@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch.utils.data import ConcatDataset
 from transformers import Trainer, TrainingArguments, get_scheduler
 
 from tasks.core import process
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from tasks.storage.schemas import LOSS_WEIGHT
-from train.config import TrainingConfig
+from train.config import ADAPTER_WEIGHTS, TrainingConfig
 from train.evaluation import count_predicted
 from train.measures import COMPUTE, Phases
 from train.model.attention import autocast, dtype_of
-from train.model.qlora import data_parallel, is_sharded
+from train.model.qlora import data_parallel, is_sharded, load_exactly
 
 # Steps that fp16 may skip in a row. Each skipped step halves the scale, from 65536 to 2^-14, the smallest normal number
 # of fp16.
@@ -100,6 +101,16 @@ class Measured(Trainer):
         loader = super().get_train_dataloader()
         loader.device = None  # _prepare_inputs copies batches instead, where the copy can be measured
         return loader
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load the adapter of a checkpoint of this run."""
+        weights = load_file(Path(resume_from_checkpoint) / ADAPTER_WEIGHTS)
+        if not load_exactly(self.model if model is None else model, weights):
+            raise UsageError(
+                "run_folder_taken",
+                f"{Path(resume_from_checkpoint).parent}: was trained with other weights of an adapter, such as experts "
+                "of another rank, by an earlier version; set another `output`, or finish the run with that version",
+            )
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Create the learning-rate schedule, of which no step has a rate of 0."""

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from tasks.core.errors import Busy, DataError, StorageError, UsageError
@@ -48,6 +49,7 @@ from train.merge.weights import (
 )
 from train.model import base_model
 from train.model.checkpoint import auto_class
+from train.model.qlora import load_exactly
 from train.model.quantization import how_to_load
 
 VERSION = 1
@@ -395,9 +397,11 @@ def logits_of_base(
 
 def _with_adapter(model: Any, adapter: Path, place: Place) -> Any:
     # Without torch_device, PEFT reads an adapter to the GPU if there is one.
-    return PeftModel.from_pretrained(
+    found = PeftModel.from_pretrained(
         model, str(adapter), adapter_name=NAME, config=read_config(adapter), torch_device=place.device
-    ).eval()
+    )
+    load_exactly(found, load_file(adapter / FILE), NAME)
+    return found.eval()
 
 
 @torch.inference_mode()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftConfig, get_peft_model, set_peft_model_state_dict
+from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -36,7 +36,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tasks.core.errors import DataError, PackError, PartMissing, UsageError
 from tasks.core.printable import counted, suggest
-from train.config import ADAPTER_WEIGHTS, TrainingConfig, adapter_files, folder_digest
+from train.config import TrainingConfig, adapter_files, folder_digest
 from train.machine.process import is_shortage
 from train.measures import ROUTING
 from train.model import states
@@ -457,7 +457,10 @@ def load_weights(model: Any, folder: Path, config: TrainingConfig, targets: list
             f"lora_targets is {config.lora_targets}, but the layers of {path} are {', '.join(theirs)}; "
             "leave lora_targets out, or start a new adapter",
         )
+    if load_exactly(model, weights):
+        return
     try:
+        # PEFT knows the names and the layouts that other versions of transformers gave to the same weights.
         result = set_peft_model_state_dict(model, weights)
     except (RuntimeError, ValueError, KeyError) as error:
         raise _unreadable(path, error) from None
@@ -471,17 +474,19 @@ def load_weights(model: Any, folder: Path, config: TrainingConfig, targets: list
         )
 
 
-def check_same_adapter(model: Any, checkpoint: Path) -> None:
-    """Raise UsageError if an earlier version gave weights of the adapter another rank."""
-    weights = dict(model.named_parameters())
-    for key, value in load_file(checkpoint / ADAPTER_WEIGHTS).items():
-        now = weights.get(f"{key.removesuffix('.weight')}.default.weight")
-        if now is not None and now.shape != value.shape:
-            raise UsageError(
-                "run_folder_taken",
-                f"{checkpoint.parent}: was trained with experts of another rank by an earlier version; set another "
-                "`output`, or finish the run with the version that started it",
-            )
+@torch.no_grad()
+def load_exactly(model: Any, weights: dict[str, torch.Tensor], adapter: str = "default") -> bool:
+    """Load the weights of an adapter if it has the names and shapes of this one.
+
+    Returns False, and loads nothing, if it has others. PEFT renames weights when it loads them, and then leaves out
+    those whose names no longer fit, with a warning at most, for example in Inkling 2 and Mistral Large 4.
+    """
+    own = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
+    if {name: tensor.shape for name, tensor in own.items()} != {name: x.shape for name, x in weights.items()}:
+        return False
+    for name, tensor in own.items():
+        tensor.copy_(weights[name])
+    return True
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:

@@ -7,6 +7,7 @@ tiny model ─save─▶ checkpoint ─load_model─▶ adapter on its decoder �
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,15 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from support.training.architectures import ALONE, STATE, TRAINS
-from support.training.finished_runs import merged, run_on
+from support.training.finished_runs import merged, randomize, run_on
+from support.training.loaded_model import adapter
 from support.training.multimodal import CLASSES, MULTIMODAL, build, config_of
 from support.training.tiny_training import LENGTH, Row, packed_rows
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tasks.core.errors import PackError
 from train.config import TrainingConfig
+from train.loop.trainer import Measured
 from train.measures import flops_per_token
 from train.model import isolation, states
 from train.model.attention import Collator, backend_to_load, batch_of
@@ -153,3 +156,23 @@ def test_a_merge_changes_only_the_text_decoder(name: str, tmp_path: Path) -> Non
     loaded, info = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True)
     assert type(loaded).__name__ == AutoConfig.from_pretrained(base).architectures[0]
     assert not any(info.values())
+
+
+# PEFT renames weights of these models when it loads them, and leaves some of them out.
+@pytest.mark.parametrize("name", ["inkling2", "mistral_large4", "unlimited_ocr", "deepseek_ocr2"])
+def test_a_run_continues_with_every_weight_of_its_adapter(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    build(name).save_pretrained(tmp_path / "base")
+    backend, _ = backend_to_load(read_config(tmp_path / "base"), "sdpa")
+
+    def loaded(config: TrainingConfig = CONFIG) -> Any:
+        return load_model(tmp_path / "base", config, "cpu", torch.float32, backend)
+
+    model = loaded()
+    randomize(model)
+    model.save_pretrained(tmp_path / "run")
+    expected, resumed = adapter(model), loaded()
+    Measured._load_from_checkpoint(SimpleNamespace(model=resumed), str(tmp_path / "run"))  # type: ignore[arg-type]
+    for found in (adapter(resumed), adapter(loaded(CONFIG.model_copy(update={"adapter": str(tmp_path / "run")})))):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
