@@ -11,6 +11,7 @@ without an error, and serves the base model.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 import transformers
+from peft import get_peft_model, set_peft_model_state_dict
 from transformers import AutoConfig
 
 from tasks.core.errors import DataError
@@ -26,7 +28,7 @@ from tasks.storage.files import read_json, sha256_of
 from train.certify.finding import Finding, Subject
 from train.merge.merge_run import without_weights
 from train.merge.tensors import Tensors, tensors_of_model
-from train.merge.weights import CONFIG, FILE, FIX, PREFIX, Adapter
+from train.merge.weights import CONFIG, FILE, FIX, NAME, PREFIX, Adapter, read_config
 
 # The ranks that vLLM accepts as --max-lora-rank, and its default.
 RANKS = (16, 32, 64, 128, 256, 320, 512)
@@ -105,6 +107,9 @@ def check_names(subject: Subject) -> Iterator[Finding]:
         text = f"{len(unknown)} of {counted(len(modules), 'name')}, such as {unknown[0]}, are of no module of"
         text += f" {architecture}, which servers load: vLLM ignores them without an error; {MERGE}"
         found.append(Finding("names", "adapter", "FAULT", text))
+    if lost := lost_by_peft(subject.run.folder, without_weights(subject.base)):
+        text = f"PEFT renames weights of a {architecture}, and then leaves out {counted(len(lost), 'weight')}, such as"
+        found.append(Finding("names", "adapter", "FAULT", f"{text} {lost[0]}; {MERGE}"))
     rank = int(config.get("r") or 0)
     if RANKS[0] < rank <= RANKS[-1]:
         enough = next(one for one in RANKS if one >= rank)
@@ -113,6 +118,20 @@ def check_names(subject: Subject) -> Iterator[Finding]:
         text = f"{counted(len(modules), 'name')} are of modules of {architecture}, which servers load"
         found.append(Finding("names", "adapter", "ok", text))
     yield from found
+
+
+def lost_by_peft(folder: Path, model: Any) -> list[str]:
+    """Return the weights that PEFT leaves out when it loads an adapter.
+
+    `model` is the base model without weights.
+    """
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT repeats the names
+        wrapped = get_peft_model(model, read_config(folder), NAME)
+        places = Tensors([folder / FILE], "damaged_adapter", FIX).places
+        weights = {name: torch.empty(place.shape) for name, place in places.items()}
+        missing = set_peft_model_state_dict(wrapped, weights, NAME).missing_keys
+    return sorted(name for name in missing if ".lora_" in name or ".modules_to_save." in name)
 
 
 def _module(name: str) -> str:

@@ -22,9 +22,12 @@ from support.training.tiny_training import LENGTH, Row, packed_rows
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tasks.core.errors import PackError
+from train.certify.adapter_checks import lost_by_peft
 from train.config import TrainingConfig
 from train.loop.trainer import Measured
 from train.measures import flops_per_token
+from train.merge.find_run import Base
+from train.merge.merge_run import without_weights
 from train.model import isolation, states
 from train.model.attention import Collator, backend_to_load, batch_of
 from train.model.base_model import check_model, read_config
@@ -159,7 +162,10 @@ def test_a_merge_changes_only_the_text_decoder(name: str, tmp_path: Path) -> Non
 
 
 # PEFT renames weights of these models when it loads them, and leaves some of them out.
-@pytest.mark.parametrize("name", ["inkling2", "mistral_large4", "unlimited_ocr", "deepseek_ocr2"])
+LOST = ["inkling2", "mistral_large4", "unlimited_ocr", "deepseek_ocr2"]
+
+
+@pytest.mark.parametrize("name", [*LOST, "qwen3_vl"])
 def test_a_run_continues_with_every_weight_of_its_adapter(name: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     build(name).save_pretrained(tmp_path / "base")
@@ -176,3 +182,5 @@ def test_a_run_continues_with_every_weight_of_its_adapter(name: str, tmp_path: P
     for found in (adapter(resumed), adapter(loaded(CONFIG.model_copy(update={"adapter": str(tmp_path / "run")})))):
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], value) for key, value in expected.items())
+    base = without_weights(Base(tmp_path / "base", "base", None, None))
+    assert bool(lost_by_peft(tmp_path / "run", base)) == (name in LOST), "what certify reports"
