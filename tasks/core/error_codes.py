@@ -436,7 +436,7 @@ _ALL = [
     Code("E649", "other_adapter", USAGE, "A setting contradicts the adapter to start from.",
          "the adapter determines rank, alpha, variant, and targets", "leave the setting out"),
     Code("E650", "unfit_model", DATA, "The base model cannot be trained on packed rows.",
-         "it is not a causal language model, or its weights are damaged",
+         "it is not a causal language model, its code fails, or its weights are damaged",
          "use another model, or follow the message"),
     Code("E651", "quantized_model", DATA, "The base model is stored in a quantized format that cannot be trained.",
          "it was quantized to be served, for example to FP8, GPTQ, or AWQ", "use the original checkpoint in 16 bits"),
