@@ -149,7 +149,7 @@ MULTIMODAL: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
         },
         TRAINS,
     ),
-    "nemotron_h_omni": ({}, ALONE),
+    "nemotron_h_omni": ({}, STATE),
     "qwen4_exp": (
         {
             "text_config": {
