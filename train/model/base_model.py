@@ -158,6 +158,8 @@ def read_config(base: Path | str) -> Any:
     """Read the config of a model that can be trained."""
     try:
         found = AutoConfig.from_pretrained(base, trust_remote_code=False)
+        if not isinstance(found.architectures, list | None):
+            raise TypeError(f"architectures in its config.json is {found.architectures!r}, and must be a list")
     except Exception as error:  # the code of each config checks it in its own way
         raise unreadable(base, error) from None
     check_stored(base, found)

@@ -142,6 +142,10 @@ def obstacle(base: Path | str, error: Exception) -> tuple[str, str] | None:
             return f"{pointer.name} is a Git LFS pointer, not the file itself", f"run `git lfs pull` in {base}"
         if _has_remote_code(base):
             return REMOTE_CODE
+    if kind := re.search(r"model type `(.+?)` but Transformers does not recognize", text):
+        version = f"transformers {transformers.__version__}"
+        return f"is a {kind[1]} model, which {version} does not know", "install a version that does"
+    if isinstance(base, Path):
         found = _files(base, SAFETENSORS)
         if found and not any(path.name.startswith("model.safetensors") for path in found):
             if any(_files(base, SHARDS)):
@@ -156,9 +160,6 @@ def obstacle(base: Path | str, error: Exception) -> tuple[str, str] | None:
         return f"needs the package {package[1]}, which is not installed", f"pip install {package[1]}"
     if "trust_remote_code" in text:
         return REMOTE_CODE
-    if kind := re.search(r"model type `(.+?)` but Transformers does not recognize", text):
-        version = f"transformers {transformers.__version__}"
-        return f"is a {kind[1]} model, which {version} does not know", "install a version that does"
     if "ignore_mismatched_sizes" in text:
         return "the shapes of its weights do not match its config.json", "copy both from the same model"
     if "Unrecognized configuration class" in text:  # two model types have the same config

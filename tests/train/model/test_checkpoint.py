@@ -118,6 +118,7 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
         ("num_hidden_layers", "two"), ("vocab_size", None), ("num_attention_heads", 0),
         ("num_key_value_heads", 0), ("hidden_act", "no_such"), ("rope_parameters", {"rope_type": "no_such"}),
         ("max_position_embeddings", "long"), ("dtype", "no_such"), ("quantization_config", []),
+        ("architectures", 3),
     ],
 )  # fmt: skip
 def test_a_value_of_a_config_that_is_not_valid(name: str, value: Any, tmp_path: Path) -> None:
