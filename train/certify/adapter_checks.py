@@ -107,7 +107,7 @@ def check_names(subject: Subject) -> Iterator[Finding]:
         text = f"{len(unknown)} of {counted(len(modules), 'name')}, such as {unknown[0]}, are of no module of"
         text += f" {architecture}, which servers load: vLLM ignores them without an error; {MERGE}"
         found.append(Finding("names", "adapter", "FAULT", text))
-    if lost := lost_by_peft(subject.run.folder, without_weights(subject.base)):
+    elif lost := lost_by_peft(subject.run.folder, without_weights(subject.base)):
         text = f"PEFT renames weights of a {architecture}, and then leaves out {counted(len(lost), 'weight')}, such as"
         found.append(Finding("names", "adapter", "FAULT", f"{text} {lost[0]}; {MERGE}"))
     rank = int(config.get("r") or 0)

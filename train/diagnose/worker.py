@@ -33,7 +33,8 @@ def main() -> None:
         for line in sys.stdin:
             job = orjson.loads(line)
             if "train" in job and state is None:
-                state = State()
+                with suppress(ImportError):  # the command reports a missing library
+                    state = State()
             code = _train(job["train"]) if "train" in job else _replan(**job["replan"])
             sys.stderr.flush()
             if state and not code:

@@ -119,7 +119,7 @@ def test_it_finds_that_the_rows_are_too_long_for_the_model(
     assert found["reference"] == "current settings"
     assert len(found["baselines"]) == 3
     assert found["conclusion"]["sentence"] in shown.replace("\n", " ")
-    for ending, mark in ((".md", f"| {chosen} |"), (".svg", "<svg")):
+    for ending, mark in ((".md", f"| {chosen}"), (".svg", "<svg")):
         assert mark in path.with_suffix(ending).read_text()
     assert not list(folder.glob("data/adapters/*")), "trials leave nothing behind"
     assert diagnose.main([*given, "--where"]) == 0

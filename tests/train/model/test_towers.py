@@ -83,8 +83,15 @@ def loss_of_each_alone(base: Path) -> float:
     return loss / trained
 
 
+# Some of each kind. bench/training/architectures.py runs the table as a whole.
+CHOSEN = [
+    "gemma3", "gemma4", "llama4", "mistral3", "qwen2_vl", "qwen3_vl_moe", "lfm2_vl", "kosmos-2.5", "paligemma", "blip",
+    "evolla", "phi4_multimodal",
+]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MULTIMODAL)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_a_multimodal_model_trains_as_the_table_says(name: str, tmp_path: Path) -> None:
     build(name).save_pretrained(tmp_path)
     expected = MULTIMODAL[name][1]
