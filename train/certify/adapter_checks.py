@@ -127,7 +127,10 @@ def lost_by_peft(folder: Path, model: Any) -> list[str]:
     """
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT repeats the names
-        wrapped = get_peft_model(model, read_config(folder), NAME)
+        try:
+            wrapped = get_peft_model(model, read_config(folder), NAME)
+        except ValueError:  # it names layers that the model lacks, which `check_adapter` reports
+            return []
         places = Tensors([folder / FILE], "damaged_adapter", FIX).places
         weights = {name: torch.empty(place.shape) for name, place in places.items()}
         missing = set_peft_model_state_dict(wrapped, weights, NAME).missing_keys
